@@ -69,7 +69,7 @@ def _described() -> Sequence[descriptor_pb2.FileDescriptorProto]:
     with tempfile.NamedTemporaryFile() as kept:
         flags = ["--include_source_info", f"--descriptor_set_out={kept.name}"]
         if protoc.main(["protoc", f"-I{PROTO}", *flags, *sources]) != 0:
-            raise SystemExit("protoc refused the contract; its words are above")
+            raise SystemExit("protoc rejected the contract, see above")
         found = descriptor_pb2.FileDescriptorSet.FromString(Path(kept.name).read_bytes())
     return [each for each in found.file if Path(each.name).name not in NOT_API]
 
@@ -101,8 +101,8 @@ class _Comments:
 
 def _api(files: Sequence[descriptor_pb2.FileDescriptorProto]) -> Iterator[str]:
     yield "# API\n\nCalls and messages of [the contract](../../proto/streammeta/v1), with their"
-    yield " comments. What a failure means and what to repeat is on the page of [the protocol]"
-    yield "(../protocol.md), codes and reasons on that of [errors](errors.md).\n"
+    yield " comments. [The protocol](../protocol.md) explains failures and retries, and"
+    yield " [errors](errors.md) lists codes and reasons.\n"
     for file in files:
         comments = _Comments(file)
         for i, service in enumerate(file.service):
@@ -111,7 +111,7 @@ def _api(files: Sequence[descriptor_pb2.FileDescriptorProto]) -> Iterator[str]:
                 yield f"\n### {service.name}.{method.name}\n\n"
                 taken = _streamed(method.input_type, method.client_streaming)
                 answered = _streamed(method.output_type, method.server_streaming)
-                yield f"Takes {taken}, answers {answered}.\n\n"
+                yield f"Accepts {taken}, returns {answered}.\n\n"
                 yield "".join(f"- {_escaped(each)}\n" for each in comments.lines(_SERVICE, i, 2, j))
     yield "\n## Messages\n"
     for file in files:
@@ -182,20 +182,21 @@ def _named(type_name: str) -> str:
 
 
 def _errors(files: Sequence[descriptor_pb2.FileDescriptorProto]) -> Iterator[str]:
-    yield "# Errors and reasons\n\nFailures of single items in a reply are codes; failures of a"
-    yield " whole call are a gRPC status with a reason. [The protocol](../protocol.md#outcomes)"
-    yield " tells how both travel, and when to repeat.\n\n## Codes\n\n"
+    yield "# Errors and reasons\n\nA failure of one item is a code in the reply. A failure of a"
+    yield " whole call is a gRPC status with a reason. [The protocol](../protocol.md#outcomes)"
+    yield " describes their encoding and when to retry.\n\n## Codes\n\n"
     for file in files:
         for i, enum in enumerate(file.enum_type):
             if enum.name == "ErrorCode":
                 yield from _values(enum, _Comments(file), (_ENUM, i), "ERROR_CODE_")
-    yield '\n## Reasons\n\nThe metadata are those of the `google.rpc.ErrorInfo`. "None": nothing'
-    yield ' was changed; "unknown": it may have taken effect, or still will.\n\n'
+    yield "\n## Reasons\n\nThe metadata column lists the metadata of `google.rpc.ErrorInfo`."
+    yield ' Outcome "none": nothing was changed.'
+    yield ' "unknown": the call may have taken effect, or may later.\n\n'
     yield from _reasons()
     yield "\n## Exit codes of commands\n\n| code | meaning |\n|---|---|\n"
-    yield "| 0 | done |\n"
-    yield "| 1 | failed; standard error, or the object of `--format json`, says why |\n"
-    yield "| 2 | called the wrong way; nothing was done |\n"
+    yield "| 0 | success |\n"
+    yield "| 1 | failure; standard error, or the object of `--format json`, contains the reason |\n"
+    yield "| 2 | usage error; nothing was done |\n"
 
 
 def _reasons() -> Iterator[str]:
@@ -214,11 +215,12 @@ def _configuration() -> Iterator[str]:
     from streammeta.cli.config_file import settings
     from streammeta.cli.root import cli
 
-    yield "# Configuration\n\nSettings of a command are options, variables of the environment and"
-    yield " keys of the TOML file that `--config` names; the first of these that gives a value"
-    yield " counts. [Running a cluster](../operations/run.md#configuration) has an example;"
-    yield " `streammeta config show` prints what would be used and where it is from, and"
-    yield " `streammeta controller --check-config` checks all of it.\n"
+    yield "# Configuration\n\nA setting is an option, an environment variable, or a key of the"
+    yield " TOML file that `--config` names. An option overrides the variable, and the variable"
+    yield " overrides the file."
+    yield " [Running a cluster](../operations/run.md#configuration) has an example."
+    yield " `streammeta config show` prints the effective values and their origins, and"
+    yield " `streammeta controller --check-config` validates them.\n"
     root = click.Context(cli, info_name="streammeta", auto_envvar_prefix="STREAMMETA")
     for name in cli.list_commands(root):
         command = cli.get_command(root, name)
@@ -257,8 +259,8 @@ def _default(option: click.Option) -> str:
 def _commands() -> Iterator[str]:
     from streammeta.cli.root import cli
 
-    yield "# Commands\n\nEvery command takes `--help` and `--format json`; what each is for is on"
-    yield " the page of [operating a cluster](../operations/README.md).\n"
+    yield "# Commands\n\nEvery command accepts `--help` and `--format json`."
+    yield " [Operating a cluster](../operations/README.md) describes their use.\n"
     root = click.Context(cli, info_name="streammeta")
     for name in cli.list_commands(root):
         command = cli.get_command(root, name)

@@ -42,7 +42,7 @@ class TakeSnapshotResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     ANSWERED_BY_FIELD_NUMBER: _builtins.int
     end_offset: _builtins.int
-    """the checkpoint holds every entry below"""
+    """the checkpoint contains every entry below"""
     epoch: _builtins.int
     """quorum epoch of its last entry"""
     answered_by: _builtins.int
@@ -107,11 +107,11 @@ class UpdateFeatureLevelRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     LOWER_FIELD_NUMBER: _builtins.int
     level: _builtins.int
-    """wanted, >= 1"""
+    """requested level, >= 1"""
     dry_run: _builtins.bool
     """check only, change nothing"""
     lower: _builtins.bool
-    """a lower level is wanted; without it a lower one is refused, with it a higher one"""
+    """the requested level is lower; without it a lower level is rejected, with it a higher one"""
     def __init__(
         self,
         *,
@@ -136,7 +136,7 @@ class UpdateFeatureLevelResponse(_message.Message):
     before: _builtins.int
     """level that was in force"""
     level: _builtins.int
-    """level in force, or with dry_run the one that could be"""
+    """level in force, or with dry_run the possible level"""
     def __init__(
         self,
         *,
@@ -163,7 +163,7 @@ class AdoptObjectsRequest(_message.Message):
 
     @_builtins.property
     def replaced_object_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """at most 10 000; objects of the map whose offsets the ranges have: they leave it, and offsets of theirs that no range has are lost"""
+        """at most 10 000; committed objects whose offsets are in the ranges: they are removed, and their offsets that no range contains are lost"""
 
     def __init__(
         self,
@@ -406,7 +406,7 @@ class DescribeClusterResponse(_message.Message):
     leader_id: _builtins.int
     """controller that leads; absent: unknown"""
     leader_endpoint: _builtins.str
-    """host:port of its client listener, for callers with tokens of that for tokens; empty: unknown"""
+    """host:port of its client listener, or of its token listener for callers with tokens; empty: unknown"""
     epoch: _builtins.int
     """quorum epoch"""
     high_watermark: _builtins.int
@@ -418,20 +418,20 @@ class DescribeClusterResponse(_message.Message):
     cluster_uuid: _builtins.str
     """drawn once for this cluster, in its bucket's marker; empty: not agreed yet"""
     bucket_problem: _builtins.str
-    """why no object ids are issued, or no change is acknowledged, as the answering controller knows; empty: all is well, or it does not lead"""
+    """reason why the answering controller issues no object ids or acknowledges no changes; empty: no problem, or it does not lead"""
     feature_level: _builtins.int
-    """of the answering controller's map; 0: it has no levels"""
+    """of the answering controller's metadata; 0: it has no levels"""
     @_builtins.property
     def controllers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Controller]:
-        """by id; observers are known to the leader alone"""
+        """by id; only the leader knows observers"""
 
     @_builtins.property
     def size(self) -> Global___MapSize:
-        """of the answering controller's map"""
+        """of the answering controller's metadata"""
 
     @_builtins.property
     def undecided(self) -> Global___UndecidedIds:
-        """set in recovery mode alone, see AdoptObjects"""
+        """set only in recovery mode, see AdoptObjects"""
 
     def __init__(
         self,
@@ -467,7 +467,7 @@ Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: 
 
 @_typing.final
 class UndecidedIds(_message.Message):
-    """Object ids that a restored map knows nothing of, although objects may lie under them."""
+    """Object ids that restored metadata does not contain, although objects may exist under them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -504,11 +504,11 @@ class Controller(_message.Message):
     node_id: _builtins.int
     """controller id"""
     endpoint: _builtins.str
-    """host:port of its client listener; empty: unknown, as that of observers is"""
+    """host:port of its client listener; empty: unknown, as for observers"""
     voter: _builtins.bool
     """counts towards the majority"""
     version: _builtins.str
-    """of its software; empty: unknown, as it is of those not connected to the answering controller"""
+    """of its software; empty: unknown, as for controllers without a connection to the answering one"""
     lowest_level: _builtins.int
     """feature level, the lowest that it can run at; absent: unknown"""
     highest_level: _builtins.int
@@ -554,15 +554,15 @@ class MapSize(_message.Message):
     streams: _builtins.int
     """streams"""
     objects: _builtins.int
-    """objects in the registry, whatever their state"""
+    """objects in the registry, in any state"""
     prepared_objects: _builtins.int
     """waiting for their commit"""
     committed_objects: _builtins.int
-    """part of the map"""
+    """part of the metadata"""
     destroyed_objects: _builtins.int
     """waiting for their deletion from the bucket"""
     stream_set_objects: _builtins.int
-    """held by nodes"""
+    """of all nodes"""
     nodes: _builtins.int
     """registered nodes"""
     keys: _builtins.int
@@ -596,7 +596,7 @@ class StateHashRequest(_message.Message):
 
     AT_OFFSET_FIELD_NUMBER: _builtins.int
     at_offset: _builtins.int
-    """the map exactly as of here, which may lie a little ahead; absent: now"""
+    """the metadata exactly at this offset, which may be slightly ahead; absent: now"""
     def __init__(
         self,
         *,
@@ -621,9 +621,9 @@ class StateHashResponse(_message.Message):
     ANSWERED_BY_FIELD_NUMBER: _builtins.int
     LOG_HASH_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """the map holds every entry below"""
+    """the metadata contains every entry below"""
     hash: _builtins.bytes
-    """32 bytes; equal maps have equal hashes"""
+    """32 bytes; equal metadata has equal hashes"""
     answered_by: _builtins.int
     """controller that wrote this answer"""
     log_hash: _builtins.bytes

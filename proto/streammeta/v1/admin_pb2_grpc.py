@@ -85,9 +85,9 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Hands leadership to a voter. The leader serves it, and answers once it has stepped down, or at
-        once if it was asked for itself.
-        Retry: safe with to_node_id; without, a repeat may move leadership once more.
+        """Transfers leadership to a voter. The leader serves it, and answers once it has stepped down, or at once if
+        it is the target.
+        Retry: safe with to_node_id. Without it, a repeat may move leadership once more.
         Errors: status TRANSFER_REFUSED.
         Roles: admin.
         """
@@ -96,9 +96,9 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateFeatureLevel(self, request, context):
-        """Sets the feature level of the cluster: what its log and checkpoints may hold. The leader serves it, and refuses
-        a level that a voter, or an observer that is connected, can't run at.
-        Retry: safe; the level that is in force already is answered, and changes nothing.
+        """Sets the feature level of the cluster, which determines the content of log and checkpoints. The leader
+        serves it, and rejects a level that a voter, or a connected observer, does not support.
+        Retry: safe, the level in force is returned, and nothing changes.
         Errors: status FEATURE_LEVEL.
         Roles: admin.
         """
@@ -107,14 +107,15 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AdoptObjects(self, request, context):
-        """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
-        none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
-        what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
-        Ranges may also have the offsets of objects that the request replaces, as compactions after the restored point do.
-        Retry: safe; an object that was adopted before with the same content has no error.
-        Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges have nothing of it);
+        """Adopts objects that were committed before a restore, and found in the bucket, into the metadata of a
+        restored cluster: all of a request, or none. Only the leader serves it, in recovery mode. Every range
+        continues its stream at the stream's end, or is a pending upload of a node, under an epoch that is not
+        below the stream's. An object's ranges may cover only part of its content. Ranges may also have the offsets
+        of objects that the request replaces, as compactions after the restored point do.
+        Retry: safe, an object that was adopted before with the same content has no error.
+        Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges do not overlap it),
         OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
-        OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
+        OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (it belongs to no registered node).
         Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -122,9 +123,9 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FinishRestore(self, request, context):
-        """Ends recovery mode: brokers' changes are taken again. The leader serves it.
-        Retry: safe; when recovery mode is over nothing changes.
-        Errors: none of its own.
+        """Ends recovery mode: the controllers accept brokers' changes again. The leader serves it.
+        Retry: safe, after the end of recovery mode nothing changes.
+        Errors: only the common ones.
         Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -132,9 +133,9 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeCluster(self, request, context):
-        """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
+        """Describes leader, voters and the size of the metadata. Any controller serves it from its own view.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: controller, broker, compactor, reader, reconciler, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -142,7 +143,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StateHash(self, request, context):
-        """Returns a hash of this controller's map, to compare controllers at equal offsets.
+        """Returns a hash of this controller's metadata, to compare controllers at equal offsets.
         Retry: safe, a read.
         Errors: status OFFSET_PASSED.
         Roles: controller, reader, reconciler, backup, admin.

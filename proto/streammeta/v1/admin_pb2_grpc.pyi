@@ -38,44 +38,45 @@ class AdminServiceStub:
     Roles: admin, backup.
     """
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]
-    """Hands leadership to a voter. The leader serves it, and answers once it has stepped down, or at
-    once if it was asked for itself.
-    Retry: safe with to_node_id; without, a repeat may move leadership once more.
+    """Transfers leadership to a voter. The leader serves it, and answers once it has stepped down, or at once if
+    it is the target.
+    Retry: safe with to_node_id. Without it, a repeat may move leadership once more.
     Errors: status TRANSFER_REFUSED.
     Roles: admin.
     """
     UpdateFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]
-    """Sets the feature level of the cluster: what its log and checkpoints may hold. The leader serves it, and refuses
-    a level that a voter, or an observer that is connected, can't run at.
-    Retry: safe; the level that is in force already is answered, and changes nothing.
+    """Sets the feature level of the cluster, which determines the content of log and checkpoints. The leader
+    serves it, and rejects a level that a voter, or a connected observer, does not support.
+    Retry: safe, the level in force is returned, and nothing changes.
     Errors: status FEATURE_LEVEL.
     Roles: admin.
     """
     AdoptObjects: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdoptObjectsRequest, _admin_pb2.AdoptObjectsResponse]
-    """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
-    none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
-    what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
-    Ranges may also have the offsets of objects that the request replaces, as compactions after the restored point do.
-    Retry: safe; an object that was adopted before with the same content has no error.
-    Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges have nothing of it);
+    """Adopts objects that were committed before a restore, and found in the bucket, into the metadata of a
+    restored cluster: all of a request, or none. Only the leader serves it, in recovery mode. Every range
+    continues its stream at the stream's end, or is a pending upload of a node, under an epoch that is not
+    below the stream's. An object's ranges may cover only part of its content. Ranges may also have the offsets
+    of objects that the request replaces, as compactions after the restored point do.
+    Retry: safe, an object that was adopted before with the same content has no error.
+    Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges do not overlap it),
       OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
-      OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
+      OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (it belongs to no registered node).
     Roles: admin.
     """
     FinishRestore: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FinishRestoreRequest, _admin_pb2.FinishRestoreResponse]
-    """Ends recovery mode: brokers' changes are taken again. The leader serves it.
-    Retry: safe; when recovery mode is over nothing changes.
-    Errors: none of its own.
+    """Ends recovery mode: the controllers accept brokers' changes again. The leader serves it.
+    Retry: safe, after the end of recovery mode nothing changes.
+    Errors: only the common ones.
     Roles: admin.
     """
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]
-    """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
+    """Describes leader, voters and the size of the metadata. Any controller serves it from its own view.
     Retry: safe, a read.
-    Errors: none of its own.
+    Errors: only the common ones.
     Roles: controller, broker, compactor, reader, reconciler, backup, admin.
     """
     StateHash: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StateHashRequest, _admin_pb2.StateHashResponse]
-    """Returns a hash of this controller's map, to compare controllers at equal offsets.
+    """Returns a hash of this controller's metadata, to compare controllers at equal offsets.
     Retry: safe, a read.
     Errors: status OFFSET_PASSED.
     Roles: controller, reader, reconciler, backup, admin.
@@ -91,44 +92,45 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Roles: admin, backup.
     """
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
-    """Hands leadership to a voter. The leader serves it, and answers once it has stepped down, or at
-    once if it was asked for itself.
-    Retry: safe with to_node_id; without, a repeat may move leadership once more.
+    """Transfers leadership to a voter. The leader serves it, and answers once it has stepped down, or at once if
+    it is the target.
+    Retry: safe with to_node_id. Without it, a repeat may move leadership once more.
     Errors: status TRANSFER_REFUSED.
     Roles: admin.
     """
     UpdateFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]  # type: ignore[assignment]
-    """Sets the feature level of the cluster: what its log and checkpoints may hold. The leader serves it, and refuses
-    a level that a voter, or an observer that is connected, can't run at.
-    Retry: safe; the level that is in force already is answered, and changes nothing.
+    """Sets the feature level of the cluster, which determines the content of log and checkpoints. The leader
+    serves it, and rejects a level that a voter, or a connected observer, does not support.
+    Retry: safe, the level in force is returned, and nothing changes.
     Errors: status FEATURE_LEVEL.
     Roles: admin.
     """
     AdoptObjects: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdoptObjectsRequest, _admin_pb2.AdoptObjectsResponse]  # type: ignore[assignment]
-    """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
-    none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
-    what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
-    Ranges may also have the offsets of objects that the request replaces, as compactions after the restored point do.
-    Retry: safe; an object that was adopted before with the same content has no error.
-    Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges have nothing of it);
+    """Adopts objects that were committed before a restore, and found in the bucket, into the metadata of a
+    restored cluster: all of a request, or none. Only the leader serves it, in recovery mode. Every range
+    continues its stream at the stream's end, or is a pending upload of a node, under an epoch that is not
+    below the stream's. An object's ranges may cover only part of its content. Ranges may also have the offsets
+    of objects that the request replaces, as compactions after the restored point do.
+    Retry: safe, an object that was adopted before with the same content has no error.
+    Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges do not overlap it),
       OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
-      OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
+      OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (it belongs to no registered node).
     Roles: admin.
     """
     FinishRestore: _aio.UnaryUnaryMultiCallable[_admin_pb2.FinishRestoreRequest, _admin_pb2.FinishRestoreResponse]  # type: ignore[assignment]
-    """Ends recovery mode: brokers' changes are taken again. The leader serves it.
-    Retry: safe; when recovery mode is over nothing changes.
-    Errors: none of its own.
+    """Ends recovery mode: the controllers accept brokers' changes again. The leader serves it.
+    Retry: safe, after the end of recovery mode nothing changes.
+    Errors: only the common ones.
     Roles: admin.
     """
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]  # type: ignore[assignment]
-    """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
+    """Describes leader, voters and the size of the metadata. Any controller serves it from its own view.
     Retry: safe, a read.
-    Errors: none of its own.
+    Errors: only the common ones.
     Roles: controller, broker, compactor, reader, reconciler, backup, admin.
     """
     StateHash: _aio.UnaryUnaryMultiCallable[_admin_pb2.StateHashRequest, _admin_pb2.StateHashResponse]  # type: ignore[assignment]
-    """Returns a hash of this controller's map, to compare controllers at equal offsets.
+    """Returns a hash of this controller's metadata, to compare controllers at equal offsets.
     Retry: safe, a read.
     Errors: status OFFSET_PASSED.
     Roles: controller, reader, reconciler, backup, admin.
@@ -153,9 +155,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.TransferLeadershipRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TransferLeadershipResponse, _abc.Awaitable[_admin_pb2.TransferLeadershipResponse]]:
-        """Hands leadership to a voter. The leader serves it, and answers once it has stepped down, or at
-        once if it was asked for itself.
-        Retry: safe with to_node_id; without, a repeat may move leadership once more.
+        """Transfers leadership to a voter. The leader serves it, and answers once it has stepped down, or at once if
+        it is the target.
+        Retry: safe with to_node_id. Without it, a repeat may move leadership once more.
         Errors: status TRANSFER_REFUSED.
         Roles: admin.
         """
@@ -166,9 +168,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UpdateFeatureLevelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UpdateFeatureLevelResponse, _abc.Awaitable[_admin_pb2.UpdateFeatureLevelResponse]]:
-        """Sets the feature level of the cluster: what its log and checkpoints may hold. The leader serves it, and refuses
-        a level that a voter, or an observer that is connected, can't run at.
-        Retry: safe; the level that is in force already is answered, and changes nothing.
+        """Sets the feature level of the cluster, which determines the content of log and checkpoints. The leader
+        serves it, and rejects a level that a voter, or a connected observer, does not support.
+        Retry: safe, the level in force is returned, and nothing changes.
         Errors: status FEATURE_LEVEL.
         Roles: admin.
         """
@@ -179,14 +181,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AdoptObjectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdoptObjectsResponse, _abc.Awaitable[_admin_pb2.AdoptObjectsResponse]]:
-        """Takes objects of before a restore, found in the bucket, into the map of a restored cluster: all of a request, or
-        none. The leader serves it, in recovery mode alone. Every range continues its stream at the stream's end, or is
-        what a node still owes of it, under an epoch that is not below the stream's; an object's ranges may be parts of what it holds.
-        Ranges may also have the offsets of objects that the request replaces, as compactions after the restored point do.
-        Retry: safe; an object that was adopted before with the same content has no error.
-        Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges have nothing of it);
+        """Adopts objects that were committed before a restore, and found in the bucket, into the metadata of a
+        restored cluster: all of a request, or none. Only the leader serves it, in recovery mode. Every range
+        continues its stream at the stream's end, or is a pending upload of a node, under an epoch that is not
+        below the stream's. An object's ranges may cover only part of its content. Ranges may also have the offsets
+        of objects that the request replaces, as compactions after the restored point do.
+        Retry: safe, an object that was adopted before with the same content has no error.
+        Errors: status INVALID_REQUEST (a replaced object is not committed, or the ranges do not overlap it),
           OBJECT_NOT_EXIST (id is not undecided), OBJECT_CONTENT_MISMATCH, STREAM_NOT_EXIST, STREAM_FENCED,
-          OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (no node has registered that it could belong to).
+          OFFSET_NOT_MATCHED, NODE_EPOCH_NOT_EXIST (it belongs to no registered node).
         Roles: admin.
         """
 
@@ -196,9 +199,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.FinishRestoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FinishRestoreResponse, _abc.Awaitable[_admin_pb2.FinishRestoreResponse]]:
-        """Ends recovery mode: brokers' changes are taken again. The leader serves it.
-        Retry: safe; when recovery mode is over nothing changes.
-        Errors: none of its own.
+        """Ends recovery mode: the controllers accept brokers' changes again. The leader serves it.
+        Retry: safe, after the end of recovery mode nothing changes.
+        Errors: only the common ones.
         Roles: admin.
         """
 
@@ -208,9 +211,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeClusterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeClusterResponse, _abc.Awaitable[_admin_pb2.DescribeClusterResponse]]:
-        """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
+        """Describes leader, voters and the size of the metadata. Any controller serves it from its own view.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: controller, broker, compactor, reader, reconciler, backup, admin.
         """
 
@@ -220,7 +223,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StateHashRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StateHashResponse, _abc.Awaitable[_admin_pb2.StateHashResponse]]:
-        """Returns a hash of this controller's map, to compare controllers at equal offsets.
+        """Returns a hash of this controller's metadata, to compare controllers at equal offsets.
         Retry: safe, a read.
         Errors: status OFFSET_PASSED.
         Roles: controller, reader, reconciler, backup, admin.

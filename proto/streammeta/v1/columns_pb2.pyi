@@ -180,7 +180,7 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
     failover: _builtins.bool
     """in the name of a node that is being recovered"""
     on_conflict: _common_pb2.OnConflict.ValueType
-    """what one bad row does to the others"""
+    """effect of one bad row on the others"""
     min_timestamp_ms: _builtins.int
     """absent: unknown"""
     max_timestamp_ms: _builtins.int
@@ -193,11 +193,11 @@ class PackedCommitStreamSetObjectRequest(_message.Message):
 
     @_builtins.property
     def ranges(self) -> Global___PackedRangeColumns:
-        """what the stream set object holds"""
+        """contents of the stream set object"""
 
     @_builtins.property
     def stream_objects(self) -> Global___PackedStreamObjectColumns:
-        """written beside it"""
+        """written with it"""
 
     @_builtins.property
     def compacted_object_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -339,15 +339,15 @@ class PackedCommitPipelineRequest(_message.Message):
     """echoed in the response"""
     @_builtins.property
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___PackedCommitStreamSetObjectRequest]:
-        """judged one after the other"""
+        """validated in order"""
 
     @_builtins.property
     def uploads(self) -> Global___PackedUploadColumns:
-        """judged after commits"""
+        """validated after commits"""
 
     @_builtins.property
     def traceparents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """of those who asked, if traced"""
+        """of the callers, if traced"""
 
     def __init__(
         self,

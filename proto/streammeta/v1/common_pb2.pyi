@@ -48,8 +48,7 @@ class _ErrorCode:
 class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ERROR_CODE_NONE: _ErrorCode.ValueType  # 0
-    """Success is 0 in the shared numbering, and every reply states an outcome: a zero that is not
-    encoded means success, as the sender meant it.
+    """Success is 0 in the shared numbering, and every reply states an outcome: an unencoded zero means success.
     buf:lint:ignore ENUM_ZERO_VALUE_SUFFIX
     success
     """
@@ -58,15 +57,15 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_STREAM_NOT_EXIST: _ErrorCode.ValueType  # 502
     """no stream has this id"""
     ERROR_CODE_STREAM_FENCED: _ErrorCode.ValueType  # 503
-    """another owner, or a newer stream epoch, holds the stream"""
+    """another owner, or a newer stream epoch, owns the stream"""
     ERROR_CODE_OBJECT_NOT_EXIST: _ErrorCode.ValueType  # 504
     """the object id was never prepared, or its object expired"""
     ERROR_CODE_STREAM_NOT_OPENED: _ErrorCode.ValueType  # 505
     """the stream is closed"""
     ERROR_CODE_STREAM_NOT_CLOSED: _ErrorCode.ValueType  # 506
-    """the stream is open, or still has data its old owner must upload"""
+    """the stream is open, or still has pending uploads of its former owner"""
     ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND: _ErrorCode.ValueType  # 508
-    """a source of a compaction is gone"""
+    """a source of a compaction no longer exists"""
     ERROR_CODE_OFFSET_NOT_MATCHED: _ErrorCode.ValueType  # 509
     """the range does not continue at the stream's end offset"""
     ERROR_CODE_NODE_EPOCH_EXPIRED: _ErrorCode.ValueType  # 510
@@ -89,13 +88,12 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """the object id was committed before, with other content; nothing was changed"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
-    """Outcome of one item of a request. Numbers are stable; those below 700 are shared with AutoMQ's broker
-    protocol, those from 700 on are this contract's own.
+    """Outcome of one item of a request. Numbers are stable. Numbers below 700 are shared with AutoMQ's broker
+    protocol, and numbers from 700 on belong to this contract.
     """
 
 ERROR_CODE_NONE: ErrorCode.ValueType  # 0
-"""Success is 0 in the shared numbering, and every reply states an outcome: a zero that is not
-encoded means success, as the sender meant it.
+"""Success is 0 in the shared numbering, and every reply states an outcome: an unencoded zero means success.
 buf:lint:ignore ENUM_ZERO_VALUE_SUFFIX
 success
 """
@@ -104,15 +102,15 @@ ERROR_CODE_INVALID_REQUEST: ErrorCode.ValueType  # 42
 ERROR_CODE_STREAM_NOT_EXIST: ErrorCode.ValueType  # 502
 """no stream has this id"""
 ERROR_CODE_STREAM_FENCED: ErrorCode.ValueType  # 503
-"""another owner, or a newer stream epoch, holds the stream"""
+"""another owner, or a newer stream epoch, owns the stream"""
 ERROR_CODE_OBJECT_NOT_EXIST: ErrorCode.ValueType  # 504
 """the object id was never prepared, or its object expired"""
 ERROR_CODE_STREAM_NOT_OPENED: ErrorCode.ValueType  # 505
 """the stream is closed"""
 ERROR_CODE_STREAM_NOT_CLOSED: ErrorCode.ValueType  # 506
-"""the stream is open, or still has data its old owner must upload"""
+"""the stream is open, or still has pending uploads of its former owner"""
 ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND: ErrorCode.ValueType  # 508
-"""a source of a compaction is gone"""
+"""a source of a compaction no longer exists"""
 ERROR_CODE_OFFSET_NOT_MATCHED: ErrorCode.ValueType  # 509
 """the range does not continue at the stream's end offset"""
 ERROR_CODE_NODE_EPOCH_EXPIRED: ErrorCode.ValueType  # 510
@@ -146,11 +144,11 @@ class _ObjectStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectSta
     OBJECT_STATE_PREPARED: _ObjectState.ValueType  # 1
     """issued to a writer; expires unless committed"""
     OBJECT_STATE_COMMITTED: _ObjectState.ValueType  # 2
-    """part of the map"""
+    """part of the metadata"""
     OBJECT_STATE_MARK_DESTROYED: _ObjectState.ValueType  # 3
-    """no longer part of the map; its bytes are to be deleted"""
+    """no longer part of the metadata; its bytes are to be deleted"""
     OBJECT_STATE_REMOVED: _ObjectState.ValueType  # 4
-    """issued once, bytes deleted, forgotten by the map"""
+    """issued once, bytes deleted, forgotten by the metadata"""
     OBJECT_STATE_LINKED: _ObjectState.ValueType  # 5
     """kept only because a composite object refers to it"""
     OBJECT_STATE_NOT_ISSUED: _ObjectState.ValueType  # 6
@@ -164,11 +162,11 @@ OBJECT_STATE_UNSPECIFIED: ObjectState.ValueType  # 0
 OBJECT_STATE_PREPARED: ObjectState.ValueType  # 1
 """issued to a writer; expires unless committed"""
 OBJECT_STATE_COMMITTED: ObjectState.ValueType  # 2
-"""part of the map"""
+"""part of the metadata"""
 OBJECT_STATE_MARK_DESTROYED: ObjectState.ValueType  # 3
-"""no longer part of the map; its bytes are to be deleted"""
+"""no longer part of the metadata; its bytes are to be deleted"""
 OBJECT_STATE_REMOVED: ObjectState.ValueType  # 4
-"""issued once, bytes deleted, forgotten by the map"""
+"""issued once, bytes deleted, forgotten by the metadata"""
 OBJECT_STATE_LINKED: ObjectState.ValueType  # 5
 """kept only because a composite object refers to it"""
 OBJECT_STATE_NOT_ISSUED: ObjectState.ValueType  # 6
@@ -190,7 +188,7 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
     OBJECT_KIND_COMPOSITE: _ObjectKind.ValueType  # 3
     """one stream, a link table over other objects"""
     OBJECT_KIND_NAMED: _ObjectKind.ValueType  # 4
-    """bytes of a broker's own, found by name"""
+    """bytes that a broker keeps for itself, found by name"""
 
 class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper):
     """Form of an object."""
@@ -204,7 +202,7 @@ OBJECT_KIND_STREAM: ObjectKind.ValueType  # 2
 OBJECT_KIND_COMPOSITE: ObjectKind.ValueType  # 3
 """one stream, a link table over other objects"""
 OBJECT_KIND_NAMED: ObjectKind.ValueType  # 4
-"""bytes of a broker's own, found by name"""
+"""bytes that a broker keeps for itself, found by name"""
 Global___ObjectKind: _TypeAlias = ObjectKind  # noqa: Y015
 
 class _StreamState:
@@ -218,7 +216,7 @@ class _StreamStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StreamSta
     STREAM_STATE_OPENED: _StreamState.ValueType  # 1
     """its owner may commit"""
     STREAM_STATE_CLOSED: _StreamState.ValueType  # 2
-    """commits are refused"""
+    """commits are rejected"""
 
 class StreamState(_StreamState, metaclass=_StreamStateEnumTypeWrapper):
     """Whether a stream accepts commits."""
@@ -228,7 +226,7 @@ STREAM_STATE_UNSPECIFIED: StreamState.ValueType  # 0
 STREAM_STATE_OPENED: StreamState.ValueType  # 1
 """its owner may commit"""
 STREAM_STATE_CLOSED: StreamState.ValueType  # 2
-"""commits are refused"""
+"""commits are rejected"""
 Global___StreamState: _TypeAlias = StreamState  # noqa: Y015
 
 class _OnConflict:
@@ -238,17 +236,17 @@ class _OnConflict:
 class _OnConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnConflict.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ON_CONFLICT_UNSPECIFIED: _OnConflict.ValueType  # 0
-    """refused: the caller must choose"""
+    """invalid: the caller must choose"""
     ON_CONFLICT_REJECT_ALL: _OnConflict.ValueType  # 1
     """commit nothing unless every range is valid"""
     ON_CONFLICT_ACCEPT_VALID: _OnConflict.ValueType  # 2
     """commit the valid ranges, report the others"""
 
 class OnConflict(_OnConflict, metaclass=_OnConflictEnumTypeWrapper):
-    """Treatment of a commit of which some ranges conflict with the map."""
+    """Treatment of a commit if some of its ranges conflict with the metadata."""
 
 ON_CONFLICT_UNSPECIFIED: OnConflict.ValueType  # 0
-"""refused: the caller must choose"""
+"""invalid: the caller must choose"""
 ON_CONFLICT_REJECT_ALL: OnConflict.ValueType  # 1
 """commit nothing unless every range is valid"""
 ON_CONFLICT_ACCEPT_VALID: OnConflict.ValueType  # 2

@@ -144,7 +144,7 @@ class GetKVsRequest(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     MAY_STOP_FIELD_NUMBER: _builtins.int
     may_stop: _builtins.bool
-    """the answer may end early, see results; else too much is refused"""
+    """the answer may end early, see results; otherwise a too large answer is an error"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVKey]:
         """1..10000"""
@@ -200,8 +200,8 @@ class GetKVsResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVResult]:
-        """In request order; an absent key is found = false, error NONE. With may_stop those of the first
-        keys, one at least, if the rest is too much for one answer: ask again for the others.
+        """In request order. An absent key has found = false and error NONE. With may_stop the list may end after the
+        first key if the rest exceeds one answer: request the others again.
         """
 
     def __init__(

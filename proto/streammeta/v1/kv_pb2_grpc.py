@@ -61,10 +61,10 @@ class KVServiceServicer:
 
     def PutKVs(self, request, context):
         """Stores values, each on its own condition.
-        Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
-        attempt stored: compare the value that comes with it.
+        Retry: safe without a condition. With one, a repeat may fail with KEY_EXIST because of the value that the
+        first attempt stored: compare the returned value.
         Errors: KEY_EXIST.
-        Roles: broker, reconciler, admin; a reconciler in the namespace `_streammeta/reconcile` alone.
+        Roles: broker, reconciler, admin. A reconciler may only use the namespace `_streammeta/reconcile`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,8 +73,8 @@ class KVServiceServicer:
     def GetKVs(self, request, context):
         """Returns values. Linearizable.
         Retry: safe, a read.
-        Errors: none; an absent key is found = false.
-        Roles: broker, reader, reconciler, admin; a reconciler as in PutKVs.
+        Errors: none. An absent key has found = false.
+        Roles: broker, reader, reconciler, admin. A reconciler as in PutKVs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,7 +82,7 @@ class KVServiceServicer:
 
     def DeleteKVs(self, request, context):
         """Deletes keys, each on its own condition.
-        Retry: safe; a repeat that comes after the first took effect is answered KEY_NOT_EXIST.
+        Retry: safe, a repeat after the first took effect returns KEY_NOT_EXIST.
         Errors: KEY_NOT_EXIST, KEY_EXIST for another version than the expected one.
         Roles: broker, admin.
         """
@@ -93,7 +93,7 @@ class KVServiceServicer:
     def ListKVs(self, request, context):
         """Lists keys with a prefix, in key order, page by page. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: broker, reader, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

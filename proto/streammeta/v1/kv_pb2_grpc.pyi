@@ -33,27 +33,27 @@ class KVServiceStub:
     def __new__(cls, channel: _aio.Channel) -> KVServiceAsyncStub: ...
     PutKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.PutKVsRequest, _kv_pb2.PutKVsResponse]
     """Stores values, each on its own condition.
-    Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
-      attempt stored: compare the value that comes with it.
+    Retry: safe without a condition. With one, a repeat may fail with KEY_EXIST because of the value that the
+      first attempt stored: compare the returned value.
     Errors: KEY_EXIST.
-    Roles: broker, reconciler, admin; a reconciler in the namespace `_streammeta/reconcile` alone.
+    Roles: broker, reconciler, admin. A reconciler may only use the namespace `_streammeta/reconcile`.
     """
     GetKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.GetKVsRequest, _kv_pb2.GetKVsResponse]
     """Returns values. Linearizable.
     Retry: safe, a read.
-    Errors: none; an absent key is found = false.
-    Roles: broker, reader, reconciler, admin; a reconciler as in PutKVs.
+    Errors: none. An absent key has found = false.
+    Roles: broker, reader, reconciler, admin. A reconciler as in PutKVs.
     """
     DeleteKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.DeleteKVsRequest, _kv_pb2.DeleteKVsResponse]
     """Deletes keys, each on its own condition.
-    Retry: safe; a repeat that comes after the first took effect is answered KEY_NOT_EXIST.
+    Retry: safe, a repeat after the first took effect returns KEY_NOT_EXIST.
     Errors: KEY_NOT_EXIST, KEY_EXIST for another version than the expected one.
     Roles: broker, admin.
     """
     ListKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.ListKVsRequest, _kv_pb2.ListKVsResponse]
     """Lists keys with a prefix, in key order, page by page. Linearizable.
     Retry: safe, a read.
-    Errors: none of its own.
+    Errors: only the common ones.
     Roles: broker, reader, admin.
     """
 
@@ -62,27 +62,27 @@ class KVServiceAsyncStub(KVServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.PutKVsRequest, _kv_pb2.PutKVsResponse]  # type: ignore[assignment]
     """Stores values, each on its own condition.
-    Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
-      attempt stored: compare the value that comes with it.
+    Retry: safe without a condition. With one, a repeat may fail with KEY_EXIST because of the value that the
+      first attempt stored: compare the returned value.
     Errors: KEY_EXIST.
-    Roles: broker, reconciler, admin; a reconciler in the namespace `_streammeta/reconcile` alone.
+    Roles: broker, reconciler, admin. A reconciler may only use the namespace `_streammeta/reconcile`.
     """
     GetKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.GetKVsRequest, _kv_pb2.GetKVsResponse]  # type: ignore[assignment]
     """Returns values. Linearizable.
     Retry: safe, a read.
-    Errors: none; an absent key is found = false.
-    Roles: broker, reader, reconciler, admin; a reconciler as in PutKVs.
+    Errors: none. An absent key has found = false.
+    Roles: broker, reader, reconciler, admin. A reconciler as in PutKVs.
     """
     DeleteKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.DeleteKVsRequest, _kv_pb2.DeleteKVsResponse]  # type: ignore[assignment]
     """Deletes keys, each on its own condition.
-    Retry: safe; a repeat that comes after the first took effect is answered KEY_NOT_EXIST.
+    Retry: safe, a repeat after the first took effect returns KEY_NOT_EXIST.
     Errors: KEY_NOT_EXIST, KEY_EXIST for another version than the expected one.
     Roles: broker, admin.
     """
     ListKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.ListKVsRequest, _kv_pb2.ListKVsResponse]  # type: ignore[assignment]
     """Lists keys with a prefix, in key order, page by page. Linearizable.
     Retry: safe, a read.
-    Errors: none of its own.
+    Errors: only the common ones.
     Roles: broker, reader, admin.
     """
 
@@ -94,10 +94,10 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kv_pb2.PutKVsResponse, _abc.Awaitable[_kv_pb2.PutKVsResponse]]:
         """Stores values, each on its own condition.
-        Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
-          attempt stored: compare the value that comes with it.
+        Retry: safe without a condition. With one, a repeat may fail with KEY_EXIST because of the value that the
+          first attempt stored: compare the returned value.
         Errors: KEY_EXIST.
-        Roles: broker, reconciler, admin; a reconciler in the namespace `_streammeta/reconcile` alone.
+        Roles: broker, reconciler, admin. A reconciler may only use the namespace `_streammeta/reconcile`.
         """
 
     @_abc_1.abstractmethod
@@ -108,8 +108,8 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kv_pb2.GetKVsResponse, _abc.Awaitable[_kv_pb2.GetKVsResponse]]:
         """Returns values. Linearizable.
         Retry: safe, a read.
-        Errors: none; an absent key is found = false.
-        Roles: broker, reader, reconciler, admin; a reconciler as in PutKVs.
+        Errors: none. An absent key has found = false.
+        Roles: broker, reader, reconciler, admin. A reconciler as in PutKVs.
         """
 
     @_abc_1.abstractmethod
@@ -119,7 +119,7 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kv_pb2.DeleteKVsResponse, _abc.Awaitable[_kv_pb2.DeleteKVsResponse]]:
         """Deletes keys, each on its own condition.
-        Retry: safe; a repeat that comes after the first took effect is answered KEY_NOT_EXIST.
+        Retry: safe, a repeat after the first took effect returns KEY_NOT_EXIST.
         Errors: KEY_NOT_EXIST, KEY_EXIST for another version than the expected one.
         Roles: broker, admin.
         """
@@ -132,7 +132,7 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kv_pb2.ListKVsResponse, _abc.Awaitable[_kv_pb2.ListKVsResponse]]:
         """Lists keys with a prefix, in key order, page by page. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: broker, reader, admin.
         """
 

@@ -26,7 +26,7 @@ class _EntityKind:
 class _EntityKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntityKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ENTITY_KIND_UNSPECIFIED: _EntityKind.ValueType  # 0
-    """refused; empty `kinds` select every change"""
+    """invalid; empty `kinds` select every change"""
     ENTITY_KIND_STREAM: _EntityKind.ValueType  # 1
     """streams and their ranges"""
     ENTITY_KIND_OBJECT: _EntityKind.ValueType  # 2
@@ -39,7 +39,7 @@ class _EntityKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntityKind
 class EntityKind(_EntityKind, metaclass=_EntityKindEnumTypeWrapper): ...
 
 ENTITY_KIND_UNSPECIFIED: EntityKind.ValueType  # 0
-"""refused; empty `kinds` select every change"""
+"""invalid; empty `kinds` select every change"""
 ENTITY_KIND_STREAM: EntityKind.ValueType  # 1
 """streams and their ranges"""
 ENTITY_KIND_OBJECT: EntityKind.ValueType  # 2
@@ -78,7 +78,7 @@ class WatchRequest(_message.Message):
 
     @_builtins.property
     def kv_prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVPrefix]:
-        """Of changes of keys only these, at most 64; empty: all. Other changes are selected as without it, so
+        """Selects changes of keys, at most 64 prefixes. Empty: all keys. It does not affect other changes, so
         a watch of keys alone names its kind too. A controller of an older version sends all keys.
         """
 
@@ -111,7 +111,7 @@ class KVPrefix(_message.Message):
     namespace: _builtins.str
     """empty: the default namespace"""
     prefix: _builtins.str
-    """that the keys begin with; empty: all keys of the namespace"""
+    """prefix of the keys; empty: all keys of the namespace"""
     def __init__(
         self,
         *,
@@ -141,7 +141,7 @@ class WatchResponse(_message.Message):
     records: _builtins.bytes
     """serialized streammeta.v1.RecordSet, filtered"""
     snapshot_required: _builtins.bool
-    """the next change is gone, or larger than a message: call GetSnapshot, then Watch from its offset"""
+    """the next change is no longer in memory, or larger than a message: call GetSnapshot, then Watch from its offset"""
     def __init__(
         self,
         *,
@@ -165,9 +165,9 @@ class GetSnapshotRequest(_message.Message):
     NOT_BEFORE_OFFSET_FIELD_NUMBER: _builtins.int
     HOLD_MS_FIELD_NUMBER: _builtins.int
     not_before_offset: _builtins.int
-    """the snapshot's end is at least this; refused if nothing is committed there yet"""
+    """the snapshot's end is at least this; an error if nothing is committed there yet"""
     hold_ms: _builtins.int
-    """keep the bytes of all objects it names for so long, 0..604800000"""
+    """time to keep the bytes of all objects in it, 0..604800000"""
     def __init__(
         self,
         *,

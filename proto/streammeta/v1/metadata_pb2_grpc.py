@@ -51,7 +51,7 @@ class MetadataServiceServicer:
 
     def Watch(self, request, context):
         """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
-        plus 1. Any controller serves it; filters do not hide anything.
+        plus 1. Any controller serves it. Filters are not access control.
         Retry: safe, a read.
         Errors: status WATCHER_TOO_SLOW.
         Roles: broker, compactor, reader, reconciler, backup, admin.
@@ -61,11 +61,11 @@ class MetadataServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSnapshot(self, request, context):
-        """Streams a snapshot of the whole map, in the checkpoint file format (docs/format.md), in chunks.
+        """Streams a snapshot of all metadata, in the checkpoint file format (docs/format.md), in chunks.
         Linearizable: it contains everything acknowledged before the call.
-        Retry: safe, a read; a hold is prolonged.
-        Errors: none of its own.
-        Roles: reader, reconciler, backup, admin; with hold_ms only reconciler, backup, admin.
+        Retry: safe, a read. A hold is prolonged.
+        Errors: only the common ones.
+        Roles: reader, reconciler, backup, admin. With hold_ms only reconciler, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,17 +33,17 @@ class MetadataServiceStub:
     def __new__(cls, channel: _aio.Channel) -> MetadataServiceAsyncStub: ...
     Watch: _grpc.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]
     """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
-    plus 1. Any controller serves it; filters do not hide anything.
+    plus 1. Any controller serves it. Filters are not access control.
     Retry: safe, a read.
     Errors: status WATCHER_TOO_SLOW.
     Roles: broker, compactor, reader, reconciler, backup, admin.
     """
     GetSnapshot: _grpc.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.GetSnapshotResponse]
-    """Streams a snapshot of the whole map, in the checkpoint file format (docs/format.md), in chunks.
+    """Streams a snapshot of all metadata, in the checkpoint file format (docs/format.md), in chunks.
     Linearizable: it contains everything acknowledged before the call.
-    Retry: safe, a read; a hold is prolonged.
-    Errors: none of its own.
-    Roles: reader, reconciler, backup, admin; with hold_ms only reconciler, backup, admin.
+    Retry: safe, a read. A hold is prolonged.
+    Errors: only the common ones.
+    Roles: reader, reconciler, backup, admin. With hold_ms only reconciler, backup, admin.
     """
 
 @_typing.type_check_only
@@ -51,17 +51,17 @@ class MetadataServiceAsyncStub(MetadataServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Watch: _aio.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
-    plus 1. Any controller serves it; filters do not hide anything.
+    plus 1. Any controller serves it. Filters are not access control.
     Retry: safe, a read.
     Errors: status WATCHER_TOO_SLOW.
     Roles: broker, compactor, reader, reconciler, backup, admin.
     """
     GetSnapshot: _aio.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.GetSnapshotResponse]  # type: ignore[assignment]
-    """Streams a snapshot of the whole map, in the checkpoint file format (docs/format.md), in chunks.
+    """Streams a snapshot of all metadata, in the checkpoint file format (docs/format.md), in chunks.
     Linearizable: it contains everything acknowledged before the call.
-    Retry: safe, a read; a hold is prolonged.
-    Errors: none of its own.
-    Roles: reader, reconciler, backup, admin; with hold_ms only reconciler, backup, admin.
+    Retry: safe, a read. A hold is prolonged.
+    Errors: only the common ones.
+    Roles: reader, reconciler, backup, admin. With hold_ms only reconciler, backup, admin.
     """
 
 class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -72,7 +72,7 @@ class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metadata_pb2.WatchResponse], _abc.AsyncIterator[_metadata_pb2.WatchResponse]]:
         """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
-        plus 1. Any controller serves it; filters do not hide anything.
+        plus 1. Any controller serves it. Filters are not access control.
         Retry: safe, a read.
         Errors: status WATCHER_TOO_SLOW.
         Roles: broker, compactor, reader, reconciler, backup, admin.
@@ -84,11 +84,11 @@ class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_pb2.GetSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metadata_pb2.GetSnapshotResponse], _abc.AsyncIterator[_metadata_pb2.GetSnapshotResponse]]:
-        """Streams a snapshot of the whole map, in the checkpoint file format (docs/format.md), in chunks.
+        """Streams a snapshot of all metadata, in the checkpoint file format (docs/format.md), in chunks.
         Linearizable: it contains everything acknowledged before the call.
-        Retry: safe, a read; a hold is prolonged.
-        Errors: none of its own.
-        Roles: reader, reconciler, backup, admin; with hold_ms only reconciler, backup, admin.
+        Retry: safe, a read. A hold is prolonged.
+        Errors: only the common ones.
+        Roles: reader, reconciler, backup, admin. With hold_ms only reconciler, backup, admin.
         """
 
 def add_MetadataServiceServicer_to_server(servicer: MetadataServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -33,7 +33,7 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     NODE_STATE_FENCED: _NodeState.ValueType  # 2
     """its session ended, or it is being recovered"""
     NODE_STATE_CONTROLLED_SHUTDOWN: _NodeState.ValueType  # 3
-    """it is leaving in good order"""
+    """regular shutdown"""
     NODE_STATE_UNKNOWN: _NodeState.ValueType  # 4
     """no session seen by this leader yet"""
 
@@ -46,7 +46,7 @@ NODE_STATE_ACTIVE: NodeState.ValueType  # 1
 NODE_STATE_FENCED: NodeState.ValueType  # 2
 """its session ended, or it is being recovered"""
 NODE_STATE_CONTROLLED_SHUTDOWN: NodeState.ValueType  # 3
-"""it is leaving in good order"""
+"""regular shutdown"""
 NODE_STATE_UNKNOWN: NodeState.ValueType  # 4
 """no session seen by this leader yet"""
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
@@ -161,15 +161,15 @@ class GetNodesRequest(_message.Message):
     INCLUDE_STREAM_SET_OBJECTS_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     include_stream_set_objects: _builtins.bool
-    """fill NodeDescription.stream_set_objects with all there are;"""
+    """fill NodeDescription.stream_set_objects with all of them;"""
     @_builtins.property
     def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """these; unknown ids are left out. Empty: all"""
 
     @_builtins.property
     def page(self) -> _common_pb2.PageRequest:
-        """ListStreamSetObjects has them page by page
-        pages are in node id order; absent: all, refused if too much
+        """ListStreamSetObjects lists them page by page
+        pages are in node id order; absent: all, an error if they exceed one answer
         """
 
     def __init__(
@@ -243,21 +243,21 @@ class NodeDescription(_message.Message):
     wal_config: _builtins.str
     """as registered"""
     has_opening_streams: _builtins.bool
-    """some open stream has its current range here"""
+    """at least one open stream has its current range here"""
     stream_set_object_count: _builtins.int
-    """set objects it holds"""
+    """number of its stream set objects"""
     locked: _builtins.bool
     """only the node itself may open streams it owned last"""
     pending_upload_count: _builtins.int
-    """uploads it owes after fast closes"""
+    """pending uploads after fast closes"""
     recovered_by: _builtins.int
-    """node that is to recover its data; absent: none"""
+    """node assigned to recover its data; absent: none"""
     departed: _builtins.bool
-    """unregistered; kept until its last set object is gone"""
+    """unregistered; kept until its last stream set object is deleted"""
     supervised: _builtins.bool
     """sends heartbeats: its silence fences it"""
     compacted_by: _builtins.int
-    """it is gone, and this node is told to compact its set objects; absent: none"""
+    """node assigned to compact its stream set objects, because it is dead; absent: none"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """sorted by key"""
@@ -315,13 +315,13 @@ class StreamSetObject(_message.Message):
     object_id: _builtins.int
     """the object"""
     order_id: _builtins.int
-    """place among the node's set objects"""
+    """position among the node's stream set objects"""
     data_time_ms: _builtins.int
-    """when its oldest data was committed"""
+    """commit time of its oldest data"""
     object_size: _builtins.int
     """bytes"""
     range_count: _builtins.int
-    """stream ranges it holds"""
+    """number of stream ranges in it"""
     min_timestamp_ms: _builtins.int
     """no record in it is older; ms since 1970-01-01; absent: unknown"""
     max_timestamp_ms: _builtins.int
@@ -400,7 +400,7 @@ class ListStreamSetObjectsResponse(_message.Message):
     next_page_token: _builtins.str
     """empty on the last page"""
     total: _builtins.int
-    """set objects it holds when this page was read"""
+    """number of its stream set objects when this page was read"""
     @_builtins.property
     def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamSetObject]:
         """in object id order"""
@@ -562,13 +562,14 @@ class HeartbeatRequest(_message.Message):
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     CLOSES_FIELD_NUMBER: _builtins.int
     wants_shutdown: _builtins.bool
-    """it asks to leave in good order"""
+    """it requests a regular shutdown"""
     session_timeout_ms: _builtins.int
-    """Session that it wants: fenced when silent for longer. At least 2000; 0, and more than the controllers
-    give, stand for what they give. A controller of an older version gives the same to all.
+    """Requested session timeout: the node is fenced when it is silent for longer. At least 2000. 0 and values
+    above the controllers' timeout select the controllers' timeout. A controller of an older version uses one
+    timeout for all.
     """
     closes: _builtins.bool
-    """its process ends in good order: no alarm tells of its silence"""
+    """its process ends regularly: its silence raises no alarm"""
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """the caller"""
@@ -591,7 +592,7 @@ Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
 @_typing.final
 class Recovery(_message.Message):
-    """A node whose data the caller is to recover: see GetOpeningStreams with failover."""
+    """A node whose data the caller has to recover, by GetOpeningStreams with failover."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -601,7 +602,7 @@ class Recovery(_message.Message):
     node_id: _builtins.int
     """whose data"""
     node_epoch: _builtins.int
-    """speak for this process of it"""
+    """epoch of its process, for calls in its name"""
     wal_config: _builtins.str
     """where its write-ahead log is"""
     def __init__(
@@ -631,18 +632,18 @@ class HeartbeatResponse(_message.Message):
     error: _common_pb2.ErrorCode.ValueType
     """the node check"""
     may_shutdown: _builtins.bool
-    """nothing it owns would be lost"""
+    """it has neither open streams nor pending uploads"""
     session_timeout_ms: _builtins.int
     """fenced when silent for longer"""
     @_builtins.property
     def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recovery]:
-        """what the caller is to recover, until it is no longer listed"""
+        """nodes that the caller has to recover, while they are listed"""
 
     @_builtins.property
     def compactions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeIdentity]:
-        """Nodes that are gone, whose set objects the caller is to compact in their name while they are
-        listed: CommitStreamSetObject with this identity and failover. Another may do so meanwhile; the
-        map takes the first. NODE_EPOCH_EXPIRED: the node is back.
+        """Dead nodes whose stream set objects the caller has to compact in their name while they are listed:
+        CommitStreamSetObject with this identity and failover. Another node may do so meanwhile, and the metadata
+        accepts the first. NODE_EPOCH_EXPIRED: the node is back.
         """
 
     def __init__(

@@ -81,8 +81,8 @@ class NodeServiceServicer:
 
     def RegisterNode(self, request, context):
         """Registers a broker process. A larger epoch fences every older process of the same node.
-        Retry: safe, registering the same epoch again replaces wal_config and tags by the same. It does not
-        lift a fence: a process that is recovered by another, or has unregistered, needs a larger epoch.
+        Retry: safe, registering the same epoch again replaces wal_config and tags with equal values. It does not
+        lift a fence: a process that another node recovers, or that has unregistered, needs a larger epoch.
         Errors: NODE_EPOCH_EXPIRED, NODE_FENCED.
         Roles: broker.
         """
@@ -91,8 +91,8 @@ class NodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterNode(self, request, context):
-        """Forgets a node that has no open streams and owes no uploads.
-        Retry: safe, a node that is gone already is answered NONE.
+        """Forgets a node without open streams and pending uploads.
+        Retry: safe, the result for an unknown node is NONE.
         Errors: STREAM_NOT_CLOSED, NODE_LOCKED, NODE_EPOCH_EXPIRED.
         Roles: broker, admin.
         """
@@ -103,7 +103,7 @@ class NodeServiceServicer:
     def GetNodes(self, request, context):
         """Describes nodes by id, or all, at once or page by page. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -111,8 +111,8 @@ class NodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListStreamSetObjects(self, request, context):
-        """Lists the committed stream set objects of one node, page by page in object id order. Costs what
-        the page costs, however large the map is. Linearizable.
+        """Lists the committed stream set objects of one node, page by page in object id order. The cost depends on
+        the page, not on the size of the metadata. Linearizable.
         Retry: safe, a read.
         Errors: NODE_EPOCH_NOT_EXIST.
         Roles: broker, compactor, reader, reconciler, admin.
@@ -123,8 +123,8 @@ class NodeServiceServicer:
 
     def GetNextNodeId(self, request, context):
         """Issues a node id that no node has.
-        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-        Errors: none of its own.
+        Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+        Errors: only the common ones.
         Roles: admin, broker/new.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

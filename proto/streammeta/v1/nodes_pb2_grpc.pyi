@@ -33,34 +33,34 @@ class NodeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
     RegisterNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.RegisterNodeRequest, _nodes_pb2.RegisterNodeResponse]
     """Registers a broker process. A larger epoch fences every older process of the same node.
-    Retry: safe, registering the same epoch again replaces wal_config and tags by the same. It does not
-      lift a fence: a process that is recovered by another, or has unregistered, needs a larger epoch.
+    Retry: safe, registering the same epoch again replaces wal_config and tags with equal values. It does not
+      lift a fence: a process that another node recovers, or that has unregistered, needs a larger epoch.
     Errors: NODE_EPOCH_EXPIRED, NODE_FENCED.
     Roles: broker.
     """
     UnregisterNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.UnregisterNodeRequest, _nodes_pb2.UnregisterNodeResponse]
-    """Forgets a node that has no open streams and owes no uploads.
-    Retry: safe, a node that is gone already is answered NONE.
+    """Forgets a node without open streams and pending uploads.
+    Retry: safe, the result for an unknown node is NONE.
     Errors: STREAM_NOT_CLOSED, NODE_LOCKED, NODE_EPOCH_EXPIRED.
     Roles: broker, admin.
     """
     GetNodes: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNodesRequest, _nodes_pb2.GetNodesResponse]
     """Describes nodes by id, or all, at once or page by page. Linearizable.
     Retry: safe, a read.
-    Errors: none of its own.
+    Errors: only the common ones.
     Roles: broker, compactor, reader, reconciler, admin.
     """
     ListStreamSetObjects: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.ListStreamSetObjectsRequest, _nodes_pb2.ListStreamSetObjectsResponse]
-    """Lists the committed stream set objects of one node, page by page in object id order. Costs what
-    the page costs, however large the map is. Linearizable.
+    """Lists the committed stream set objects of one node, page by page in object id order. The cost depends on
+    the page, not on the size of the metadata. Linearizable.
     Retry: safe, a read.
     Errors: NODE_EPOCH_NOT_EXIST.
     Roles: broker, compactor, reader, reconciler, admin.
     """
     GetNextNodeId: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNextNodeIdRequest, _nodes_pb2.GetNextNodeIdResponse]
     """Issues a node id that no node has.
-    Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-    Errors: none of its own.
+    Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+    Errors: only the common ones.
     Roles: admin, broker/new.
     """
     LockNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.LockNodeRequest, _nodes_pb2.LockNodeResponse]
@@ -87,34 +87,34 @@ class NodeServiceAsyncStub(NodeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.RegisterNodeRequest, _nodes_pb2.RegisterNodeResponse]  # type: ignore[assignment]
     """Registers a broker process. A larger epoch fences every older process of the same node.
-    Retry: safe, registering the same epoch again replaces wal_config and tags by the same. It does not
-      lift a fence: a process that is recovered by another, or has unregistered, needs a larger epoch.
+    Retry: safe, registering the same epoch again replaces wal_config and tags with equal values. It does not
+      lift a fence: a process that another node recovers, or that has unregistered, needs a larger epoch.
     Errors: NODE_EPOCH_EXPIRED, NODE_FENCED.
     Roles: broker.
     """
     UnregisterNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.UnregisterNodeRequest, _nodes_pb2.UnregisterNodeResponse]  # type: ignore[assignment]
-    """Forgets a node that has no open streams and owes no uploads.
-    Retry: safe, a node that is gone already is answered NONE.
+    """Forgets a node without open streams and pending uploads.
+    Retry: safe, the result for an unknown node is NONE.
     Errors: STREAM_NOT_CLOSED, NODE_LOCKED, NODE_EPOCH_EXPIRED.
     Roles: broker, admin.
     """
     GetNodes: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNodesRequest, _nodes_pb2.GetNodesResponse]  # type: ignore[assignment]
     """Describes nodes by id, or all, at once or page by page. Linearizable.
     Retry: safe, a read.
-    Errors: none of its own.
+    Errors: only the common ones.
     Roles: broker, compactor, reader, reconciler, admin.
     """
     ListStreamSetObjects: _aio.UnaryUnaryMultiCallable[_nodes_pb2.ListStreamSetObjectsRequest, _nodes_pb2.ListStreamSetObjectsResponse]  # type: ignore[assignment]
-    """Lists the committed stream set objects of one node, page by page in object id order. Costs what
-    the page costs, however large the map is. Linearizable.
+    """Lists the committed stream set objects of one node, page by page in object id order. The cost depends on
+    the page, not on the size of the metadata. Linearizable.
     Retry: safe, a read.
     Errors: NODE_EPOCH_NOT_EXIST.
     Roles: broker, compactor, reader, reconciler, admin.
     """
     GetNextNodeId: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNextNodeIdRequest, _nodes_pb2.GetNextNodeIdResponse]  # type: ignore[assignment]
     """Issues a node id that no node has.
-    Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-    Errors: none of its own.
+    Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+    Errors: only the common ones.
     Roles: admin, broker/new.
     """
     LockNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.LockNodeRequest, _nodes_pb2.LockNodeResponse]  # type: ignore[assignment]
@@ -144,8 +144,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.RegisterNodeResponse, _abc.Awaitable[_nodes_pb2.RegisterNodeResponse]]:
         """Registers a broker process. A larger epoch fences every older process of the same node.
-        Retry: safe, registering the same epoch again replaces wal_config and tags by the same. It does not
-          lift a fence: a process that is recovered by another, or has unregistered, needs a larger epoch.
+        Retry: safe, registering the same epoch again replaces wal_config and tags with equal values. It does not
+          lift a fence: a process that another node recovers, or that has unregistered, needs a larger epoch.
         Errors: NODE_EPOCH_EXPIRED, NODE_FENCED.
         Roles: broker.
         """
@@ -156,8 +156,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.UnregisterNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.UnregisterNodeResponse, _abc.Awaitable[_nodes_pb2.UnregisterNodeResponse]]:
-        """Forgets a node that has no open streams and owes no uploads.
-        Retry: safe, a node that is gone already is answered NONE.
+        """Forgets a node without open streams and pending uploads.
+        Retry: safe, the result for an unknown node is NONE.
         Errors: STREAM_NOT_CLOSED, NODE_LOCKED, NODE_EPOCH_EXPIRED.
         Roles: broker, admin.
         """
@@ -170,7 +170,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_nodes_pb2.GetNodesResponse, _abc.Awaitable[_nodes_pb2.GetNodesResponse]]:
         """Describes nodes by id, or all, at once or page by page. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: broker, compactor, reader, reconciler, admin.
         """
 
@@ -180,8 +180,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.ListStreamSetObjectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.ListStreamSetObjectsResponse, _abc.Awaitable[_nodes_pb2.ListStreamSetObjectsResponse]]:
-        """Lists the committed stream set objects of one node, page by page in object id order. Costs what
-        the page costs, however large the map is. Linearizable.
+        """Lists the committed stream set objects of one node, page by page in object id order. The cost depends on
+        the page, not on the size of the metadata. Linearizable.
         Retry: safe, a read.
         Errors: NODE_EPOCH_NOT_EXIST.
         Roles: broker, compactor, reader, reconciler, admin.
@@ -194,8 +194,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.GetNextNodeIdResponse, _abc.Awaitable[_nodes_pb2.GetNextNodeIdResponse]]:
         """Issues a node id that no node has.
-        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-        Errors: none of its own.
+        Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+        Errors: only the common ones.
         Roles: admin, broker/new.
         """
 

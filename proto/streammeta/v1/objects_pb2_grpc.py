@@ -91,8 +91,8 @@ class ObjectServiceServicer:
 
     def PrepareObjects(self, request, context):
         """Issues consecutive object ids, to be committed before they expire.
-        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED; statuses OBJECT_IDS_NOT_READY,
+        Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and statuses OBJECT_IDS_NOT_READY,
         WRONG_BUCKET, MAP_OLDER_THAN_BUCKET.
         Roles: broker, compactor.
         """
@@ -101,14 +101,14 @@ class ObjectServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitStreamSetObject(self, request, context):
-        """Registers an upload (one stream set object and any number of stream objects), or the result of
-        compacting stream set objects. See CommitStreamSetObjectRequest.
+        """Registers an upload (one stream set object and any number of stream objects), or the result of compacting
+        stream set objects. See CommitStreamSetObjectRequest.
         Retry: safe by object id: the same content gets the first answer.
         Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
-        INVALID_REQUEST, those of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
-        STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR; with kv_puts KEY_EXIST; with trims
-        those of TrimStreams; status FEATURE_LEVEL for either below feature level 3.
-        Roles: broker, compactor; with kv_puts or trims broker.
+        INVALID_REQUEST, the errors of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
+        STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR. With kv_puts also KEY_EXIST, with trims the
+        errors of TrimStreams, and with either the status FEATURE_LEVEL below feature level 3.
+        Roles: broker, compactor. With kv_puts or trims only broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,19 +118,19 @@ class ObjectServiceServicer:
         """Registers the result of compacting stream objects of one stream.
         Retry: safe by object id: the same content gets the first answer.
         Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, OBJECT_NOT_EXIST,
-        OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND, INVALID_REQUEST, and
-        those of the node check; with kv_puts and trims as CommitStreamSetObject.
-        Roles: broker, compactor; with kv_puts or trims broker.
+        OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND, INVALID_REQUEST, and the
+        errors of the node check. With kv_puts and trims as CommitStreamSetObject.
+        Roles: broker, compactor. With kv_puts or trims only broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitPipeline(self, request_iterator, context):
-        """Takes many commits on one stream of messages; answers in order, one response per request.
-        Retry: safe, each commit by its object id; in order, see docs/protocol.md.
-        Errors: per commit as in CommitStreamSetObject; statuses name the `sequence` of their message, and
-        TOO_MANY_PIPELINES is its own.
+        """Accepts many commits on one stream of messages, and answers in order, one response per request.
+        Retry: safe, each commit by its object id, in order (docs/protocol.md).
+        Errors: per commit as in CommitStreamSetObject. Statuses name the `sequence` of their message.
+        TOO_MANY_PIPELINES is specific to this call.
         Roles: broker, compactor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -138,7 +138,7 @@ class ObjectServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetObjects(self, request, context):
-        """Lists the objects that hold a range of a stream, contiguous from its start. Linearizable.
+        """Lists the objects that contain a range of a stream, contiguous from its start. Linearizable.
         Retry: safe, a read.
         Errors: STREAM_NOT_EXIST, OFFSET_NOT_MATCHED.
         Roles: broker, compactor, reader, reconciler, admin.
@@ -150,7 +150,7 @@ class ObjectServiceServicer:
     def DescribeObjects(self, request, context):
         """Describes objects by id, or all page by page in id order. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -160,7 +160,7 @@ class ObjectServiceServicer:
     def CheckObjects(self, request, context):
         """Returns the state of each id, from which follows whether its bytes may be deleted. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: reconciler, broker, compactor, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -168,10 +168,10 @@ class ObjectServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitNamedObjects(self, request, context):
-        """Gives names to prepared objects that hold no stream: what a broker keeps for itself. All or none.
+        """Names prepared objects without streams, for data that a broker keeps for itself. All or none.
         Retry: safe by object id: the same content gets the first answer.
-        Errors: for each object OBJECT_NOT_EXIST, OBJECT_CONTENT_MISMATCH, KEY_EXIST for a name that is taken,
-        STREAM_NOT_EXIST or KEY_NOT_EXIST for an owner that there is not, and those of the node check;
+        Errors: for each object OBJECT_NOT_EXIST, OBJECT_CONTENT_MISMATCH, KEY_EXIST for a name in use,
+        STREAM_NOT_EXIST or KEY_NOT_EXIST for an owner that does not exist, the errors of the node check, and
         status FEATURE_LEVEL below feature level 3.
         Roles: broker.
         """
@@ -180,9 +180,9 @@ class ObjectServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteNamedObjects(self, request, context):
-        """Takes names away and destroys their objects.
-        Retry: safe; a repeat that comes after the first took effect is answered OBJECT_NOT_EXIST.
-        Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and those of
+        """Removes names and destroys their objects.
+        Retry: safe, a repeat after the first took effect returns OBJECT_NOT_EXIST.
+        Errors: OBJECT_NOT_EXIST, KEY_EXIST for a name of another object than the expected one, and the errors of
         the node check.
         Roles: broker, admin.
         """
@@ -193,7 +193,7 @@ class ObjectServiceServicer:
     def DescribeNamedObjects(self, request, context):
         """Describes named objects by name, or those with a prefix, in name order, page by page. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -56,7 +56,7 @@ class QuorumServiceServicer:
 
     def AddVoter(self, request, context):
         """Makes an observer a voter. The leader serves it.
-        Retry: safe; a repeat that comes after the first took effect is answered like it, unless the node votes with another disk: DUPLICATE_VOTER.
+        Retry: safe, a repeat after the first took effect has the same answer, unless the node votes with another disk: DUPLICATE_VOTER.
         Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT, FEATURE_LEVEL.
         Roles: admin.
         """
@@ -65,8 +65,8 @@ class QuorumServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RemoveVoter(self, request, context):
-        """Takes a voter's vote away. The leader serves it.
-        Retry: safe; a repeat that comes after the first took effect is answered like it, and so is a node that never voted.
+        """Removes a voter. The leader serves it.
+        Retry: safe, a repeat after the first took effect has the same answer, and so has a node that never voted.
         Errors: statuses INVALID_REQUEST, VOTER_NOT_FOUND, REQUEST_TIMED_OUT.
         Roles: admin.
         """
@@ -77,7 +77,7 @@ class QuorumServiceServicer:
     def DescribeQuorum(self, request, context):
         """Returns the leader and the progress of each replica, as the answering node sees them.
         Retry: safe, a read.
-        Errors: none of its own; NOT_LEADER only with leader_only.
+        Errors: only the common ones, and NOT_LEADER only with leader_only.
         Roles: controller, broker, compactor, reader, reconciler, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -51,7 +51,7 @@ Global___RecordSet: _TypeAlias = RecordSet  # noqa: Y015
 
 @_typing.final
 class Record(_message.Message):
-    """One record. A reader that meets a kind it does not know must stop: skipping it would fork the map."""
+    """One record. A reader that meets a kind it does not know must stop: skipping it would fork the metadata."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -101,7 +101,7 @@ class Record(_message.Message):
 
     @_builtins.property
     def streams_closed(self) -> Global___StreamsClosedRecord:
-        """streams given up by their owner"""
+        """streams released by their owner"""
 
     @_builtins.property
     def streams_trimmed(self) -> Global___StreamsTrimmedRecord:
@@ -113,7 +113,7 @@ class Record(_message.Message):
 
     @_builtins.property
     def streams_deleted(self) -> Global___StreamsDeletedRecord:
-        """streams gone for good"""
+        """streams permanently deleted"""
 
     @_builtins.property
     def objects_prepared(self) -> Global___ObjectsPreparedRecord:
@@ -133,7 +133,7 @@ class Record(_message.Message):
 
     @_builtins.property
     def objects_removed(self) -> Global___ObjectsRemovedRecord:
-        """objects whose bytes are gone"""
+        """objects whose bytes are deleted"""
 
     @_builtins.property
     def node_registered(self) -> Global___NodeRegisteredRecord:
@@ -153,7 +153,7 @@ class Record(_message.Message):
 
     @_builtins.property
     def stream_set_objects_committed(self) -> Global___StreamSetObjectsCommittedRecord:
-        """set objects of one node"""
+        """stream set objects of one node"""
 
     @_builtins.property
     def objects_linked(self) -> Global___ObjectsLinkedRecord:
@@ -161,19 +161,19 @@ class Record(_message.Message):
 
     @_builtins.property
     def pending_uploads_set(self) -> Global___PendingUploadsSetRecord:
-        """what a node owes after fast closes"""
+        """pending uploads of a node after fast closes"""
 
     @_builtins.property
     def uploads_abandoned(self) -> Global___UploadsAbandonedRecord:
-        """what it owed and will not be uploaded"""
+        """pending uploads that were abandoned"""
 
     @_builtins.property
     def node_locked(self) -> Global___NodeLockedRecord:
-        """which node may open streams it owned last"""
+        """whether only this node may open the streams it owned last"""
 
     @_builtins.property
     def node_unregistered(self) -> Global___NodeUnregisteredRecord:
-        """a node that is gone"""
+        """a departed node"""
 
     @_builtins.property
     def node_id_issued(self) -> Global___NodeIdIssuedRecord:
@@ -201,11 +201,11 @@ class Record(_message.Message):
 
     @_builtins.property
     def feature_level_set(self) -> Global___FeatureLevelSetRecord:
-        """what log and checkpoints may hold from here on"""
+        """content of log and checkpoints from here on"""
 
     @_builtins.property
     def objects_reclaimed(self) -> Global___ObjectsReclaimedRecord:
-        """ids of before a restore, prepared again"""
+        """ids issued before a restore, prepared again"""
 
     @_builtins.property
     def restore_finished(self) -> Global___RestoreFinishedRecord:
@@ -213,7 +213,7 @@ class Record(_message.Message):
 
     @_builtins.property
     def named_objects_committed(self) -> Global___NamedObjectsCommittedRecord:
-        """objects that hold no stream"""
+        """objects without streams"""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class StreamsCreatedRecord(_message.Message):
     node_id: _builtins.int
     """the node that asked"""
     first_stream_id: _builtins.int
-    """equals the map's next stream id"""
+    """equals the metadata's next stream id"""
     count: _builtins.int
     """streams created"""
     @_builtins.property
@@ -483,7 +483,7 @@ class ObjectsPreparedRecord(_message.Message):
     node_id: _builtins.int
     """the node that asked"""
     first_object_id: _builtins.int
-    """equals the map's next object id"""
+    """equals the metadata's next object id"""
     count: _builtins.int
     """ids issued"""
     deadline_ms: _builtins.int
@@ -531,13 +531,13 @@ class StreamSetObjectsCommittedRecord(_message.Message):
     object_id: _builtins.bytes
     """column; prepared ids"""
     order_id: _builtins.bytes
-    """column; place among the node's set objects"""
+    """column; position among the node's stream set objects"""
     object_size: _builtins.bytes
     """column; bytes"""
     attributes: _builtins.bytes
     """column; object attributes words"""
     range_count: _builtins.bytes
-    """column; how many of the rows below each one holds"""
+    """column; number of its rows below"""
     min_timestamp_ms: _builtins.bytes
     """column; no record in the object is older; -1: unknown; empty: all are -1"""
     max_timestamp_ms: _builtins.bytes
@@ -548,7 +548,7 @@ class StreamSetObjectsCommittedRecord(_message.Message):
     """column; of the commit each came with, to know its repeat; 0: unknown; empty: all are 0"""
     @_builtins.property
     def ranges(self) -> Global___SetObjectRanges:
-        """of all of them, behind each other"""
+        """of all of them, concatenated"""
 
     def __init__(
         self,
@@ -672,7 +672,7 @@ class CommitRowsRejectedRecord(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     object_id: _builtins.bytes
-    """column; the set object, or the row's own stream object"""
+    """column; the stream set object, or the row's own stream object"""
     stream_id: _builtins.bytes
     """column"""
     error: _builtins.bytes
@@ -707,7 +707,7 @@ class ObjectsDestroyedRecord(_message.Message):
     marked_at_ms: _builtins.int
     """leader's clock"""
     deep: _builtins.bool
-    """composites: what they link is destroyed with them"""
+    """composites: linked objects are destroyed with them"""
     def __init__(
         self,
         *,
@@ -776,7 +776,7 @@ class ObjectAttributesSetRecord(_message.Message):
     object_id: _builtins.int
     """a committed object"""
     attributes: _builtins.int
-    """as in the commit calls; its kind stays what it was"""
+    """as in the commit calls; its kind does not change"""
     def __init__(
         self,
         *,
@@ -800,13 +800,13 @@ class PendingUploadsSetRecord(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
-    """the node that owes them"""
+    """the node that has to upload them"""
     stream_id: _builtins.bytes
     """column"""
     start_offset: _builtins.bytes
     """column; next offset to commit"""
     end_offset: _builtins.bytes
-    """column; exclusive; equal to start_offset: nothing is owed any more"""
+    """column; exclusive; equal to start_offset: nothing is pending"""
     def __init__(
         self,
         *,
@@ -830,7 +830,7 @@ class UploadsAbandonedRecord(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     STREAM_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
-    """the node that owed them"""
+    """the node that had to upload them"""
     stream_id: _builtins.bytes
     """column"""
     def __init__(
@@ -921,7 +921,7 @@ class NodeSupervisedRecord(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
-    """from now on its silence means that it is gone"""
+    """from now on its silence fences it"""
     def __init__(
         self,
         *,
@@ -944,7 +944,7 @@ class RecoveryAssignedRecord(_message.Message):
     node_id: _builtins.int
     """whose data"""
     target_id: _builtins.int
-    """the node that recovers it; -1: none any more"""
+    """the node that recovers it; -1: none"""
     def __init__(
         self,
         *,
@@ -990,9 +990,9 @@ class BucketClaimedRecord(_message.Message):
     CLUSTER_UUID_FIELD_NUMBER: _builtins.int
     ISSUED_BELOW_FIELD_NUMBER: _builtins.int
     cluster_uuid: _builtins.str
-    """equals the map's, if it has one; never empty"""
+    """equals the metadata's, if it has one; never empty"""
     issued_below: _builtins.int
-    """object ids below may be issued; at least the map's bound; 0: none claimed yet"""
+    """object ids below may be issued; at least the metadata's bound; 0: none claimed yet"""
     def __init__(
         self,
         *,
@@ -1162,7 +1162,7 @@ class ObjectsReclaimedRecord(_message.Message):
     OBJECT_ID_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     object_id: _builtins.bytes
-    """column; undecided ids that the map does not know"""
+    """column; undecided ids that the metadata does not contain"""
     deadline_ms: _builtins.int
     """of their commit, which follows in the same set"""
     def __init__(

@@ -144,9 +144,10 @@ class StreamToOpen(_message.Message):
     stream_epoch: _builtins.int
     """>= 0; larger than the current epoch, or equal to repeat an open"""
     reopen: _builtins.bool
-    """With a larger epoch: if the node has the stream open itself, its range ends, and another begins under
-    the larger epoch in the same step. A new process takes over the streams of an earlier one so, and a
-    process a stream whose write has failed. Without it an open stream is refused: STREAM_NOT_CLOSED.
+    """With a larger epoch: if the node itself has the stream open, its range ends, and another begins under the
+    larger epoch in the same step. A new process takes over the streams of an earlier one in this way, and a
+    process recovers a stream whose write has failed. Without it the controller rejects an open stream with
+    STREAM_NOT_CLOSED.
     """
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
@@ -378,9 +379,9 @@ class StreamToTrim(_message.Message):
     new_start_offset: _builtins.int
     """>= the current start offset"""
     appended_end_offset: _builtins.int
-    """End of what the owner has appended to the stream, committed or not; 0 if that is not known. The trim
-    ends there, or at the stream's end if that is larger. Absent, as in older clients: the trim ends
-    at new_start_offset. OFFSET_NOT_MATCHED if it would end more than 2^40 above the stream's end.
+    """End of the records that the owner has appended to the stream, committed or not, or 0 if it is unknown. The
+    trim ends there, or at the stream's end if that is larger. Absent, as in older clients: the trim ends at
+    new_start_offset. OFFSET_NOT_MATCHED if it would end more than 2^40 above the stream's end.
     """
     def __init__(
         self,
@@ -425,7 +426,7 @@ class TrimStreamsResponse(_message.Message):
 
     @_builtins.property
     def start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """where each stream starts now; -1 where its trim was refused"""
+        """current start of each stream; -1 if its trim was rejected"""
 
     def __init__(
         self,
@@ -578,7 +579,7 @@ class DescribeStreamsResponse(_message.Message):
     next_page_token: _builtins.str
     """empty on the last page"""
     total: _builtins.int
-    """streams in the map when this page was read"""
+    """number of streams when this page was read"""
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamDescription]:
         """in stream id order"""
@@ -642,11 +643,11 @@ class StreamDescription(_message.Message):
 
     @_builtins.property
     def pending_uploads(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingUpload]:
-        """what former owners still owe, by start offset"""
+        """pending uploads of former owners, by start offset"""
 
     @_builtins.property
     def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetRange]:
-        """what was given up, by start offset; above start_offset"""
+        """abandoned offsets, by start offset; above start_offset"""
 
     def __init__(
         self,
@@ -694,7 +695,7 @@ class PendingUpload(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
-    """the node that owes it"""
+    """the node that has to upload it"""
     stream_id: _builtins.int
     """of which stream"""
     start_offset: _builtins.int
@@ -789,7 +790,7 @@ class StreamObjectRange(_message.Message):
     object_id: _builtins.int
     """the stream object"""
     start_offset: _builtins.int
-    """first offset it holds"""
+    """first offset in it"""
     end_offset: _builtins.int
     """exclusive"""
     def __init__(
@@ -924,14 +925,14 @@ class AbandonUploadsRequest(_message.Message):
     request_id: _builtins.str
     """for tracing; abandoning is idempotent"""
     node_id: _builtins.int
-    """the node that owes the uploads"""
+    """the node that has to upload"""
     close_streams_of_epoch: _builtins.int
-    """Also fences this process of the node and closes the streams that it has open, at most 10000 at a time,
-    for other nodes to open. Records that its write-ahead log alone holds are set aside if that comes back.
+    """Also fences this process of the node and closes the streams that it has open, at most 10000 at a time, for
+    other nodes to open. If its write-ahead log returns, records that only the log contains are set aside.
     """
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """these, at most 10000; empty: all it owes, refused if the answer can't list them"""
+        """these, at most 10000; empty: all pending uploads, rejected if the answer can't list them"""
 
     def __init__(
         self,
@@ -969,10 +970,10 @@ class AbandonUploadsResponse(_message.Message):
     closed_streams: _builtins.int
     """streams that were closed now"""
     open_streams: _builtins.int
-    """streams that are open on the node still: call again"""
+    """streams that are still open on the node: call again"""
     @_builtins.property
     def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingUpload]:
-        """what was given up now, by stream id"""
+        """uploads abandoned now, by stream id"""
 
     def __init__(
         self,

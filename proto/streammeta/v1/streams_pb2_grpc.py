@@ -81,9 +81,9 @@ class StreamServiceServicer:
 
     def CreateStreams(self, request, context):
         """Creates closed, empty streams: all or none.
-        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED; status INVALID_FIELD for a
-        request_id that was used with other content.
+        Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
+        that was used with other content.
         Roles: broker, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -91,10 +91,10 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OpenStreams(self, request, context):
-        """Takes ownership of streams under a stream epoch no smaller than any before.
-        Retry: safe, an open with the current epoch of the same owner changes nothing. An open stream is
-        refused with STREAM_NOT_CLOSED until its owner closes it; the owner itself may say `reopen`.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
+        """Acquires ownership of streams under a stream epoch that is at least the current one.
+        Retry: safe, an open with the current epoch of the same owner changes nothing. The controller rejects an
+        open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
         NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
         Roles: broker.
         """
@@ -103,10 +103,10 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseStreams(self, request, context):
-        """Gives up ownership.
+        """Releases ownership.
         Retry: safe, a repeated close changes nothing.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset
-        below the stream's end, and those of the node check.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
+        stream's end, and the errors of the node check.
         Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -114,11 +114,11 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TrimStreams(self, request, context):
-        """Moves the visible starts of streams forward. An owner may trim what it has appended and not
-        committed yet: the stream's end then moves with its start, and the late commit has no effect below it.
+        """Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+        committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
         Retry: safe, a repeated trim changes nothing.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
-        and those of the node check.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
+        errors of the node check.
         Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -126,9 +126,9 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteStreams(self, request, context):
-        """Deletes closed streams for good, and what they hold.
-        Retry: safe, a stream that does not exist any more is answered NONE.
-        Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and those of the node check.
+        """Permanently deletes closed streams and their records.
+        Retry: safe, the result for a stream that no longer exists is NONE.
+        Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
         Roles: broker, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -138,7 +138,7 @@ class StreamServiceServicer:
     def DescribeStreams(self, request, context):
         """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: broker, compactor, reader, reconciler, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -146,24 +146,24 @@ class StreamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetOpeningStreams(self, request, context):
-        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. They
-        keep their stream epochs: open them with `reopen` and larger ones before anything is appended, or
-        nobody can say which process wrote the offsets behind those of a write-ahead log that comes back.
-        Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process
-        that is recovered by another needs a larger node epoch.
-        Errors: NODE_EPOCH_EXPIRED, NODE_FENCED; STREAM_INNER_ERROR if an upload that is owed fits no range
-        of the node.
-        Roles: broker; with failover for a node that it recovers.
+        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. The streams
+        keep their epochs. Open them with `reopen` and larger epochs before you append. Otherwise it is unknown
+        which process wrote the offsets after the end of a write-ahead log that returns.
+        Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process that
+        another node recovers needs a larger node epoch.
+        Errors: NODE_EPOCH_EXPIRED, NODE_FENCED, and STREAM_INNER_ERROR if a pending upload fits no range of the
+        node.
+        Roles: broker. With failover for a node that it recovers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbandonUploads(self, request, context):
-        """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
-        them over. For a write-ahead log that is gone for good. Can close the node's open streams, too.
-        Retry: safe; a repeat finds nothing left to give up.
-        Errors: NODE_EPOCH_NOT_EXIST; NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
+        """Abandons pending uploads of a node that has permanently lost its write-ahead log. Their offsets are lost,
+        and readers skip them. Can also close the node's open streams.
+        Retry: safe, a repeat finds no further uploads.
+        Errors: NODE_EPOCH_NOT_EXIST, and NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
         registered.
         Roles: admin.
         """

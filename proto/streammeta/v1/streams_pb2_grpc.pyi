@@ -33,61 +33,61 @@ class StreamServiceStub:
     def __new__(cls, channel: _aio.Channel) -> StreamServiceAsyncStub: ...
     CreateStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.CreateStreamsRequest, _streams_pb2.CreateStreamsResponse]
     """Creates closed, empty streams: all or none.
-    Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-    Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED; status INVALID_FIELD for a
-      request_id that was used with other content.
+    Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+    Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
+      that was used with other content.
     Roles: broker, admin.
     """
     OpenStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.OpenStreamsRequest, _streams_pb2.OpenStreamsResponse]
-    """Takes ownership of streams under a stream epoch no smaller than any before.
-    Retry: safe, an open with the current epoch of the same owner changes nothing. An open stream is
-      refused with STREAM_NOT_CLOSED until its owner closes it; the owner itself may say `reopen`.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
+    """Acquires ownership of streams under a stream epoch that is at least the current one.
+    Retry: safe, an open with the current epoch of the same owner changes nothing. The controller rejects an
+      open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
+    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
       NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
     Roles: broker.
     """
     CloseStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.CloseStreamsRequest, _streams_pb2.CloseStreamsResponse]
-    """Gives up ownership.
+    """Releases ownership.
     Retry: safe, a repeated close changes nothing.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset
-      below the stream's end, and those of the node check.
+    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
+      stream's end, and the errors of the node check.
     Roles: broker.
     """
     TrimStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.TrimStreamsRequest, _streams_pb2.TrimStreamsResponse]
-    """Moves the visible starts of streams forward. An owner may trim what it has appended and not
-    committed yet: the stream's end then moves with its start, and the late commit has no effect below it.
+    """Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+    committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
     Retry: safe, a repeated trim changes nothing.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
-      and those of the node check.
+    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
+      errors of the node check.
     Roles: broker.
     """
     DeleteStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.DeleteStreamsRequest, _streams_pb2.DeleteStreamsResponse]
-    """Deletes closed streams for good, and what they hold.
-    Retry: safe, a stream that does not exist any more is answered NONE.
-    Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and those of the node check.
+    """Permanently deletes closed streams and their records.
+    Retry: safe, the result for a stream that no longer exists is NONE.
+    Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
     Roles: broker, admin.
     """
     DescribeStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.DescribeStreamsRequest, _streams_pb2.DescribeStreamsResponse]
     """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
     Retry: safe, a read.
-    Errors: none of its own.
+    Errors: only the common ones.
     Roles: broker, compactor, reader, reconciler, admin.
     """
     GetOpeningStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]
-    """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. They
-    keep their stream epochs: open them with `reopen` and larger ones before anything is appended, or
-    nobody can say which process wrote the offsets behind those of a write-ahead log that comes back.
-    Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process
-      that is recovered by another needs a larger node epoch.
-    Errors: NODE_EPOCH_EXPIRED, NODE_FENCED; STREAM_INNER_ERROR if an upload that is owed fits no range
-      of the node.
-    Roles: broker; with failover for a node that it recovers.
+    """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. The streams
+    keep their epochs. Open them with `reopen` and larger epochs before you append. Otherwise it is unknown
+    which process wrote the offsets after the end of a write-ahead log that returns.
+    Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process that
+      another node recovers needs a larger node epoch.
+    Errors: NODE_EPOCH_EXPIRED, NODE_FENCED, and STREAM_INNER_ERROR if a pending upload fits no range of the
+      node.
+    Roles: broker. With failover for a node that it recovers.
     """
     AbandonUploads: _grpc.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]
-    """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
-    them over. For a write-ahead log that is gone for good. Can close the node's open streams, too.
-    Retry: safe; a repeat finds nothing left to give up.
-    Errors: NODE_EPOCH_NOT_EXIST; NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
+    """Abandons pending uploads of a node that has permanently lost its write-ahead log. Their offsets are lost,
+    and readers skip them. Can also close the node's open streams.
+    Retry: safe, a repeat finds no further uploads.
+    Errors: NODE_EPOCH_NOT_EXIST, and NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
       registered.
     Roles: admin.
     """
@@ -97,61 +97,61 @@ class StreamServiceAsyncStub(StreamServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.CreateStreamsRequest, _streams_pb2.CreateStreamsResponse]  # type: ignore[assignment]
     """Creates closed, empty streams: all or none.
-    Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-    Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED; status INVALID_FIELD for a
-      request_id that was used with other content.
+    Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+    Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
+      that was used with other content.
     Roles: broker, admin.
     """
     OpenStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.OpenStreamsRequest, _streams_pb2.OpenStreamsResponse]  # type: ignore[assignment]
-    """Takes ownership of streams under a stream epoch no smaller than any before.
-    Retry: safe, an open with the current epoch of the same owner changes nothing. An open stream is
-      refused with STREAM_NOT_CLOSED until its owner closes it; the owner itself may say `reopen`.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
+    """Acquires ownership of streams under a stream epoch that is at least the current one.
+    Retry: safe, an open with the current epoch of the same owner changes nothing. The controller rejects an
+      open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
+    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
       NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
     Roles: broker.
     """
     CloseStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.CloseStreamsRequest, _streams_pb2.CloseStreamsResponse]  # type: ignore[assignment]
-    """Gives up ownership.
+    """Releases ownership.
     Retry: safe, a repeated close changes nothing.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset
-      below the stream's end, and those of the node check.
+    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
+      stream's end, and the errors of the node check.
     Roles: broker.
     """
     TrimStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.TrimStreamsRequest, _streams_pb2.TrimStreamsResponse]  # type: ignore[assignment]
-    """Moves the visible starts of streams forward. An owner may trim what it has appended and not
-    committed yet: the stream's end then moves with its start, and the late commit has no effect below it.
+    """Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+    committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
     Retry: safe, a repeated trim changes nothing.
-    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
-      and those of the node check.
+    Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
+      errors of the node check.
     Roles: broker.
     """
     DeleteStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.DeleteStreamsRequest, _streams_pb2.DeleteStreamsResponse]  # type: ignore[assignment]
-    """Deletes closed streams for good, and what they hold.
-    Retry: safe, a stream that does not exist any more is answered NONE.
-    Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and those of the node check.
+    """Permanently deletes closed streams and their records.
+    Retry: safe, the result for a stream that no longer exists is NONE.
+    Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
     Roles: broker, admin.
     """
     DescribeStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.DescribeStreamsRequest, _streams_pb2.DescribeStreamsResponse]  # type: ignore[assignment]
     """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
     Retry: safe, a read.
-    Errors: none of its own.
+    Errors: only the common ones.
     Roles: broker, compactor, reader, reconciler, admin.
     """
     GetOpeningStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]  # type: ignore[assignment]
-    """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. They
-    keep their stream epochs: open them with `reopen` and larger ones before anything is appended, or
-    nobody can say which process wrote the offsets behind those of a write-ahead log that comes back.
-    Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process
-      that is recovered by another needs a larger node epoch.
-    Errors: NODE_EPOCH_EXPIRED, NODE_FENCED; STREAM_INNER_ERROR if an upload that is owed fits no range
-      of the node.
-    Roles: broker; with failover for a node that it recovers.
+    """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. The streams
+    keep their epochs. Open them with `reopen` and larger epochs before you append. Otherwise it is unknown
+    which process wrote the offsets after the end of a write-ahead log that returns.
+    Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process that
+      another node recovers needs a larger node epoch.
+    Errors: NODE_EPOCH_EXPIRED, NODE_FENCED, and STREAM_INNER_ERROR if a pending upload fits no range of the
+      node.
+    Roles: broker. With failover for a node that it recovers.
     """
     AbandonUploads: _aio.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]  # type: ignore[assignment]
-    """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
-    them over. For a write-ahead log that is gone for good. Can close the node's open streams, too.
-    Retry: safe; a repeat finds nothing left to give up.
-    Errors: NODE_EPOCH_NOT_EXIST; NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
+    """Abandons pending uploads of a node that has permanently lost its write-ahead log. Their offsets are lost,
+    and readers skip them. Can also close the node's open streams.
+    Retry: safe, a repeat finds no further uploads.
+    Errors: NODE_EPOCH_NOT_EXIST, and NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
       registered.
     Roles: admin.
     """
@@ -164,9 +164,9 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.CreateStreamsResponse, _abc.Awaitable[_streams_pb2.CreateStreamsResponse]]:
         """Creates closed, empty streams: all or none.
-        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
-        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED; status INVALID_FIELD for a
-          request_id that was used with other content.
+        Retry: safe with the same request_id, kept for 24 h: the leader returns the first answer again.
+        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED, and status INVALID_FIELD for a request_id
+          that was used with other content.
         Roles: broker, admin.
         """
 
@@ -176,10 +176,10 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.OpenStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.OpenStreamsResponse, _abc.Awaitable[_streams_pb2.OpenStreamsResponse]]:
-        """Takes ownership of streams under a stream epoch no smaller than any before.
-        Retry: safe, an open with the current epoch of the same owner changes nothing. An open stream is
-          refused with STREAM_NOT_CLOSED until its owner closes it; the owner itself may say `reopen`.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
+        """Acquires ownership of streams under a stream epoch that is at least the current one.
+        Retry: safe, an open with the current epoch of the same owner changes nothing. The controller rejects an
+          open stream with STREAM_NOT_CLOSED until its owner closes it. The owner itself may set `reopen`.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and the errors of the node check:
           NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
         Roles: broker.
         """
@@ -190,10 +190,10 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.CloseStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.CloseStreamsResponse, _abc.Awaitable[_streams_pb2.CloseStreamsResponse]]:
-        """Gives up ownership.
+        """Releases ownership.
         Retry: safe, a repeated close changes nothing.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset
-          below the stream's end, and those of the node check.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset below the
+          stream's end, and the errors of the node check.
         Roles: broker.
         """
 
@@ -203,11 +203,11 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.TrimStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.TrimStreamsResponse, _abc.Awaitable[_streams_pb2.TrimStreamsResponse]]:
-        """Moves the visible starts of streams forward. An owner may trim what it has appended and not
-        committed yet: the stream's end then moves with its start, and the late commit has no effect below it.
+        """Moves the visible starts of streams forward. An owner may trim records that it has appended and not
+        committed yet. The stream's end then moves with its start, and the late commit has no effect below it.
         Retry: safe, a repeated trim changes nothing.
-        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
-          and those of the node check.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, and the
+          errors of the node check.
         Roles: broker.
         """
 
@@ -217,9 +217,9 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.DeleteStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.DeleteStreamsResponse, _abc.Awaitable[_streams_pb2.DeleteStreamsResponse]]:
-        """Deletes closed streams for good, and what they hold.
-        Retry: safe, a stream that does not exist any more is answered NONE.
-        Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and those of the node check.
+        """Permanently deletes closed streams and their records.
+        Retry: safe, the result for a stream that no longer exists is NONE.
+        Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and the errors of the node check.
         Roles: broker, admin.
         """
 
@@ -231,7 +231,7 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_streams_pb2.DescribeStreamsResponse, _abc.Awaitable[_streams_pb2.DescribeStreamsResponse]]:
         """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
         Retry: safe, a read.
-        Errors: none of its own.
+        Errors: only the common ones.
         Roles: broker, compactor, reader, reconciler, admin.
         """
 
@@ -241,14 +241,14 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.GetOpeningStreamsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.GetOpeningStreamsResponse, _abc.Awaitable[_streams_pb2.GetOpeningStreamsResponse]]:
-        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. They
-        keep their stream epochs: open them with `reopen` and larger ones before anything is appended, or
-        nobody can say which process wrote the offsets behind those of a write-ahead log that comes back.
-        Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process
-          that is recovered by another needs a larger node epoch.
-        Errors: NODE_EPOCH_EXPIRED, NODE_FENCED; STREAM_INNER_ERROR if an upload that is owed fits no range
-          of the node.
-        Roles: broker; with failover for a node that it recovers.
+        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. The streams
+        keep their epochs. Open them with `reopen` and larger epochs before you append. Otherwise it is unknown
+        which process wrote the offsets after the end of a write-ahead log that returns.
+        Retry: safe, registering the same epoch again changes nothing. It does not lift a fence: a process that
+          another node recovers needs a larger node epoch.
+        Errors: NODE_EPOCH_EXPIRED, NODE_FENCED, and STREAM_INNER_ERROR if a pending upload fits no range of the
+          node.
+        Roles: broker. With failover for a node that it recovers.
         """
 
     @_abc_1.abstractmethod
@@ -257,10 +257,10 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _streams_pb2.AbandonUploadsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.AbandonUploadsResponse, _abc.Awaitable[_streams_pb2.AbandonUploadsResponse]]:
-        """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
-        them over. For a write-ahead log that is gone for good. Can close the node's open streams, too.
-        Retry: safe; a repeat finds nothing left to give up.
-        Errors: NODE_EPOCH_NOT_EXIST; NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
+        """Abandons pending uploads of a node that has permanently lost its write-ahead log. Their offsets are lost,
+        and readers skip them. Can also close the node's open streams.
+        Retry: safe, a repeat finds no further uploads.
+        Errors: NODE_EPOCH_NOT_EXIST, and NODE_EPOCH_EXPIRED if a newer process than close_streams_of_epoch has
           registered.
         Roles: admin.
         """
