@@ -30,7 +30,7 @@ from tests.backup.adoption_world import NODES, NOW_MS, World
 from tests.backup.test_restore import NOW_MS as RESTORED_MS
 from tests.backup.test_restore import planned
 
-_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_DISASTER_SEEDS", "0:40").split(":"))
+_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_DISASTER_SEEDS", "0:15").split(":"))
 STEPS = 60
 
 

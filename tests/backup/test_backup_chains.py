@@ -21,7 +21,7 @@ from streammeta.controller.backup.verification import verify
 from streammeta.storage.backup_files import CheckpointName, FileName, Inventory, SegmentName
 from tests.backup.backup_world import Backup, random_log
 
-SEEDS = range(12)
+SEEDS = range(5)
 
 
 def random_backup(seed: int) -> Backup:

@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import backup, backup_restore
-
-
-@pytest.mark.process
-def test_a_small_backup_is_restored_in_full(tmp_path: Path) -> None:
-    found = backup_restore.measure_restore(tmp_path, 300)
-    assert (found.entities, found.commits) == (300, 300)
-    assert min(value for _, value in found.figures()) > 0
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["from_end_offset"] > 300
-    assert list((tmp_path / "data").iterdir())
-
-
-@pytest.mark.process
-def test_all_objects_since_the_backup_are_adopted(tmp_path: Path) -> None:
-    found = backup_restore.measure_adoption(tmp_path, 120)
-    assert found.objects == 120, "or it would have failed: it compares what was adopted"
-    assert found.mb > 0
-    assert min(value for _, value in found.figures()) > 0
+from scripts.benchmarks import backup
 
 
 @pytest.mark.process

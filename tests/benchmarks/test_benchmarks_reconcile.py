@@ -60,7 +60,7 @@ def test_the_join_is_measured_beside_a_database_on_the_same_tables(tmp_path: Pat
 
 @pytest.mark.process
 def test_deletions_are_measured_against_a_server(tmp_path: Path) -> None:
-    outcome = reconcile_deletions.measure(tmp_path, 1_500, 2, lambda _: None)
+    outcome = reconcile_deletions.measure(tmp_path, 1_500, 1, lambda _: None)
     assert outcome.figures["deletions_per_s"] > 0
     assert outcome.figures["deletions_cpu_us_a_key"] > 0
     requests = outcome.figures["deletions_requests_per_1000"]

@@ -90,7 +90,7 @@ async def starts_and_stalls(world: World) -> None:
 
 
 def test_logs_survive_repeated_epochs_stalls_sweeps_and_listings_that_lag() -> None:
-    for seed in seeds(40):
+    for seed in seeds(12):
         simulated(seed, starts_and_stalls)
 
 

@@ -109,5 +109,5 @@ async def restarts_beside_recoverers(world: World) -> None:
 def test_what_was_acknowledged_is_committed_once_whatever_store_and_brokers_do(
     scenario: object,
 ) -> None:
-    for seed in seeds(40):
+    for seed in seeds(12):
         simulated(seed, scenario)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 _SIZES = {
@@ -181,16 +182,23 @@ def key_forms(key: str) -> Iterator[str]:
             yield name
 
 
+@cache
+def _without_unit(key: str) -> str:
+    return _UNIT_OF_KEY.sub("", key)
+
+
 def known_key(key: str, known: Collection[str]) -> str | None:
     """Return the known key that a key means; None for none."""
     forms = list(key_forms(key))
-    bare = _UNIT_OF_KEY.sub("", forms[0])
-    forms += [name for name in known if _UNIT_OF_KEY.sub("", name) in (bare, forms[0])]
+    bare = _without_unit(forms[0])
+    forms += [name for name in known if _without_unit(name) in (bare, forms[0])]
     for form in forms:
         if form in known:
             return form
+
+    words = {*forms, *map(_without_unit, forms)}
     for group in SYNONYMS:
-        if any(form in group or _UNIT_OF_KEY.sub("", form) in group for form in forms):
+        if not words.isdisjoint(group):
             for name in group:
                 if name in known:
                     return name

@@ -34,7 +34,7 @@ from tests.metadata.random_requests import MAKERS, RandomReads, RandomRequests
 from tests.metadata.small_tables import small_tables
 from tests.metadata.test_metadata_section_rules import read_everything
 
-_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:4").split(":"))
+_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:2").split(":"))
 _SECONDS = int(os.environ.get("STREAMMETA_FUZZ_SECONDS", "120"))
 _SLOW_FIRST = int(os.environ.get("STREAMMETA_FUZZ_FIRST", "1000"))
 _STEPS = 90

@@ -24,11 +24,11 @@ from tests.metadata.random_requests import RandomRequests
 from tests.metadata.small_tables import small_tables
 
 pytestmark = pytest.mark.timeout(600)
-_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_PAIR_SEEDS", "0:60").split(":"))
+_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_PAIR_SEEDS", "0:20").split(":"))
 _PAIR_STEPS = int(os.environ.get("STREAMMETA_PAIR_STEPS", "60"))
-_SEEDS_AT_ONCE = 20
+_SEEDS_AT_ONCE = 10
 _LOOK_EVERY = 4
-_REACH_SEEDS = 100
+_REACH_SEEDS = 75
 _MOVES = {"write": 75, "undo": 5, "commit": 5, "freeze": 5, "restart": 2, "recover": 1, "wait": 8}
 
 

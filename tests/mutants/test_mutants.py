@@ -41,6 +41,7 @@ def trial_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Future[
 
 
 @pytest.mark.process
+@pytest.mark.timeout(600)
 @pytest.mark.xdist_group("computations")
 @pytest.mark.parametrize("name", _QUICK)
 def test_a_mutant_is_caught(name: str, trial_of: Callable[[str], Future[Trial]]) -> None:

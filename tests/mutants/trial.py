@@ -74,7 +74,7 @@ def _test(test: str) -> tuple[bool, str]:
     plugins = ["-p", "pytest_timeout", "-p", "pytest_asyncio.plugin"]
     # A test that fails half-way may leave a socket open, which says nothing of the mutant.
     plugins += ["-p", "no:unraisableexception"]
-    options = [*plugins, "-q", "-x", "--slow", "--timeout=60", "--no-header"]
+    options = [*plugins, "-q", "-x", "--slow", "--timeout=120", "--no-header"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = pytest.main([*options, test])

@@ -121,6 +121,12 @@ class Server:
     def bucket(self) -> ObjectStore:
         return open_object_store(self.admin.uri(BUCKET))
 
+    def forget_runs(self) -> None:
+        """Delete the leases of runs that had no right to do so."""
+        with closing(self.bucket()) as store:
+            left = [info.key for info in store.list_objects() if "/leases/" in info.key]
+            store.delete_many(left)
+
     def objects(self) -> dict[str, tuple[bytes, dict[str, str]]]:
         """Bytes and tags of all keys but the lease's."""
         client = boto3.client(
@@ -227,36 +233,38 @@ def test_the_rights_of_the_page_are_enough(server: Server) -> None:
     assert server.objects().keys() == before.keys() - set(ORPHANS)
 
 
-NEEDED = [
-    ("plan", "s3:ListBucket"),
-    ("plan", "s3:GetObject"),
-    *((way, right) for way in WAYS for right in ("s3:ListBucket", "s3:GetObject", "s3:PutObject")),
-    ("apply --yes", "s3:DeleteObject"),
-    ("apply --yes --quarantine", "s3:DeleteObject"),
-    ("apply --yes --tag", "s3:GetObjectTagging"),
-    ("apply --yes --tag", "s3:PutObjectTagging"),
-    *(("undo", right) for right in ("s3:ListBucket", "s3:GetObject", "s3:PutObject")),
-]
+NEEDED = {
+    "plan": ("s3:ListBucket", "s3:GetObject"),
+    "apply --yes": ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
+    "apply --yes --quarantine": (
+        *("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
+    ),
+    "apply --yes --tag": (
+        *("s3:ListBucket", "s3:GetObject", "s3:PutObject"),
+        *("s3:GetObjectTagging", "s3:PutObjectTagging"),
+    ),
+    "undo": ("s3:ListBucket", "s3:GetObject", "s3:PutObject"),
+}
 
 
-@pytest.mark.parametrize(("command", "right"), NEEDED)
-def test_a_right_that_lacks_is_named_and_nothing_is_changed(
-    server: Server, command: str, right: str
-) -> None:
+@pytest.mark.parametrize("command", NEEDED)
+def test_a_right_that_lacks_is_named_and_nothing_is_changed(server: Server, command: str) -> None:
     folder = server.planned()
     if command == "undo":
         moved = run_apply(server, folder, server.admin.uri(BUCKET), delete=True, quarantine=True)
         assert moved.complete
     before = server.objects()
-    store = server.user(without(of_command(command), right))
-    said = _said_by(server, command, folder, store)
-    after = server.objects()
-    kept = {key: value for key, value in after.items() if not key.startswith(f"{OWN}/quarantine/")}
-    if command == "undo":
-        assert after == before
-    else:
-        assert kept == before
-    assert right in said, said
+
+    for right in NEEDED[command]:
+        store = server.user(without(of_command(command), right))
+        said = _said_by(server, command, folder, store)
+        assert right in said, said
+        after = server.objects()
+        if command != "undo":
+            copies = f"{OWN}/quarantine/"
+            after = {key: value for key, value in after.items() if not key.startswith(copies)}
+        assert after == before, right
+        server.forget_runs()
 
 
 def _said_by(server: Server, command: str, folder: Path, store: str) -> str:

@@ -21,7 +21,7 @@ _EXPECTED_KINDS = (
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.slow)])
 def test_any_point_is_restored_as_it_was_committed(count: int) -> None:
     summary = run_in_parallel(range(count), "backup", os.cpu_count() or 1)
     assert_none_failed(summary)

@@ -21,7 +21,7 @@ _EXPECTED_KINDS = (
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("count", [80, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [24, pytest.param(2000, marks=pytest.mark.slow)])
 def test_a_cluster_out_of_reach_of_the_bucket_stops_before_the_restored_one_begins(
     count: int,
 ) -> None:

