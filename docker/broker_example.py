@@ -9,7 +9,7 @@ import asyncio
 from pathlib import Path
 
 from streammeta.client import StreamClient
-from streammeta.rpc.tls import tls_files
+from streammeta.tls.files import tls_files
 
 STREAMS = 3
 RECORDS_PER_STREAM = 100

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import bucket_check
-from streammeta.storage.bucket_marker import BucketMarker, read_marker
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.client.controllers import bucket_check
+from streammeta.storage.cluster_files.bucket_marker import BucketMarker, read_marker
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 FAKE_UUID = "00000000-0000-4000-8000-00000000fake"
 

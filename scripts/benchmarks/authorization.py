@@ -21,20 +21,20 @@ from jwt.algorithms import ECAlgorithm
 
 from scripts.benchmarks.figures import Outcome, Progress, Table, median
 from scripts.benchmarks.options import option
-from streammeta.cli.local_certificates import LocalCertificates
+from streammeta.cli.local.local_certificates import LocalCertificates
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.rpc.entrance import Entrance
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.runtime.clock import SystemClock
-from streammeta.controller.trust.audit_file import AuditFile
-from streammeta.controller.trust.audit_writer import AuditWriter
-from streammeta.controller.trust.auditor import Auditor, Office
-from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.audit.auditor import Auditor, LeadershipState
+from streammeta.controller.trust.audit.file import AuditFile
+from streammeta.controller.trust.audit.writer import AuditWriter
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.controller.trust.policy import parse_policy
 from streammeta.controller.trust.tokens import TokenVerifier, parse_keys
 from streammeta.rpc.connections import client_channel
-from streammeta.rpc.identity import Role
-from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.durable_files import PosixFileSystem
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.identity import Role
 
 CLUSTER = "bench"
 METHOD = "streammeta.v1.NodeService.GetNodes"
@@ -70,11 +70,11 @@ async def _bare(_: object, __: object) -> bytes:
 class _Measured:
     """Handler that admits its caller again and again."""
 
-    def __init__(self, settings: Settings, door: Door, auditor: Auditor) -> None:
+    def __init__(self, settings: Settings, door: Authenticator, auditor: Auditor) -> None:
         self._settings = settings
         self._door = door
-        self._entered = Entrance(door).wrap(METHOD, _bare)
-        self._recorded = Entrance(door, auditor).wrap(METHOD, _bare)
+        self._entered = CallPipeline(door).wrap(METHOD, _bare)
+        self._recorded = CallPipeline(door, auditor).wrap(METHOD, _bare)
         self.found: dict[str, float] = {}
 
     async def handle(self, _: bytes, context: Any) -> bytes:
@@ -106,10 +106,10 @@ class _Measured:
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
     """Admit each kind of caller under a policy of many lines."""
     certificates = LocalCertificates(root, CLUSTER)
-    door = Door(CLUSTER, parse_policy(_policy(), CLUSTER, "policy.toml"))
+    door = Authenticator(CLUSTER, parse_policy(_policy(), CLUSTER, "policy.toml"))
     token = _accept_tokens(door)
     writer = AuditWriter(AuditFile(PosixFileSystem(), root / "audit.log"))
-    auditor = Auditor(writer, SystemClock(), lambda: Office(1, 1, leads=True))
+    auditor = Auditor(writer, SystemClock(), lambda: LeadershipState(1, 1, leads=True))
     measured = _Measured(settings, door, auditor)
     rows: dict[str, Mapping[str, float]] = {}
     async with AsyncExitStack() as stack:
@@ -151,7 +151,7 @@ def _policy() -> str:
     return "\n".join((*grants, of_tokens, f"[deny]\nfingerprints = [{denied}]"))
 
 
-def _accept_tokens(door: Door) -> str:
+def _accept_tokens(door: Authenticator) -> str:
     """Make the authenticator accept tokens of an issuer; return one."""
     key = ec.generate_private_key(ec.SECP256R1())
     public: Mapping[str, Any] = ECAlgorithm.to_jwk(key.public_key(), as_dict=True)

@@ -22,7 +22,7 @@ from scripts.benchmarks.cluster import PATIENT, VOTERS, find_leader, http_option
 from scripts.benchmarks.figures import Outcome, Progress, Table, Target, medians, percentile
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.processes import read_result, wait_ready, working
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 
 SAMPLE_S = 0.05
 P99_RATIO_MAX = 1.05

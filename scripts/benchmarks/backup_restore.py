@@ -21,19 +21,19 @@ import numpy as np
 
 from scripts.benchmarks.figures import Table
 from scripts.benchmarks.metadata_driver import NOW_MS, MetadataDriver
-from streammeta.cli.local_cluster import PROGRAM, ChildFailedError, LocalCluster, free_ports
+from streammeta.cli.local.local_cluster import PROGRAM, ChildFailedError, LocalCluster, free_ports
 from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.checkpoints import checkpoint_file
 from streammeta.controller.backup.segments import Position, Writing, new_segment
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
-from streammeta.storage.backup_files import Folder
-from streammeta.storage.bucket_marker import BucketMarker, create_marker
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
+from streammeta.storage.cluster_files.backup_files import Folder
+from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 from streammeta.storage.object_format.object_writer import ObjectWriter
 from streammeta.storage.object_format.record import INT64_MAX, RecordBatch
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 
 COMMITS = 50_000
 """Commits after the checkpoint, at most one a stream."""

@@ -27,7 +27,7 @@ from scripts.benchmarks.figures import Outcome, Progress, Table, Target
 from scripts.benchmarks.http2 import Http2Connection
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.processes import cpu_s, read_result, wait_ready, working
-from streammeta.cli.local_cluster import Child, LocalCluster
+from streammeta.cli.local.local_cluster import Child, LocalCluster
 from streammeta.controller.records.codec import decode_records
 from streammeta.controller.records.record import StreamSetObjectsCommitted
 from streammeta.v1 import metadata_pb2

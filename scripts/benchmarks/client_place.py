@@ -16,9 +16,9 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.compaction.config import CompactionTarget
-from streammeta.client.methods import LIST_STREAM_SET_OBJECTS
-from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.client.controllers.methods import LIST_STREAM_SET_OBJECTS
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import common_pb2, nodes_pb2
 
 MIB = 1 << 20

@@ -12,8 +12,8 @@ import grpc
 
 from scripts.benchmarks.figures import BenchmarkError
 from scripts.benchmarks.streammeta_client import NODE_ID
-from streammeta.cli.local_certificates import LocalCertificates
-from streammeta.cli.local_cluster import (
+from streammeta.cli.local.local_certificates import LocalCertificates
+from streammeta.cli.local.local_cluster import (
     PROGRAM,
     Child,
     LocalCluster,
@@ -22,8 +22,8 @@ from streammeta.cli.local_cluster import (
     start_child,
 )
 from streammeta.rpc.connections import client_channel
-from streammeta.rpc.identity import Role
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.identity import Role
 from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
 
 HEALTHY_WITHIN_S = 30.0

@@ -31,7 +31,7 @@ from scripts.benchmarks.figures import Outcome, Progress, Table, Target
 from scripts.benchmarks.observed_controller import Counters
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.processes import cpu_s, read_result, wait_ready, working
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 
 Way: TypeAlias = Literal["unary", "pipelined", "product", "put"]
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from scripts.benchmarks.figures import BenchmarkError
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
 
 STEP = 10
 """Offsets by which each commit advances its streams."""

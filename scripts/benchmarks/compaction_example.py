@@ -19,7 +19,7 @@ from scripts.benchmarks.compaction_world import World
 from scripts.benchmarks.figures import Outcome, Progress, Table
 from streammeta.client import WriterConfig
 from streammeta.client.compaction.config import MEMORY_MIN, CompactionConfig
-from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
+from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CompactionLimits
 from streammeta.storage.compaction.selection import SelectionConfig

@@ -31,10 +31,10 @@ from scripts.benchmarks.thread_profile import costs_by_function, costs_by_packag
 from streammeta.client import ControllerClient, WriterConfig
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport
-from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
+from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.storage.compaction.selection import SelectionConfig
-from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 LARGE_MIB = 10 * 1024
 LARGE_BUDGET_MIB = 200

@@ -1,7 +1,7 @@
 """One node's objects on a virtual clock, in real metadata, with indexes but without bytes.
 
-Owns the objects, and the requests and bytes that plans cost. Commits go to a `ClusterMap`, so it
-rejects a compaction that loses or duplicates an offset. Callers decide what is compacted when.
+Owns the objects, and the requests and bytes that plans cost. Commits go to a `ClusterMetadata`,
+which rejects a compaction that loses or duplicates an offset. Callers decide what is compacted.
 """
 
 import io
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts.benchmarks.metadata_driver import NODE, NOW_MS, MetadataDriver
-from streammeta.controller.metadata.requests import CommitStreamSetObject, RemoveObjects
-from streammeta.controller.metadata.values import RangeColumns, StreamObjectColumns, column
+from streammeta.controller.metadata.api.requests import CommitStreamSetObject, RemoveObjects
+from streammeta.controller.metadata.tables.values import RangeColumns, StreamObjectColumns, column
 from streammeta.storage.compaction.entries import (
     OUTPUT_INDEX_THRESHOLD,
     EntryTable,

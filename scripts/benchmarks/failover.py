@@ -21,7 +21,7 @@ from scripts.benchmarks.faults import Fault, Kind, running_target
 from scripts.benchmarks.figures import BenchmarkError, Outcome, Progress, Table, median, spread
 from scripts.benchmarks.options import option
 from scripts.benchmarks.steady_load import WRITES_A_SECOND, SteadyLoad, steady_load
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 
 LATE_ANSWERS_S = 0.1
 """Time for which answers of killed processes may still arrive, in seconds."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from scripts.benchmarks.cluster import VOTERS, in_thread, running_cluster
 from scripts.benchmarks.relays import Relays
-from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 
 Kind: TypeAlias = Literal["crash", "pause", "partition", "restart"]
 """`kill -9`, SIGSTOP, silent links to one controller, or `kill -9` of all."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from scripts.benchmarks.figures import BenchmarkError
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
 from streammeta.v1 import metadata_pb2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -22,8 +22,8 @@ from scripts.benchmarks.options import option
 from scripts.benchmarks.peers.apache_kafka import missing, running_kafka
 from scripts.benchmarks.peers.servers import PeerError
 from scripts.benchmarks.processes import cpu_s, read_result, rss_bytes, run_worker, working
-from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
-from streammeta.client.tally import STORE_KINDS
+from streammeta.cli.local.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
+from streammeta.client.resources.tally import STORE_KINDS
 
 OURS, PEER = "streammeta", "kafka"
 LATENCY_S = 5.0

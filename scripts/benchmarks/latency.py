@@ -24,7 +24,7 @@ from scripts.benchmarks.latency_load import Member, take_turns
 from scripts.benchmarks.options import option
 from scripts.benchmarks.peers.servers import missing, missing_table, running_peer
 from scripts.benchmarks.processes import command_of, read_result, wait_ready, working
-from streammeta.cli.local_cluster import Child, start_child
+from streammeta.cli.local.local_cluster import Child, start_child
 from streammeta.cli.main import GRPC_SETTINGS
 
 OURS = "streammeta"

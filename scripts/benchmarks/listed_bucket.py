@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from streammeta.cli.local_cluster import READY_PREFIX
+from streammeta.cli.local.local_cluster import READY_PREFIX
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 
 NAMESPACE = cluster_namespace("bench")

@@ -20,7 +20,7 @@ from scripts.benchmarks.figures import BenchmarkError, Outcome, Progress
 from scripts.benchmarks.machine import OtherWork, describe_commit, describe_machine
 from scripts.benchmarks.registry import Request
 from scripts.benchmarks.report import Reporter
-from streammeta.cli.local_cluster import ChildFailedError
+from streammeta.cli.local.local_cluster import ChildFailedError
 from streammeta.client import BrokerClientError
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -10,8 +10,7 @@ import numpy as np
 from scripts.benchmarks.committer import OBJECT_BYTES, STEP, LoadError
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import (
+from streammeta.controller.metadata.api.requests import (
     CommitStreamSetObject,
     CreateStreams,
     GetObjects,
@@ -23,7 +22,8 @@ from streammeta.controller.metadata.requests import (
     StreamToOpen,
     WriteRequest,
 )
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     RangeColumns,
     StreamObjectColumns,
@@ -32,8 +32,8 @@ from streammeta.controller.metadata.values import (
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
+from streammeta.controller.runtime.persistence.metadata_checkpoint import FrozenCheckpoint
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 
 NODE = NodeIdentity(1_000, 1)
 BATCH_MAX = 10_000
@@ -46,7 +46,7 @@ class MetadataDriver:
 
     def __init__(self, ids_at_a_time: int = BATCH_MAX) -> None:
         """Make empty metadata. `ids_at_a_time` are the object ids that one request prepares."""
-        self.metadata = ClusterMap()
+        self.metadata = ClusterMetadata()
         self._ids_at_a_time = ids_at_a_time
         self.now_ms = NOW_MS
         self.entries: list[tuple[int, bytes]] | None = None

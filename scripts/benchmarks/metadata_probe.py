@@ -16,7 +16,7 @@ from pathlib import Path
 from scripts.benchmarks.figures import latencies, percentile
 from scripts.benchmarks.metadata_driver import MetadataDriver
 from scripts.benchmarks.processes import rss_bytes
-from streammeta.controller.runtime.map_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
 
 COMMITS = {1: 2_000, 100: 1_000, 1_600: 300}
 """Number of measured commits, by their ranges."""

@@ -26,7 +26,7 @@ from scripts.benchmarks.figures import Outcome, Progress, Table, Target, median,
 from scripts.benchmarks.metadata_controller import fill
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.watches import bystander
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from tests.kit.tools import program
 from tests.monitoring.browser import PROGRAMS, Tab, browsing
 

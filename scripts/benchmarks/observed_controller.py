@@ -63,7 +63,7 @@ class _Counting:
 
     def __init__(self, path: Path) -> None:
         # Loads gRPC, whose settings have to be in the environment before.
-        from streammeta.controller.server import ControllerNode
+        from streammeta.controller.process.server import ControllerNode
 
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
+from streammeta.cli.local.local_cluster import Child, ChildFailedError, start_child
 
 
 def command_of(function: Callable[..., Any], **arguments: Any) -> list[str]:

@@ -4,8 +4,8 @@ from scripts.benchmarks.committer import OBJECT_BYTES, STEP, Load, LoadError, Sl
 from scripts.benchmarks.http2 import Http2Connection
 from scripts.benchmarks.streammeta_client import NODE_ID, PreparedIds, open_slots
 from streammeta.client import ControllerClient, NodeIdentity
-from streammeta.client.commit_messages import Upload
-from streammeta.client.commit_pipeline import CommitPipeline
+from streammeta.client.commits.messages import Upload
+from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.v1 import common_pb2
 
 

@@ -23,7 +23,7 @@ from scripts.benchmarks.listed_bucket import serve
 from scripts.benchmarks.options import option
 from scripts.benchmarks.plots import plot, require_library
 from scripts.benchmarks.processes import read_result, wait_ready, working
-from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.engines.engine import EngineName
 
 Load: TypeAlias = Literal["plan", "join", "inventory"]
 """Listing and join; the join of tables alone; a plan of an inventory."""

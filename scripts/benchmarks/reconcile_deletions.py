@@ -17,18 +17,18 @@ from typing import Any
 from scripts.benchmarks.figures import BenchmarkError, Outcome, Progress, Table, medians
 from scripts.benchmarks.listed_bucket import NAMESPACE
 from scripts.demonstration.s3_endpoint import start_embedded
-from streammeta.reconcile.attempts import ONLY_ATTEMPT
-from streammeta.reconcile.deletion import Deleter
-from streammeta.reconcile.deletion_order import Candidate, DeletionOrder
-from streammeta.reconcile.deletion_order import Outcome as Deleted
-from streammeta.reconcile.identity import ClusterIdentity
-from streammeta.reconcile.lease import held_lease
-from streammeta.storage.bucket_marker import BucketMarker, create_marker
+from streammeta.reconcile.cluster.identity import ClusterIdentity
+from streammeta.reconcile.cluster.lease import held_lease
+from streammeta.reconcile.deletion.order import Candidate, DeletionOrder
+from streammeta.reconcile.deletion.order import Outcome as Deleted
+from streammeta.reconcile.deletion.tasks import Deleter
+from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT
+from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_writer import ObjectWriter
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import DeleteResult, ObjectInfo, ObjectStore
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo, ObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
 
 _IDENTITY = ClusterIdentity("bench", "uuid-bench", NAMESPACE)

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from scripts.benchmarks.listed_bucket import ETAG_STEP, MODIFIED_MS, NAMESPACE, OBJECT_BYTES
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
-from streammeta.reconcile import plan_folder
-from streammeta.reconcile.tables import (
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.vocabulary.tables import (
     LISTING_COLUMNS,
     MAP_COLUMNS,
     ROWS_A_GROUP,
@@ -22,7 +22,7 @@ from streammeta.reconcile.tables import (
     record_batch,
     table_writer,
 )
-from streammeta.reconcile.verdicts import Int64Column
+from streammeta.reconcile.vocabulary.verdicts import Int64Column
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1 import common_pb2
 

@@ -15,17 +15,17 @@ from scripts.benchmarks.listed_bucket import MODIFIED_MS, NAMESPACE
 from scripts.benchmarks.processes import status_bytes
 from scripts.benchmarks.reconcile_inputs import CHECKPOINT, INVENTORY, TAKEN_MS
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
-from streammeta.reconcile import plan_folder
-from streammeta.reconcile.arrow_start import start_arrow
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
-from streammeta.reconcile.inventory import read_inventory
-from streammeta.reconcile.listing import shards_of
-from streammeta.reconcile.map_export import write_objects
-from streammeta.reconcile.report_figures import FIGURE_COLUMNS, figures_of
-from streammeta.reconcile.session import SparkConfig
-from streammeta.reconcile.tables import read_batches
-from streammeta.reconcile.verdicts import Rules
+from streammeta.reconcile.engines.engine import EngineName
+from streammeta.reconcile.engines.engine_choice import AUTO_KEYS, open_engine
+from streammeta.reconcile.engines.spark_session import SparkConfig
+from streammeta.reconcile.listing.inventory import read_inventory
+from streammeta.reconcile.listing.shards import shards_of
+from streammeta.reconcile.metadata.export import write_objects
+from streammeta.reconcile.parquet.arrow_start import start_arrow
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.reports.figures import FIGURE_COLUMNS, figures_of
+from streammeta.reconcile.vocabulary.tables import read_batches
+from streammeta.reconcile.vocabulary.verdicts import Rules
 
 _LATE_MS = MODIFIED_MS + 1
 _RULES = Rules(next_object_id=1 << 40, young_from_ms=_LATE_MS, unlisted_from_ms=_LATE_MS)

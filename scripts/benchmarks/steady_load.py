@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from scripts.benchmarks.cluster import caller_of
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import BrokerClientError, ControllerClient
-from streammeta.client.methods import PUT_KVS
+from streammeta.client.controllers.methods import PUT_KVS
 from streammeta.v1 import kv_pb2
 
 WRITERS = 8

@@ -29,7 +29,7 @@ from scripts.benchmarks.figures import Outcome, Progress, Table, percentile
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.processes import cpu_s, read_result, wait_ready, working
 from scripts.benchmarks.timed_controller import POINTS
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 
 Way: TypeAlias = Literal["unary", "pipelined"]
 WAYS: tuple[Way, ...] = get_args(Way)

@@ -21,7 +21,7 @@ from scripts.benchmarks.observed_controller import Counters
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.processes import read_result, wait_ready, working
 from streammeta.client import ControllerClient
-from streammeta.client.methods import PUT_KVS
+from streammeta.client.controllers.methods import PUT_KVS
 from streammeta.v1 import kv_pb2
 
 COMMITS_A_SECOND = 10

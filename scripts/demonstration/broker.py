@@ -24,9 +24,9 @@ from streammeta.client import (
     StreamWriter,
     WriterConfig,
 )
-from streammeta.rpc.tls import tls_files
 from streammeta.storage.object_format.index_block import StreamRange
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.tls.files import tls_files
 
 HOLD_AFTER_PREPARE = "after-prepare"
 HOLD_AFTER_UPLOAD = "after-upload"

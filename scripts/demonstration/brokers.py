@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.demonstration.callers import Callers
-from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
+from streammeta.cli.local.local_cluster import Child, ChildFailedError, start_child
 
 FIRST_NODE_ID = 1_001
 """Brokers' ids start above the controllers'."""

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streammeta.cli.client import ControllerClient as OperatorClient
-from streammeta.cli.local_certificates import LocalCertificates
-from streammeta.cli.local_cluster import LocalCluster, tls_words
+from streammeta.cli.framework.client import ControllerClient as OperatorClient
+from streammeta.cli.local.local_certificates import LocalCertificates
+from streammeta.cli.local.local_cluster import LocalCluster, tls_words
 from streammeta.client import ControllerClient
-from streammeta.rpc.identity import Role
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.identity import Role
 
 
 @dataclass(frozen=True, slots=True)

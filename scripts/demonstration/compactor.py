@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.demonstration.callers import Caller
-from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
+from streammeta.cli.local.local_cluster import Child, ChildFailedError, start_child
 
 STOP_TIMEOUT_S = 60.0
 GROWTH = "2"

@@ -15,7 +15,7 @@ from scripts.demonstration import steps
 from scripts.demonstration.callers import Callers
 from scripts.demonstration.narrator import Narrator
 from scripts.demonstration.s3_endpoint import S3Endpoint
-from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
+from streammeta.cli.local.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
 
 BROKERS = (1, 2)
 KILLED = 1

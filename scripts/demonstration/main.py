@@ -28,9 +28,9 @@ from scripts.demonstration.narrator import Narrator
 from scripts.demonstration.observing_reader import ObservingReader
 from scripts.demonstration.s3_endpoint import S3Endpoint, start_embedded, use_existing
 from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
-from streammeta.cli.local_cluster import ChildFailedError, LocalCluster, free_ports
-from streammeta.reconcile.lease import is_lease_key
-from streammeta.storage.bucket_marker import is_own_key
+from streammeta.cli.local.local_cluster import ChildFailedError, LocalCluster, free_ports
+from streammeta.reconcile.cluster.lease import is_lease_key
+from streammeta.storage.cluster_files.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1 import common_pb2
 

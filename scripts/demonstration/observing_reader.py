@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from scripts.demonstration.callers import Caller
 from streammeta.client import StreamReader
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 
 STREAMS_AT_ONCE = 40
 PAUSE_S = 0.1

@@ -16,7 +16,7 @@ import boto3
 import botocore.config
 import botocore.exceptions
 
-from streammeta.cli.local_cluster import Child, free_ports, start_child
+from streammeta.cli.local.local_cluster import Child, free_ports, start_child
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

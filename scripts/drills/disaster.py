@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.demonstration.narrator import Narrator
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient
 from streammeta.client.errors import BrokerClientError
 from tests.backup.test_restore_process import Restoring, is_copied

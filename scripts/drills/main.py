@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from scripts.demonstration.narrator import Narrator
 from scripts.drills import disaster, far_back, majority, upgrade
-from streammeta.cli.local_cluster import ChildFailedError
+from streammeta.cli.local.local_cluster import ChildFailedError
 
 Drill: TypeAlias = Callable[[Path, Narrator], Mapping[str, object]]
 

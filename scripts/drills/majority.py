@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.demonstration.narrator import Narrator
-from streammeta.cli.client import ControllerClient
+from streammeta.cli.framework.client import ControllerClient
 from streammeta.controller.journal.inspection import stopped_directory
 from streammeta.controller.recover.survivor import read_survivor
 from tests.kit.real_cluster import Writes, leader_of, running_cluster, streammeta, values
@@ -107,7 +107,7 @@ def _keys_of(directory: Path) -> set[str]:
     """Return the keys in a stopped controller's map, all of its log applied."""
     with stopped_directory(directory) as (files, identity):
         survivor = read_survivor(directory, files, identity)
-    return set(survivor.replayed.cluster_map.freeze().sections()["kvs"]["key"])
+    return set(survivor.replayed.cluster_metadata.freeze().sections()["kvs"]["key"])
 
 
 def _timed(work: Callable[[], object]) -> tuple[float, object]:

@@ -212,7 +212,7 @@ def _reasons() -> Iterator[str]:
 
 
 def _configuration() -> Iterator[str]:
-    from streammeta.cli.config_file import settings
+    from streammeta.cli.framework.config_file import settings
     from streammeta.cli.root import cli
 
     yield "# Configuration\n\nA setting is an option, an environment variable, or a key of the"

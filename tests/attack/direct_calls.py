@@ -18,13 +18,13 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.services import service_handler
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.trust.auditor import Auditor
-from streammeta.controller.trust.door import Door
+from streammeta.controller.lifecycle.broker_sessions import Sessions
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.rpc.services.contract import service_handler
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.trust.audit.auditor import Auditor
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.contract import SERVICES
 from tests.kit.clock import ManualClock
 from tests.kit.map_services import map_services
@@ -83,7 +83,7 @@ class Controller:
 
     def __init__(self, auditor: Auditor | None = None) -> None:
         self.clock = ManualClock()
-        self.map = MetadataController(ClusterMap(), self.clock)
+        self.map = MetadataController(ClusterMetadata(), self.clock)
         self.log = CommittingLog(self.map)
         self.map.bind(self.log)
         self.log.lead()
@@ -92,7 +92,7 @@ class Controller:
         sessions.lead(self.clock.monotonic_ms())
         services = (
             *map_services(CLUSTER, self.map, sessions, self.clock, auditor),
-            *self._of_operators(Entrance(Door(CLUSTER), auditor)),
+            *self._of_operators(CallPipeline(Authenticator(CLUSTER), auditor)),
         )
         self._handlers: dict[str, Any] = {}
         for method in METHODS:
@@ -113,7 +113,7 @@ class Controller:
         except AbortedError:
             return None
 
-    def _of_operators(self, entrance: Entrance) -> Sequence[grpc.GenericRpcHandler]:
+    def _of_operators(self, entrance: CallPipeline) -> Sequence[grpc.GenericRpcHandler]:
         return [
             service_handler(
                 service, entrance, {method.name: self._noting(method) for method in service.methods}

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
+from streammeta.tls.files import TlsFiles
 from streammeta.v1 import admin_pb2, common_pb2, kv_pb2, nodes_pb2
 from tests.attack.hostile import Attack, Target, attacked
 from tests.kit.certificates import Authority

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest_asyncio
 
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answer_budget import ANSWER_BYTES
-from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answer_budget import ANSWER_BYTES
+from streammeta.controller.metadata.tables.values import NodeIdentity, RangeColumns, column
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.server.rpc_server import NODE, Rpcs, serving
 

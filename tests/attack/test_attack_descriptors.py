@@ -15,9 +15,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports, start_child
-from streammeta.controller.runtime import descriptors
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports, start_child
+from streammeta.controller.runtime.load import descriptors
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub

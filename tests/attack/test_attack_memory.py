@@ -8,15 +8,15 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.controller.rpc.memory_guard import (
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.controller.rpc.calls.memory_guard import (
     RETRY_AFTER_MS,
     USES,
     MemoryGuard,
     Use,
     use_of,
 )
-from streammeta.controller.runtime.process_memory import Pressure, ProcessMemory
+from streammeta.controller.runtime.load.process_memory import Pressure, ProcessMemory
 from streammeta.controller.trust.method_rules import RULES
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.v1 import columns_pb2, common_pb2, kv_pb2, metadata_pb2, nodes_pb2, streams_pb2

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from scripts.benchmarks.overload_load import Load, connected
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster
-from streammeta.controller.rpc.watch import WATCHERS_MAX
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster
+from streammeta.controller.rpc.watch.service import WATCHERS_MAX
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2, columns_pb2, common_pb2, nodes_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from streammeta.controller.grpc_server.limits import REQUEST_BYTES_MAX
-from streammeta.controller.rpc.memory_budget import MemoryBudget
+from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
 from streammeta.rpc.failures import Reason, read_failure
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2
 from tests.kit.fake_broker import until
@@ -142,14 +142,14 @@ async def test_a_message_of_a_pipeline_may_be_as_large_as_a_request_and_no_large
             await call.write(message(number, size))
             answer = objects_pb2.CommitPipelineResponse.FromString(await call.read())
             assert [one.error for one in answer.commits] == [common_pb2.ERROR_CODE_NONE]
-        state = rpcs.log.next_offset, rpcs.controller.cluster_map.state_hash()
+        state = rpcs.log.next_offset, rpcs.controller.cluster_metadata.state_hash()
         await call.write(message(2, REQUEST_BYTES_MAX + 1))
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
         failure = read_failure(raised.value)
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (failure.code, failure.reason) == (code, "LIMIT_EXCEEDED")
-        assert (rpcs.log.next_offset, rpcs.controller.cluster_map.state_hash()) == state
+        assert (rpcs.log.next_offset, rpcs.controller.cluster_metadata.state_hash()) == state
         assert sorted(held)[-2:] == [REQUEST_BYTES_MAX - 1, REQUEST_BYTES_MAX]
         await until(lambda: memory.total == 0, "memory given back")
         again = await rpcs.ask(nodes_pb2.HeartbeatRequest(node=NODE))

@@ -9,8 +9,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.controller.rpc import services
-from streammeta.controller.rpc.snapshot_spool import CHECKED_EVERY_BYTES, SnapshotSpool
+from streammeta.controller.rpc.services import contract as services
+from streammeta.controller.rpc.services.snapshot_spool import CHECKED_EVERY_BYTES, SnapshotSpool
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.v1 import kv_pb2, metadata_pb2

@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.rpc.entrance import LARGE_ANSWERS, Entrance, unread_answers
-from streammeta.controller.rpc.memory_budget import MemoryBudget
-from streammeta.controller.trust.door import Door
+from streammeta.controller.rpc.calls.interceptors import LARGE_ANSWERS, CallPipeline, unread_answers
+from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.controller.trust.method_rules import RULES
 from streammeta.v1 import kv_pb2
 from tests.attack.direct_calls import AbortedError, DirectContext
@@ -56,7 +56,7 @@ async def test_a_connection_whose_answers_are_not_read_ends_at_its_age(
     answers: MemoryBudget,
 ) -> None:
     """Nothing else ends it: gRPC can't take back an answer that waits for its caller."""
-    entrance = Entrance(Door(CLUSTER), answers=answers)
+    entrance = CallPipeline(Authenticator(CLUSTER), answers=answers)
 
     async def listed(_: bytes, __: Any) -> kv_pb2.GetKVsResponse:
         return kv_pb2.GetKVsResponse(results=[kv_pb2.KVResult(value=bytes(_MIB))])
@@ -107,7 +107,7 @@ async def test_answers_that_are_made_at_the_same_time_are_refused_too(
         await goes_on.wait()
         return kv_pb2.GetKVsResponse(results=[kv_pb2.KVResult(value=bytes(3 * _MIB))])
 
-    entrance = Entrance(Door(CLUSTER), answers=answers)
+    entrance = CallPipeline(Authenticator(CLUSTER), answers=answers)
     call: Any = entrance.wrap(_GET, listed)
     contexts = [Unread(PLAIN_TEXT) for _ in range(3)]
     calls = [asyncio.ensure_future(call(b"", context)) for context in contexts]

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.server.fuzz_messages import RandomMessages

@@ -18,7 +18,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
-from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import admin_pb2, nodes_pb2, objects_pb2
 from tests.attack.direct_calls import METHODS

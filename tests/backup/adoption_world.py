@@ -12,9 +12,9 @@ from random import Random
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     ObjectState,
     RangeColumns,
@@ -33,7 +33,7 @@ class World:
     """The cluster before the disaster."""
 
     rng: Random
-    map: ClusterMap = field(default_factory=ClusterMap)
+    map: ClusterMetadata = field(default_factory=ClusterMetadata)
     bucket: dict[int, Candidate] = field(default_factory=dict)
     acknowledged: dict[int, dict[int, StoredRecord]] = field(default_factory=dict)
     """By stream, the record at each offset."""

@@ -11,13 +11,13 @@ from random import Random
 from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.segments import Position, Writing, advanced, new_segment
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
-from streammeta.storage.backup_files import CheckpointManifest, Folder, Manifest
+from streammeta.controller.runtime.persistence.metadata_checkpoint import FrozenCheckpoint
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
+from streammeta.storage.cluster_files.backup_files import CheckpointManifest, Folder, Manifest
 from tests.kit.memory_store import MemoryObjectStore
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
@@ -32,14 +32,14 @@ class RandomLog:
 
     rng: Random
     batches: list[Batch] = field(default_factory=list)
-    views: list[FrozenMap] = field(default_factory=list)
+    views: list[FrozenMetadata] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
 
     @property
     def ends(self) -> list[int]:
         return [one.end_offset for one in self.positions]
 
-    def view_at(self, end_offset: int) -> FrozenMap:
+    def view_at(self, end_offset: int) -> FrozenMetadata:
         return self.views[self.ends.index(end_offset)]
 
     def epoch_at(self, end_offset: int) -> Epoch:

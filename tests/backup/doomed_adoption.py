@@ -13,8 +13,8 @@ import threading
 from typing import Any
 from unittest.mock import patch
 
-from streammeta.cli import adoption_command
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.recovery import adoption_command
 from streammeta.cli.root import cli
 from streammeta.storage.adoption import planner
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.adoption_survey import read_map_state
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster
-from streammeta.cli.snapshot_command import download
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster
+from streammeta.cli.recovery.adoption_survey import read_map_state
+from streammeta.cli.recovery.snapshot_command import download
 from streammeta.client import StreamClient
 from tests.backup.test_adoption_process import KEPT, read_back, restore, run
 from tests.backup.test_restore_process import NAMESPACE, Restoring, is_copied, options

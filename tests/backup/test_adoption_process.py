@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient
 from tests.backup.test_restore_process import Restoring, is_copied, options
 from tests.kit.real_cluster import (

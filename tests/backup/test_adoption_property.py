@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.adoption_command import to_request
-from streammeta.cli.adoption_survey import MapState, list_missing, read_map_state
+from streammeta.cli.recovery.adoption_command import to_request
+from streammeta.cli.recovery.adoption_survey import MetadataState, list_missing, read_map_state
 from streammeta.controller.backup import restoring
 from streammeta.controller.backup.replaying import Replayed
 from streammeta.controller.backup.segments import Position
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.rpc.adoption_messages import adoption_in
-from streammeta.controller.runtime.map_checkpoint import read_map
+from streammeta.controller.rpc.codec.adoption_messages import adoption_in
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
 from streammeta.storage.adoption.model import Candidate, Why
 from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
 from tests.backup.adoption_world import NODES, NOW_MS, World
@@ -35,11 +35,11 @@ STEPS = 60
 
 
 def replayed(frozen: Any) -> Replayed:
-    copy = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
+    copy = ClusterMetadata.from_sections(frozen.sections(), frozen.end_offset)
     return Replayed(copy, Position(frozen.end_offset, bytes(16)), 3, NOW_MS)
 
 
-def restored(frozen: Any, claimed_below: int) -> tuple[ClusterMap, MapState]:
+def restored(frozen: Any, claimed_below: int) -> tuple[ClusterMetadata, MetadataState]:
     """A restored map, and what a survey reads of it."""
     source = replayed(frozen)
     plan = planned(source, claimed_below)
@@ -47,10 +47,10 @@ def restored(frozen: Any, claimed_below: int) -> tuple[ClusterMap, MapState]:
     restoring.write_checkpoint(file, source, plan, VoterSet())
     state = read_map_state(file)
     assert state is not None
-    return read_map(file, plan.snapshot_id).cluster_map, state
+    return read_map(file, plan.snapshot_id).cluster_metadata, state
 
 
-def adoption(world: World, state: MapState, *, passes_gaps: bool = False) -> AdoptionPlan:
+def adoption(world: World, state: MetadataState, *, passes_gaps: bool = False) -> AdoptionPlan:
     def plan() -> AdoptionPlan:
         candidates = [one for one in world.bucket.values() if state.is_candidate(one.object_id)]
         heads = state.stream_heads(world.bucket.keys())
@@ -64,22 +64,22 @@ def adoption(world: World, state: MapState, *, passes_gaps: bool = False) -> Ado
     return plan() if found.torn else found
 
 
-def write(cluster_map: ClusterMap, request: Any) -> Any:
-    offset = cluster_map.applied_end_offset
-    decision = cluster_map.decide(request, NOW_MS, offset)
+def write(cluster_metadata: ClusterMetadata, request: Any) -> Any:
+    offset = cluster_metadata.applied_end_offset
+    decision = cluster_metadata.decide(request, NOW_MS, offset)
     if decision.records:
-        cluster_map.apply(offset, decision.records)
+        cluster_metadata.apply(offset, decision.records)
     return decision.answer
 
 
-def adopt(cluster_map: ClusterMap, plan: AdoptionPlan) -> None:
+def adopt(cluster_metadata: ClusterMetadata, plan: AdoptionPlan) -> None:
     for batch in plan.batches:
-        answer = write(cluster_map, adoption_in(to_request(batch)))
+        answer = write(cluster_metadata, adoption_in(to_request(batch)))
         assert not answer.errors.any(), (answer.errors.tolist(), batch)
 
 
 def read_back(
-    world: World, cluster_map: ClusterMap, stream_id: int, wanted: set[int]
+    world: World, cluster_metadata: ClusterMetadata, stream_id: int, wanted: set[int]
 ) -> dict[int, bytes]:
     """The digest at each record's start, as a reader finds it: whole entries of listed objects.
 
@@ -89,7 +89,7 @@ def read_back(
     at = 0
     while rest := [start for start in wanted if start >= at]:
         query = r.ObjectQuery(stream_id, min(rest), -1)
-        found: Any = cluster_map.query(r.GetObjects(queries=(query,)))
+        found: Any = cluster_metadata.query(r.GetObjects(queries=(query,)))
         at = min(rest) + 1
         for part in found.results[0].objects:
             at = part.end_offset
@@ -107,7 +107,9 @@ def read_back(
     return records
 
 
-def check(world: World, cluster_map: ClusterMap, behind_gaps: set[tuple[int, int]]) -> None:
+def check(
+    world: World, cluster_metadata: ClusterMetadata, behind_gaps: set[tuple[int, int]]
+) -> None:
     """Everything acknowledged is read, at its offset; ends and epochs are behind it.
 
     But for what lies behind an upload that was owed, and is in no object.
@@ -122,9 +124,9 @@ def check(world: World, cluster_map: ClusterMap, behind_gaps: set[tuple[int, int
         if not records:
             continue
         wanted = {start: record.digest for start, record in records.items()}
-        found = read_back(world, cluster_map, stream_id, set(wanted))
+        found = read_back(world, cluster_metadata, stream_id, set(wanted))
         assert {start: found.get(start) for start in wanted} == wanted, f"stream {stream_id}"
-        answer: Any = cluster_map.query(r.DescribeStreams(stream_ids=(stream_id,)))
+        answer: Any = cluster_metadata.query(r.DescribeStreams(stream_ids=(stream_id,)))
         (described,) = answer.streams
         assert described.end_offset >= max((one.end for one in records.values()), default=0)
         assert described.epoch >= max((one.epoch for one in records.values()), default=0)
@@ -142,30 +144,32 @@ def run_history(
             frozen = world.map.freeze()
         world.step()
     issued = world.map.next_object_id
-    cluster_map, state = restored(frozen, issued)
+    cluster_metadata, state = restored(frozen, issued)
     plan = adoption(world, state, passes_gaps=passes_gaps)
     ranges = (part for one in plan.objects for part in one.ranges)
     missing = list(list_missing(state.held, world.bucket.keys(), ranges))
     missing = [one for one in missing if one.end > world.trimmed.get(one.stream_id, 0)]
     assert not missing, missing
-    adopt(cluster_map, plan)
+    adopt(cluster_metadata, plan)
     gaps = behind_gaps(world, state, plan, passes_gaps=passes_gaps)
-    check(world, cluster_map, gaps)
-    write(cluster_map, r.FinishRestore())
+    check(world, cluster_metadata, gaps)
+    write(cluster_metadata, r.FinishRestore())
     before = set(world.bucket)
     node = NodeIdentity(NODES[0].node_id, RESTORED_MS + 1)
-    write(cluster_map, r.RegisterNode(node=node))
-    new = write(cluster_map, r.PrepareObjects(request_id="n", node=node, count=9, ttl_ms=10_000))
+    write(cluster_metadata, r.RegisterNode(node=node))
+    new = write(
+        cluster_metadata, r.PrepareObjects(request_id="n", node=node, count=9, ttl_ms=10_000)
+    )
     assert before.isdisjoint(range(new.first_object_id, new.first_object_id + 9))
     # Whatever the map does not know stays undecided: no deletion takes it.
-    known: Any = cluster_map.query(r.CheckObjects(object_ids=tuple(sorted(before))))
+    known: Any = cluster_metadata.query(r.CheckObjects(object_ids=tuple(sorted(before))))
     for object_id, found in zip(sorted(before), known.states, strict=True):
         assert object_id in state.undecided or found.name != "UNSPECIFIED", object_id
-    restore_again(world, cluster_map, gaps)
+    restore_again(world, cluster_metadata, gaps)
 
 
 def behind_gaps(
-    world: World, state: MapState, plan: AdoptionPlan, *, passes_gaps: bool
+    world: World, state: MetadataState, plan: AdoptionPlan, *, passes_gaps: bool
 ) -> set[tuple[int, int]]:
     """What is reported as lost, by stream and offset: behind a gap that the brokers left, no more.
 
@@ -187,10 +191,12 @@ def behind_gaps(
     return {(one.stream_id, at) for one in lost for at in range(one.start, one.end)}
 
 
-def restore_again(world: World, cluster_map: ClusterMap, gaps: set[tuple[int, int]]) -> None:
+def restore_again(
+    world: World, cluster_metadata: ClusterMetadata, gaps: set[tuple[int, int]]
+) -> None:
     """A second disaster right after: nothing is left to adopt, and nothing more is lost."""
-    again, state = restored(cluster_map.freeze(), 0)
-    assert again.next_object_id > cluster_map.next_object_id
+    again, state = restored(cluster_metadata.freeze(), 0)
+    assert again.next_object_id > cluster_metadata.next_object_id
     plan = adoption(world, state)
     assert not plan.objects
     check(world, again, gaps)

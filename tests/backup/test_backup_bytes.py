@@ -13,7 +13,11 @@ from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.backup.segments import decode
 from streammeta.controller.backup.verification import verify
 from streammeta.storage import json_files
-from streammeta.storage.backup_files import CheckpointManifest, SegmentManifest, SegmentName
+from streammeta.storage.cluster_files.backup_files import (
+    CheckpointManifest,
+    SegmentManifest,
+    SegmentName,
+)
 from streammeta.storage.segmented_log import FRAME_HEADER_SIZE
 from tests.backup.backup_world import FOLDER, Backup, random_log
 

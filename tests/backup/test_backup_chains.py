@@ -18,7 +18,12 @@ from streammeta.controller.backup.chains import (
 from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.backup.replaying import replay
 from streammeta.controller.backup.verification import verify
-from streammeta.storage.backup_files import CheckpointName, FileName, Inventory, SegmentName
+from streammeta.storage.cluster_files.backup_files import (
+    CheckpointName,
+    FileName,
+    Inventory,
+    SegmentName,
+)
 from tests.backup.backup_world import Backup, random_log
 
 SEEDS = range(5)
@@ -47,7 +52,7 @@ def test_every_end_from_the_first_base_on_is_restored_as_it_was(seed: int) -> No
         if chain is not None:
             replayed = replay(chain, backup.archive, end_offset=position.end_offset)
             assert replayed.position == position
-            assert replayed.cluster_map.state_hash() == view.digest()
+            assert replayed.cluster_metadata.state_hash() == view.digest()
             assert not position.end_offset or replayed.last_ms >= backup.ms_at(position.end_offset)
 
 
@@ -148,7 +153,7 @@ def test_retention_keeps_every_point_from_its_time_on_and_the_newest_chain(seed:
         for end in wanted:
             chain = chain_to(after, end)
             assert chain is not None
-            view = replay(chain, backup.archive, end_offset=end).cluster_map.freeze()
+            view = replay(chain, backup.archive, end_offset=end).cluster_metadata.freeze()
             assert view.digest() == log.view_at(end).digest()
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streammeta.cli.backup_command import VERIFY_METRICS
-from streammeta.storage.backup_files import Folder
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.cli.recovery.backup_command import VERIFY_METRICS
+from streammeta.storage.cluster_files.backup_files import Folder
+from streammeta.storage.object_store.opening import open_object_store
 from tests.backup.backup_world import FOLDER, Backup, random_log
 from tests.kit.real_cluster import streammeta
 

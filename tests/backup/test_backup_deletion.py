@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.backup.chains import newest_chain
 from streammeta.controller.backup.replaying import replay
-from streammeta.controller.lifecycle import backup_wait
-from streammeta.controller.lifecycle.backup_wait import BackupWait
+from streammeta.controller.lifecycle import backup_gate as backup_wait
+from streammeta.controller.lifecycle.backup_gate import BackupWait
 from streammeta.controller.lifecycle.deletion import LONG_WAIT_MS, Deletion
-from streammeta.controller.metadata.requests import CheckObjects
-from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.metadata.api.requests import CheckObjects
+from streammeta.controller.metadata.tables.values import ObjectState
 from tests.backup.upload_world import FlakyStore, UploadWorld
 from tests.lifecycle.lifecycle_world import NAMESPACE, running
 
@@ -164,7 +164,9 @@ async def test_no_restored_map_names_an_object_whose_bytes_were_deleted(seed: in
 def states_in_backup(world: UploadWorld, ids: Sequence[int]) -> set[ObjectState]:
     chain = newest_chain(world.archive.inventory())
     assert chain is not None
-    answer = replay(chain, world.archive).cluster_map.query(CheckObjects(object_ids=tuple(ids)))
+    answer = replay(chain, world.archive).cluster_metadata.query(
+        CheckObjects(object_ids=tuple(ids))
+    )
     return {ObjectState(state) for state in answer.states}  # type: ignore[attr-defined]
 
 

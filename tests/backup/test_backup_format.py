@@ -13,16 +13,16 @@ from streammeta.controller.backup.errors import BackupDamagedError, BackupDiverg
 from streammeta.controller.backup.segments import Position, Writing, decode, encode, new_segment
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.storage import json_files
-from streammeta.storage.backup_files import (
+from streammeta.storage.cluster_files.backup_files import (
     CheckpointName,
     Folder,
     SegmentManifest,
     SegmentName,
     parse_key,
 )
-from streammeta.storage.bucket_marker import is_own_key
+from streammeta.storage.cluster_files.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import ForeignKey
 from streammeta.storage.object_format.object_key import parse_key as parse_object_key
 from tests.backup.backup_world import FOLDER, Backup, random_log

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from streammeta.controller.backup.points import committed_by
-from streammeta.storage.backup_files import FileName, SegmentManifest, SegmentName
+from streammeta.storage.cluster_files.backup_files import FileName, SegmentManifest, SegmentName
 from tests.backup.backup_world import Backup, random_log
 
 DAY_MS = 86_400_000

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.client import ControllerClient
+from streammeta.cli.framework.client import ControllerClient
 from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.chains import newest_chain
 from streammeta.controller.backup.verification import verify
-from streammeta.storage.backup_files import inventories
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.cluster_files.backup_files import inventories
+from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.real_cluster import (
     FAST,
     describe,

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.backup import uploader
 from streammeta.controller.backup.chains import chain_to, spans
-from streammeta.storage.backup_files import SegmentName
+from streammeta.storage.cluster_files.backup_files import SegmentName
 from tests.backup.backup_world import FOLDER
 from tests.backup.upload_world import DAY_MS, DOWN, FlakyStore, UploadWorld
 from tests.kit.memory_store import MemoryObjectStore

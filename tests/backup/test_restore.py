@@ -17,12 +17,17 @@ from streammeta.controller.backup.errors import BackupError
 from streammeta.controller.backup.replaying import Replayed, replay
 from streammeta.controller.backup.restoring import RestorePlan
 from streammeta.controller.errors import ErrorCode, RecoveringError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.values import INT32_MAX, NodeIdentity, ObjectState, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata
+from streammeta.controller.metadata.tables.values import (
+    INT32_MAX,
+    NodeIdentity,
+    ObjectState,
+    column,
+)
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.map_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
 from streammeta.storage import json_files
 from tests.backup.backup_world import FOLDER, START_MS, Backup, random_log
 from tests.metadata.rich_history import plain
@@ -31,8 +36,8 @@ NOW_MS = START_MS + 10**9
 
 
 def planned(replayed: Replayed, claimed_below: int = 0) -> RestorePlan:
-    cluster_map = replayed.cluster_map
-    view = cluster_map.freeze()
+    cluster_metadata = replayed.cluster_metadata
+    view = cluster_metadata.freeze()
     plan = RestorePlan(
         from_cluster_id=FOLDER.cluster_id,
         from_cluster_uuid=FOLDER.cluster_uuid,
@@ -44,8 +49,8 @@ def planned(replayed: Replayed, claimed_below: int = 0) -> RestorePlan:
         voters="1@127.0.0.1:9091",
         end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
         epoch=replayed.epoch + restoring.EPOCH_JUMP,
-        next_object_id=restoring.jumped_object_id(cluster_map.next_object_id, claimed_below),
-        undecided_from=restoring.undecided_from(view, cluster_map.next_object_id),
+        next_object_id=restoring.jumped_object_id(cluster_metadata.next_object_id, claimed_below),
+        undecided_from=restoring.undecided_from(view, cluster_metadata.next_object_id),
         generation=2,
         created_ms=NOW_MS,
         state_hash="",
@@ -53,14 +58,14 @@ def planned(replayed: Replayed, claimed_below: int = 0) -> RestorePlan:
     return replace(plan, state_hash=restoring.state_hash(view, plan))
 
 
-def restored(replayed: Replayed, plan: RestorePlan) -> ClusterMap:
+def restored(replayed: Replayed, plan: RestorePlan) -> ClusterMetadata:
     """The map that a controller of the new cluster begins with."""
     file = io.BytesIO()
     restoring.write_checkpoint(file, replayed, plan, VoterSet())
     loaded = read_map(file, plan.snapshot_id)
     assert loaded.log_hash == replayed.position.log_hash
-    assert loaded.cluster_map.state_hash().hex() == plan.state_hash
-    return loaded.cluster_map
+    assert loaded.cluster_metadata.state_hash().hex() == plan.state_hash
+    return loaded.cluster_metadata
 
 
 def at_random(seed: int) -> tuple[Backup, Replayed]:
@@ -73,7 +78,7 @@ def at_random(seed: int) -> tuple[Backup, Replayed]:
     return backup, replay(chain, backup.archive, end_offset=end)
 
 
-def ids_of(view: FrozenMap, *states: ObjectState) -> set[int]:
+def ids_of(view: FrozenMetadata, *states: ObjectState) -> set[int]:
     objects = view.sections()["objects"]
     chosen = np.isin(np.asarray(objects["state"]), states)
     return {int(one) for one in np.asarray(objects["object_id"])[chosen]}
@@ -116,7 +121,7 @@ def test_an_object_of_the_whole_history_is_known_removed_before_or_undecided(see
     """What reconciliation may delete is what was forgotten before the point, nothing else."""
     backup, replayed = at_random(seed)
     plan = planned(replayed)
-    view = replayed.cluster_map.freeze()
+    view = replayed.cluster_metadata.freeze()
     known = ids_of(restored(replayed, plan).freeze(), *ObjectState)
     assert known == ids_of(view, *ObjectState) - ids_of(view, ObjectState.PREPARED)
     undecided = range(plan.undecided_from, plan.next_object_id)
@@ -127,7 +132,7 @@ def test_an_object_of_the_whole_history_is_known_removed_before_or_undecided(see
 @pytest.mark.parametrize("seed", range(15))
 def test_all_else_is_as_it_was(seed: int) -> None:
     _, replayed = at_random(seed)
-    before = plain(replayed.cluster_map.freeze().sections())
+    before = plain(replayed.cluster_metadata.freeze().sections())
     after = plain(restored(replayed, planned(replayed)).freeze().sections())
     changed = {name for name in before if before[name] != after[name]}
     assert changed <= {
@@ -143,7 +148,7 @@ def test_all_else_is_as_it_was(seed: int) -> None:
 def test_every_process_of_before_is_fenced(seed: int) -> None:
     _, replayed = at_random(seed)
     after = restored(replayed, planned(replayed))
-    nodes = replayed.cluster_map.nodes()
+    nodes = replayed.cluster_metadata.nodes()
     assert nodes
     finish = after.decide(r.FinishRestore(), NOW_MS, after.applied_end_offset)
     after.apply(after.applied_end_offset, finish.records)
@@ -157,11 +162,11 @@ def test_every_process_of_before_is_fenced(seed: int) -> None:
 
 def test_processes_whose_clocks_were_ahead_are_fenced_too() -> None:
     _, replayed = at_random(1)
-    cluster_map = replayed.cluster_map
+    cluster_metadata = replayed.cluster_metadata
     fast = NodeIdentity(60_001, NOW_MS + 10**9)
-    offset = cluster_map.applied_end_offset
-    decision = cluster_map.decide(r.RegisterNode(node=fast), NOW_MS, offset)
-    cluster_map.apply(offset, decision.records)
+    offset = cluster_metadata.applied_end_offset
+    decision = cluster_metadata.decide(r.RegisterNode(node=fast), NOW_MS, offset)
+    cluster_metadata.apply(offset, decision.records)
     nodes = restored(replayed, planned(replayed)).freeze().sections()["nodes"]
     epochs = dict(zip(map(int, nodes["node_id"]), map(int, nodes["node_epoch"]), strict=True))
     assert epochs.pop(fast.node_id) == fast.node_epoch + 1
@@ -172,7 +177,7 @@ def test_processes_whose_clocks_were_ahead_are_fenced_too() -> None:
 def test_a_clock_that_is_behind_the_backup_does_not_shorten_the_hold(ahead_ms: int) -> None:
     _, replayed = at_random(1)
     plan = replace(planned(replayed), committed_by_ms=NOW_MS + ahead_ms, state_hash="")
-    view = replayed.cluster_map.freeze()
+    view = replayed.cluster_metadata.freeze()
     plan = replace(plan, state_hash=restoring.state_hash(view, plan))
     counters = restored(replayed, plan).freeze().sections()["counters"]
     assert int(counters["deletions_held_until_ms"][0]) == NOW_MS + ahead_ms + restoring.HOLD_MS
@@ -199,14 +204,14 @@ def test_a_restored_map_waits_for_adoption_with_all_that_brokers_change() -> Non
 def test_what_one_restore_left_undecided_the_next_one_does() -> None:
     _, replayed = at_random(3)
     plan = planned(replayed)
-    again = replace(replayed, cluster_map=restored(replayed, plan))
+    again = replace(replayed, cluster_metadata=restored(replayed, plan))
     assert planned(again).undecided_from == plan.undecided_from
 
 
 def test_a_second_restore_jumps_again() -> None:
     _, replayed = at_random(3)
     plan = planned(replayed)
-    again = replace(replayed, cluster_map=restored(replayed, plan))
+    again = replace(replayed, cluster_metadata=restored(replayed, plan))
     second = planned(again, claimed_below=plan.next_object_id + 1_000_000)
     assert second.next_object_id >= plan.next_object_id + restoring.OBJECT_ID_JUMP
     assert restored(again, second).next_object_id == second.next_object_id
@@ -240,9 +245,9 @@ def test_a_backup_that_is_not_that_of_the_plan_is_refused() -> None:
 def test_ids_that_would_not_fit_are_refused() -> None:
     _, replayed = at_random(1)
     plan = planned(replayed)
-    sections = dict(replayed.cluster_map.freeze().sections())
+    sections = dict(replayed.cluster_metadata.freeze().sections())
     sections["counters"] = {**sections["counters"], "last_node_id": column([INT32_MAX - 1])}
-    full = ClusterMap.from_sections(sections, replayed.position.end_offset)
+    full = ClusterMetadata.from_sections(sections, replayed.position.end_offset)
     with pytest.raises(BackupError, match="broker id"):
         restoring.state_hash(full.freeze(), plan)
 

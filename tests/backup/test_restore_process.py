@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.client import BrokerSession
 from streammeta.client import ControllerClient as BrokerClient
 from streammeta.client.errors import BucketRefusedError
-from streammeta.storage.bucket_marker import read_claimed, read_generations
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.cluster_files.bucket_marker import read_claimed, read_generations
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
-from streammeta.cli.restore_command import name_certificates
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
+from streammeta.cli.recovery.restore_command import name_certificates
 from streammeta.client import BrokerClientError, PermissionDeniedError, StreamClient
 from streammeta.controller.config import ConfigError
-from streammeta.controller.own_tls import OwnTls
-from streammeta.controller.trust.door import Door
+from streammeta.controller.tls.manager import TlsManager
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.controller.trust.policy import parse_policy
 from streammeta.controller.trust.refusals import NoIdentityError
-from streammeta.rpc.identity import KnownClusters, Principal, Role
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.identity import KnownClusters, Principal, Role
 from tests.backup.test_restore_process import NAMESPACE, Restoring, options
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import put, streammeta, values, wait_until
@@ -29,36 +29,36 @@ FORMER = Principal("former", Role.BROKER, "1007")
 
 
 def test_a_caller_of_the_former_cluster_is_one_of_this_cluster() -> None:
-    door = Door(KnownClusters("test", "former"))
+    door = Authenticator(KnownClusters("test", "former"))
     assert door.enter(GET_KVS, shown(FORMER)).principal == Principal("test", Role.BROKER, "1007")
     with pytest.raises(NoIdentityError, match="cluster"):
         door.enter(GET_KVS, shown(Principal("third", Role.BROKER, "1007")))
     with pytest.raises(NoIdentityError, match="cluster"):
-        Door("test").enter(GET_KVS, shown(FORMER))
+        Authenticator("test").enter(GET_KVS, shown(FORMER))
 
 
 def test_the_policy_holds_for_certificates_of_the_former_cluster() -> None:
     policy = parse_policy('[deny]\nprincipals = ["broker/1007"]\n', "test", "policy.toml")
     with pytest.raises(NoIdentityError, match="denied"):
-        Door(KnownClusters("test", "former"), policy).enter(GET_KVS, shown(FORMER))
+        Authenticator(KnownClusters("test", "former"), policy).enter(GET_KVS, shown(FORMER))
 
 
 def test_a_controller_starts_with_its_former_certificate_where_the_namespace_is_the_former_one(
     tmp_path: Path,
 ) -> None:
     files = Authority(tmp_path, "ours").issue("controller/1", cluster_id="former")
-    OwnTls(config(tls=files, namespace="_streammeta_former"))
+    TlsManager(config(tls=files, namespace="_streammeta_former"))
     for namespace in ("_streammeta_test", "mine"):
         with pytest.raises(ConfigError, match="former/controller/1"):
-            OwnTls(config(tls=files, namespace=namespace))
-    OwnTls(config(tls=files, namespace="mine", former_cluster_id="former"))
+            TlsManager(config(tls=files, namespace=namespace))
+    TlsManager(config(tls=files, namespace="mine", former_cluster_id="former"))
     with pytest.raises(ConfigError):
-        OwnTls(config(tls=files, namespace="_streammeta_former", former_cluster_id="third"))
+        TlsManager(config(tls=files, namespace="_streammeta_former", former_cluster_id="third"))
     with pytest.raises(ConfigError, match="former-cluster-id: 'a b'"):
         config(former_cluster_id="a b")
     other = Authority(tmp_path, "other").issue("controller/2", cluster_id="former")
     with pytest.raises(ConfigError):
-        OwnTls(config(tls=other, namespace="_streammeta_former"))
+        TlsManager(config(tls=other, namespace="_streammeta_former"))
 
 
 def test_a_restore_names_the_certificates_that_hold() -> None:

@@ -12,15 +12,15 @@ from streammeta.controller.backup.replaying import replay
 from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.backup.verification import verify
 from streammeta.controller.ids import ClusterId, EndOffset, SnapshotId
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_store.base import Body, Tags
+from streammeta.storage.object_store.protocol.base import Body, Tags
 from tests.backup.backup_world import FOLDER
 from tests.kit.memory_store import MemoryObjectStore
 from tests.lifecycle.lifecycle_world import World
@@ -166,7 +166,7 @@ class UploadWorld:
 
     def _replica(self, end_offset: int) -> MetadataController:
         """Return a controller that has replayed the log below an offset."""
-        replica = MetadataController(ClusterMap(), self.world.clock)
+        replica = MetadataController(ClusterMetadata(), self.world.clock)
         batches = [one for one in self.world.log.batches if one.end_offset <= end_offset]
         replica.on_committed(batches, end_offset)
         return replica
@@ -183,6 +183,6 @@ class UploadWorld:
             return -1
         replayed = replay(chain, self.archive)
         wanted = self._replica(chain.end_offset)
-        assert replayed.cluster_map.state_hash() == wanted.cluster_map.state_hash()
+        assert replayed.cluster_metadata.state_hash() == wanted.cluster_metadata.state_hash()
         assert replayed.position.log_hash == wanted._log_hash.value
         return chain.end_offset

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.benchmarks import plots, reconcile, reconcile_deletions, reconcile_inputs
 from scripts.benchmarks.figures import BenchmarkError, Outcome
-from streammeta.cli.local_cluster import ChildFailedError
+from streammeta.cli.local.local_cluster import ChildFailedError
 
 
 def measure(root: Path, settings: reconcile.Settings) -> list[Outcome]:

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from streammeta.client import ObjectLogConfig, StreamClient, StreamClientConfig, WriterConfig
-from streammeta.storage.bucket_marker import BucketMarker, create_marker
-from streammeta.storage.object_store.calls import Tally
+from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
+from streammeta.storage.object_store.protocol.calls import Tally
 from tests.fake_bucket import FAKE_UUID
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore

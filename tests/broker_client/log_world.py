@@ -24,19 +24,20 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from streammeta.client import ControllerClient, StreamClient, StreamClientConfig, stream_client
+from streammeta.client import ControllerClient, StreamClient, StreamClientConfig
+from streammeta.client.api import stream_client
 from streammeta.client.errors import BrokerClientError
-from streammeta.client.object_log.setting_aside import read_aside
-from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.client.wal.bucket.setting_aside import read_aside
+from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.nodes import Node
-from streammeta.controller.metadata.requests import SetFeatureLevel, WriteRequest
-from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.lifecycle.broker_sessions import Sessions
+from streammeta.controller.metadata.api.requests import SetFeatureLevel, WriteRequest
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.registries.nodes import Node
+from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.calls import Tally
+from streammeta.storage.object_store.protocol.calls import Tally
 from streammeta.v1 import admin_pb2
 from tests.broker_client.object_log_world import VirtualLoop
 from tests.fake_bucket import FAKE_UUID
@@ -175,7 +176,7 @@ class World:
         self.openings = 0
         self.epochs: dict[int, int] = {}
         self.link: Link
-        self.controller = MetadataController(ClusterMap(), clock)
+        self.controller = MetadataController(ClusterMetadata(), clock)
         self._log = CommittingLog(self.controller)
         self.controller.bind(self._log)
         sessions = Sessions(SESSION_MS)
@@ -195,7 +196,7 @@ class World:
 
     def registered(self, node_id: int) -> Node | None:
         """Return the last process of a node that has registered."""
-        return self.controller.cluster_map.node(node_id)
+        return self.controller.cluster_metadata.node(node_id)
 
     def new_link(self, badness: float) -> Link:
         self.link = Link(self.services, self.rng, badness)

@@ -23,14 +23,14 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
-from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
+from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.model import NodeIdentity
-from streammeta.client.resources import give_back
+from streammeta.client.resources.resources import give_back
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.protocol.base import Body
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.compaction import compaction_world
 from tests.fake_bucket import fake_markers_of_process

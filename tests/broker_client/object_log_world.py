@@ -18,20 +18,20 @@ from typing import Any, TypeVar
 
 from streammeta.client.errors import NodeEpochExpiredError, NodeFencedError
 from streammeta.client.model import NodeIdentity
-from streammeta.client.object_log.config import ObjectLogConfig
-from streammeta.client.object_log.departed_node import OwedStream
-from streammeta.client.object_log.log import ObjectLog
-from streammeta.client.session import OpenedStream
-from streammeta.client.write_ahead_log.config import LogIdentity
-from streammeta.client.write_ahead_log.errors import WriteAheadLogError
-from streammeta.client.write_ahead_log.recovery import RecoveryPlan, StreamHistory, Verdict
+from streammeta.client.nodes.session import OpenedStream
+from streammeta.client.wal.bucket.config import ObjectLogConfig
+from streammeta.client.wal.bucket.departed_node import OwedStream
+from streammeta.client.wal.bucket.log import ObjectLog
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.errors import WriteAheadLogError
+from streammeta.client.wal.disk.recovery import RecoveryPlan, StreamHistory, Verdict
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.record import (
     RECORD_HEADER_SIZE,
     RecordBatch,
     encode_record,
 )
-from streammeta.storage.object_store.base import ObjectInfo
+from streammeta.storage.object_store.protocol.base import ObjectInfo
 
 NAMESPACE = "_streammeta_sim"
 NODE = 7

@@ -10,7 +10,7 @@ import pytest
 
 from streammeta.client import StreamWriter, errors
 from streammeta.client.arguments import INT64_MAX
-from streammeta.client.session import OpenedStream
+from streammeta.client.nodes.session import OpenedStream
 from tests.kit.fake_broker import writing
 
 

@@ -32,11 +32,11 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.metadata_watch import MetadataWatch
-from streammeta.client.methods import DESCRIBE_STREAMS
-from streammeta.client.write_ahead_log.set_aside import read_set_aside
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.client.controllers.metadata_watch import MetadataWatch
+from streammeta.client.controllers.methods import DESCRIBE_STREAMS
+from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import objects_pb2
 from tests.kit.fake_broker import Broker, broker, writing
 from tests.kit.fake_cluster import NAMESPACE

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import (
     OffsetTrimmedError,
     ReaderConfig,
@@ -26,12 +26,12 @@ from streammeta.client import (
     StreamReader,
     StreamWriter,
     WriterConfig,
-    methods,
 )
+from streammeta.client.controllers import methods
 from streammeta.client.model import node_message
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import check_streams, payload_of, until

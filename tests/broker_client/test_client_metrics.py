@@ -20,9 +20,9 @@ from streammeta.client import (
     StreamClientConfig,
     WriterConfig,
 )
-from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
-from streammeta.client.prometheus import ClientCollector
-from streammeta.client.tally import (
+from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.resources.prometheus import ClientCollector
+from streammeta.client.resources.tally import (
     BOUNDS_S,
     REASONS,
     STORE_KINDS,
@@ -32,8 +32,8 @@ from streammeta.client.tally import (
 )
 from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
-from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.calls import OperationMetrics, StoreMetrics
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.storage.object_store.protocol.calls import OperationMetrics, StoreMetrics
 from tests.kit.fake_broker import NEVER, writing
 from tests.kit.fake_cluster import FakeCluster
 from tests.kit.memory_store import MemoryObjectStore

@@ -81,7 +81,7 @@ def test_durations_are_named_with_their_unit(name: str) -> None:
 
 
 def test_every_error_can_be_imported_from_the_client() -> None:
-    packages = (streammeta.client, importlib.import_module("streammeta.client.write_ahead_log"))
+    packages = (streammeta.client, importlib.import_module("streammeta.client.wal.disk"))
     for package in packages:
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(found.name)

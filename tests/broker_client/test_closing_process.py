@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from streammeta.client import StreamClient
-from streammeta.client.daemon_threads import DaemonThreads
+from streammeta.client.resources.daemon_threads import DaemonThreads
 from tests.broker_client.closing_child import RETURNED, SCENARIOS
 from tests.kit.fake_cluster import FakeCluster
 from tests.kit.memory_store import MemoryObjectStore

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from streammeta.client import errors, model
-from streammeta.client.commit_messages import (
+from streammeta.client.commits.messages import (
     COMMITTED,
     MESSAGE_ROWS_MAX,
     CommitMessage,
@@ -21,8 +21,8 @@ from streammeta.client.commit_messages import (
     Upload,
     UploadVerdict,
 )
-from streammeta.client.commit_pipeline import MESSAGES_IN_FLIGHT, CommitPipeline
-from streammeta.client.controller_client import ControllerClient
+from streammeta.client.commits.pipeline import MESSAGES_IN_FLIGHT, CommitPipeline
+from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import (
     ERROR_CODE_NONE,

@@ -28,7 +28,7 @@ from streammeta.storage.compaction.verification import DamagedBlockError, check_
 from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.base import MIN_PART_SIZE, MultipartUpload, Tags
+from streammeta.storage.object_store.protocol.base import MIN_PART_SIZE, MultipartUpload, Tags
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.memory_store import MemoryObjectStore
 

@@ -21,14 +21,14 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.output_writer import OutputJournal
 from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.runner import repeat
-from streammeta.client.compaction.set_object_sources import (
+from streammeta.client.compaction.sso_sources import (
     Source,
     SourceIndex,
     SourceIndexes,
     is_whole,
 )
 from streammeta.client.compaction.store_calls import StoreCalls, Throttle, give_way, run_all
-from streammeta.client.resources import StoreThreads
+from streammeta.client.resources.resources import StoreThreads
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.compaction.entries import Column, Entry, EntryTable
 from streammeta.storage.compaction.selection import SelectionConfig
@@ -41,7 +41,7 @@ from streammeta.storage.errors import (
     WrongBucketError,
 )
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.patience import Patience
+from streammeta.storage.object_store.protocol.patience import Patience
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import until
 from tests.kit.memory_store import MemoryObjectStore

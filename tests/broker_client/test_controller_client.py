@@ -13,11 +13,16 @@ import grpc
 import pytest
 
 from streammeta.client import BrokerSession, ControllerClient, errors
-from streammeta.client.bucket_check import BucketCheck
-from streammeta.client.controller_spread import ControllerSpread
-from streammeta.client.methods import CREATE_STREAMS, DESCRIBE_STREAMS, GET_OBJECTS, PREPARE_OBJECTS
+from streammeta.client.controllers.bucket_check import BucketCheck
+from streammeta.client.controllers.methods import (
+    CREATE_STREAMS,
+    DESCRIBE_STREAMS,
+    GET_OBJECTS,
+    PREPARE_OBJECTS,
+)
+from streammeta.client.controllers.spread import ControllerSpread
 from streammeta.client.model import ClusterDescription, cluster_description
-from streammeta.storage.bucket_marker import BucketMarker, create_marker
+from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.v1 import admin_pb2, objects_pb2, streams_pb2
 from tests.kit.fake_broker import broker, until

@@ -9,12 +9,12 @@ import pytest
 
 from streammeta.client.config import ReaderConfig, ReaderStats
 from streammeta.client.errors import CorruptObjectError
-from streammeta.client.object_source import ObjectSource, merge_blocks
 from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
+from streammeta.client.reading.object_source import ObjectSource, merge_blocks
 from streammeta.client.reading.verified_blocks import learn_checksums
-from streammeta.client.resources import StoreThreads
-from streammeta.reconcile.deep_read import reading_of
-from streammeta.reconcile.verdicts import Reading
+from streammeta.client.resources.resources import StoreThreads
+from streammeta.reconcile.findings.deep_read import reading_of
+from streammeta.reconcile.vocabulary.verdicts import Reading
 from streammeta.storage.errors import CorruptObjectError as BrokenFormatError
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for

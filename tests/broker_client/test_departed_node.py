@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from streammeta.client import BrokerSession, NodeIdentity, OpenedStream, bucket_check
+from streammeta.client import BrokerSession, NodeIdentity, OpenedStream
+from streammeta.client.controllers import bucket_check
 from streammeta.client.errors import NodeEpochExpiredError, NodeFencedError
-from streammeta.client.object_log import departed_node
-from streammeta.client.object_log.departed_node import DepartedNode, OwedStream
-from streammeta.client.write_ahead_log.stored_records import StoredRecords
-from streammeta.storage.bucket_marker import BucketMarker
+from streammeta.client.wal.bucket import departed_node
+from streammeta.client.wal.bucket.departed_node import DepartedNode, OwedStream
+from streammeta.client.wal.disk.stored_records import StoredRecords
+from streammeta.storage.cluster_files.bucket_marker import BucketMarker
 from streammeta.storage.errors import AccessDeniedError, WrongBucketError
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import common_pb2, streams_pb2

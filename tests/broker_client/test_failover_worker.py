@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from streammeta.client import BrokerSession, FailoverWorker, Recovery
-from streammeta.client.object_log import failover
-from streammeta.client.object_log.config import WAL_CONFIG, ObjectLogConfig
-from streammeta.client.object_log.failover import LEFT_ALONE_S
-from streammeta.client.object_log.log import ObjectLog
-from streammeta.client.write_ahead_log.config import LogIdentity
+from streammeta.client.wal.bucket import failover
+from streammeta.client.wal.bucket.config import WAL_CONFIG, ObjectLogConfig
+from streammeta.client.wal.bucket.failover import LEFT_ALONE_S
+from streammeta.client.wal.bucket.log import ObjectLog
+from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.record import RecordBatch
 from tests.broker_client.wal_tools import encoded

@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from streammeta.cli.local_cluster import Child, LocalCluster, start_child
+from streammeta.cli.local.local_cluster import Child, LocalCluster, start_child
 from streammeta.client import StreamClient
 from tests.broker_client.marathon_broker import MANY, Settings, count_notes, payload_of, read_notes
 from tests.kit.real_cluster import running_cluster

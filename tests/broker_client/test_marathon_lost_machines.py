@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import Child, LocalCluster, start_child
+from streammeta.cli.local.local_cluster import Child, LocalCluster, start_child
 from tests.broker_client.marathon_broker import MANY, Settings, count_notes, read_notes
 from tests.broker_client.test_marathon import PROGRESS_S, read_all
 from tests.kit.real_cluster import FAST, running_cluster

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import LogMissingError, StreamClient, StreamClientConfig
 from streammeta.client.config import WriterConfig
-from streammeta.client.object_log.config import ObjectLogConfig
+from streammeta.client.wal.bucket.config import ObjectLogConfig
 from tests.kit.real_cluster import FAST, running_cluster, streammeta
 
 _IDS = itertools.count(8000)

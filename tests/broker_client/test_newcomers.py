@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import (
     BucketNotFoundError,
     ControllerClient,
@@ -22,16 +22,16 @@ from streammeta.client import (
     StreamClient,
     TlsFiles,
     WrongBucketError,
-    fork_check,
 )
-from streammeta.client import methods as rpcs
-from streammeta.client.daemon_threads import run_blocking
-from streammeta.client.methods import CREATE_STREAMS, DESCRIBE_STREAMS, Method
-from streammeta.client.resources import StoreThreads
-from streammeta.rpc.tls import TokenFiles
-from streammeta.storage.bucket_marker import read_marker
+from streammeta.client.controllers import methods as rpcs
+from streammeta.client.controllers.methods import CREATE_STREAMS, DESCRIBE_STREAMS, Method
+from streammeta.client.resources import fork_check
+from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client.resources.resources import StoreThreads
+from streammeta.storage.cluster_files.bucket_marker import read_marker
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.tls.files import TokenFiles
 from streammeta.v1 import streams_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import describe, leader_of, running_cluster, wait_until
@@ -246,7 +246,7 @@ class Unanswering(LocalObjectStore):
 
 
 async def _nodes(endpoints: list[str]) -> AsyncIterator[int]:
-    from streammeta.client.methods import GET_NODES
+    from streammeta.client.controllers.methods import GET_NODES
     from streammeta.v1 import nodes_pb2
 
     async with ControllerClient(endpoints) as client:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient, StreamClientConfig
 from streammeta.controller.features import SECTIONS
 from tests.kit.real_cluster import FAST, raise_level, running_cluster

@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 
 from streammeta.client import StreamClient, StreamClientConfig, StreamWriter, WriterConfig
-from streammeta.client.object_log import reading
-from streammeta.client.object_log.bucket_slots import BucketSlots
-from streammeta.client.object_log.config import ObjectLogConfig
-from streammeta.client.object_log.errors import (
+from streammeta.client.wal.bucket import reading
+from streammeta.client.wal.bucket.bucket_slots import BucketSlots
+from streammeta.client.wal.bucket.config import ObjectLogConfig
+from streammeta.client.wal.bucket.errors import (
     DamagedSlotError,
     LogSealedError,
     ObjectLogFailedError,
     UnfitStoreError,
 )
-from streammeta.client.object_log.log import ObjectLog
-from streammeta.client.object_log.reading import (
+from streammeta.client.wal.bucket.log import ObjectLog
+from streammeta.client.wal.bucket.reading import (
     discard_log,
     list_logs,
     read_log,
     seal_log,
 )
-from streammeta.client.object_log.setting_aside import read_aside
-from streammeta.client.object_log.slot_queue import SlotQueue
-from streammeta.client.write_ahead_log.config import LogIdentity
-from streammeta.client.write_ahead_log.errors import WriteAheadLogClosedError, WrongLogError
+from streammeta.client.wal.bucket.setting_aside import read_aside
+from streammeta.client.wal.bucket.slot_queue import SlotQueue
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.errors import WriteAheadLogClosedError, WrongLogError
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import (
     AccessDeniedError,
@@ -41,7 +41,7 @@ from streammeta.storage.errors import (
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_log.slot import Sealer, SlotKind, decode_slot
 from streammeta.storage.object_log.slot_keys import LogName
-from streammeta.storage.object_store.base import Body
+from streammeta.storage.object_store.protocol.base import Body
 from tests.broker_client.wal_tools import encoded, record_at, sequences_of
 from tests.kit.fake_broker import broker, until
 from tests.kit.fake_cluster import NAMESPACE

@@ -11,25 +11,25 @@ import pytest
 
 from streammeta.client import NodeIdentity
 from streammeta.client.errors import NodeFencedError
-from streammeta.client.object_log.bucket_slots import BucketSlots
-from streammeta.client.object_log.config import ObjectLogConfig
-from streammeta.client.object_log.departed_node import OwedStream
-from streammeta.client.object_log.errors import DamagedSlotError
-from streammeta.client.object_log.failover import (
+from streammeta.client.wal.bucket.bucket_slots import BucketSlots
+from streammeta.client.wal.bucket.config import ObjectLogConfig
+from streammeta.client.wal.bucket.departed_node import OwedStream
+from streammeta.client.wal.bucket.errors import DamagedSlotError
+from streammeta.client.wal.bucket.failover import (
     FailoverReport,
     FailoverSupersededError,
     FailoverUnsettledError,
     recover_node,
 )
-from streammeta.client.object_log.log import ObjectLog
-from streammeta.client.object_log.setting_aside import read_aside
-from streammeta.client.write_ahead_log.config import LogIdentity
-from streammeta.client.write_ahead_log.recovery import StreamHistory
+from streammeta.client.wal.bucket.log import ObjectLog
+from streammeta.client.wal.bucket.setting_aside import read_aside
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.recovery import StreamHistory
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_log.slot import Sealer
 from streammeta.storage.object_log.slot_keys import LogName
-from streammeta.storage.object_store.base import Body
+from streammeta.storage.object_store.protocol.base import Body
 from tests.broker_client.wal_tools import encoded
 from tests.kit.memory_store import MemoryObjectStore
 

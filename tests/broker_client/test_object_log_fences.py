@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from streammeta.client.object_log import ack_lease, reading, sweeping
-from streammeta.client.object_log.ack_lease import LEASE_S, AckLease
-from streammeta.client.object_log.bucket_slots import BucketSlots, SlotStore
-from streammeta.client.object_log.config import ObjectLogConfig
-from streammeta.client.object_log.errors import DamagedSlotError, LogSealedError, LogSweptError
-from streammeta.client.object_log.log import ObjectLog
-from streammeta.client.object_log.reading import (
+from streammeta.client.wal.bucket import ack_lease, reading, sweeping
+from streammeta.client.wal.bucket.ack_lease import LEASE_S, AckLease
+from streammeta.client.wal.bucket.bucket_slots import BucketSlots, SlotStore
+from streammeta.client.wal.bucket.config import ObjectLogConfig
+from streammeta.client.wal.bucket.errors import DamagedSlotError, LogSealedError, LogSweptError
+from streammeta.client.wal.bucket.log import ObjectLog
+from streammeta.client.wal.bucket.reading import (
     FoundLog,
     SealedLog,
     discard_log,
@@ -24,14 +24,14 @@ from streammeta.client.object_log.reading import (
     read_log,
     seal_log,
 )
-from streammeta.client.object_log.sweeping import last_to_sweep, sweep_logs
-from streammeta.client.write_ahead_log.config import LogIdentity
-from streammeta.client.write_ahead_log.errors import WrongLogError
+from streammeta.client.wal.bucket.sweeping import last_to_sweep, sweep_logs
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.errors import WrongLogError
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_log.slot import Sealer
 from streammeta.storage.object_log.slot_keys import LogName
-from streammeta.storage.object_store.base import Body, ObjectInfo
+from streammeta.storage.object_store.protocol.base import Body, ObjectInfo
 from tests.broker_client.wal_tools import encoded, record_at, sequences_of
 from tests.kit.fake_broker import until
 from tests.kit.fake_cluster import NAMESPACE

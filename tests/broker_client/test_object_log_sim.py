@@ -11,12 +11,12 @@ import os
 import pytest
 
 from streammeta.client.errors import NodeEpochExpiredError
-from streammeta.client.object_log.failover import (
+from streammeta.client.wal.bucket.failover import (
     FailoverReport,
     FailoverSupersededError,
     recover_node,
 )
-from streammeta.client.write_ahead_log.errors import WriteAheadLogError
+from streammeta.client.wal.disk.errors import WriteAheadLogError
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_log.slot import Sealer
 from tests.broker_client.object_log_world import (

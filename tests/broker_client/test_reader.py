@@ -25,12 +25,12 @@ from streammeta.client import (
     StreamWriter,
     WriterConfig,
 )
-from streammeta.client.object_source import Block, merge_blocks
+from streammeta.client.reading.object_source import Block, merge_blocks
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.reads import MAX_SPAN, MAX_UNUSED
+from streammeta.storage.object_store.protocol.reads import MAX_SPAN, MAX_UNUSED
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_broker import Broker, broker

@@ -13,7 +13,6 @@ import pytest
 
 from streammeta.client import ReaderConfig, StreamReader
 from streammeta.client.config import ReaderStats
-from streammeta.client.object_source import RECORD_BYTES
 from streammeta.client.reading.block_cache import (
     CALM_S,
     EXPIRY_S,
@@ -22,7 +21,8 @@ from streammeta.client.reading.block_cache import (
     Cursor,
     Cursors,
 )
-from streammeta.client.resources import ByteBudget, SharedWork, all_of
+from streammeta.client.reading.object_source import RECORD_BYTES
+from streammeta.client.resources.resources import ByteBudget, SharedWork, all_of
 from tests.kit.fake_broker import until
 from tests.kit.reader_world import World, placed
 

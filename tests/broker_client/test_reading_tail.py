@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from streammeta.client import ReaderConfig, StreamReader, StreamTail, errors
-from streammeta.client.methods import GET_OBJECTS
-from streammeta.client.reading import map_follower
+from streammeta.client.controllers.methods import GET_OBJECTS
+from streammeta.client.reading import metadata_follower as map_follower
 from streammeta.storage.errors import (
     AccessDeniedError,
     StorageError,

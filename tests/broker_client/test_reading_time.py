@@ -22,8 +22,8 @@ from streammeta.client import (
     StreamReader,
     kafka_timestamp,
 )
-from streammeta.client.object_source import Block
 from streammeta.client.reading.lookups import Slice
+from streammeta.client.reading.object_source import Block
 from streammeta.client.reading.time_lookup import Bound, find_record
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch

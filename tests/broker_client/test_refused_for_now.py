@@ -14,11 +14,12 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import ControllerClient, Heartbeat, StreamWriter, errors, methods
+from streammeta.client import ControllerClient, Heartbeat, StreamWriter, errors
+from streammeta.client.controllers import methods
 from streammeta.client.model import HeartbeatAnswer, heartbeat_answer
-from streammeta.client.session import LAST_BEAT_S, BrokerSession
-from streammeta.client.write_ahead_log.config import LogIdentity
-from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.nodes.session import LAST_BEAT_S, BrokerSession
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from tests.broker_client.wal_tools import LOG

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import BrokerSession, OpenedStream, StreamClient, StreamClientConfig
 from streammeta.client.config import WriterConfig
-from streammeta.client.object_log.config import ObjectLogConfig
-from streammeta.client.object_log.setting_aside import read_aside
-from streammeta.client.write_ahead_log.recovery import (
+from streammeta.client.wal.bucket.config import ObjectLogConfig
+from streammeta.client.wal.bucket.setting_aside import read_aside
+from streammeta.client.wal.disk.recovery import (
     Comparison,
     MissingRanges,
     RecoveryPlan,
@@ -21,7 +21,7 @@ from streammeta.client.write_ahead_log.recovery import (
     Verdict,
     note_newest,
 )
-from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.kit.fake_broker import broker

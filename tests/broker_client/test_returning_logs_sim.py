@@ -19,13 +19,13 @@ from streammeta.client import BrokerSession, StreamClientConfig
 from streammeta.client.config import WriterConfig
 from streammeta.client.errors import BrokerClientError
 from streammeta.client.model import NodeIdentity
-from streammeta.client.object_log.bucket_slots import BucketSlots
-from streammeta.client.object_log.config import WAL_CONFIG, ObjectLogConfig
-from streammeta.client.object_log.departed_node import DepartedNode
-from streammeta.client.object_log.failover import recover_node
-from streammeta.client.write_ahead_log.errors import WriteAheadLogError
-from streammeta.client.write_ahead_log.stored_records import StoredRecords
-from streammeta.controller.metadata.requests import (
+from streammeta.client.wal.bucket.bucket_slots import BucketSlots
+from streammeta.client.wal.bucket.config import WAL_CONFIG, ObjectLogConfig
+from streammeta.client.wal.bucket.departed_node import DepartedNode
+from streammeta.client.wal.bucket.failover import recover_node
+from streammeta.client.wal.disk.errors import WriteAheadLogError
+from streammeta.client.wal.disk.stored_records import StoredRecords
+from streammeta.controller.metadata.api.requests import (
     AbandonUploads,
     AssignRecoveries,
     RecoveryTarget,

@@ -12,7 +12,7 @@ from types import CodeType
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient, StreamClientConfig, WriterConfig, errors
 from tests.kit.real_cluster import leader_of, running_cluster
 

@@ -12,16 +12,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streammeta.client import (
-    BrokerSession,
-    InvalidRequestError,
-    NodeEpochExpiredError,
-    object_encoder,
+from streammeta.client import BrokerSession, InvalidRequestError, NodeEpochExpiredError
+from streammeta.client.controllers.methods import PREPARE_OBJECTS
+from streammeta.client.writing import object_encoder
+from streammeta.client.writing.object_encoder import encode_object
+from streammeta.client.writing.object_ids import STOCK_MAX, STOCK_MIN, ObjectIds
+from streammeta.client.writing.record_buffer import (
+    UNKNOWN_TIME,
+    StreamRun,
+    WriterStream,
+    plan_objects,
 )
-from streammeta.client.methods import PREPARE_OBJECTS
-from streammeta.client.object_encoder import encode_object
-from streammeta.client.object_ids import STOCK_MAX, STOCK_MIN, ObjectIds
-from streammeta.client.record_buffer import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.record import RecordBatch
 from tests.kit.built_objects import ObjectBuilder

@@ -9,9 +9,9 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from streammeta.client.write_ahead_log import files
-from streammeta.client.write_ahead_log.errors import DamagedLogError, WrongLogError
-from streammeta.client.write_ahead_log.quarantine import quarantine
+from streammeta.client.wal.disk import files
+from streammeta.client.wal.disk.errors import DamagedLogError, WrongLogError
+from streammeta.client.wal.disk.quarantine import quarantine
 from streammeta.storage.segmented_log import BadFrameError
 from tests.broker_client.wal_tools import (
     IDENTITY,

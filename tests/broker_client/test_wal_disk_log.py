@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.client.write_ahead_log.config import LogIdentity
-from streammeta.client.write_ahead_log.disk_log import DiskLog, lock_directory
-from streammeta.client.write_ahead_log.errors import DamagedLogError, WrongLogError
-from streammeta.client.write_ahead_log.files import STATE_NAME, StateFile
-from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.disk_log import DiskLog, lock_directory
+from streammeta.client.wal.disk.errors import DamagedLogError, WrongLogError
+from streammeta.client.wal.disk.files import STATE_NAME, StateFile
+from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.segmented_log import segment_path
 from tests.broker_client.wal_tools import (

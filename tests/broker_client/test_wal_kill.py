@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient, StreamClientConfig
-from streammeta.client.write_ahead_log.config import LogIdentity
-from streammeta.client.write_ahead_log.log import WriteAheadLog
-from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.log import WriteAheadLog
+from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.wal_child import STEPS, Settings

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.client.write_ahead_log.config import LogConfig
-from streammeta.client.write_ahead_log.errors import (
+from streammeta.client.wal.disk.config import LogConfig
+from streammeta.client.wal.disk.errors import (
     DamagedLogError,
     LogLockedError,
     WriteAheadLogBrokenError,
     WriteAheadLogClosedError,
     WriteAheadLogFullError,
 )
-from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.storage.durable_files import DiskFullError
 from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_at, sequences_of
 from tests.kit.crash_disk import CrashDisk, WatchedFiles, flipped

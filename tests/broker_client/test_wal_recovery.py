@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from streammeta.client import BrokerSession, OpenedStream, StreamWriter, WriterConfig
-from streammeta.client.write_ahead_log.config import LogIdentity
-from streammeta.client.write_ahead_log.errors import WriteAheadLogBrokenError
-from streammeta.client.write_ahead_log.log import WriteAheadLog
-from streammeta.client.write_ahead_log.recovery import (
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.errors import WriteAheadLogBrokenError
+from streammeta.client.wal.disk.log import WriteAheadLog
+from streammeta.client.wal.disk.recovery import (
     AsideRun,
     RecoveryPlan,
     StreamHistory,
@@ -19,11 +19,11 @@ from streammeta.client.write_ahead_log.recovery import (
     recover_into,
     stream_histories,
 )
-from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.storage.durable_files import FileSystem
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.base import Body
+from streammeta.storage.object_store.protocol.base import Body
 from tests.broker_client.wal_tools import IDENTITY, LOG, encoded
 from tests.kit.crash_disk import CrashDisk
 from tests.kit.fake_broker import Broker, broker, until, writing

@@ -11,10 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import BrokerSession, SilentObserver, StreamWriter, errors, uploader
-from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
-from streammeta.client.object_ids import STOCK_MIN
-from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
+from streammeta.client import BrokerSession, SilentObserver, StreamWriter, errors
+from streammeta.client.config import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
+from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.writing import uploader
+from streammeta.client.writing.object_ids import STOCK_MIN
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import (
     AccessDeniedError,
@@ -26,8 +27,8 @@ from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX
-from streammeta.storage.object_store import patience
-from streammeta.storage.object_store.patience import Patience
+from streammeta.storage.object_store.protocol import patience
+from streammeta.storage.object_store.protocol.patience import Patience
 from tests.kit.fake_broker import Broker, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
 

@@ -22,22 +22,20 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import BrokerSession, StreamWriter, WriterConfig, errors, writer_log
-from streammeta.client.batch import BatchUpload
-from streammeta.client.bucket_check import BucketCheck
-from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
-from streammeta.client.uploader import Uploader
-from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
-from streammeta.client.write_ahead_log.errors import (
-    WriteAheadLogBrokenError,
-    WriteAheadLogFullError,
-)
-from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client import BrokerSession, StreamWriter, WriterConfig, errors
+from streammeta.client.controllers.bucket_check import BucketCheck
+from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.wal.disk.config import LogConfig, LogIdentity
+from streammeta.client.wal.disk.errors import WriteAheadLogBrokenError, WriteAheadLogFullError
+from streammeta.client.wal.disk.log import WriteAheadLog
+from streammeta.client.writing import wal_acks as writer_log
+from streammeta.client.writing.batch import BatchUpload
+from streammeta.client.writing.uploader import Uploader
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch, decode_record
-from streammeta.storage.object_store.base import Body
-from streammeta.storage.object_store.patience import Patience
+from streammeta.storage.object_store.protocol.base import Body
+from streammeta.storage.object_store.protocol.patience import Patience
 from tests.kit.fake_broker import NEVER, Broker, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore

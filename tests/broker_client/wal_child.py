@@ -20,11 +20,11 @@ from typing import Any
 
 from streammeta.client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
 from streammeta.client.config import WriterConfig
-from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
-from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.wal.disk.config import LogConfig, LogIdentity
+from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.storage.object_format.index_block import StreamRange
-from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.protocol.base import Body
 from tests.fake_bucket import fake_markers_of_process
 from tests.kit.crash_disk import WatchedFiles
 from tests.kit.doomed_child import Executioner

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
-from streammeta.client.write_ahead_log.disk_log import DiskLog, RecordGroup
-from streammeta.client.write_ahead_log.quarantine import quarantine
+from streammeta.client.wal.disk.config import LogConfig, LogIdentity
+from streammeta.client.wal.disk.disk_log import DiskLog, RecordGroup
+from streammeta.client.wal.disk.quarantine import quarantine
 from streammeta.storage.durable_files import FileSystem
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
 

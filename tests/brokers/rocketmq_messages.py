@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streammeta.brokers.rocketmq.dispatch import LocalMessage
-from streammeta.brokers.rocketmq.message import Message, encode_message, java_hash
+from streammeta.brokers.rocketmq.formats.message import Message, encode_message, java_hash
 
 STORED_MS = 1_700_000_000_000
 HOST = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")

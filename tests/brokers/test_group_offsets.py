@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.kafka.group_offsets import GroupOffsets
-from streammeta.brokers.kafka.keys import offset_key
+from streammeta.brokers.kafka.cluster.keys import offset_key
+from streammeta.brokers.kafka.groups.group_offsets import GroupOffsets
 
 
 class MemoryKeys:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.groups import INITIAL_DELAY_MS, Group, Join, Reply, State
+from streammeta.brokers.kafka.groups.groups import INITIAL_DELAY_MS, Group, Join, Reply, State
+from streammeta.brokers.kafka.protocol.codes import Code
 
 RANGE = (("range", b"topics"),)
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.group_calls import Groups
-from streammeta.brokers.kafka.groups import INITIAL_DELAY_MS
-from streammeta.brokers.kafka.keys import topic_key
-from streammeta.brokers.kafka.server import _calls
-from streammeta.brokers.kafka.wire import write_response
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.keys import topic_key
+from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.groups.groups import INITIAL_DELAY_MS
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.brokers.kafka.protocol.wire import write_response
+from streammeta.brokers.kafka.service.server import _calls
 from streammeta.v1 import kv_pb2
 from tests.kit.kafka_batches import plain
 from tests.kit.kafka_cluster import Cluster, opened, request_of

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.brokers.kafka import topic_calls
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.cluster import ClusterView, Leader, read_view
-from streammeta.brokers.kafka.codes import Code, KafkaError
-from streammeta.brokers.kafka.deleted_topics import NOTE_KEPT_MS, delete_streams_of_deleted
-from streammeta.brokers.kafka.keys import deleted_key, leader_key, meta_key, topic_key
-from streammeta.brokers.kafka.takeover import close_streams_of
+from streammeta.brokers.kafka.calls import topic_calls
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.cluster import ClusterView, Leader, read_view
+from streammeta.brokers.kafka.cluster.deleted_topics import NOTE_KEPT_MS, delete_streams_of_deleted
+from streammeta.brokers.kafka.cluster.keys import deleted_key, leader_key, meta_key, topic_key
+from streammeta.brokers.kafka.cluster.takeover import close_streams_of
+from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.partition.errors import PartitionFailedError
 from streammeta.client import NodeIdentity
-from streammeta.storage.wal_config import NO_LOG
+from streammeta.storage.cluster_files.wal_config import NO_LOG
 from streammeta.v1 import kv_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NODE_EPOCH_EXPIRED
 from tests.kit.kafka_batches import plain

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.brokers.kafka import server as module
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.group_calls import Groups
-from streammeta.brokers.kafka.server import KafkaServer
-from streammeta.brokers.kafka.wire import Request
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.protocol.wire import Request
+from streammeta.brokers.kafka.service import server as module
+from streammeta.brokers.kafka.service.server import KafkaServer
 from tests.kit.kafka_wire import framed, read_response, request_bytes
 
 _LIST_GROUPS, _SYNC_GROUP = (16, 0), (14, 0)

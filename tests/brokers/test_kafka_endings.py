@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.brokers.kafka import broker as module
-from streammeta.brokers.kafka.cluster import Leader
-from streammeta.brokers.kafka.keys import leader_key
+from streammeta.brokers.kafka.cluster import broker as module
+from streammeta.brokers.kafka.cluster.cluster import Leader
+from streammeta.brokers.kafka.cluster.keys import leader_key
 from streammeta.client import ControllerUnavailableError
 from streammeta.v1 import nodes_pb2
 from tests.kit.kafka_batches import plain

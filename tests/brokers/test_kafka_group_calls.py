@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.cluster import ClusterView, Endpoint, Topic
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.group_calls import Groups
-from streammeta.brokers.kafka.groups import INITIAL_DELAY_MS, State
-from streammeta.brokers.kafka.keys import Keys
-from streammeta.brokers.kafka.wire import read_request
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.cluster import ClusterView, Endpoint, Topic
+from streammeta.brokers.kafka.cluster.keys import Keys
+from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.groups.groups import INITIAL_DELAY_MS, State
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.brokers.kafka.protocol.wire import read_request
 from tests.kit.kafka_wire import request_bytes
 from tests.kit.memory_keys import MemoryControllers
 

@@ -15,12 +15,12 @@ import psutil
 import pytest
 from kio.index import load_request_schema
 
-from streammeta.brokers.kafka import server as module
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.group_calls import Groups
-from streammeta.brokers.kafka.server import KafkaServer
-from streammeta.brokers.kafka.users import Users, user_entry
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.brokers.kafka.service import server as module
+from streammeta.brokers.kafka.service.server import KafkaServer
+from streammeta.brokers.kafka.service.users import Users, user_entry
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers
 from tests.kit.kafka_wire import WireClient, framed, request_bytes
@@ -211,7 +211,7 @@ async def test_requests_of_strangers_are_not_read_but_for_those_that_authenticat
         read.append(api_key)
         return load_request_schema(api_key, version)
 
-    monkeypatch.setattr("streammeta.brokers.kafka.wire.load_request_schema", count)
+    monkeypatch.setattr("streammeta.brokers.kafka.protocol.wire.load_request_schema", count)
     (users := tmp_path / "users").write_text(user_entry("alice", "open sesame"))
     broker = cast(Broker, None)
     server = KafkaServer(broker, Groups(broker), Users(users))

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from streammeta.brokers.kafka import listener as module
-from streammeta.brokers.kafka.listener import KafkaListener
-from streammeta.rpc.tls import TlsFiles
+from streammeta.brokers.kafka.service import listener as module
+from streammeta.brokers.kafka.service.listener import KafkaListener
+from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 
 

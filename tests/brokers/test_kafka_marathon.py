@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import Child
+from streammeta.cli.local.local_cluster import Child
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
 from tests.kit.real_cluster import FAST, leader_of, running_cluster
 

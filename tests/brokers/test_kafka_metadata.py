@@ -8,12 +8,12 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import pytest
 
-from streammeta.brokers.kafka import config_calls, topic_calls, topic_changes
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.cluster import Leader, Topic
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.group_calls import Groups
-from streammeta.brokers.kafka.keys import leader_key, topic_key
+from streammeta.brokers.kafka.calls import config_calls, topic_calls, topic_changes
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.cluster import Leader, Topic
+from streammeta.brokers.kafka.cluster.keys import leader_key, topic_key
+from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.client import ControllerUnavailableError
 from tests.kit.kafka_cluster import Cluster, asked, opened, request_of
 
@@ -81,8 +81,8 @@ def outage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     """Begin an outage of a cluster's controllers."""
     monkeypatch.setattr(topic_calls, "FOUND_WITHIN_S", 0.01)
     monkeypatch.setattr(topic_changes, "CHANGED_WITHIN_S", (0.01, 0.01))
-    monkeypatch.setattr("streammeta.brokers.kafka.group_calls.OFFSETS_WITHIN_S", 0.01)
-    monkeypatch.setattr("streammeta.brokers.kafka.topic_calls.PRODUCER_ID_WITHIN_S", 0.01)
+    monkeypatch.setattr("streammeta.brokers.kafka.groups.group_calls.OFFSETS_WITHIN_S", 0.01)
+    monkeypatch.setattr("streammeta.brokers.kafka.calls.topic_calls.PRODUCER_ID_WITHIN_S", 0.01)
 
     def begin(cluster: Cluster) -> None:
         if request.param == "they refuse":

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.state import LEADER_SILENT_MAX_S, VIEW_AGE_MAX_S, BrokerState
-from streammeta.brokers.kafka.tally import API_NAMES, BrokerTally
-from streammeta.brokers.kafka.wire import SERVED
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.brokers.kafka.protocol.tally import API_NAMES, BrokerTally
+from streammeta.brokers.kafka.protocol.wire import SERVED
+from streammeta.brokers.kafka.service.state import LEADER_SILENT_MAX_S, VIEW_AGE_MAX_S, BrokerState
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
 from tests.kit.real_cluster import FAST, running_cluster, wait_until
 from tests.monitoring.http_calls import get, samples

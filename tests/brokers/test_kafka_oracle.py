@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from scripts.benchmarks.peers.apache_kafka import class_path, missing, running_kafka
-from streammeta.cli.local_cluster import start_child
+from streammeta.cli.local.local_cluster import start_child
 from tests.brokers.kafka_operations import Operation, Operations
 from tests.brokers.kafka_wire_script import Script
 from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, client_in_go, result_of

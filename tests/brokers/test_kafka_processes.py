@@ -16,8 +16,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from streammeta.brokers.kafka.codes import Code
-from streammeta.cli.local_cluster import (
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.cli.local.local_cluster import (
     PROGRAM,
     LocalCluster,
     free_ports,

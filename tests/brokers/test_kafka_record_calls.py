@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.kafka import record_calls
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.cluster import ClusterView, Topic
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.refused_batches import TOPIC_MAX
-from streammeta.brokers.kafka.wire import Request, read_request
+from streammeta.brokers.kafka.calls import record_calls
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.cluster import ClusterView, Topic
+from streammeta.brokers.kafka.cluster.refused_batches import TOPIC_MAX
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.brokers.kafka.protocol.wire import Request, read_request
 from streammeta.brokers.partition.log import PartitionLog
 from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
 from streammeta.client import BrokerClientError

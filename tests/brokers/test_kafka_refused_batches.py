@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from streammeta.brokers.kafka import record_calls
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.codes import Code, KafkaError
-from streammeta.brokers.kafka.refused_batches import IN_FLIGHT, RefusedBatches
-from streammeta.brokers.kafka.tally import BrokerTally
-from streammeta.brokers.kafka.wire import Request, read_request
+from streammeta.brokers.kafka.calls import record_calls
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.refused_batches import IN_FLIGHT, RefusedBatches
+from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
+from streammeta.brokers.kafka.protocol.tally import BrokerTally
+from streammeta.brokers.kafka.protocol.wire import Request, read_request
 from streammeta.brokers.partition.log import PartitionLog
 from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
 from tests.kit.kafka_batches import plain, sequenced

@@ -16,19 +16,25 @@ from uuid import UUID
 import pytest
 from kio.index import load_request_schema
 
-from streammeta.brokers.kafka import record_calls, request_elements, server, wire
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.group_calls import Groups
-from streammeta.brokers.kafka.request_elements import ELEMENTS_MAX, count_elements, item_type
-from streammeta.brokers.kafka.request_turns import WORK_A_TURN, RequestTurns
-from streammeta.brokers.kafka.server import ELEMENT_BYTES, KafkaServer
-from streammeta.brokers.kafka.wire import (
+from streammeta.brokers.kafka.calls import record_calls
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.protocol import request_elements, wire
+from streammeta.brokers.kafka.protocol.request_elements import (
+    ELEMENTS_MAX,
+    count_elements,
+    item_type,
+)
+from streammeta.brokers.kafka.protocol.request_turns import WORK_A_TURN, RequestTurns
+from streammeta.brokers.kafka.protocol.wire import (
     SERVED,
     MalformedRequestError,
     Request,
     Tree,
     read_request,
 )
+from streammeta.brokers.kafka.service import server
+from streammeta.brokers.kafka.service.server import ELEMENT_BYTES, KafkaServer
 from tests.kit.kafka_cluster import Cluster, opened
 from tests.kit.kafka_wire import framed, request_bytes
 

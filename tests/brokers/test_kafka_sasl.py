@@ -15,13 +15,13 @@ from typing import Any, cast
 import pytest
 
 from scripts.benchmarks.peers.apache_kafka import class_path, missing
-from streammeta.brokers.kafka import server as module
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.group_calls import Groups
-from streammeta.brokers.kafka.server import KafkaServer
-from streammeta.brokers.kafka.users import Users, parse_users, user_entry
-from streammeta.cli.local_cluster import start_child, tls_words
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.brokers.kafka.service import server as module
+from streammeta.brokers.kafka.service.server import KafkaServer
+from streammeta.brokers.kafka.service.users import Users, parse_users, user_entry
+from streammeta.cli.local.local_cluster import start_child, tls_words
 from tests.kit.certificates import Authority
 from tests.kit.kafka_brokers import CLIENTS, KafkaBrokers, client_in_go, result_of
 from tests.kit.kafka_wire import WireClient, framed, request_bytes

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.brokers.kafka import server as module
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.group_calls import Groups
-from streammeta.brokers.kafka.record_calls import UnansweredRefusalError
-from streammeta.brokers.kafka.server import FRAME_MAX, FRAME_MAX_BEFORE, KafkaServer
-from streammeta.brokers.kafka.users import Users, user_entry
-from streammeta.brokers.kafka.wire import Request
+from streammeta.brokers.kafka.calls.record_calls import UnansweredRefusalError
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.groups.group_calls import Groups
+from streammeta.brokers.kafka.protocol.wire import Request
+from streammeta.brokers.kafka.service import server as module
+from streammeta.brokers.kafka.service.server import FRAME_MAX, FRAME_MAX_BEFORE, KafkaServer
+from streammeta.brokers.kafka.service.users import Users, user_entry
 from tests.kit.kafka_wire import framed, request_bytes
 
 _LIST_GROUPS = (16, 0)

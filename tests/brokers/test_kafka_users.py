@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.kafka import authentication as module
-from streammeta.brokers.kafka.authentication import (
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.brokers.kafka.protocol.wire import MalformedRequestError, Request, read_request
+from streammeta.brokers.kafka.service import authentication as module
+from streammeta.brokers.kafka.service.authentication import (
     Authentication,
     AuthenticationFailedError,
     read_plain,
 )
-from streammeta.brokers.kafka.codes import Code
-from streammeta.brokers.kafka.users import (
+from streammeta.brokers.kafka.service.users import (
     PASSWORD_MAX,
     PasswordHash,
     Users,
@@ -26,7 +27,6 @@ from streammeta.brokers.kafka.users import (
     parse_users,
     user_entry,
 )
-from streammeta.brokers.kafka.wire import MalformedRequestError, Request, read_request
 from tests.kit.kafka_wire import request_bytes
 
 _ALICE = user_entry("alice", "wonder land: é")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.cluster import ClusterView, Endpoint, Leader, Topic
-from streammeta.brokers.kafka.codes import Code, KafkaError
-from streammeta.brokers.kafka.topic_configs import checked, log_config
-from streammeta.brokers.kafka.wire import (
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.cluster import ClusterView, Endpoint, Leader, Topic
+from streammeta.brokers.kafka.cluster.topic_configs import checked, log_config
+from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
+from streammeta.brokers.kafka.protocol.wire import (
     MalformedRequestError,
     Request,
     api_versions,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from streammeta.brokers.pulsar.automatic_offload import AutomaticOffload
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.policies import NamespacePolicies, TopicPolicies
 from streammeta.brokers.pulsar.policy_store import AllPolicies
 from tests.brokers.pulsar_kit import Topic

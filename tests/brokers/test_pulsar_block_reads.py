@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from streammeta.brokers.pulsar.blobs import MemoryBlobs
-from streammeta.brokers.pulsar.blocks import PADDING, BlockHeader, Entry, find_entry
-from streammeta.brokers.pulsar.entry_places import EntryPlaces
-from streammeta.brokers.pulsar.index_block import IndexBlock, IndexEntry, LedgerIndex
-from streammeta.brokers.pulsar.ledger_reader import OPEN_HANDLES, LedgerReader
-from streammeta.brokers.pulsar.ledger_values import (
+from streammeta.brokers.pulsar.blobs.blobs import MemoryBlobs
+from streammeta.brokers.pulsar.formats.blocks import PADDING, BlockHeader, Entry, find_entry
+from streammeta.brokers.pulsar.formats.entry_places import EntryPlaces
+from streammeta.brokers.pulsar.formats.index_block import IndexBlock, IndexEntry, LedgerIndex
+from streammeta.brokers.pulsar.formats.ledger_values import (
     LedgerInfo,
     LedgerMetadata,
     OffloadContext,
     OffloadSegment,
 )
-from streammeta.brokers.pulsar.object_names import data_name, index_name, object_metadata
+from streammeta.brokers.pulsar.formats.object_names import data_name, index_name, object_metadata
+from streammeta.brokers.pulsar.ledger_reader import OPEN_HANDLES, LedgerReader
 from streammeta.brokers.pulsar.offloader import OffloadedLedger, Offloader
 from streammeta.storage.errors import PayloadError
 from tests.brokers.pulsar_kit import Ledger, Topic

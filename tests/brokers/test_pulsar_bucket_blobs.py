@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.pulsar.blobs import BlobError, NoSuchBlobError
-from streammeta.brokers.pulsar.bucket_blobs import BucketBlobs, BucketUpload
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, NoSuchBlobError
+from streammeta.brokers.pulsar.blobs.bucket_blobs import BucketBlobs, BucketUpload
 from streammeta.storage.errors import (
     AccessDeniedError,
     ObjectNotFoundError,
     StoreUnavailableError,
     UploadNotFoundError,
 )
-from streammeta.storage.object_store.base import DeleteResult
+from streammeta.storage.object_store.protocol.base import DeleteResult
 from tests.kit.memory_store import MemoryObjectStore
 
 

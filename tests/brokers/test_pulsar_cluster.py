@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.brokers.pulsar.blobs import BlobError, NoSuchBlobError
-from streammeta.brokers.pulsar.blocks import Entry
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, NoSuchBlobError
+from streammeta.brokers.pulsar.blobs.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
+from streammeta.brokers.pulsar.formats.blocks import Entry
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
+from streammeta.brokers.pulsar.formats.read_errors import (
+    IncorrectParameterError,
+    NoSuchLedgerError,
+    OffloadReadHandleClosedError,
+)
 from streammeta.brokers.pulsar.ledger_list import (
     ManagedLedger,
     ManagedLedgerFencedError,
@@ -17,14 +24,7 @@ from streammeta.brokers.pulsar.ledger_list import (
 )
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams, StreamLedger
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
-from streammeta.brokers.pulsar.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.offloader import Offloader
-from streammeta.brokers.pulsar.read_errors import (
-    IncorrectParameterError,
-    NoSuchLedgerError,
-    OffloadReadHandleClosedError,
-)
 from streammeta.client import (
     BrokerClientError,
     BrokerSession,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
+from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.ledger_streams import COPY_TAG
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
-from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
-from streammeta.cli.local_cluster import LocalCluster, start_child
+from streammeta.cli.local.local_cluster import LocalCluster, start_child
 from streammeta.client import NamedObjects, StreamClient
 from tests.brokers.clients.pulsar_broker import Shape, bodies, sources
 from tests.kit.real_cluster import raise_level, running_cluster

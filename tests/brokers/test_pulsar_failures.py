@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs, MemoryUpload
-from streammeta.brokers.pulsar.blocks import Entry
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, MemoryBlobs, MemoryUpload
+from streammeta.brokers.pulsar.formats.blocks import Entry
+from streammeta.brokers.pulsar.formats.ledger_values import (
+    LedgerInfo,
+    OffloadContext,
+    OffloadSegment,
+)
+from streammeta.brokers.pulsar.formats.object_names import data_name, index_name
+from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext, OffloadSegment
 from streammeta.brokers.pulsar.list_store import MemoryListStore, encode_list
-from streammeta.brokers.pulsar.object_names import data_name, index_name
 from streammeta.brokers.pulsar.offloader import NotAppendableError, Offloader
-from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment
 from tests.conformance.pulsar_formats import UUID

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, OffloadContext
 from streammeta.brokers.pulsar.ledger_list import (
     NEVER,
     ManagedLedger,
@@ -18,7 +19,6 @@ from streammeta.brokers.pulsar.ledger_list import (
     reads_copy,
     source_is_due,
 )
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext
 from streammeta.brokers.pulsar.list_store import MemoryListStore, encode_list
 from tests.conformance.pulsar_ledgers import Copies, Sources
 from tests.conformance.pulsar_offload import MemoryLedger

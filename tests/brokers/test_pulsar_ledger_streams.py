@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from streammeta.brokers.pulsar.formats.object_names import data_name
+from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.ledger_streams import (
     COPY_TAG,
     MANAGED_LEDGER_TAG,
     LedgerStreams,
 )
-from streammeta.brokers.pulsar.object_names import data_name
-from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
+from streammeta.client.controllers.methods import DELETE_KVS, GET_KVS, PUT_KVS
 from streammeta.client.errors import KeyConflictError, StreamFencedError
-from streammeta.client.methods import DELETE_KVS, GET_KVS, PUT_KVS
 from streammeta.v1 import common_pb2, kv_pb2
 from tests.conformance.pulsar_formats import UUID
 from tests.conformance.pulsar_offload import LEDGER, MemoryLedger

@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 import pytest
 
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import (
     ManagedLedger,
     ManagedLedgerFencedError,
@@ -16,7 +17,6 @@ from streammeta.brokers.pulsar.ledger_list import (
     OffloadPolicy,
     VersionConflictError,
 )
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.list_store import decode_list
 from streammeta.client import OwnerKey
 from tests.brokers.pulsar_kit import Topic

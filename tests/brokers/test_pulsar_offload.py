@@ -6,20 +6,20 @@ import random
 
 import pytest
 
-from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs
-from streammeta.brokers.pulsar.blocks import (
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, MemoryBlobs
+from streammeta.brokers.pulsar.formats.blocks import (
     Entry,
     EntryTooLargeError,
     decode_block,
     encode_blocks,
 )
-from streammeta.brokers.pulsar.index_block import IndexBlock
+from streammeta.brokers.pulsar.formats.index_block import IndexBlock
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, OffloadContext
+from streammeta.brokers.pulsar.formats.object_names import data_name, index_name
+from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext
 from streammeta.brokers.pulsar.list_store import MemoryListStore, decode_list, encode_list
-from streammeta.brokers.pulsar.object_names import data_name, index_name
 from streammeta.brokers.pulsar.offloader import Offloader
-from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
 from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_formats import UUID
 from tests.conformance.pulsar_ledgers import Sources

@@ -10,13 +10,17 @@ from uuid import UUID
 
 import pytest
 
-from streammeta.brokers.pulsar.blobs import BlobError, NoSuchBlobError
-from streammeta.brokers.pulsar.blocks import Entry
-from streammeta.brokers.pulsar.bucket_blobs import BucketBlobs
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext, OffloadSegment
-from streammeta.brokers.pulsar.object_names import VERSION_KEY
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, NoSuchBlobError
+from streammeta.brokers.pulsar.blobs.bucket_blobs import BucketBlobs
+from streammeta.brokers.pulsar.formats.blocks import Entry
+from streammeta.brokers.pulsar.formats.ledger_values import (
+    LedgerInfo,
+    OffloadContext,
+    OffloadSegment,
+)
+from streammeta.brokers.pulsar.formats.object_names import VERSION_KEY
+from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.offloader import Offloader
-from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, StreamingSegment
 from streammeta.storage.errors import PayloadError

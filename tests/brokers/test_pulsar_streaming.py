@@ -9,20 +9,24 @@ from uuid import UUID
 
 import pytest
 
-from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs, MemoryUpload
-from streammeta.brokers.pulsar.blocks import PADDING, BlockHeader, Entry
-from streammeta.brokers.pulsar.index_block import StreamingIndexBlock
-from streammeta.brokers.pulsar.ledger_list import ManagedLedger
-from streammeta.brokers.pulsar.ledger_reader import LedgerReader
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext, OffloadSegment
-from streammeta.brokers.pulsar.list_store import MemoryListStore, encode_list
-from streammeta.brokers.pulsar.object_names import VERSION_KEY
-from streammeta.brokers.pulsar.offloader import Offloader
-from streammeta.brokers.pulsar.read_errors import (
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, MemoryBlobs, MemoryUpload
+from streammeta.brokers.pulsar.formats.blocks import PADDING, BlockHeader, Entry
+from streammeta.brokers.pulsar.formats.index_block import StreamingIndexBlock
+from streammeta.brokers.pulsar.formats.ledger_values import (
+    LedgerInfo,
+    OffloadContext,
+    OffloadSegment,
+)
+from streammeta.brokers.pulsar.formats.object_names import VERSION_KEY
+from streammeta.brokers.pulsar.formats.read_errors import (
     IncorrectParameterError,
     NoSuchLedgerError,
     OffloadReadHandleClosedError,
 )
+from streammeta.brokers.pulsar.ledger_list import ManagedLedger
+from streammeta.brokers.pulsar.ledger_reader import LedgerReader
+from streammeta.brokers.pulsar.list_store import MemoryListStore, encode_list
+from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment
 from streammeta.storage.errors import PayloadError

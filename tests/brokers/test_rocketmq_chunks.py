@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.rocketmq.chunk_store import ChunkStore
-from streammeta.brokers.rocketmq.chunked_segment import Chunk, ChunkedSegment, part_groups
-from streammeta.brokers.rocketmq.cluster_metadata import MetadataFencedError
-from streammeta.brokers.rocketmq.cluster_store import Backend, StoreConfig
+from streammeta.brokers.rocketmq.cluster.cluster_metadata import MetadataFencedError
+from streammeta.brokers.rocketmq.cluster.cluster_store import Backend, StoreConfig
 from streammeta.brokers.rocketmq.dispatch import Dispatcher, LocalMessage
-from streammeta.brokers.rocketmq.file_segment import AppendResult, FileSegment
-from streammeta.brokers.rocketmq.flat_file import (
+from streammeta.brokers.rocketmq.formats.message import Message, encode_message, queue_offset_of
+from streammeta.brokers.rocketmq.formats.metadata import Queue, SegmentStatus
+from streammeta.brokers.rocketmq.formats.names import SegmentType, chunk_prefix
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
+from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
+from streammeta.brokers.rocketmq.segments.chunk_store import ChunkStore
+from streammeta.brokers.rocketmq.segments.chunked_segment import Chunk, ChunkedSegment, part_groups
+from streammeta.brokers.rocketmq.segments.file_segment import AppendResult, FileSegment
+from streammeta.brokers.rocketmq.segments.flat_file import (
     FlatFilePlace,
     MemoryKeeper,
     SegmentCutError,
     SizeUnknownError,
 )
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
-from streammeta.brokers.rocketmq.message import Message, encode_message, queue_offset_of
-from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
-from streammeta.brokers.rocketmq.metadata import Queue, SegmentStatus
-from streammeta.brokers.rocketmq.names import SegmentType, chunk_prefix
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
-from streammeta.storage.object_store.base import MAX_PARTS, MIN_PART_SIZE, Body, Tags
+from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SIZE, Body, Tags
 from tests.kit.fake_broker import until
 from tests.kit.memory_store import MemoryObjectStore
 

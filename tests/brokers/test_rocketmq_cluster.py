@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.brokers.rocketmq.cluster_metadata import TAG, MetadataFencedError
-from streammeta.brokers.rocketmq.cluster_store import Backend, QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.cluster.cluster_metadata import TAG, MetadataFencedError
+from streammeta.brokers.rocketmq.cluster.cluster_store import Backend, QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.cluster.segment_view import render
+from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig
 from streammeta.brokers.rocketmq.dispatch import GroupCommit
 from streammeta.brokers.rocketmq.fetch import FetchStatus
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
-from streammeta.brokers.rocketmq.message import decode_message, with_physical_offset
-from streammeta.brokers.rocketmq.message_file import FileSizes
-from streammeta.brokers.rocketmq.metadata import (
+from streammeta.brokers.rocketmq.formats.message import decode_message, with_physical_offset
+from streammeta.brokers.rocketmq.formats.metadata import (
     HOUR_MS,
     METADATA_FILE,
     MetadataTable,
     Queue,
     SegmentStatus,
 )
-from streammeta.brokers.rocketmq.names import SegmentType, chunk_prefix, segment_path
-from streammeta.brokers.rocketmq.segment_view import render
-from streammeta.brokers.rocketmq.upload_pool import PoolConfig
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.brokers.rocketmq.formats.names import SegmentType, chunk_prefix, segment_path
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
+from streammeta.brokers.rocketmq.message_file import FileSizes
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import NodeFencedError, StreamClient
 from streammeta.storage.errors import BucketNotFoundError
-from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message
 from tests.kit.fake_broker import until
 from tests.kit.real_cluster import raise_level, running_cluster

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
+from streammeta.brokers.rocketmq.cluster.segment_view import render
 from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalMessage
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchStatus, ReadAhead
-from streammeta.brokers.rocketmq.file_segment import SegmentReadError
-from streammeta.brokers.rocketmq.key_index import TimeRange
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
-from streammeta.brokers.rocketmq.message import (
+from streammeta.brokers.rocketmq.formats.key_index import TimeRange
+from streammeta.brokers.rocketmq.formats.message import (
     Message,
     encode_message,
     physical_offset_of,
     queue_offset_of,
 )
+from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, SegmentMetadata
+from streammeta.brokers.rocketmq.formats.names import SegmentType
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
-from streammeta.brokers.rocketmq.metadata import MetadataTable, SegmentMetadata
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.segment_view import render
-from streammeta.brokers.rocketmq.storage import MemorySegment
+from streammeta.brokers.rocketmq.segments.file_segment import SegmentReadError
+from streammeta.brokers.rocketmq.segments.storage import MemorySegment
 from streammeta.brokers.rocketmq.tiered_view import min_offset, split_query
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalMessage
-from streammeta.brokers.rocketmq.file_segment import AppendResult
-from streammeta.brokers.rocketmq.flat_file import FlatFile, MemoryKeeper, SizeUnknownError
+from streammeta.brokers.rocketmq.formats.message import Message, encode_message
+from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, QueueMetadata, SegmentStatus
+from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.key_index_service import (
     IndexSizes,
     IndexStatus,
     KeyIndexService,
     MemoryShelf,
 )
-from streammeta.brokers.rocketmq.message import Message, encode_message
-from streammeta.brokers.rocketmq.metadata import MetadataTable, QueueMetadata, SegmentStatus
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import MemorySegment, MemorySegmentStore
+from streammeta.brokers.rocketmq.segments.file_segment import AppendResult
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, MemoryKeeper, SizeUnknownError
+from streammeta.brokers.rocketmq.segments.storage import MemorySegment, MemorySegmentStore
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
 
 PATH = "b/rmq_sys_INDEX/0"

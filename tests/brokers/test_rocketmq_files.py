@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from streammeta.brokers.rocketmq.chunked_segment import ChunkedSegment
-from streammeta.brokers.rocketmq.consume_queue import decode_items
 from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalMessage
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchStatus, ReadAhead
-from streammeta.brokers.rocketmq.key_index import LocalIndex, TimeRange, key_hash
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
-from streammeta.brokers.rocketmq.message import (
+from streammeta.brokers.rocketmq.formats.consume_queue import decode_items
+from streammeta.brokers.rocketmq.formats.key_index import LocalIndex, TimeRange, key_hash
+from streammeta.brokers.rocketmq.formats.message import (
     BORN_HOST_V6,
     Magic,
     Message,
@@ -21,8 +19,10 @@ from streammeta.brokers.rocketmq.message import (
     iterate_messages,
     store_timestamp_of,
 )
+from streammeta.brokers.rocketmq.formats.metadata import MetadataTable
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
 from streammeta.brokers.rocketmq.message_file import MessageFile
-from streammeta.brokers.rocketmq.metadata import MetadataTable
+from streammeta.brokers.rocketmq.segments.chunked_segment import ChunkedSegment
 from streammeta.storage.errors import PayloadError, StoreUnavailableError
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
 from tests.kit.memory_store import MemoryObjectStore

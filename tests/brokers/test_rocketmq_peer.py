@@ -11,25 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.brokers.rocketmq.cluster_store import QueueStore, StoreConfig
-from streammeta.brokers.rocketmq.consume_queue import ITEM_SIZE
+from streammeta.brokers.rocketmq.cluster.cluster_store import QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.cluster.segment_view import render
+from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig
 from streammeta.brokers.rocketmq.dispatch import GroupCommit, LocalMessage
-from streammeta.brokers.rocketmq.flat_file import FlatFilePlace, MemoryKeeper
-from streammeta.brokers.rocketmq.key_index import IndexHeader, query_compacted
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes
-from streammeta.brokers.rocketmq.message import (
+from streammeta.brokers.rocketmq.formats.consume_queue import ITEM_SIZE
+from streammeta.brokers.rocketmq.formats.key_index import IndexHeader, query_compacted
+from streammeta.brokers.rocketmq.formats.message import (
     Message,
     encode_message,
     java_hash,
     physical_offset_of,
     with_physical_offset,
 )
+from streammeta.brokers.rocketmq.formats.metadata import METADATA_FILE, MetadataTable, Queue
+from streammeta.brokers.rocketmq.formats.names import SegmentType, index_path, segment_path
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
-from streammeta.brokers.rocketmq.metadata import METADATA_FILE, MetadataTable, Queue
-from streammeta.brokers.rocketmq.names import SegmentType, index_path, segment_path
-from streammeta.brokers.rocketmq.segment_view import render
-from streammeta.brokers.rocketmq.storage import TimeBounds
-from streammeta.brokers.rocketmq.upload_pool import PoolConfig
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace, MemoryKeeper
+from streammeta.brokers.rocketmq.segments.storage import TimeBounds
 from streammeta.client import StreamClient
 from tests.brokers.rocketmq_messages import HOST, STORED_MS, LocalMessages, key, message, tags
 from tests.kit.java_peers import JavaPeer, java_peer

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.brokers.rocketmq.cluster_store import Backend, QueueStore
-from streammeta.brokers.rocketmq.consume_queue import ITEM_SIZE, decode_items
-from streammeta.brokers.rocketmq.message import decode_message, with_physical_offset
+from streammeta.brokers.rocketmq.cluster.cluster_store import Backend, QueueStore
+from streammeta.brokers.rocketmq.formats.consume_queue import ITEM_SIZE, decode_items
+from streammeta.brokers.rocketmq.formats.message import decode_message, with_physical_offset
+from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.message_file import MessageFile
-from streammeta.brokers.rocketmq.metadata import Queue
-from streammeta.cli.local_cluster import LocalCluster, start_child
+from streammeta.cli.local.local_cluster import LocalCluster, start_child
 from streammeta.client import StreamClient
 from tests.brokers.clients.rocketmq_broker import QUEUES, config_of
 from tests.brokers.rocketmq_messages import key, message

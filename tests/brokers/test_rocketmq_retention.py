@@ -9,27 +9,27 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from streammeta.brokers.rocketmq.cluster_metadata import MetadataFencedError
+from streammeta.brokers.rocketmq.cluster.cluster_metadata import MetadataFencedError
+from streammeta.brokers.rocketmq.cluster.retention import Expiry, Retention
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchStatus
-from streammeta.brokers.rocketmq.file_segment import AppendResult
-from streammeta.brokers.rocketmq.flat_file import FlatFilePlace, MemoryKeeper
+from streammeta.brokers.rocketmq.formats.message import Message, encode_message, physical_offset_of
+from streammeta.brokers.rocketmq.formats.metadata import (
+    HOUR_MS,
+    MetadataTable,
+    Queue,
+    SegmentMetadata,
+)
+from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.key_index_service import (
     IndexSizes,
     IndexStatus,
     KeyIndexService,
     MemoryShelf,
 )
-from streammeta.brokers.rocketmq.message import Message, encode_message, physical_offset_of
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
-from streammeta.brokers.rocketmq.metadata import (
-    HOUR_MS,
-    MetadataTable,
-    Queue,
-    SegmentMetadata,
-)
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.retention import Expiry, Retention
-from streammeta.brokers.rocketmq.storage import MemorySegment, MemorySegmentStore
+from streammeta.brokers.rocketmq.segments.file_segment import AppendResult
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace, MemoryKeeper
+from streammeta.brokers.rocketmq.segments.storage import MemorySegment, MemorySegmentStore
 from streammeta.brokers.stamped_time import AHEAD_MS, stamped_clock
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE
 from tests.kit.fake_broker import until

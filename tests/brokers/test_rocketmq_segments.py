@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.brokers.rocketmq.chunked_segment import ChunkedSegment, ChunkLayoutError
-from streammeta.brokers.rocketmq.file_segment import AppendResult, FileSegment, SegmentReadError
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import MemorySegment, SegmentWriteError, TimeBounds
+from streammeta.brokers.rocketmq.formats.names import SegmentType
+from streammeta.brokers.rocketmq.segments.chunked_segment import ChunkedSegment, ChunkLayoutError
+from streammeta.brokers.rocketmq.segments.file_segment import (
+    AppendResult,
+    FileSegment,
+    SegmentReadError,
+)
+from streammeta.brokers.rocketmq.segments.storage import (
+    MemorySegment,
+    SegmentWriteError,
+    TimeBounds,
+)
 from streammeta.storage.errors import StoreUnavailableError
 from tests.kit.memory_store import MemoryObjectStore
 

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.rocketmq import cluster_store
-from streammeta.brokers.rocketmq.cluster_metadata import ClusterKeeper, MetadataFencedError
-from streammeta.brokers.rocketmq.cluster_store import QueueStore
+from streammeta.brokers.rocketmq.cluster import cluster_store
+from streammeta.brokers.rocketmq.cluster.cluster_metadata import ClusterKeeper, MetadataFencedError
+from streammeta.brokers.rocketmq.cluster.cluster_store import QueueStore
+from streammeta.brokers.rocketmq.formats.metadata import Queue
+from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.key_index_service import (
     IndexSizes,
     IndexStatus,
     KeyIndexService,
     MemoryShelf,
 )
-from streammeta.brokers.rocketmq.metadata import Queue
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import MemorySegmentStore
+from streammeta.brokers.rocketmq.segments.storage import MemorySegmentStore
 from streammeta.client import OpenedStream, Outcomes, StreamFencedError
-from streammeta.client.methods import DELETE_KVS, PUT_KVS
+from streammeta.client.controllers.methods import DELETE_KVS, PUT_KVS
 from streammeta.v1 import kv_pb2
 from tests.kit.memory_keys import MemoryControllers
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.brokers.rocketmq.upload_pool import PoolConfig, PoolWrite, UploadPool
+from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig, PoolWrite, UploadPool
 from streammeta.client import ObjectExpiredError, OpenedStream, PutResult, ValueToPut
-from streammeta.client.commit_effects import EffectsVerdict
+from streammeta.client.commits.effects import EffectsVerdict
 from streammeta.client.errors import RefusedError, StreamFencedError
 from streammeta.v1 import common_pb2
 from tests.kit.fake_broker import Broker, broker, until

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import Child, LocalCluster, start_child
+from streammeta.cli.local.local_cluster import Child, LocalCluster, start_child
 from streammeta.client import BrokerSession, ControllerClient, StreamClient
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from streammeta.client.methods import Method, RequestT, ResponseT
+from streammeta.client.controllers.methods import Method, RequestT, ResponseT
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
-from streammeta.cli.local_cluster import Child, ChildFailedError, free_ports
+from streammeta.cli.local.local_cluster import Child, ChildFailedError, free_ports
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from streammeta.client import methods
+from streammeta.client.controllers import methods
 from streammeta.v1 import common_pb2, kv_pb2
 from streammeta.v1 import quorum_pb2 as pb
 from tests.chaos.chaos_checks import check_healed

@@ -6,7 +6,7 @@ A file size limit stands for the full disk: the system call fails in the same wa
 import grpc
 import pytest
 
-from streammeta.client import methods
+from streammeta.client.controllers import methods
 from streammeta.rpc.failures import read_failure
 from tests.chaos.chaos_scene import SOON_S, Scene, put_request, wait_until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from streammeta.client import methods
+from streammeta.client.controllers import methods
 from streammeta.rpc.failures import read_failure
 from tests.chaos.chaos_scene import SOON_S, Scene, put_request, scene_in, wait_until
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streammeta.client import methods
-from streammeta.client.methods import Method, RequestT, ResponseT
+from streammeta.client.controllers import methods
+from streammeta.client.controllers.methods import Method, RequestT, ResponseT
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.chaos.chaos_client import ChaosClient, NotDoneError, OutcomeUnknownError
 from tests.linearizability import models

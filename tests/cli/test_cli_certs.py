@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.rpc.certificates import describe, read_certificates
-from streammeta.rpc.identity import Principal
+from streammeta.tls.certificates import describe, read_certificates
+from streammeta.tls.identity import Principal
 
 Certs = Callable[..., tuple[int, dict[str, Any]]]
 

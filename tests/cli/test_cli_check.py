@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import PROGRAM, LocalCluster
-from streammeta.cli.speed_check import NAMESPACE, Load, Measured, judge
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster
+from streammeta.cli.quorum.speed_check import NAMESPACE, Load, Measured, judge
 from streammeta.v1 import kv_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
 from tests.kit.real_cluster import leader_of, running_cluster, wait_until

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.cli import compaction_view as view
-from streammeta.cli.compact_command import CompactionRequest
-from streammeta.cli.compaction_run import Targets, find_targets, run
-from streammeta.cli.local_cluster import LocalCluster, start_child
-from streammeta.cli.output import CommandError, Output, OutputFormat
+from streammeta.cli.brokers import compaction_view as view
+from streammeta.cli.brokers.compact_command import CompactionRequest
+from streammeta.cli.brokers.compaction_run import Targets, find_targets, run
+from streammeta.cli.framework.output import CommandError, Output, OutputFormat
+from streammeta.cli.local.local_cluster import LocalCluster, start_child
 from streammeta.client import (
     ControllerClient,
     StreamClient,
@@ -27,7 +27,7 @@ from streammeta.client import (
 )
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import Figures, GroupReport, MadeObject
-from streammeta.client.methods import GET_NODES
+from streammeta.client.controllers.methods import GET_NODES
 from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.entries import Entry, EntryTable
 from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind

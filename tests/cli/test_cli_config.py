@@ -6,9 +6,9 @@ from typing import Any
 import click
 import pytest
 
-from streammeta.cli.config_file import settings
-from streammeta.cli.controller_command import controller
-from streammeta.cli.output import run_cli
+from streammeta.cli.controller.controller_command import controller
+from streammeta.cli.framework.config_file import settings
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
 from tests.kit.real_cluster import controller_command, format_data, streammeta
 

@@ -13,16 +13,22 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.cli.dev_command import LEVEL_PENDING, PORT_COUNT
-from streammeta.cli.local_certificates import LocalCertificates
-from streammeta.cli.local_cluster import PROGRAM, LocalCluster, free_ports, start_child, taken_ports
-from streammeta.cli.output import run_cli
-from streammeta.cli.restarting import DELAY_MAX_S, STEADY_AFTER_S, Supervisor
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.local.dev_command import LEVEL_PENDING, PORT_COUNT
+from streammeta.cli.local.local_certificates import LocalCertificates
+from streammeta.cli.local.local_cluster import (
+    PROGRAM,
+    LocalCluster,
+    free_ports,
+    start_child,
+    taken_ports,
+)
+from streammeta.cli.local.restarting import DELAY_MAX_S, STEADY_AFTER_S, Supervisor
 from streammeta.cli.root import cli
 from streammeta.client import BrokerSession, ControllerClient, PermissionDeniedError
 from streammeta.controller.features import SUPPORTED
-from streammeta.rpc.identity import USER_ROLES, Role
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.identity import USER_ROLES, Role
 from tests.kit.real_cluster import wait_until
 from tests.monitoring.http_calls import get
 

@@ -12,8 +12,8 @@ import click
 import grpc
 import pytest
 
-from streammeta.cli.local_cluster import PROGRAM
-from streammeta.cli.output import CommandError, Output, run_cli, with_output
+from streammeta.cli.framework.output import CommandError, Output, run_cli, with_output
+from streammeta.cli.local.local_cluster import PROGRAM
 from streammeta.cli.root import cli
 from streammeta.controller.errors import ApiError, InvalidRequestError
 from streammeta.controller.features import SUPPORTED
@@ -67,7 +67,7 @@ look(cli)
 
 LIST_OF_ALL = """
 import sys
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
 
 run_cli(cli, ["--help"])
@@ -173,7 +173,7 @@ for package in (streammeta.client, streammeta.storage):
         if ".s3" not in found.name:
             importlib.import_module(found.name)
 from streammeta.storage.errors import MissingPackageError
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 try:
     open_object_store("s3://bucket")
 except MissingPackageError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.client import ControllerClient
+from streammeta.cli.framework.client import ControllerClient
 from streammeta.client.errors import code_name
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub

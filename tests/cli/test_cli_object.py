@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli import output, s3_command
-from streammeta.cli.local_cluster import free_ports
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework import output
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.inspection import s3_command
+from streammeta.cli.local.local_cluster import free_ports
 from streammeta.cli.root import cli
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store import address as addresses
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store import opening
+from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.real_cluster import streammeta
@@ -196,7 +197,7 @@ def test_an_object_in_a_bucket_is_read_by_ranges(
         return store
 
     monkeypatch.setattr(store, "get_range", recorded)
-    monkeypatch.setattr(addresses, "open_object_store", open_store)
+    monkeypatch.setattr(opening, "open_object_store", open_store)
     address = "s3://data/e4000000/a%20b/78?endpoint=http://127.0.0.1:1&region=r"
     assert dump("--stream", "3", address) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from streammeta.cli.output import explain, run_cli
+from streammeta.cli.framework.output import explain, run_cli
 from streammeta.cli.root import cli
 
 

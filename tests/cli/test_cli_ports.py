@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from streammeta.cli import local_cluster
+from streammeta.cli.local import local_cluster
 
 _ELSEWHERE = """
-from streammeta.cli import local_cluster
+from streammeta.cli.local import local_cluster
 local_cluster._STEADY_PORTS = range({first}, {end})
 print(*local_cluster.free_ports(10))
 """

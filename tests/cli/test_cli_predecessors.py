@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.cli import adoption_command, predecessors
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.output import CommandError
-from streammeta.storage.bucket_marker import (
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.framework.output import CommandError
+from streammeta.cli.recovery import adoption_command, predecessors
+from streammeta.storage.cluster_files.bucket_marker import (
     FENCE_WAIT_MS,
     BucketMarker,
     Fenced,

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.cli.cluster_command import Verdict, judge
-from streammeta.cli.local_cluster import free_ports
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.local.local_cluster import free_ports
+from streammeta.cli.quorum.cluster_command import Verdict, judge
 from streammeta.cli.root import cli
 from streammeta.rpc.failures import RpcFailure
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2_grpc

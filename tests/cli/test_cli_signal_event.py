@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.signal_event import SignalEvent
+from streammeta.cli.framework.signal_event import SignalEvent
 
 LONG_S = 30.0
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.snapshot_command import DirectoryTarget
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.recovery.snapshot_command import DirectoryTarget
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.real_cluster import put, running_cluster, streammeta
 from tests.storage.s3_servers import running_moto
 

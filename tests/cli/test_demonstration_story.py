@@ -8,7 +8,7 @@ import pytest
 
 from scripts.demonstration import steps
 from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
-from streammeta.cli.reconcile_command import apply_command, plan_command
+from streammeta.cli.reconcile.reconcile_command import apply_command, plan_command
 
 FOREIGN = "theirs"
 ORPHAN = "orphan"

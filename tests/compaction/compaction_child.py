@@ -17,8 +17,8 @@ from typing import Any
 
 from streammeta.client import ControllerClient
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
-from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
-from streammeta.client.methods import Method, RequestT, ResponseT
+from streammeta.client.compaction.sso_compactor import SetObjectCompactor
+from streammeta.client.controllers.methods import Method, RequestT, ResponseT
 from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_store.local import LocalObjectStore

@@ -16,7 +16,7 @@ import pytest
 from streammeta.client import model
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport, GroupReport
-from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
+from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
 from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.selection import SelectionConfig
@@ -89,7 +89,7 @@ TINY = TinyConfig(
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streammeta.storage.object_store.base.MIN_PART_SIZE", 1)
+    monkeypatch.setattr("streammeta.storage.object_store.protocol.base.MIN_PART_SIZE", 1)
 
 
 def identity(world: World, node_id: int) -> model.NodeIdentity:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.requests import DescribeObjects, GetObjects, ObjectQuery
-from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.metadata.api.requests import DescribeObjects, GetObjects, ObjectQuery
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
@@ -37,7 +37,7 @@ class ReadCheck:
     def run(self) -> None:
         """Read everything, unless map and bucket are what they were the last time."""
         bucket = self._world.store.objects()
-        end = self._world.map.controller.cluster_map.applied_end_offset
+        end = self._world.map.controller.cluster_metadata.applied_end_offset
         if (end, bucket) == (self._end, self._bucket):
             return
         self._bucket = bucket

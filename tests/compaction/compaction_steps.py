@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar, cast
 import grpc
 
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.calls import StoreMetrics
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.storage.object_store.protocol.calls import StoreMetrics
 
 ResultT = TypeVar("ResultT")
 

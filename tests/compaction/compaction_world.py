@@ -22,11 +22,11 @@ import numpy as np
 
 from streammeta.client import ControllerClient
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import ReadRequest, WriteRequest
-from streammeta.controller.metadata.values import (
+from streammeta.controller.lifecycle.broker_sessions import Sessions
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.requests import ReadRequest, WriteRequest
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import (
     Int64Column,
     NodeIdentity,
     ObjectState,
@@ -35,7 +35,7 @@ from streammeta.controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.storage.object_format.object_key import (
     OwnKey,
     cluster_namespace,
@@ -295,11 +295,11 @@ class World:
 
     async def sweep(self, delay_ms: int = 0) -> list[int]:
         """Delete the bytes of what was destroyed `delay_ms` ago; return whose."""
-        cluster_map = self.map.controller.cluster_map
-        while cluster_map.has_sweepings():
+        cluster_metadata = self.map.controller.cluster_metadata
+        while cluster_metadata.has_sweepings():
             await self.map.write(requests.SweepDeletedStreams(limit=100))
         now_ms = self.clock.now_ms
-        due = list(cluster_map.destroyed(now_ms - delay_ms + 1, 10_000, now_ms))
+        due = list(cluster_metadata.destroyed(now_ms - delay_ms + 1, 10_000, now_ms))
         if due:
             self.store.delete_many([key_for(each, NAMESPACE) for each in due])
             await self.map.write(requests.RemoveObjects(object_ids=tuple(due)))
@@ -387,7 +387,7 @@ _ENDPOINT = "leader:1"
 class LeadingMap:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.controller = MetadataController(ClusterMap(), self.clock)
+        self.controller = MetadataController(ClusterMetadata(), self.clock)
         self._log = CommittingLog(self.controller)
         self.controller.bind(self._log)
         self._log.lead()
@@ -405,13 +405,13 @@ class LeadingMap:
         return (await self.controller.write(request)).answer
 
     def query(self, request: ReadRequest) -> Any:
-        return self.controller.cluster_map.query(request)
+        return self.controller.cluster_metadata.query(request)
 
     def request_id(self) -> str:
         return f"request {next(self._request_ids)}"
 
     def load(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
-        self._log.load(ClusterMap.from_sections(sections, self._log.committed), self.clock)
+        self._log.load(ClusterMetadata.from_sections(sections, self._log.committed), self.clock)
 
     def client(self, steps: Steps, *, deadline: float = 10.0) -> ControllerClient:
         """Return a client without a network, whose attempts are steps."""

@@ -18,7 +18,12 @@ from streammeta.client import (
     StreamClientConfig,
     WriterConfig,
 )
-from streammeta.client.bandwidth import (
+from streammeta.client.api import background_compaction
+from streammeta.client.api.background_compaction import INTERVAL_S, BackgroundCompaction
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.client.controllers.methods import GET_OBJECTS
+from streammeta.client.resources.bandwidth import (
     LEAST_SHARE,
     READ_SLACK_S,
     UPLOADS_AHEAD_S,
@@ -26,11 +31,6 @@ from streammeta.client.bandwidth import (
     Grade,
     Network,
 )
-from streammeta.client.compaction import background_compaction
-from streammeta.client.compaction.background_compaction import INTERVAL_S, BackgroundCompaction
-from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.methods import GET_OBJECTS
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import objects_pb2
 from tests.kit.real_cluster import leader_of, running_cluster

@@ -14,7 +14,7 @@ import pytest
 
 from streammeta.client.compaction.commit import Replacement
 from streammeta.client.errors import NodeEpochExpiredError, NodeNotRegisteredError
-from streammeta.controller.metadata.requests import DestroyDeadSetObjects
+from streammeta.controller.metadata.api.requests import DestroyDeadSetObjects
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1.objects_pb2 import CommitStreamSetObjectRequest
 from tests.compaction.compaction_lives import TINY, compact, compacted, compactor, steps_of, target

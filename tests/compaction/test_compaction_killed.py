@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import (
     BrokerSession,
     ControllerClient,
@@ -27,8 +27,8 @@ from streammeta.client import (
     StreamWriter,
     WriterConfig,
 )
-from streammeta.client.methods import DESCRIBE_OBJECTS, GET_NODES
-from streammeta.storage.bucket_marker import is_own_key
+from streammeta.client.controllers.methods import DESCRIBE_OBJECTS, GET_NODES
+from streammeta.storage.cluster_files.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2

@@ -16,7 +16,7 @@ import pytest
 
 from streammeta.client.errors import BrokerClientError
 from streammeta.storage.backoff import Backoff
-from streammeta.storage.object_store.patience import Patience
+from streammeta.storage.object_store.protocol.patience import Patience
 from tests.compaction.compaction_lives import (
     TINY,
     compact,

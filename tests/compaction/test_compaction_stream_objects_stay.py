@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streammeta.client.errors import StreamNotFoundError
-from streammeta.controller.metadata.values import ObjectKind
+from streammeta.controller.metadata.tables.values import ObjectKind
 from streammeta.storage.compaction.stream_objects import StreamCompaction
 from tests.compaction.compaction_lives import compact, compact_stream
 from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds

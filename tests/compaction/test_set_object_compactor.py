@@ -13,16 +13,17 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.client.compaction import set_object_planning, set_object_run
+from streammeta.client.compaction import sso_planning as set_object_planning
+from streammeta.client.compaction import sso_run as set_object_run
 from streammeta.client.compaction.report import CompactionReport, Figures
-from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
+from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.errors import NodeEpochExpiredError
-from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.verification import CoverageError, check_coverage
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.calls import StoreMetrics
+from streammeta.storage.object_store.protocol.calls import StoreMetrics
 from tests.compaction.compaction_lives import (
     EAGER,
     NODE,
@@ -362,7 +363,7 @@ async def test_blocks_in_memory_are_within_the_budget(
 ) -> None:
     trailers = 36 * 15 + 48 * 5  # entries and outputs that one iteration can end with
     buffers = Buffers(BUDGET + PART_BYTES + trailers)
-    monkeypatch.setattr("streammeta.client.compaction.set_object_run.new_buffer", buffers.new)
+    monkeypatch.setattr("streammeta.client.compaction.sso_run.new_buffer", buffers.new)
 
     world = World(BLOCK)
     await world.register(1000)

@@ -13,7 +13,7 @@ import pytest
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import ListedRange, Listing
 from streammeta.client.compaction.report import GroupReport, MadeObject
-from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.storage.compaction.stream_objects import (
     ANY_CRC,
     GIB,
@@ -25,7 +25,7 @@ from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
+from streammeta.storage.object_store.protocol.base import Body, MultipartUpload, Tags, UploadedPart
 from tests.compaction import compaction_lives as lives
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Step, Steps

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from streammeta.client.compaction.report import SourceError
-from streammeta.client.compaction.set_object_sources import Source
-from streammeta.controller.metadata.values import ObjectKind
+from streammeta.client.compaction.sso_sources import Source
+from streammeta.controller.metadata.tables.values import ObjectKind
 from streammeta.storage.compaction.entries import (
     EntryTable,
     contiguous_runs,

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streammeta.controller.metadata.answers import ObjectDescription, StreamDescription
-from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
-from streammeta.controller.metadata.values import ObjectKind, ObjectState, SourceOperation
+from streammeta.controller.metadata.api.answers import ObjectDescription, StreamDescription
+from streammeta.controller.metadata.api.requests import CommitStreamObject, CommitStreamSetObject
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState, SourceOperation
 from tests.conformance.scenario_run import ScenarioRun
 
 Spans = dict[int, list[tuple[int, int]]]

@@ -19,11 +19,11 @@ from streammeta.client.compaction.config import CompactionConfig, CompactionTarg
 from streammeta.client.compaction.listing import Listing
 from streammeta.client.compaction.output_writer import OutputJournal
 from streammeta.client.compaction.report import Figures
-from streammeta.client.compaction.set_object_run import CommitRun, RunContext
-from streammeta.client.compaction.set_object_sources import Source, SourceIndex, SourceIndexes
+from streammeta.client.compaction.sso_run import CommitRun, RunContext
+from streammeta.client.compaction.sso_sources import Source, SourceIndex, SourceIndexes
 from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.controller.metadata.requests import DescribeObjects, GetNodes, RegisterNode
-from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState
+from streammeta.controller.metadata.api.requests import DescribeObjects, GetNodes, RegisterNode
+from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectKind, ObjectState
 from streammeta.storage.compaction.entries import (
     Entry,
     EntryTable,
@@ -46,7 +46,7 @@ from streammeta.storage.object_format.record import (
 from tests.compaction.compaction_steps import Steps
 from tests.compaction.compaction_world import NAMESPACE, LeadingMap
 from tests.conformance.compaction_facts import spans_of
-from tests.conformance.map_rows import MapRows
+from tests.conformance.map_rows import MetadataRows
 from tests.conformance.scenario_args import Args, ArgumentMissingError
 from tests.kit.built_objects import ObjectBuilder, opened
 from tests.kit.memory_store import MemoryObjectStore
@@ -79,7 +79,7 @@ class Stage:
         await self.map.write(RegisterNode(node=NODE))
         for one in self.objects.values():
             self.store.put(key_of(one.object_id), one.data)
-        rows = MapRows(self.map.controller.cluster_map.freeze().sections())
+        rows = MetadataRows(self.map.controller.cluster_metadata.freeze().sections())
         counters = rows.counters
         counters["next_object_id"] = max(self.objects, default=-1) + 1
         counters["next_stream_id"] = max(self._known_streams(), default=-1) + 1
@@ -219,7 +219,7 @@ def _streams_of(given: Given, objects: Mapping[int, WrittenInput]) -> dict[int, 
     return {one: (start, max(start, ends.get(one, start))) for one, start in live.items()}
 
 
-def _put_stream(rows: MapRows, stream_id: int, start: int, end: int) -> None:
+def _put_stream(rows: MetadataRows, stream_id: int, start: int, end: int) -> None:
     owner = {"epoch": _EPOCH, "range_index": 0, "node_id": NODE.node_id}
     offsets = {"start_offset": start, "end_offset": end}
     rows.put("streams", {"stream_id": stream_id}, **owner, **offsets, state=_OPENED)
@@ -232,7 +232,7 @@ def _put_stream(rows: MapRows, stream_id: int, start: int, end: int) -> None:
     )
 
 
-def _put_object(rows: MapRows, one: WrittenInput) -> None:
+def _put_object(rows: MetadataRows, one: WrittenInput) -> None:
     rows.put(
         "objects",
         {"object_id": one.object_id},

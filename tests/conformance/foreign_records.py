@@ -11,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState, column
+from streammeta.controller.metadata.tables.values import (
+    ObjectKind,
+    ObjectState,
+    StreamState,
+    column,
+)
 from streammeta.controller.records import record as ours
 from streammeta.controller.records.codec import decode_records, encode_records
 from tests.conformance.conformance_report import Mismatch
 from tests.conformance.live_controller import LiveController
-from tests.conformance.map_rows import MapRows, Row
+from tests.conformance.map_rows import MetadataRows, Row
 from tests.conformance.scenario_args import Args, UnknownFieldsError
 
 EPOCH_SHIFT = 1
@@ -38,7 +43,7 @@ class ForeignRecords:
             UnknownFieldsError: what is known was replayed, and this was left out.
         """
         unknown: list[Mismatch] = []
-        edited: MapRows | None = None  # edits that follow each other are loaded as one
+        edited: MetadataRows | None = None  # edits that follow each other are loaded as one
         for index, content in enumerate(records):
             args = Args(content, f"records[{index}]")
             kind = args.take("type", "")
@@ -57,7 +62,7 @@ class ForeignRecords:
         if unknown:
             raise UnknownFieldsError(unknown)
 
-    def _load(self, edited: MapRows | None) -> None:
+    def _load(self, edited: MetadataRows | None) -> None:
         if edited is not None:
             self._live.load(edited.sections())
 
@@ -119,7 +124,7 @@ class ForeignRecords:
 
     # ---- edits ----
 
-    def _stream(self, args: Args, rows: MapRows) -> None:
+    def _stream(self, args: Args, rows: MetadataRows) -> None:
         stream_id, start = args.take("stream", 0), args.take("start", 0)
         tags, known = args.take("tags", {}) or {}, rows.one("streams", stream_id=stream_id)
         if known is not None and not self._image:
@@ -142,7 +147,7 @@ class ForeignRecords:
         counters["next_stream_id"] = max(counters["next_stream_id"], stream_id + 1)
         self._settle(rows, stream_id)
 
-    def _settle(self, rows: MapRows, stream_id: int) -> None:
+    def _settle(self, rows: MetadataRows, stream_id: int) -> None:
         """Make the stream's owner that of its current range, as far as that is known."""
         stream = rows.one("streams", stream_id=stream_id)
         ranges = rows.rows("ranges", stream_id=stream_id)
@@ -155,7 +160,7 @@ class ForeignRecords:
         stream["range_index"] = claimed if current else -1
         stream["node_id"] = current["node_id"] if current else -1
 
-    def _range(self, args: Args, rows: MapRows) -> None:
+    def _range(self, args: Args, rows: MetadataRows) -> None:
         stream_id, index = args.take("stream", 0), args.take("index", 0)
         end = args.take("end", 0)
         stream = rows.one("streams", stream_id=stream_id)
@@ -172,12 +177,12 @@ class ForeignRecords:
         self.recorded_ends[stream_id] = end
         self._settle(rows, stream_id)
 
-    def _remove_range(self, args: Args, rows: MapRows) -> None:
+    def _remove_range(self, args: Args, rows: MetadataRows) -> None:
         stream_id = args.take("stream", 0)
         rows.drop("ranges", stream_id=stream_id, range_index=args.take("index", 0))
         self._settle(rows, stream_id)
 
-    def _remove_stream(self, args: Args, rows: MapRows) -> None:
+    def _remove_stream(self, args: Args, rows: MetadataRows) -> None:
         stream_id = args.take("stream", 0)
         for held in rows.rows("object_ranges", stream_id=stream_id):
             kept = rows.one("objects", object_id=held["object_id"])
@@ -186,18 +191,18 @@ class ForeignRecords:
         for section in ("streams", "stream_tags", "ranges"):
             rows.drop(section, stream_id=stream_id)
 
-    def _forget_holder(self, rows: MapRows, object_id: int) -> None:
+    def _forget_holder(self, rows: MetadataRows, object_id: int) -> None:
         rows.drop("object_ranges", object_id=object_id)
         kept = rows.one("objects", object_id=object_id)
         if kept is not None:
             kept.update(kind=int(ObjectKind.UNKNOWN), node_id=-1, order_id=-1)
 
-    def _object_row(self, rows: MapRows, object_id: int) -> Row:
+    def _object_row(self, rows: MetadataRows, object_id: int) -> Row:
         counters = rows.counters
         counters["next_object_id"] = max(counters["next_object_id"], object_id + 1)
         return rows.put("objects", {"object_id": object_id})
 
-    def _hold(self, rows: MapRows, object_id: int, ranges: list[Mapping[str, Any]]) -> None:
+    def _hold(self, rows: MetadataRows, object_id: int, ranges: list[Mapping[str, Any]]) -> None:
         rows.drop("object_ranges", object_id=object_id)
         for held in ranges:
             stream_id, start, end = held["stream"], held["start"], held["end"]
@@ -207,7 +212,7 @@ class ForeignRecords:
             if stream is not None:
                 stream["end_offset"] = max(stream["end_offset"], end)
 
-    def _set_object(self, args: Args, rows: MapRows) -> None:
+    def _set_object(self, args: Args, rows: MetadataRows) -> None:
         object_id, node_id = args.take("object", 0), args.take("node", 0)
         order_id, ranges = args.take("order", 0), args.take("ranges", [])
         data_time_ms = args.take("data_time_ms", 0)
@@ -222,11 +227,11 @@ class ForeignRecords:
             row["data_time_ms"] = data_time_ms
         self._hold(rows, object_id, ranges)
 
-    def _remove_holder(self, args: Args, rows: MapRows) -> None:
+    def _remove_holder(self, args: Args, rows: MetadataRows) -> None:
         args.take("node", 0), args.take("stream", 0)
         self._forget_holder(rows, args.take("object", 0))
 
-    def _stream_object(self, args: Args, rows: MapRows) -> None:
+    def _stream_object(self, args: Args, rows: MetadataRows) -> None:
         object_id, stream_id = args.take("object", 0), args.take("stream", 0)
         held = {"stream": stream_id, "start": args.take("start", 0), "end": args.take("end", 0)}
         if rows.one("streams", stream_id=stream_id) is None:
@@ -235,35 +240,35 @@ class ForeignRecords:
         row.update(state=int(ObjectState.COMMITTED), kind=int(ObjectKind.STREAM))
         self._hold(rows, object_id, [held])
 
-    def _end_offsets(self, args: Args, rows: MapRows) -> None:
+    def _end_offsets(self, args: Args, rows: MetadataRows) -> None:
         for item in args.take("end_offsets", []):
             stream = rows.one("streams", stream_id=item["stream"])
             if stream is not None:
                 stream["end_offset"] = max(stream["end_offset"], item["end"])
 
-    def _object(self, args: Args, rows: MapRows) -> None:
+    def _object(self, args: Args, rows: MetadataRows) -> None:
         row = self._object_row(rows, args.take("object", 0))
         row["state"] = int(ObjectState[args.take("state", "PREPARED")])
         row["object_size"] = args.take("size", 0)
         row["timestamp_ms"] = args.take("timestamp", args.take("timestamp_ms", 0))
         row["attributes"] = args.take("attributes", 0)
 
-    def _remove_object(self, args: Args, rows: MapRows) -> None:
+    def _remove_object(self, args: Args, rows: MetadataRows) -> None:
         object_id = args.take("object", 0)
         rows.drop("object_ranges", object_id=object_id)
         rows.drop("objects", object_id=object_id)
 
-    def _remove_node(self, args: Args, rows: MapRows) -> None:
+    def _remove_node(self, args: Args, rows: MetadataRows) -> None:
         node_id = args.take("node", 0)
         for row in rows.rows("objects", node_id=node_id, kind=int(ObjectKind.STREAM_SET)):
             self._forget_holder(rows, row["object_id"])
         rows.drop("nodes", node_id=node_id)
         rows.drop("node_tags", node_id=node_id)
 
-    def _assigned_stream(self, args: Args, rows: MapRows) -> None:
+    def _assigned_stream(self, args: Args, rows: MetadataRows) -> None:
         rows.counters["next_stream_id"] = args.take("assigned", 0) + 1
 
-    def _assigned_object(self, args: Args, rows: MapRows) -> None:
+    def _assigned_object(self, args: Args, rows: MetadataRows) -> None:
         rows.counters["next_object_id"] = args.take("assigned", 0) + 1
 
 
@@ -291,7 +296,7 @@ _REPLAYED: dict[str, Callable[[ForeignRecords, Args], ours.Record | None]] = {
     "KV": ForeignRecords._kv,
     "RemoveKV": ForeignRecords._remove_kv,
 }
-_EDITED: dict[str, Callable[[ForeignRecords, Args, MapRows], None]] = {
+_EDITED: dict[str, Callable[[ForeignRecords, Args, MetadataRows], None]] = {
     "AssignedStreamId": ForeignRecords._assigned_stream,
     "AssignedS3ObjectId": ForeignRecords._assigned_object,
     "S3Stream": ForeignRecords._stream,

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState, column
+from streammeta.controller.metadata.tables.values import (
+    ObjectKind,
+    ObjectState,
+    StreamState,
+    column,
+)
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import StreamsClosed
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult, compare
@@ -21,7 +26,7 @@ from tests.conformance.foreign_records import (
     stream_records,
 )
 from tests.conformance.live_controller import LiveController
-from tests.conformance.map_rows import MapRows, Row
+from tests.conformance.map_rows import MetadataRows, Row
 from tests.conformance.operations_streams import PARTITION_TAG, TOPIC_TAG
 from tests.conformance.scenario_args import Args, UnknownFieldsError
 
@@ -38,7 +43,7 @@ class _Image:
         self.node_id = 0
         self.previous = self.rows()
 
-    def rows(self) -> MapRows:
+    def rows(self) -> MetadataRows:
         return self.live.rows()
 
     def replay(self, records: Sequence[Mapping[str, Any]], *, is_snapshot: bool = False) -> None:
@@ -130,7 +135,7 @@ def _check(image: _Image, facts: Facts) -> Iterator[Mismatch]:
             yield Mismatch(path, expected, "unknown field")
 
 
-def _check_previous(previous: MapRows, facts: Facts) -> Iterator[Mismatch]:
+def _check_previous(previous: MetadataRows, facts: Facts) -> Iterator[Mismatch]:
     for name, expected in facts.items():
         path = f"expect.previous_image.{name}"
         if name == "uncommitted":
@@ -139,7 +144,7 @@ def _check_previous(previous: MapRows, facts: Facts) -> Iterator[Mismatch]:
             yield Mismatch(path, expected, "unknown field")
 
 
-def _owed(rows: MapRows) -> dict[int, dict[int, list[int]]]:
+def _owed(rows: MetadataRows) -> dict[int, dict[int, list[int]]]:
     found: dict[int, dict[int, list[int]]] = {row["node_id"]: {} for row in rows.rows("nodes")}
     for row in rows.rows("pending_uploads"):
         owed = found.setdefault(row["node_id"], {})
@@ -182,11 +187,11 @@ def _check_partitions(
 # ---- reading ----
 
 
-def _kvs(rows: MapRows) -> dict[str, str]:
+def _kvs(rows: MetadataRows) -> dict[str, str]:
     return {row["key"]: row["value"].decode() for row in rows.rows("kvs")}
 
 
-def _objects(rows: MapRows) -> dict[int, Any]:
+def _objects(rows: MetadataRows) -> dict[int, Any]:
     return {
         row["object_id"]: {
             "state": ObjectState(row["state"]).name,
@@ -198,16 +203,16 @@ def _objects(rows: MapRows) -> dict[int, Any]:
     }
 
 
-def _nodes(rows: MapRows) -> dict[int, Any]:
+def _nodes(rows: MetadataRows) -> dict[int, Any]:
     epochs = {row["node_id"]: row["node_epoch"] - EPOCH_SHIFT for row in rows.rows("nodes")}
     return {node_id: {"node_epoch": epoch, "epoch": epoch} for node_id, epoch in epochs.items()}
 
 
-def _streams(rows: MapRows) -> dict[int, Any]:
+def _streams(rows: MetadataRows) -> dict[int, Any]:
     return {row["stream_id"]: _stream(rows, row) for row in rows.rows("streams")}
 
 
-def _partitions(rows: MapRows) -> dict[int, list[Any]]:
+def _partitions(rows: MetadataRows) -> dict[int, list[Any]]:
     tags: dict[int, dict[str, str]] = {}
     for row in rows.rows("stream_tags"):
         tags.setdefault(row["stream_id"], {})[row["key"]] = row["value"]
@@ -218,7 +223,7 @@ def _partitions(rows: MapRows) -> dict[int, list[Any]]:
     }
 
 
-_KEYED: dict[str, Callable[[MapRows], Mapping[Any, Any]]] = {
+_KEYED: dict[str, Callable[[MetadataRows], Mapping[Any, Any]]] = {
     "objects": _objects,
     "kv": _kvs,
     "streams": _streams,
@@ -230,7 +235,7 @@ _KEYED: dict[str, Callable[[MapRows], Mapping[Any, Any]]] = {
 }
 
 
-def _stream(rows: MapRows, stream: Row) -> dict[str, Any]:
+def _stream(rows: MetadataRows, stream: Row) -> dict[str, Any]:
     ranges = [
         {
             "index": row["range_index"],
@@ -282,7 +287,7 @@ def _stream_object_ids(image: _Image) -> list[int]:
     )
 
 
-def _object_rows(rows: MapRows) -> dict[int, Row]:
+def _object_rows(rows: MetadataRows) -> dict[int, Row]:
     return {row["object_id"]: row for row in rows.rows("objects")}
 
 
@@ -291,7 +296,7 @@ def _changed_objects(image: _Image) -> list[int]:
     return sorted(key for key, row in now.items() if before.get(key) != row)
 
 
-def _removed(keys: Callable[[MapRows], Mapping[Any, Any]]) -> Callable[[_Image], list[Any]]:
+def _removed(keys: Callable[[MetadataRows], Mapping[Any, Any]]) -> Callable[[_Image], list[Any]]:
     return lambda image: sorted(keys(image.previous).keys() - keys(image.rows()).keys())
 
 

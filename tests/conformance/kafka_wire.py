@@ -17,7 +17,7 @@ from typing import Any
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from streammeta.brokers.kafka.wire import SERVED
+from streammeta.brokers.kafka.protocol.wire import SERVED
 from tests.conformance.shape_vocabulary import Given, Shape, keys
 
 _KEY = re.compile(

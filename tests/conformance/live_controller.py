@@ -16,17 +16,18 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from streammeta.controller.metadata import object_ranges, restore
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.record_checks import RecordChecks
-from streammeta.controller.metadata.requests import ReadRequest, WriteRequest
-from streammeta.controller.metadata.section_rules import SectionChecker
+from streammeta.controller.metadata.api.requests import ReadRequest, WriteRequest
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.decisions.record_checks import RecordChecks
+from streammeta.controller.metadata.registries import object_ranges
+from streammeta.controller.metadata.sections import restore
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata
+from streammeta.controller.metadata.sections.rules import SectionChecker
 from streammeta.controller.quorum.messages import BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
-from streammeta.controller.runtime.controller import Answered, MetadataController
-from tests.conformance.map_rows import MapRows
+from streammeta.controller.runtime.writer.controller import Answered, MetadataController
+from tests.conformance.map_rows import MetadataRows
 from tests.kit.clock import ManualClock
 from tests.kit.memory_log import MemoryLog
 
@@ -50,7 +51,7 @@ def _unchecked() -> Iterator[None]:
 class LiveController:
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock(0)
-        self.controller = MetadataController(ClusterMap(), self.clock)
+        self.controller = MetadataController(ClusterMetadata(), self.clock)
         self.log = MemoryLog(self.controller)
         self.controller.bind(self.log)
         self.log.lead()
@@ -65,7 +66,7 @@ class LiveController:
 
     def judge(self, request: WriteRequest) -> tuple[Any, tuple[Record, ...]]:
         """Return the answer and the records the request would have now, changing nothing."""
-        decision = self.controller.cluster_map.decide(
+        decision = self.controller.cluster_metadata.decide(
             request, self.clock.wall_ms(), self.log.next_offset
         )
         return decision.answer, decision.records
@@ -92,14 +93,14 @@ class LiveController:
             for record in decode_records(payload)
         )
 
-    def freeze(self) -> FrozenMap:
-        return self.controller.cluster_map.freeze()
+    def freeze(self) -> FrozenMetadata:
+        return self.controller.cluster_metadata.freeze()
 
-    def rows(self) -> MapRows:
-        return MapRows(self.freeze().sections())
+    def rows(self) -> MetadataRows:
+        return MetadataRows(self.freeze().sections())
 
     @contextmanager
-    def edited(self) -> Iterator[MapRows]:
+    def edited(self) -> Iterator[MetadataRows]:
         """Give the map as rows; load them as they are when the block ends."""
         rows = self.rows()
         yield rows
@@ -114,11 +115,11 @@ class LiveController:
 
     def load(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
         with _unchecked():
-            self.log.load(ClusterMap.from_sections(sections, self.log.committed), self.clock)
+            self.log.load(ClusterMetadata.from_sections(sections, self.log.committed), self.clock)
 
     def reload(self) -> tuple[bytes, bytes]:
         """Write a checkpoint and load it; return the map's digest before and after."""
         before = self.freeze().digest()
         with _unchecked():
-            self.log.load(self.controller.cluster_map, self.clock)
+            self.log.load(self.controller.cluster_metadata, self.clock)
         return before, self.freeze().digest()

@@ -43,7 +43,7 @@ _DEFAULTS: Row = {
 """What a new row holds in columns it is not given a value for; 0 in all others."""
 
 
-class MapRows:
+class MetadataRows:
     def __init__(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
         self._columns: dict[str, list[str]] = {}
         self._rows: dict[str, list[Row]] = {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import ObjectState, StreamState
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.tables.values import ObjectState, StreamState
 from tests.conformance.operations_streams import TOPIC_TAG
 from tests.conformance.overload_world import DEFAULT_WINDOW_MS, OverloadWorld
 from tests.conformance.scenario_args import Args

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import KVResult
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import KVResult
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from tests.conformance.foreign_records import EPOCH_SHIFT
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import SERVICE, Outcome, ScenarioRun, error_name

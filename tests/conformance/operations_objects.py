@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     ObjectState,
     RangeColumns,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from streammeta.controller.metadata.requests import OpenStreams, StreamToOpen
-from streammeta.controller.metadata.values import StreamState
+from streammeta.controller.metadata.api.requests import OpenStreams, StreamToOpen
+from streammeta.controller.metadata.tables.values import StreamState
 from streammeta.controller.records.codec import RecordCodecError
 from streammeta.controller.records.record import RangesRemoved
 from tests.conformance.foreign_records import ForeignRecords, node_records
 from tests.conformance.live_controller import LiveController
-from tests.conformance.map_rows import MapRows
+from tests.conformance.map_rows import MetadataRows
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import SERVICE, Outcome, ScenarioRun
 
@@ -40,7 +40,7 @@ async def set_state(run: ScenarioRun, args: Args) -> Outcome:
     return Outcome({"error": "NONE"})
 
 
-def _set_stream(rows: MapRows, item: Args) -> None:
+def _set_stream(rows: MetadataRows, item: Args) -> None:
     stream_id, start = item.take("stream"), item.take("start", 0)
     rows.put(
         "streams",

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import StreamDescription
-from streammeta.controller.metadata.values import StreamState, Tags
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import StreamDescription
+from streammeta.controller.metadata.tables.values import StreamState, Tags
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import PAGE, SERVICE, Outcome, ScenarioRun, error_name
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 
-from streammeta.controller.lifecycle.sessions import NodeState, Sessions, SupervisedNode
+from streammeta.controller.lifecycle.broker_sessions import NodeState, Sessions, SupervisedNode
 
 HEARD = SupervisedNode(0, 1)
 SILENT = SupervisedNode(1, 1)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from streammeta.brokers.pulsar.blocks import (
+from streammeta.brokers.pulsar.formats.blocks import (
     Block,
     BlockHeader,
     Entry,

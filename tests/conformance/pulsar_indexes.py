@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.pulsar.index_block import (
+from streammeta.brokers.pulsar.formats.index_block import (
     IndexBlock,
     IndexEntry,
     LedgerIndex,
     StreamingIndexBlock,
     placed,
 )
-from streammeta.brokers.pulsar.ledger_values import (
+from streammeta.brokers.pulsar.formats.ledger_values import (
     LedgerInfo,
     LedgerMetadata,
 )

@@ -7,11 +7,20 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from streammeta.brokers.pulsar import blocks, index_block, object_names, range_stream, wire_fields
-from streammeta.brokers.pulsar.blocks import Entry
-from streammeta.brokers.pulsar.index_block import IndexBlock, LedgerIndex, StreamingIndexBlock
+from streammeta.brokers.pulsar.blobs import range_stream
+from streammeta.brokers.pulsar.formats import blocks, index_block, object_names, wire_fields
+from streammeta.brokers.pulsar.formats.blocks import Entry
+from streammeta.brokers.pulsar.formats.index_block import (
+    IndexBlock,
+    LedgerIndex,
+    StreamingIndexBlock,
+)
+from streammeta.brokers.pulsar.formats.ledger_values import (
+    LedgerInfo,
+    LedgerMetadata,
+    OffloadContext,
+)
 from streammeta.brokers.pulsar.ledger_list import OffloadPolicy, reads_copy
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, LedgerMetadata, OffloadContext
 from tests.conformance.conformance_report import Mismatch, compare
 from tests.conformance.shape_facts import Words
 

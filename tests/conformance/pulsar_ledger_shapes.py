@@ -7,7 +7,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.pulsar.blobs import MemoryBlobs
+from streammeta.brokers.pulsar.blobs.blobs import MemoryBlobs
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, OffloadContext
 from streammeta.brokers.pulsar.ledger_list import (
     OffloadInProgressError,
     OffloadPolicy,
@@ -15,7 +16,6 @@ from streammeta.brokers.pulsar.ledger_list import (
     source_is_due,
 )
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, OffloadContext
 from streammeta.brokers.pulsar.offloader import Offloader
 from tests.conformance.pulsar_ledgers import NAMES, NOW_MS, Ledgers, LedgerWorld
 from tests.conformance.shape_facts import AnyOf, Fact, Keyed, Refused, Words

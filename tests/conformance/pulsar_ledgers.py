@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import (
     InvalidCursorPositionError,
     ManagedLedger,
@@ -16,7 +17,6 @@ from streammeta.brokers.pulsar.ledger_list import (
     OffloadPolicy,
     VersionConflictError,
 )
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.list_store import MemoryListStore
 from streammeta.brokers.pulsar.offloader import LedgerSource, NotAppendableError
 from tests.conformance.pulsar_offload import MemoryLedger

@@ -7,16 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from streammeta.brokers.pulsar.blobs import BlobError, MemoryBlobs, NoSuchBlobError
-from streammeta.brokers.pulsar.blocks import HEADER_SIZE, Entry
-from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
-from streammeta.brokers.pulsar.object_names import VERSION_KEY, data_name, index_name
-from streammeta.brokers.pulsar.offloader import NotAppendableError, OffloadedLedger, Offloader
-from streammeta.brokers.pulsar.range_stream import RangeStream
-from streammeta.brokers.pulsar.read_errors import (
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, MemoryBlobs, NoSuchBlobError
+from streammeta.brokers.pulsar.blobs.range_stream import RangeStream
+from streammeta.brokers.pulsar.formats.blocks import HEADER_SIZE, Entry
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerMetadata
+from streammeta.brokers.pulsar.formats.object_names import VERSION_KEY, data_name, index_name
+from streammeta.brokers.pulsar.formats.read_errors import (
     NoSuchLedgerError,
     OffloadReadHandleClosedError,
 )
+from streammeta.brokers.pulsar.offloader import NotAppendableError, OffloadedLedger, Offloader
 from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_formats import UUID, entries_of
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Refused, Words

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from streammeta.brokers.pulsar.blobs import MemoryBlobs
-from streammeta.brokers.pulsar.blocks import Entry
+from streammeta.brokers.pulsar.blobs.blobs import MemoryBlobs
+from streammeta.brokers.pulsar.formats.blocks import Entry
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment
 from tests.conformance.pulsar_offload import READ_ERRORS

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.pulsar import object_names
-from streammeta.brokers.pulsar.ledger_values import (
+from streammeta.brokers.pulsar.formats import object_names
+from streammeta.brokers.pulsar.formats.ledger_values import (
     Digest,
     LedgerInfo,
     LedgerMetadata,

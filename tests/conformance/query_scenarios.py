@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import ObjectList
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import ObjectList
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult, compare
 from tests.conformance.foreign_records import ForeignRecords, node_records, stream_records
 from tests.conformance.live_controller import LiveController

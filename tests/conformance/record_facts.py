@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from streammeta.controller.metadata.answers import StreamDescription
-from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.metadata.api.answers import StreamDescription
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
 from streammeta.controller.records import record as ours
 from tests.conformance.compaction_facts import Before
 from tests.conformance.conformance_report import Mismatch

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from streammeta.brokers.rocketmq.flat_file import FlatFile, FlatFilePlace, MemoryKeeper
+from streammeta.brokers.rocketmq.formats.metadata import Queue
+from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.message_file import CommitLogFile, FileSizes, MessageFile
-from streammeta.brokers.rocketmq.metadata import Queue
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import (
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, FlatFilePlace, MemoryKeeper
+from streammeta.brokers.rocketmq.segments.storage import (
     MemorySegment,
     MemorySegmentStore,
     SegmentWriteError,

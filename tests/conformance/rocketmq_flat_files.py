@@ -6,16 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streammeta.brokers.rocketmq.file_segment import AppendResult, SegmentReadError
-from streammeta.brokers.rocketmq.flat_file import FlatFile, NoSegmentError
-from streammeta.brokers.rocketmq.message import (
+from streammeta.brokers.rocketmq.formats.message import (
     physical_offset_of,
     queue_offset_of,
     store_timestamp_of,
 )
+from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, Queue, SegmentMetadata
+from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.message_file import CommitLogFile, MessageFile
-from streammeta.brokers.rocketmq.metadata import MetadataTable, Queue, SegmentMetadata
-from streammeta.brokers.rocketmq.names import SegmentType
+from streammeta.brokers.rocketmq.segments.file_segment import AppendResult, SegmentReadError
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, NoSegmentError
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FileWorld
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.rocketmq_segments import bytes_of, time_of

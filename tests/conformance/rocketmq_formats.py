@@ -8,16 +8,15 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.rocketmq import names
-from streammeta.brokers.rocketmq.consume_queue import (
+from streammeta.brokers.rocketmq.formats import names
+from streammeta.brokers.rocketmq.formats.consume_queue import (
     ITEM_SIZE,
     ConsumeQueueItem,
     decode_items,
     encode_item,
     split_messages,
 )
-from streammeta.brokers.rocketmq.file_segment import UploadBody, commit_log_body
-from streammeta.brokers.rocketmq.message import (
+from streammeta.brokers.rocketmq.formats.message import (
     Magic,
     Message,
     body_crc,
@@ -29,7 +28,8 @@ from streammeta.brokers.rocketmq.message import (
     message_id,
     with_physical_offset,
 )
-from streammeta.brokers.rocketmq.names import SegmentType
+from streammeta.brokers.rocketmq.formats.names import SegmentType
+from streammeta.brokers.rocketmq.segments.file_segment import UploadBody, commit_log_body
 from tests.conformance.shape_facts import AnyOf, Data, Keyed, Number, Words
 from tests.conformance.shape_sentences import number_of, numbers_in
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys

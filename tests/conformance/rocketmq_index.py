@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from streammeta.brokers.rocketmq import key_index
-from streammeta.brokers.rocketmq.key_index import (
+from streammeta.brokers.rocketmq.formats import key_index
+from streammeta.brokers.rocketmq.formats.key_index import (
     ALL_TIMES,
     IndexHeader,
     IndexItem,
@@ -17,7 +17,7 @@ from streammeta.brokers.rocketmq.key_index import (
     query_compacted,
 )
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
-from streammeta.brokers.rocketmq.storage import MemorySegmentStore
+from streammeta.brokers.rocketmq.segments.storage import MemorySegmentStore
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Number, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys

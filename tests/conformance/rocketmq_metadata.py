@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streammeta.brokers.rocketmq.metadata import (
+from streammeta.brokers.rocketmq.formats.metadata import (
     MetadataTable,
     Queue,
     QueueMetadata,
     SegmentMetadata,
 )
-from streammeta.brokers.rocketmq.names import SegmentType
+from streammeta.brokers.rocketmq.formats.names import SegmentType
 from tests.conformance.rocketmq_files import NOW_MS
 from tests.conformance.shape_facts import AnyOf
 from tests.conformance.shape_sentences import Clause, numbers_in, ordinal_of

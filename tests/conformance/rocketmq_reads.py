@@ -9,10 +9,10 @@ from typing import Any
 
 from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalMessage
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchResult, FetchStatus, ReadAhead
+from streammeta.brokers.rocketmq.formats.message import java_hash
+from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
-from streammeta.brokers.rocketmq.message import java_hash
 from streammeta.brokers.rocketmq.message_file import StoredMessage
-from streammeta.brokers.rocketmq.metadata import Queue
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FileWorld
 from tests.conformance.rocketmq_flat_files import append_stored
 from tests.conformance.rocketmq_formats import plain

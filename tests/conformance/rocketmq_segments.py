@@ -6,12 +6,24 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from streammeta.brokers.rocketmq.consume_queue import ITEM_SIZE, ConsumeQueueItem, encode_item
-from streammeta.brokers.rocketmq.file_segment import AppendResult, FileSegment, SegmentReadError
-from streammeta.brokers.rocketmq.message import physical_offset_of
+from streammeta.brokers.rocketmq.formats.consume_queue import (
+    ITEM_SIZE,
+    ConsumeQueueItem,
+    encode_item,
+)
+from streammeta.brokers.rocketmq.formats.message import physical_offset_of
+from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.message_file import DEFAULT_SIZES
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import MemorySegment, SegmentWriteError, TimeBounds
+from streammeta.brokers.rocketmq.segments.file_segment import (
+    AppendResult,
+    FileSegment,
+    SegmentReadError,
+)
+from streammeta.brokers.rocketmq.segments.storage import (
+    MemorySegment,
+    SegmentWriteError,
+    TimeBounds,
+)
 from tests.conformance.rocketmq_files import NOW_MS
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.shape_facts import AnyOf, Done, Fact, Number, Refused, Words

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from streammeta.brokers.rocketmq import tiered_view
-from streammeta.brokers.rocketmq.chunked_segment import (
-    ChunkedSegment,
-    ChunkLayoutError,
-    IllegalOffsetError,
-    SegmentSealedError,
-)
-from streammeta.brokers.rocketmq.file_segment import SegmentReadError
-from streammeta.brokers.rocketmq.key_index import TimeRange
-from streammeta.brokers.rocketmq.metadata import (
+from streammeta.brokers.rocketmq.formats.key_index import TimeRange
+from streammeta.brokers.rocketmq.formats.metadata import (
     METADATA_FILE,
     MetadataTable,
     Queue,
     QueueMetadata,
     SegmentMetadata,
 )
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import SegmentWriteError
+from streammeta.brokers.rocketmq.formats.names import SegmentType
+from streammeta.brokers.rocketmq.segments.chunked_segment import (
+    ChunkedSegment,
+    ChunkLayoutError,
+    IllegalOffsetError,
+    SegmentSealedError,
+)
+from streammeta.brokers.rocketmq.segments.file_segment import SegmentReadError
+from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError
 from streammeta.brokers.rocketmq.tiered_view import StorageLevel
 from tests.conformance.rocketmq_files import QUEUE, FileWorld
 from tests.conformance.rocketmq_flat_files import append_stored

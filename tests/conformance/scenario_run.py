@@ -13,17 +13,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import (
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import (
     NodeDescription,
     ObjectDescription,
     StreamDescription,
 )
-from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState, PageRequest
+from streammeta.controller.metadata.tables.values import (
+    NodeIdentity,
+    ObjectKind,
+    ObjectState,
+    PageRequest,
+)
 from streammeta.controller.records.record import Record
 from tests.conformance.foreign_records import EPOCH_SHIFT, ForeignRecords
 from tests.conformance.live_controller import LiveController
-from tests.conformance.map_rows import MapRows
+from tests.conformance.map_rows import MetadataRows
 from tests.conformance.overload_world import OverloadWorld
 from tests.conformance.scenario_args import Args
 from tests.conformance.storage_world import StorageWorld
@@ -90,7 +95,7 @@ class ScenarioRun:
                 rows.counters["next_object_id"] = max([*prepared, *committed]) + 1
         self.live.take_records()
 
-    def _given(self, rows: MapRows, object_id: int, state: ObjectState) -> None:
+    def _given(self, rows: MetadataRows, object_id: int, state: ObjectState) -> None:
         is_prepared = state is ObjectState.PREPARED
         rows.put(
             "objects",

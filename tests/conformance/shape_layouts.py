@@ -6,17 +6,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from streammeta.brokers.pulsar import blocks
-from streammeta.brokers.pulsar.blocks import BlockHeader
-from streammeta.brokers.rocketmq import key_index, message, names, tiered_view
-from streammeta.brokers.rocketmq.consume_queue import ConsumeQueueItem, encode_item
+from streammeta.brokers.pulsar.formats import blocks
+from streammeta.brokers.pulsar.formats.blocks import BlockHeader
+from streammeta.brokers.rocketmq import tiered_view
 from streammeta.brokers.rocketmq.dispatch import GroupCommit
 from streammeta.brokers.rocketmq.fetch import ReadAhead
-from streammeta.brokers.rocketmq.file_segment import FileSegment
+from streammeta.brokers.rocketmq.formats import key_index, message, names
+from streammeta.brokers.rocketmq.formats.consume_queue import ConsumeQueueItem, encode_item
+from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message_file import FileSizes
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import MemorySegment
+from streammeta.brokers.rocketmq.segments.file_segment import FileSegment
+from streammeta.brokers.rocketmq.segments.storage import MemorySegment
 from tests.conformance import kafka_layouts, pulsar_layouts
 from tests.conformance.conformance_report import Mismatch, compare
 from tests.conformance.rocketmq_formats import plain

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from streammeta.controller.metadata.answers import (
+from streammeta.controller.metadata.api.answers import (
     NodeDescription,
     ObjectDescription,
     StreamDescription,
 )
-from streammeta.controller.metadata.requests import CheckObjects, GetKVs, KVKey
-from streammeta.controller.metadata.values import ObjectState, StreamState
+from streammeta.controller.metadata.api.requests import CheckObjects, GetKVs, KVKey
+from streammeta.controller.metadata.tables.values import ObjectState, StreamState
 from tests.conformance.conformance_report import ABSENT, Mismatch, compare
 from tests.conformance.foreign_records import EPOCH_SHIFT
 from tests.conformance.scenario_run import ScenarioRun

@@ -53,8 +53,8 @@ class StorageWorld:
         await self._drive(task, lambda: not self._is_expiry_due())
 
     def _is_expiry_due(self) -> bool:
-        cluster_map = self._run.live.controller.cluster_map
-        return bool(cluster_map.expired(self._run.clock.now_ms, limit=1))
+        cluster_metadata = self._run.live.controller.cluster_metadata
+        return bool(cluster_metadata.expired(self._run.clock.now_ms, limit=1))
 
     async def clean_up(self, marked: set[int]) -> bool:
         """Run the clean-up of destroyed objects once; False if the one before is unfinished.
@@ -90,8 +90,8 @@ class StorageWorld:
         return True
 
     def _due(self, marked_before_ms: int, marked: set[int]) -> list[int]:
-        cluster_map = self._run.live.controller.cluster_map
-        due = cluster_map.destroyed(marked_before_ms, OBJECTS_MAX, self._run.clock.now_ms)
+        cluster_metadata = self._run.live.controller.cluster_metadata
+        due = cluster_metadata.destroyed(marked_before_ms, OBJECTS_MAX, self._run.clock.now_ms)
         return [object_id for object_id in due if object_id not in marked]
 
     async def complete(self) -> None:
@@ -101,10 +101,10 @@ class StorageWorld:
         if task is None:
             return
         wanted = {_object_of(key) for keys in self.store.requests for key in keys}
-        cluster_map = self._run.live.controller.cluster_map
+        cluster_metadata = self._run.live.controller.cluster_metadata
 
         def is_forgotten() -> bool:
-            held = cluster_map.destroyed(2**62, OBJECTS_MAX, self._run.clock.now_ms)
+            held = cluster_metadata.destroyed(2**62, OBJECTS_MAX, self._run.clock.now_ms)
             return not wanted.intersection(held)
 
         await self._drive(task, is_forgotten)

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from streammeta.client.bandwidth import Network
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
-from streammeta.client.controller_client import ControllerClient
+from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.model import NodeIdentity
-from streammeta.storage.bucket_marker import BucketMarker, create_marker
+from streammeta.client.resources.bandwidth import Network
+from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.compaction.stream_objects import StreamCompaction, StreamObject
 from streammeta.storage.object_format.composite import (
     LinkedObject,

@@ -20,11 +20,11 @@ import pytest
 import yaml
 
 from streammeta.cli.root import cli
-from streammeta.controller.listener import ListenerTls
-from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
-from streammeta.controller.trust.door import Door
+from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.controller.trust.method_rules import HTTP_RULES
-from streammeta.storage.object_store.address import S3Config
+from streammeta.storage.object_store.protocol.address import S3Config
+from streammeta.tls.listener import ListenerTls
 from tests.kit.real_cluster import running_cluster
 
 BIN = Path(sys.executable).parent
@@ -151,7 +151,7 @@ async def test_health_check_asks_the_listener_that_the_image_opens(
         return Page(b"", status)
 
     pages = {"/readyz": Route("readyz", readyz)}
-    served = HttpPlane(ListenerTls(), Door("test", rules=HTTP_RULES), pages)
+    served = HttpPlane(ListenerTls(), Authenticator("test", rules=HTTP_RULES), pages)
     port = await served.start("127.0.0.1:0")
     try:
         program = program.replace(asked, f"('127.0.0.1', {port})")

@@ -12,19 +12,19 @@ from typing import Any
 import streammeta.client
 from streammeta.brokers.partition import opening
 from streammeta.brokers.pulsar.automatic_offload import AutomaticOffload
-from streammeta.brokers.pulsar.blocks import Entry
+from streammeta.brokers.pulsar.blobs.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
+from streammeta.brokers.pulsar.formats.blocks import Entry
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, OffloadPolicy
-from streammeta.brokers.pulsar.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.brokers.pulsar.policies import TopicPolicies
 from streammeta.brokers.pulsar.policy_store import PolicyStore
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, StreamingSegment
-from streammeta.brokers.rocketmq.cluster_store import QueueStore
+from streammeta.brokers.rocketmq.cluster.cluster_store import QueueStore
 from streammeta.client import NamedObjects, OwnerKey, StreamClient
-from streammeta.client.methods import PUT_KVS
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.client.controllers.methods import PUT_KVS
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import kv_pb2
 from tests.brokers.rocketmq_messages import LocalMessages
 from tests.conformance.pulsar_ledgers import Sources

@@ -16,7 +16,7 @@ import click
 import pytest
 import yaml
 
-from streammeta.cli.dev_command import PORT_COUNT
+from streammeta.cli.local.dev_command import PORT_COUNT
 from streammeta.cli.root import cli
 from tests.docs.block_kinds import Drawn, Kind, Parsed, Ran, RanBy
 from tests.docs.code_blocks import GENERATED, ROOT, Block, blocks, commands, streammeta_commands

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import Child, free_ports, start_child, taken_ports
+from streammeta.cli.local.local_cluster import Child, free_ports, start_child, taken_ports
 from tests.docs.block_kinds import Ran
 from tests.docs.block_settings import NODE_IDS, SETTINGS
 from tests.docs.code_blocks import ROOT, Block, commands

@@ -18,15 +18,18 @@ from typing import get_args
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.directory import LOCK_NAME, format_directory
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import decode_records
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, snapshot_check
-from streammeta.controller.runtime.state_hashes import RollingHash
+from streammeta.controller.runtime.persistence.metadata_checkpoint import (
+    FrozenCheckpoint,
+    snapshot_check,
+)
+from streammeta.controller.runtime.persistence.state_hashes import RollingHash
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import MAKERS, RandomRequests
 
@@ -132,7 +135,7 @@ class _Log:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._epoch = Epoch(0)
-        self.map = ClusterMap()
+        self.map = ClusterMetadata()
         self.log_hash = RollingHash()
         self.end_offset = EndOffset(0)
         self.kinds: set[str] = set()

@@ -10,12 +10,12 @@ import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.records.codec import decode_records
-from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.level_check import check_levels
+from streammeta.controller.runtime.replication.feature_check import check_levels
+from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.golden.golden_directory import (
     CLUSTER,
     VOTERS,
@@ -67,10 +67,10 @@ def test_there_is_a_directory() -> None:
 
 def test_the_whole_log_is_replayed_to_the_map_that_was_recorded(opened: Opened) -> None:
     found = batches(opened.journal)
-    controller = MetadataController(ClusterMap(), ManualClock())
+    controller = MetadataController(ClusterMetadata(), ManualClock())
     controller.on_committed(found, found[-1].end_offset)
     assert hashes(controller) == wanted(opened.facts)
-    assert controller.cluster_map.feature_level == opened.facts.level
+    assert controller.cluster_metadata.feature_level == opened.facts.level
     payloads = [each for one in found if one.kind is BatchKind.DATA for each in one.payloads]
     kinds = {type(record).__name__ for each in payloads for record in decode_records(each)}
     assert sorted(kinds) == list(opened.facts.records)
@@ -83,7 +83,7 @@ def test_each_checkpoint_is_read_and_the_log_behind_it_replayed(opened: Opened) 
     found, journal = batches(opened.journal), opened.journal
     assert [kept.end_offset for kept in journal.snapshots.kept] == opened.facts.checkpoints
     for kept in journal.snapshots.kept:
-        controller = MetadataController(ClusterMap(), ManualClock())
+        controller = MetadataController(ClusterMetadata(), ManualClock())
         with journal.snapshots.open(kept) as file:
             controller.load(file, kept)()
         rest = [one for one in found if one.base_offset >= kept.end_offset]
@@ -93,10 +93,10 @@ def test_each_checkpoint_is_read_and_the_log_behind_it_replayed(opened: Opened) 
 
 def test_what_was_read_is_saved_and_read_again(opened: Opened) -> None:
     found = batches(opened.journal)
-    controller = MetadataController(ClusterMap(), ManualClock())
+    controller = MetadataController(ClusterMetadata(), ManualClock())
     controller.on_committed(found, found[-1].end_offset)
     saved, saved_id = io.BytesIO(), SnapshotId(EndOffset(found[-1].end_offset), Epoch(99))
     controller.freeze(SnapshotPoint(saved_id, CLUSTER, VOTERS))(saved)
-    again = MetadataController(ClusterMap(), ManualClock())
+    again = MetadataController(ClusterMetadata(), ManualClock())
     again.load(saved, saved_id)()
     assert hashes(again) == wanted(opened.facts)

@@ -18,7 +18,7 @@ from streammeta.controller.grpc_server.frames import (
     frame,
 )
 from streammeta.controller.grpc_server.headers import Head
-from streammeta.controller.grpc_server.session import Session
+from streammeta.controller.grpc_server.http2_connection import Session
 from streammeta.controller.grpc_server.stream import Stream
 from tests.grpc_server.test_header_blocks import REQUEST, block
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from scripts.benchmarks.http2 import request_headers
-from streammeta.controller.grpc_server import session
+from streammeta.controller.grpc_server import http2_connection as session
 from streammeta.controller.grpc_server.frames import ErrorCode, Flag, Kind, frame
 from streammeta.controller.grpc_server.headers import literal
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits

@@ -13,10 +13,10 @@ import pytest
 
 from scripts.benchmarks.http2 import request_headers
 from streammeta.controller.grpc_server.frames import PREFACE, ErrorCode, Flag, Kind, Setting, frame
+from streammeta.controller.grpc_server.http2_connection import PINGS
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits
 from streammeta.controller.grpc_server.messages import framed
 from streammeta.controller.grpc_server.server import Server
-from streammeta.controller.grpc_server.session import PINGS
 from streammeta.rpc.connections import client_channel
 from tests.kit.fake_broker import until
 

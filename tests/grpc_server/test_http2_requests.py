@@ -2,7 +2,7 @@
 
 import pytest
 
-from streammeta.controller.grpc_server import session as sessions
+from streammeta.controller.grpc_server import http2_connection as sessions
 from streammeta.controller.grpc_server.frames import ErrorCode, Flag, Kind, frame
 from streammeta.controller.grpc_server.headers import STATUS_OK
 from tests.grpc_server.session_client import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.controller.grpc_server import session as sessions
+from streammeta.controller.grpc_server import http2_connection as sessions
 from streammeta.controller.grpc_server.frames import (
     FRAME_BYTES_MAX,
     PREFACE,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.output import explain
+from streammeta.cli.framework.output import explain
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.errors import DirectoryNotFormattedError

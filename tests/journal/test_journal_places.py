@@ -12,7 +12,7 @@ import pytest
 
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum import events
-from streammeta.controller.runtime import quorum_disk
+from streammeta.controller.runtime.persistence import quorum_disk
 from streammeta.storage.durable_files import DiskFullError
 from tests.journal.journal_tools import held_by, read_all, written_disk
 from tests.journal.test_journal_worker import BATCHES, STATE, Recorder, append, reopen

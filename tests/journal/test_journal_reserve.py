@@ -11,7 +11,7 @@ from streammeta.controller.journal.reserve import RESERVE_NAME
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.events import AppendLog, PersistQuorumState, WriteDone
 from streammeta.controller.quorum.voters import ReplicaKey
-from streammeta.controller.runtime.quorum_disk import DiskWorker, StateWritten
+from streammeta.controller.runtime.persistence.quorum_disk import DiskWorker, StateWritten
 from streammeta.storage.durable_files import DiskFullError
 from tests.journal.journal_tools import (
     DIRECTORY,

@@ -15,7 +15,7 @@ from streammeta.controller.quorum import events
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import ReplicaKey
-from streammeta.controller.runtime import quorum_disk
+from streammeta.controller.runtime.persistence import quorum_disk
 from streammeta.storage.durable_files import DiskFullError
 from tests.journal.journal_tools import (
     DIRECTORY,

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
-from streammeta.controller.runtime.map_checkpoint import snapshot_check
+from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
 from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.controller.snapshot.voters import voters_section
 from tests.journal.journal_tools import batch

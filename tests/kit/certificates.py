@@ -7,11 +7,11 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from streammeta.cli import certificate_authority
-from streammeta.cli.certificate_authority import IssuedFiles
-from streammeta.rpc.certificates import read_certificates
-from streammeta.rpc.identity import Principal, Role
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.security import certificate_authority
+from streammeta.cli.security.certificate_authority import IssuedFiles
+from streammeta.tls.certificates import read_certificates
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.identity import Principal, Role
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -19,7 +19,7 @@ from streammeta.client import (
     WriteAheadLog,
     WriterConfig,
 )
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
 

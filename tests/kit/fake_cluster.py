@@ -19,8 +19,8 @@ from typing import Any, NoReturn, Self, TypeAlias
 
 import grpc
 
-from streammeta.client import methods
-from streammeta.client.methods import Method
+from streammeta.client.controllers import methods
+from streammeta.client.controllers.methods import Method
 from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.failures import details_trailer
 from streammeta.v1 import admin_pb2, nodes_pb2, objects_pb2, streams_pb2

@@ -13,7 +13,7 @@ import grpc
 from streammeta.controller.grpc_server.limits import ANSWER_BYTES_MAX, DEFAULT, Limits
 from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.failures import details_trailer
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
 
 ANY_PORT = "127.0.0.1:0"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
+from streammeta.cli.local.local_cluster import PROGRAM, Child, LocalCluster, free_ports, start_child
 from tests.kit.warm_start import start_warm
 
 CLIENTS = Path(__file__).parents[1] / "brokers" / "clients"

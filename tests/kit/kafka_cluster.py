@@ -6,10 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from streammeta.brokers.kafka.broker import Broker
-from streammeta.brokers.kafka.cluster import Topic
-from streammeta.brokers.kafka.keys import Keys, topic_key
-from streammeta.brokers.kafka.wire import Request, read_request
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.cluster import Topic
+from streammeta.brokers.kafka.cluster.keys import Keys, topic_key
+from streammeta.brokers.kafka.protocol.wire import Request, read_request
 from streammeta.client import NodeIdentity
 from streammeta.v1 import nodes_pb2
 from tests.kit.kafka_wire import request_bytes

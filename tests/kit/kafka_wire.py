@@ -10,7 +10,7 @@ from typing import Any
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from streammeta.brokers.kafka.wire import entity_of
+from streammeta.brokers.kafka.protocol.wire import entity_of
 
 Tree = Mapping[str, Any]
 

@@ -7,19 +7,23 @@ from tempfile import gettempdir
 
 import grpc
 
+from streammeta.controller.lifecycle.broker_sessions import Sessions
 from streammeta.controller.lifecycle.failover import Heartbeats
-from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.rpc.commit_pipeline import CommitPipeline
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.map_routes import MAP_SERVICES, LeaderView, routed, routes
-from streammeta.controller.rpc.memory_budget import MemoryBudget
-from streammeta.controller.rpc.memory_guard import MemoryGuard
-from streammeta.controller.rpc.services import MetadataHandlers, NodeHandlers, service_handler
-from streammeta.controller.rpc.snapshot_spool import SnapshotSpool
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
+from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
+from streammeta.controller.rpc.services.commit_pipeline import CommitPipeline
+from streammeta.controller.rpc.services.contract import (
+    MetadataHandlers,
+    NodeHandlers,
+    service_handler,
+)
+from streammeta.controller.rpc.services.routes import MAP_SERVICES, LeaderView, routed, routes
+from streammeta.controller.rpc.services.snapshot_spool import SnapshotSpool
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.trust.auditor import Auditor
-from streammeta.controller.trust.door import Door
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.trust.audit.auditor import Auditor
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.contract import SERVICES
 
 
@@ -34,7 +38,7 @@ def map_services(
     guard: MemoryGuard | None = None,
     answers: MemoryBudget | None = None,
     spool: SnapshotSpool | None = None,
-    door: Door | None = None,
+    door: Authenticator | None = None,
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return every service of the contract that asks the map."""
     heartbeats = Heartbeats(controller, sessions, clock)
@@ -46,7 +50,9 @@ def map_services(
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
     streams = MetadataHandlers(controller, spool or SnapshotSpool(Path(gettempdir()))).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller, memory=memory, guard=guard).handle}
-    entrance = Entrance(door or Door(cluster_id), auditor, memory, guard=guard, answers=answers)
+    entrance = CallPipeline(
+        door or Authenticator(cluster_id), auditor, memory, guard=guard, answers=answers
+    )
     return tuple(
         service_handler(service, entrance, unary, streams, pipelines)
         for service in (*MAP_SERVICES, SERVICES["MetadataService"])

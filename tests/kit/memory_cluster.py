@@ -17,18 +17,18 @@ from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory, read_identity
 from streammeta.controller.journal.errors import DirectoryNotFormattedError
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.metadata.answers import CreateStreamsAnswer
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import CreateStreams, NewStream, RegisterNode
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api.answers import CreateStreamsAnswer
+from streammeta.controller.metadata.api.requests import CreateStreams, NewStream, RegisterNode
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
 from streammeta.controller.quorum.messages import FetchRequest, Request, Response
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.runtime.checkpointer import CheckpointLimits
-from streammeta.controller.runtime.controller import Answered, MetadataController
 from streammeta.controller.runtime.interfaces import Endpoints, PeerListener
-from streammeta.controller.runtime.map_checkpoint import snapshot_check
-from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.runtime.persistence.checkpointer import CheckpointLimits
+from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
+from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
+from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from streammeta.storage.durable_files import DiskFullError, File, PosixFileSystem
 from tests.kit.clock import SkippingClock
 
@@ -212,7 +212,7 @@ class MemoryCluster:
         )
         transport = MemoryTransport(self, node_id)
         clock = SkippingClock()
-        controller = MetadataController(ClusterMap(), clock)
+        controller = MetadataController(ClusterMetadata(), clock)
         driver = QuorumDriver(
             config=self._config(journal),
             journal=journal,

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from streammeta.client import methods
-from streammeta.client.methods import Method
+from streammeta.client.controllers import methods
+from streammeta.client.controllers.methods import Method
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, streams_pb2
 
 _EXISTS, _NONE = common_pb2.ERROR_CODE_KEY_EXIST, common_pb2.ERROR_CODE_NONE

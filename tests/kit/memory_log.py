@@ -7,15 +7,15 @@ from typing import Any
 
 from streammeta.controller.errors import BusyError, NotLeaderError
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import CreateStreams, NewStream, RegisterNode
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api.requests import CreateStreams, NewStream, RegisterNode
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.marker_lease import MarkerLease
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.runtime.writer.marker_lease import MarkerLease
 from tests.kit.clock import ManualClock
 
 
@@ -96,9 +96,11 @@ class MemoryLog:
             SnapshotId(EndOffset(end_offset), self.epoch), ClusterId("test"), VoterSet()
         )
 
-    def load(self, cluster_map: ClusterMap, clock: ManualClock) -> None:
+    def load(self, cluster_metadata: ClusterMetadata, clock: ManualClock) -> None:
         """Have the controller load a checkpoint of another map, and lead again."""
-        source = MetadataController(cluster_map, clock)  # a checkpoint is made by its controller
+        source = MetadataController(
+            cluster_metadata, clock
+        )  # a checkpoint is made by its controller
         source.bind(self)
         self.lose_leadership(truncate=False)
         point = self.snapshot_point()
@@ -145,7 +147,7 @@ def create(request_id: str, count: int = 1) -> CreateStreams:
 
 
 def new_controller(lease: MarkerLease | None = None) -> tuple[MetadataController, MemoryLog]:
-    controller = MetadataController(ClusterMap(), ManualClock(), lease=lease)
+    controller = MetadataController(ClusterMetadata(), ManualClock(), lease=lease)
     log = MemoryLog(controller)
     controller.bind(log)
     return controller, log
@@ -161,7 +163,7 @@ async def leading(lease: MarkerLease | None = None) -> tuple[MetadataController,
 
 def new_follower(log: MemoryLog) -> MetadataController:
     """Return a controller that takes nothing from the log unless it is given."""
-    follower = MetadataController(ClusterMap(), ManualClock())
+    follower = MetadataController(ClusterMetadata(), ManualClock())
     follower.bind(log)
     return follower
 

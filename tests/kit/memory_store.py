@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from streammeta.storage import errors
-from streammeta.storage.object_store.base import (
+from streammeta.storage.object_store.protocol.base import (
     Body,
     DeleteResult,
     MultipartUpload,
@@ -31,8 +31,14 @@ from streammeta.storage.object_store.base import (
     check_range,
     check_tags,
 )
-from streammeta.storage.object_store.calls import Meter, StoreMetrics, Tally, earlier, with_clean_up
-from streammeta.storage.object_store.reads import Scatter
+from streammeta.storage.object_store.protocol.calls import (
+    Meter,
+    StoreMetrics,
+    Tally,
+    earlier,
+    with_clean_up,
+)
+from streammeta.storage.object_store.protocol.reads import Scatter
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ import numpy as np
 from streammeta.client import ControllerClient, ReaderConfig, StreamReader
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.rpc.watch import WatchHandler
-from streammeta.controller.runtime.change_feed import ChangeFeed
+from streammeta.controller.rpc.watch.service import WatchHandler
+from streammeta.controller.runtime.writer.change_feed import ChangeFeed
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import IndexEntry

@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import Child, LocalCluster, free_ports
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.local.local_cluster import Child, LocalCluster, free_ports
 from streammeta.cli.root import cli
 from streammeta.client import BrokerSession
-from streammeta.client.methods import PREPARE_OBJECTS
+from streammeta.client.controllers.methods import PREPARE_OBJECTS
 from streammeta.client.model import node_message
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory

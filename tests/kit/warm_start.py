@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from select import select
 
-from streammeta.cli.local_cluster import Child, start_child
+from streammeta.cli.local.local_cluster import Child, start_child
 from tests.kit.warm_process import NUMBER
 
 _PROGRAM = Path(__file__).with_name("warm_process.py")
@@ -32,15 +32,19 @@ _SERVERS = 2
 _MODULES = ("streammeta.cli.main", "tests.chaos.small_segments")
 """Programs that may find the product loaded."""
 
-_COMMAND_LINE = ("streammeta.cli.output", "streammeta.cli.root")
+_COMMAND_LINE = ("streammeta.cli.framework.output", "streammeta.cli.root")
 
 _LOADED = {
     "controller": (
         *_COMMAND_LINE,
-        "streammeta.cli.controller_command",
-        "streammeta.controller.server",
+        "streammeta.cli.controller.controller_command",
+        "streammeta.controller.process.server",
     ),
-    "kafka": (*_COMMAND_LINE, "streammeta.cli.kafka_command", "streammeta.brokers.kafka.process"),
+    "kafka": (
+        *_COMMAND_LINE,
+        "streammeta.cli.brokers.kafka_command",
+        "streammeta.brokers.kafka.service.process",
+    ),
 }
 """What is loaded ahead, by command."""
 

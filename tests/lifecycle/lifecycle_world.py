@@ -10,24 +10,24 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from typing import Any, Self
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.lifecycle.broker_sessions import Sessions
 from streammeta.controller.lifecycle.failover import Failover, Heartbeats, read_nodes
-from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import CheckObjectsAnswer
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import CheckObjectsAnswer
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     ObjectState,
     RangeColumns,
     StreamObjectColumns,
     column,
 )
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.marker_lease import MarkerLease
-from streammeta.controller.runtime.object_id_gate import ObjectIdGate
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.runtime.writer.marker_lease import MarkerLease
+from streammeta.controller.runtime.writer.object_id_gate import ObjectIdGate
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import DeleteResult
+from streammeta.storage.object_store.protocol.base import DeleteResult
 from tests.kit.clock import ManualClock
 from tests.kit.memory_log import CommittingLog
 from tests.kit.memory_store import MemoryObjectStore
@@ -74,7 +74,7 @@ class World:
         self.clock = ManualClock(5_000, wall_ahead_ms=1_700_000_000_000)
         self.store = RecordingStore()
         lease = MarkerLease(self.clock.monotonic_ms) if is_leased else None
-        self.controller = MetadataController(ClusterMap(), self.clock, gate, lease=lease)
+        self.controller = MetadataController(ClusterMetadata(), self.clock, gate, lease=lease)
         self.log = CommittingLog(self.controller)
         self.controller.bind(self.log)
 
@@ -87,7 +87,7 @@ class World:
     def succeed(self) -> None:
         """Go on with a new controller that knows what was committed, and nothing else."""
         committed, batches = self.log.committed, self.log.batches
-        self.controller = MetadataController(ClusterMap(), self.clock)
+        self.controller = MetadataController(ClusterMetadata(), self.clock)
         self.log = CommittingLog(self.controller)
         self.log.batches = [batch for batch in batches if batch.end_offset <= committed]
         self.log.next_offset = self.log.committed = committed
@@ -180,14 +180,14 @@ class World:
 
     def committed_states(self, ids: Sequence[int]) -> set[ObjectState]:
         """What a replica that has replayed the committed log says of objects."""
-        replica = MetadataController(ClusterMap(), self.clock)
+        replica = MetadataController(ClusterMetadata(), self.clock)
         batches = [one for one in self.log.batches if one.end_offset <= self.log.committed]
         replica.on_committed(batches, self.log.committed)
         return states(replica, ids)
 
 
 def states(controller: MetadataController, ids: Sequence[int]) -> set[ObjectState]:
-    answer = controller.cluster_map.query(requests.CheckObjects(object_ids=tuple(ids)))
+    answer = controller.cluster_metadata.query(requests.CheckObjects(object_ids=tuple(ids)))
     assert isinstance(answer, CheckObjectsAnswer)
     return {ObjectState(state) for state in answer.states}
 

@@ -13,9 +13,9 @@ from streammeta.controller.lifecycle import deletion as deletion_module
 from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.deletion_pace import RETRY_PAUSES_MS
 from streammeta.controller.lifecycle.uncommitted import READERS
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.named_objects import NAMED_LEVEL
-from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.decisions.named_objects import NAMED_LEVEL
+from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.storage.adoption import last_entries
 from streammeta.storage.errors import (
     AccessDeniedError,

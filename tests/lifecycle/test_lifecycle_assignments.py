@@ -9,12 +9,12 @@ import pytest
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.assignments import plan_compactions, plan_recoveries
+from streammeta.controller.lifecycle.broker_sessions import NodeState, Sessions, SupervisedNode
 from streammeta.controller.lifecycle.failover import read_nodes
-from streammeta.controller.lifecycle.sessions import NodeState, Sessions, SupervisedNode
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import NodeDescription
-from streammeta.controller.metadata.requests import RecoveryTarget
-from streammeta.controller.metadata.values import NodeIdentity, column
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import NodeDescription
+from streammeta.controller.metadata.api.requests import RecoveryTarget
+from streammeta.controller.metadata.tables.values import NodeIdentity, column
 from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 

@@ -20,14 +20,14 @@ from streammeta.controller.errors import MapOlderThanBucketError
 from streammeta.controller.lifecycle import bucket_claim
 from streammeta.controller.lifecycle import bucket_claim as protocol
 from streammeta.controller.lifecycle.marker_watch import RECHECK_MS
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import PrepareObjectsAnswer
-from streammeta.controller.runtime import object_id_gate
-from streammeta.controller.runtime.object_id_gate import ObjectIdGate
-from streammeta.storage import bucket_marker
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import PrepareObjectsAnswer
+from streammeta.controller.runtime.writer import object_id_gate
+from streammeta.controller.runtime.writer.object_id_gate import ObjectIdGate
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_store.base import ObjectInfo
-from streammeta.storage.object_store.calls import Tally
+from streammeta.storage.object_store.protocol.base import ObjectInfo
+from streammeta.storage.object_store.protocol.calls import Tally
 from tests.kit.memory_store import MemoryObjectStore
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
 
@@ -113,7 +113,7 @@ async def test_new_clusters_draw_a_uuid_mark_the_bucket_claim_and_issue(world: C
     assert marker is not None
     assert marker.cluster_uuid == world.claims.cluster_uuid
     assert (marker.cluster_id, marker.namespace) == ("here", NAMESPACE)
-    claim = world.controller.cluster_map.bucket_claim
+    claim = world.controller.cluster_metadata.bucket_claim
     assert claim.cluster_uuid == marker.cluster_uuid
     assert (
         claim.issued_below
@@ -272,10 +272,10 @@ async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_left(world: C
         world.claims.claim_soon()
         await renewed("a claim after a copy has left")
         world.gate.open(
-            world.controller.cluster_map.next_object_id + bucket_claim.CLAIM_STEP // 2 - 1
+            world.controller.cluster_metadata.next_object_id + bucket_claim.CLAIM_STEP // 2 - 1
         )
         await renewed("a claim before ids run out")
-        world.gate.open(world.controller.cluster_map.next_object_id)
+        world.gate.open(world.controller.cluster_metadata.next_object_id)
         with pytest.raises(errors.ObjectIdsNotReadyError, match="issued"):
             await world.issue("b")
         await renewed("a claim at once when ids have run out")

@@ -7,11 +7,11 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.sweeps import DOUBTED_MS, Expiry
-from streammeta.controller.metadata.maintenance import DeletionHold
-from streammeta.controller.metadata.requests import HoldDeletions
-from streammeta.controller.metadata.validation import TTL_MS_MAX
-from streammeta.controller.metadata.values import ObjectState
-from streammeta.controller.runtime.log_time import JUMP_MS, LogTime
+from streammeta.controller.metadata.api.requests import HoldDeletions
+from streammeta.controller.metadata.api.validation import TTL_MS_MAX
+from streammeta.controller.metadata.decisions.maintenance import DeletionHold
+from streammeta.controller.metadata.tables.values import ObjectState
+from streammeta.controller.runtime.replication.log_time import JUMP_MS, LogTime
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.steady_time import REPORTED_JUMP_MS
 from tests.kit.clock import ManualClock
@@ -227,11 +227,11 @@ async def test_a_hold_that_ended_long_ago_stays_ended(world: World) -> None:
 async def test_a_hold_of_a_fast_clock_is_cut_to_the_longest_one(world: World) -> None:
     change_leader(world, 400 * DAY_MS)
     await world.write(HoldDeletions(hold_ms=1_000))
-    since_ms = world.controller.cluster_map.deletion_hold.since_ms
+    since_ms = world.controller.cluster_metadata.deletion_hold.since_ms
     expiry = change_leader(world, -400 * DAY_MS)
     await expiry.step()
     now_ms = world.controller.log_time.now_ms()
-    assert world.controller.cluster_map.deletion_hold == DeletionHold(
+    assert world.controller.cluster_metadata.deletion_hold == DeletionHold(
         min(since_ms, now_ms), now_ms + TTL_MS_MAX
     )
     end = world.log.next_offset

@@ -20,11 +20,11 @@ from streammeta.controller.lifecycle.deletion_pace import (
     RateLimiter,
     RetryQueue,
 )
-from streammeta.controller.metadata.requests import ExpireObjects, HoldDeletions, PrepareObjects
-from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.metadata.api.requests import ExpireObjects, HoldDeletions, PrepareObjects
+from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import DeleteResult
+from streammeta.storage.object_store.protocol.base import DeleteResult
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, running
 
 REMOVED, MARKED = {ObjectState.REMOVED}, {ObjectState.MARK_DESTROYED}

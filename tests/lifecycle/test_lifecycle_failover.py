@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from streammeta.controller.errors import ErrorCode, NotLeaderError
+from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.lifecycle.failover import STALLED_MS, read_nodes
-from streammeta.controller.lifecycle.sessions import NodeState
-from streammeta.controller.metadata.requests import (
+from streammeta.controller.metadata.api.requests import (
     CloseStreams,
     CreateStreams,
     GetOpeningStreams,
@@ -19,8 +19,8 @@ from streammeta.controller.metadata.requests import (
     StreamToOpen,
     UnregisterNode,
 )
-from streammeta.controller.metadata.values import NodeIdentity
-from streammeta.storage.wal_config import NO_LOG
+from streammeta.controller.metadata.tables.values import NodeIdentity
+from streammeta.storage.cluster_files.wal_config import NO_LOG
 from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 

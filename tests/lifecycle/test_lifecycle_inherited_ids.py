@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.lifecycle import inherited_ids
 from streammeta.controller.lifecycle.inherited_ids import KEPT_MS, InheritedIds
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.named_objects import NAMED_LEVEL
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.decisions.named_objects import NAMED_LEVEL
 from tests.lifecycle.lifecycle_world import BROKER, World
 from tests.lifecycle.test_lifecycle_ahead import MARKED, deleting, key_of, stream_data
 
@@ -104,7 +104,7 @@ async def test_ids_beyond_the_bound_are_not_remembered(
     ids = await world.prepare(3)
     inherited = InheritedIds()
     assert inherited.is_over(0), "nothing is kept before the first takeover"
-    inherited.note_takeover(world.controller.cluster_map, 5)
+    inherited.note_takeover(world.controller.cluster_metadata, 5)
     assert [object_id in inherited for object_id in ids] == [True, True, False]
     assert not inherited.is_over(5 + KEPT_MS - 1)
     assert inherited.is_over(5 + KEPT_MS)

@@ -7,12 +7,17 @@ import pytest
 
 from streammeta.controller import errors
 from streammeta.controller.lifecycle.marker_watch import RECHECK_MS, MarkerWatch
-from streammeta.controller.metadata.maintenance import Claim
-from streammeta.controller.runtime.marker_lease import MarkerLease
-from streammeta.storage import bucket_marker
-from streammeta.storage.bucket_marker import FENCE_WAIT_MS, LEASE_MS, BucketMarker, Generation
+from streammeta.controller.metadata.decisions.maintenance import Claim
+from streammeta.controller.runtime.writer.marker_lease import MarkerLease
+from streammeta.storage.cluster_files import bucket_marker
+from streammeta.storage.cluster_files.bucket_marker import (
+    FENCE_WAIT_MS,
+    LEASE_MS,
+    BucketMarker,
+    Generation,
+)
 from streammeta.storage.errors import StorageError, StoreUnavailableError
-from streammeta.storage.object_store.base import ObjectInfo
+from streammeta.storage.object_store.protocol.base import ObjectInfo
 from tests.kit.clock import ManualClock
 from tests.kit.memory_store import MemoryObjectStore
 from tests.lifecycle.lifecycle_world import NAMESPACE, A, Cluster, running

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from streammeta.controller.lifecycle.sessions import (
+from streammeta.controller.lifecycle.broker_sessions import (
     DOUBT_TIMEOUTS,
     SHORTEST_MS,
     SHUTDOWN_GRACE_MS,

@@ -8,7 +8,7 @@ from typing import Self
 import pytest
 
 from streammeta.controller.lifecycle import sweeps
-from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
+from streammeta.controller.lifecycle.broker_sessions import Sessions, SupervisedNode
 from streammeta.controller.lifecycle.sweeps import (
     EXPIRE_BATCH_MAX,
     Expiry,
@@ -16,10 +16,12 @@ from streammeta.controller.lifecycle.sweeps import (
     StreamSweep,
     UploadSweep,
 )
-from streammeta.controller.metadata import requests, stream_decisions, values
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.registries import stream_decisions
+from streammeta.controller.metadata.tables import values
 from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import MultipartUpload
+from streammeta.storage.object_store.protocol.base import MultipartUpload
 from tests.lifecycle.lifecycle_world import NAMESPACE, TIMEOUT_MS, A, B, World, running
 
 PREPARED, EXPIRED = {values.ObjectState.PREPARED}, {values.ObjectState.MARK_DESTROYED}
@@ -111,7 +113,7 @@ async def test_a_departed_node_is_forgotten_with_its_last_set_object(writing: Wr
     ids = [await writing.commit(0, 1, 2) for _ in range(3)]
     await writing.close_all()
     await writing.world.write(requests.UnregisterNode(node=A))
-    size = writing.world.controller.cluster_map.size
+    size = writing.world.controller.cluster_metadata.size
     assert size().nodes == 2
 
     await writing.sweep.step()
@@ -162,13 +164,13 @@ async def test_objects_of_a_large_deleted_stream_go_in_parts(
     ids = [await writing.commit(0, as_stream_object=True) for _ in range(40)]
     await writing.close_all()
     await writing.delete(0)
-    cluster_map = writing.world.controller.cluster_map
-    assert cluster_map.has_sweepings()
+    cluster_metadata = writing.world.controller.cluster_metadata
+    assert cluster_metadata.has_sweepings()
     assert len(writing.dead(ids)) == 10
 
     await StreamSweep(writing.world.controller, 1_000).step()
 
-    assert not cluster_map.has_sweepings()
+    assert not cluster_metadata.has_sweepings()
     assert writing.dead(ids) == ids
 
 

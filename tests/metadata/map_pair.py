@@ -13,17 +13,22 @@ from typing import Any
 
 import numpy as np
 
-import streammeta.controller.metadata.stream_decisions as stream_decisions
+import streammeta.controller.metadata.registries.stream_decisions as stream_decisions
 from streammeta.controller.errors import (
     FeatureLevelError,
     InvalidRequestError,
     RecoveringError,
 )
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.answers import ObjectLists, ObjectSlices
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.values import ObjectKind, ObjectState, PageRequest, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.answers import ObjectLists, ObjectSlices
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata
+from streammeta.controller.metadata.tables.values import (
+    ObjectKind,
+    ObjectState,
+    PageRequest,
+    column,
+)
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import ObjectsDestroyed, Record
 from tests.metadata.random_requests import RandomRequests
@@ -87,7 +92,7 @@ def told(where: object, *expected: type[Exception]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _View:
-    frozen: FrozenMap
+    frozen: FrozenMetadata
     digest: bytes
     model: Model
     now: int
@@ -99,7 +104,7 @@ class Pair:
     """A map, a model, and the log that made them."""
 
     def __init__(self) -> None:
-        self.map = ClusterMap()
+        self.map = ClusterMetadata()
         self.model = Model()
         self.now = 1_000
         self.log: list[tuple[int, bytes]] = []
@@ -221,7 +226,7 @@ class Pair:
         """Go on with a map made from the sections of this one; everything is committed."""
         self.commit(len(self.uncommitted))
         frozen = self.map.freeze()
-        restored = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
+        restored = ClusterMetadata.from_sections(frozen.sections(), frozen.end_offset)
         assert restored.state_hash() == self.map.state_hash(), "the sections lose something"
         self.map = restored
 
@@ -235,7 +240,7 @@ class Pair:
         state.feature_level = max(2, state.feature_level)
         for object_id in prepared:
             del state.objects[object_id]
-        self.map = ClusterMap.from_sections(
+        self.map = ClusterMetadata.from_sections(
             recovering(frozen.sections(), state.undecided), frozen.end_offset
         )
         self._base, self.log = self.map.freeze(), []
@@ -246,7 +251,7 @@ class Pair:
         """Views are what they were, make maps that answer as the model did, and can be replayed."""
         for view in self._views:
             assert view.frozen.digest() == view.digest, "a view has changed"
-            restored = ClusterMap.from_sections(view.frozen.sections(), view.frozen.end_offset)
+            restored = ClusterMetadata.from_sections(view.frozen.sections(), view.frozen.end_offset)
             assert restored.state_hash() == view.digest, "the sections lose something"
             compare(restored, view.model, view.now)
             names = r.ListKVs(namespaces=True)
@@ -257,9 +262,9 @@ class Pair:
     def check_log(self) -> None:
         """The whole log makes the same map."""
         base = self._base
-        self._replay(ClusterMap.from_sections(base.sections(), base.end_offset))
+        self._replay(ClusterMetadata.from_sections(base.sections(), base.end_offset))
 
-    def _replay(self, replayed: ClusterMap) -> None:
+    def _replay(self, replayed: ClusterMetadata) -> None:
         for offset, payload in self.log:
             if offset >= replayed.applied_end_offset:
                 replayed.apply(offset, decode_records(payload))
@@ -283,7 +288,7 @@ def recovering(sections: Any, undecided: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
+def compare(cluster_metadata: ClusterMetadata, model: Model, now: int) -> None:
     state = model.state
     reads: list[Any] = [
         r.DescribeStreams(include_ranges=True, include_stream_objects=True),
@@ -308,16 +313,16 @@ def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
     reads.append(r.GetObjects(queries=queries))
     for read in reads:
         want = model.query(read)
-        same(cluster_map.query(read), want, type(read).__name__)
+        same(cluster_metadata.query(read), want, type(read).__name__)
         if isinstance(read, r.GetObjects):
-            same(cluster_map.query(in_columns(read)), want, "GetObjects in columns")
-    same(cluster_map.size(), size_of(state), "size")
-    claim = cluster_map.bucket_claim
-    same(cluster_map.undecided, state.undecided, "undecided ids")
-    same(cluster_map.feature_level, state.feature_level, "feature level")
+            same(cluster_metadata.query(in_columns(read)), want, "GetObjects in columns")
+    same(cluster_metadata.size(), size_of(state), "size")
+    claim = cluster_metadata.bucket_claim
+    same(cluster_metadata.undecided, state.undecided, "undecided ids")
+    same(cluster_metadata.feature_level, state.feature_level, "feature level")
     same((claim.cluster_uuid, claim.issued_below), state.claim, "claim")
-    _compare_what_is_due(cluster_map, model, now)
-    _check_data(cluster_map, model)
+    _compare_what_is_due(cluster_metadata, model, now)
+    _check_data(cluster_metadata, model)
 
 
 def _starts(stream: Any) -> set[int]:
@@ -330,24 +335,24 @@ def _starts(stream: Any) -> set[int]:
     }
 
 
-def _compare_what_is_due(cluster_map: ClusterMap, model: Model, now: int) -> None:
+def _compare_what_is_due(cluster_metadata: ClusterMetadata, model: Model, now: int) -> None:
     prepared = [i for i in model.state.objects if model.state.is_prepared(i)]
     for at in (now, now + 3_600_000):
         expired = [i for i in prepared if model.state.objects[i].timestamp < at]
-        same(sorted(cluster_map.expired(at, len(prepared) + 1)), expired, "expired")
+        same(sorted(cluster_metadata.expired(at, len(prepared) + 1)), expired, "expired")
     everything = len(model.state.objects) + 1
     for marked_before in (now + 1, now - 200):
-        got = cluster_map.destroyed(marked_before, everything, now)
+        got = cluster_metadata.destroyed(marked_before, everything, now)
         assert len(got) == len(set(got)), f"destroyed: {got} names an object twice"
         same(tuple(sorted(got)), tuple(sorted(deletable(model.state, marked_before, now))), "due")
     needed = kept_alive(model.state)
-    assert needed.isdisjoint(cluster_map.destroyed(now + 1, everything, now)), (
+    assert needed.isdisjoint(cluster_metadata.destroyed(now + 1, everything, now)), (
         "needed, yet destroyed"
     )
-    same(cluster_map.has_sweepings(), bool(model.sweepable()), "has_sweepings")
+    same(cluster_metadata.has_sweepings(), bool(model.sweepable()), "has_sweepings")
 
 
-def _check_data(cluster_map: ClusterMap, model: Model) -> None:
+def _check_data(cluster_metadata: ClusterMetadata, model: Model) -> None:
     """Every offset that was uploaded and not trimmed is found in exactly one slice."""
     for stream_id, stream in model.state.streams.items():
         found: list[int] = []
@@ -355,7 +360,7 @@ def _check_data(cluster_map: ClusterMap, model: Model) -> None:
         offsets = sorted(model.state.data.get(stream_id, ()))
         while rest := [offset for offset in offsets if offset >= at]:
             query = r.ObjectQuery(stream_id, rest[0], -1)
-            answer: Any = cluster_map.query(r.GetObjects(queries=(query,)))
+            answer: Any = cluster_metadata.query(r.GetObjects(queries=(query,)))
             slices = answer.results[0].objects
             assert slices, f"offset {rest[0]} of stream {stream_id} is in no object"
             for one, following in itertools.pairwise(slices):

@@ -14,9 +14,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.commit_validation import BATCH_MAX
-from streammeta.controller.metadata.values import Int64Column, NodeIdentity, Tags, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.commit_validation import BATCH_MAX
+from streammeta.controller.metadata.tables.values import Int64Column, NodeIdentity, Tags, column
 from tests.metadata.random_commits import NODE_IDS
 from tests.metadata.slow_model_state import State
 

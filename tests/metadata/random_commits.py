@@ -6,8 +6,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import values as v
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables import values as v
 from tests.metadata.slow_model_state import HOLDERS, State
 from tests.metadata.slow_model_uploads import Row
 

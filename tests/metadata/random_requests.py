@@ -10,8 +10,13 @@ from random import Random
 from typing import Any
 
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import NodeIdentity, ObjectState, PageRequest, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.values import (
+    NodeIdentity,
+    ObjectState,
+    PageRequest,
+    column,
+)
 from tests.metadata.random_commits import NODE_IDS, RandomCommits, RandomDraws, range_columns
 from tests.metadata.slow_model import Model
 from tests.metadata.slow_model_adoption import epoch_owed

@@ -14,9 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.requests import (
+from streammeta.controller.metadata.api.requests import (
     AbandonUploads,
     CloseStreams,
     CreateStreams,
@@ -31,10 +29,12 @@ from streammeta.controller.metadata.requests import (
     StreamToOpen,
     UnregisterNode,
 )
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
+from streammeta.controller.runtime.persistence.metadata_checkpoint import FrozenCheckpoint
 from tests.metadata.map_pair import Pair, recovering
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.small_world import upload
@@ -75,7 +75,7 @@ def picked(section: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
     }
 
 
-def checkpoint(view: FrozenMap) -> tuple[SnapshotId, io.BytesIO]:
+def checkpoint(view: FrozenMetadata) -> tuple[SnapshotId, io.BytesIO]:
     """Return the checkpoint file of a view, and what it is a checkpoint of."""
     snapshot_id, file = SnapshotId(EndOffset(view.end_offset), Epoch(1)), io.BytesIO()
     point = SnapshotPoint(snapshot_id, ClusterId("c"), VoterSet())
@@ -92,7 +92,7 @@ class History:
     """End of the log before each entry, and behind the last."""
     states: list[Plain] = field(default_factory=list)
     """The sections at each of `ends`."""
-    views: list[FrozenMap] = field(default_factory=list)
+    views: list[FrozenMetadata] = field(default_factory=list)
     """Views at each of `ends`."""
 
     def note(self) -> None:
@@ -166,14 +166,14 @@ def _first_requests(requests: RandomRequests, pair: Pair) -> Iterator[Any]:
     yield from requests.start(pair.model)
 
 
-def recovering_views() -> list[FrozenMap]:
+def recovering_views() -> list[FrozenMetadata]:
     """Return views of maps in recovery mode, which no history comes to by requests."""
     (last, *_) = histories()
     view = last.views[-1]
     next_id = last.pair.map.next_object_id
     windows = ((next_id - 3, next_id + 20), (next_id, next_id + 9))
     return [
-        ClusterMap.from_sections(recovering(view.sections(), window), view.end_offset).freeze()
+        ClusterMetadata.from_sections(recovering(view.sections(), window), view.end_offset).freeze()
         for window in windows
     ]
 

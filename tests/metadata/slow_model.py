@@ -9,8 +9,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.answers import SweepAnswer
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.answers import SweepAnswer
 from tests.metadata import slow_model_adoption as adoption
 from tests.metadata import slow_model_commits as commits
 from tests.metadata import slow_model_compactions as compactions

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, RecoveringError
-from streammeta.controller.metadata import answers as a
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import values as v
-from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.metadata.api import answers as a
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables import values as v
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
 from tests.metadata.slow_model_state import Object, Range, State, Stream
 from tests.metadata.slow_model_uploads import Row, rows_of
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, FeatureLevelError
-from streammeta.controller.metadata import answers as a
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import values as v
+from streammeta.controller.metadata.api import answers as a
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables import values as v
 from tests.metadata import slow_model_streams as streams
 from tests.metadata.slow_model_state import State
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import values as v
-from streammeta.controller.metadata.answers import (
+from streammeta.controller.metadata.api.answers import (
     CommitStreamObjectAnswer,
     CommitStreamSetObjectAnswer,
 )
-from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
+from streammeta.controller.metadata.api.requests import CommitStreamObject, CommitStreamSetObject
+from streammeta.controller.metadata.tables import values as v
 from tests.metadata import slow_model_uploads as uploads
 from tests.metadata.slow_model_state import HOLDERS, Object, State
 

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, FeatureLevelError
-from streammeta.controller.metadata import named_answers as a
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.metadata.api import named_answers as a
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
 from tests.metadata.slow_model_state import State
 from tests.metadata.slow_model_streams import PAGE_SIZE
 

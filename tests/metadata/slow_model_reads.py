@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import answers as a
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import values as v
-from streammeta.controller.metadata.values import column
+from streammeta.controller.metadata.api import answers as a
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables import values as v
+from streammeta.controller.metadata.tables.values import column
 from tests.metadata.slow_model_state import HOLDERS, State
 from tests.metadata.slow_model_streams import PAGE_SIZE, result
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState, Tags
+from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectKind, ObjectState, Tags
 
 DEEP_DELETE = 1 << 18
 HOLDERS = (ObjectKind.STREAM, ObjectKind.COMPOSITE)

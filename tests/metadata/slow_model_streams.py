@@ -1,9 +1,9 @@
 """The slow model's streams, nodes and keys: their creation, ownership and end."""
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
-from streammeta.controller.metadata import answers as a
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState
+from streammeta.controller.metadata.api import answers as a
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectKind, ObjectState
 from tests.metadata.slow_model_state import HOLDERS, Node, Range, State, Stream
 
 PAGE_SIZE = 1_000

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import answers as a
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import values as v
-from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
-from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
-from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.metadata.api import answers as a
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.answers import (
+    CommitStreamSetObjectAnswer,
+    CommitUploadsAnswer,
+)
+from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.metadata.tables import values as v
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
 from tests.metadata.slow_model_state import Object, State
 from tests.metadata.slow_model_streams import issued_before
 

@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-from streammeta.controller.metadata import (
+from streammeta.controller.metadata.registries import (
     object_indexes,
     object_queries,
+    stream_decisions,
+)
+from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
+from streammeta.controller.metadata.tables import (
     section_checks,
     shared_views,
-    stream_decisions,
     stream_index,
     tables,
     values,
 )
-from streammeta.controller.metadata.object_directory import ObjectDirectory
 
 _SMALL = (
     (tables, "_PAGE_SHIFT", 2),

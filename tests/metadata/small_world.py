@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import values as v
-from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables import values as v
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
 
@@ -18,7 +18,7 @@ class World:
     """A map with two nodes, `streams` open streams of NODE under epoch 1, and 50 prepared ids."""
 
     def __init__(self, streams: int = 4) -> None:
-        self.map = ClusterMap()
+        self.map = ClusterMetadata()
         self.log: list[tuple[int, bytes]] = []
         self.write(r.RegisterNode(node=NODE))
         self.write(r.RegisterNode(node=OTHER))
@@ -47,7 +47,7 @@ class World:
     def restored(self) -> "World":
         frozen = self.map.freeze()
         world = World()
-        world.map = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
+        world.map = ClusterMetadata.from_sections(frozen.sections(), frozen.end_offset)
         return world
 
     def assert_undone_and_restored(self, steps: Sequence[Any]) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode, FeatureLevelError, InvalidRequestError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import values as v
-from streammeta.controller.metadata.upload_batches import is_plain
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.upload_batches import is_plain
+from streammeta.controller.metadata.tables import values as v
 from tests.metadata.small_world import NODE, World, merge, stream_objects, upload
 
 PUT = r.KVToPut(namespace="n", key="k", value=b"1")

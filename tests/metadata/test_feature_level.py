@@ -11,13 +11,13 @@ from streammeta.controller import features
 from streammeta.controller.errors import InvariantError, NewerLogError
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.errors import NewerVersionError
-from streammeta.controller.metadata import feature_level
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.requests import SetFeatureLevel
-from streammeta.controller.metadata.section_rules import SECTIONS as SECTION_RULES
+from streammeta.controller.metadata.api.requests import SetFeatureLevel
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.registries import feature_level
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata
+from streammeta.controller.metadata.sections.rules import SECTIONS as SECTION_RULES
 from streammeta.controller.records.record import FeatureLevelSet
-from streammeta.controller.runtime.map_checkpoint import snapshot_check
+from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
 from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.v1 import records_pb2
 from tests.metadata.small_world import World
@@ -76,15 +76,18 @@ def test_levels_that_changed_data_are_those_of_the_tables(monkeypatch: pytest.Mo
 def test_a_record_of_a_level_that_is_not_above_or_not_known_is_refused(
     level: int, error: type[Exception], told: str
 ) -> None:
-    cluster_map = ClusterMap()
+    cluster_metadata = ClusterMetadata()
     with pytest.raises(error, match=told):
-        cluster_map.apply(0, [FeatureLevelSet(level=level)])
-    assert cluster_map.feature_level == features.BASE_LEVEL
+        cluster_metadata.apply(0, [FeatureLevelSet(level=level)])
+    assert cluster_metadata.feature_level == features.BASE_LEVEL
 
 
 def test_a_checkpoint_of_a_higher_level_is_that_of_a_newer_version() -> None:
-    cluster_map = ClusterMap()
-    sections = {**cluster_map.freeze().sections(), "feature_level": {"level": level_column(BEYOND)}}
+    cluster_metadata = ClusterMetadata()
+    sections = {
+        **cluster_metadata.freeze().sections(),
+        "feature_level": {"level": level_column(BEYOND)},
+    }
     snapshot_id, file = SnapshotId(EndOffset(1), Epoch(1)), io.BytesIO()
     write_checkpoint(file, snapshot_id, "c", sections)
     with pytest.raises(NewerVersionError, match=f"{BEYOND}.*{BEYOND - 1}"):
@@ -92,7 +95,7 @@ def test_a_checkpoint_of_a_higher_level_is_that_of_a_newer_version() -> None:
 
 
 def level_column(level: int) -> Any:
-    column = FrozenMap.sections(ClusterMap().freeze())["feature_level"]["level"]
+    column = FrozenMetadata.sections(ClusterMetadata().freeze())["feature_level"]["level"]
     return column * 0 + level  # type: ignore[operator]
 
 
@@ -109,7 +112,7 @@ def test_all_that_came_after_level_1_has_a_level() -> None:
     }
     assert added_fields == set(features.FIELDS)
     assert set(SECTION_RULES) - set(first["sections"]) == set(features.SECTIONS)
-    assert set(ClusterMap().freeze().sections()) == set(first["sections"])
+    assert set(ClusterMetadata().freeze().sections()) == set(first["sections"])
     levels = {*features.RECORDS.values(), *features.FIELDS.values(), *features.SECTIONS.values()}
     assert levels <= set(features.ADDED)
     assert set(features.ADDED) == set(range(1, features.SUPPORTED.highest + 1))
@@ -120,4 +123,4 @@ def test_nothing_of_level_1_has_changed_its_number_or_gone() -> None:
     for name, fields in first["records"].items():
         now = records_pb2.DESCRIPTOR.message_types_by_name[name].fields_by_name
         assert {field: now[field].number for field in fields} == fields
-    assert set(first["sections"]) <= set(ClusterMap().freeze().sections())
+    assert set(first["sections"]) <= set(ClusterMetadata().freeze().sections())

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, RecoveringError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.object_directory import ObjectDirectory
-from streammeta.controller.metadata.recovery import ALLOWED
-from streammeta.controller.metadata.values import ObjectState, RangeColumns, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
+from streammeta.controller.metadata.registries.recovery import ALLOWED
+from streammeta.controller.metadata.tables.values import ObjectState, RangeColumns, column
 from tests.metadata.map_pair import recovering
 from tests.metadata.slow_model_adoption import WAITING
 from tests.metadata.small_world import NODE, NOW, OTHER, World, upload
@@ -45,7 +45,7 @@ def restored_world() -> World:
     world = World()
     world.write(upload(0, (0, 0, 5), (1, 0, 5)))
     sections = recovering(world.map.freeze().sections(), (FIRST, BELOW))
-    world.map = ClusterMap.from_sections(sections, world.map.applied_end_offset)
+    world.map = ClusterMetadata.from_sections(sections, world.map.applied_end_offset)
     return world
 
 
@@ -127,7 +127,7 @@ def test_what_a_node_owes_is_adopted_below_the_end_of_its_stream() -> None:
     world.write(upload(0, (0, 0, 5)))
     world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1, 9),)))
     sections = recovering(world.map.freeze().sections(), (FIRST, BELOW))
-    world.map = ClusterMap.from_sections(sections, world.map.applied_end_offset)
+    world.map = ClusterMetadata.from_sections(sections, world.map.applied_end_offset)
     assert errors(world.write(adopt((60, (0, 6, 10))))) == [GAP]
     assert errors(world.write(adopt((60, (0, 5, 7)), epoch=2))) == [GAP], "of another writer"
     assert (
@@ -179,7 +179,7 @@ def test_a_compaction_fills_a_pending_upload_that_it_spans() -> None:
     world.write(upload(0, (0, 0, 5)))
     world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1, 9),)))
     sections = recovering(world.map.freeze().sections(), (FIRST, BELOW))
-    world.map = ClusterMap.from_sections(sections, world.map.applied_end_offset)
+    world.map = ClusterMetadata.from_sections(sections, world.map.applied_end_offset)
     assert errors(world.write(adopt((60, (0, 0, 12)), replaced=(0,)))) == [NONE]
     assert parts(world, 0) == [(60, 0, 12)]
     world.write(r.FinishRestore())

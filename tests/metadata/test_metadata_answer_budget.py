@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import LimitExceededError
-from streammeta.controller.metadata import answer_budget
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.answer_budget import fitting
-from streammeta.controller.metadata.values import PageRequest
+from streammeta.controller.metadata.api import answer_budget
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.answer_budget import fitting
+from streammeta.controller.metadata.tables.values import PageRequest
 from tests.metadata.map_pair import plain
 from tests.metadata.rich_history import SEEDS, histories
 
@@ -54,13 +54,13 @@ PAGED = [
 def test_pages_of_single_items_are_the_whole(
     history: Any, request_: Any, items: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster_map = history.pair.map
-    whole: Any = cluster_map.query(replace(request_, page=PageRequest(10_000)))
+    cluster_metadata = history.pair.map
+    whole: Any = cluster_metadata.query(replace(request_, page=PageRequest(10_000)))
     monkeypatch.setattr(answer_budget, "ANSWER_BYTES", answer_budget.SET_OBJECT_BYTES)
     found: list[Any] = []
     page = request_.page
     while True:
-        answer: Any = cluster_map.query(replace(request_, page=page))
+        answer: Any = cluster_metadata.query(replace(request_, page=page))
         part = getattr(answer, items)
         assert len(part) <= 1 or items in ("entries", "namespace_names")  # these are small
         found += part
@@ -74,7 +74,7 @@ def test_pages_of_single_items_are_the_whole(
 def test_what_may_stop_goes_on_behind_its_end(
     history: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster_map = history.pair.map
+    cluster_metadata = history.pair.map
     keys = tuple(r.KVKey(namespace="n", key=key) for key in "abcab")
     queries = tuple(r.ObjectQuery(stream_id, 0, -1) for stream_id in range(8))
     asked: tuple[tuple[Any, str], ...] = (
@@ -82,13 +82,13 @@ def test_what_may_stop_goes_on_behind_its_end(
         (r.GetObjects(queries=queries), "queries"),
     )
     for request, field in asked:
-        whole: Any = cluster_map.query(request)
+        whole: Any = cluster_metadata.query(request)
         monkeypatch.setattr(answer_budget, "ANSWER_BYTES", 1)
         with pytest.raises(LimitExceededError, match="may_stop"):
-            cluster_map.query(request)
+            cluster_metadata.query(request)
         found: list[Any] = []
         while rest := getattr(request, field)[len(found) :]:
-            part: Any = cluster_map.query(replace(request, **{field: rest, "may_stop": True}))
+            part: Any = cluster_metadata.query(replace(request, **{field: rest, "may_stop": True}))
             assert len(part.results) == 1
             found += part.results
         assert plain(tuple(found)) == plain(whole.results)
@@ -97,9 +97,9 @@ def test_what_may_stop_goes_on_behind_its_end(
 
 def test_nodes_that_do_not_fit_are_refused_without_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = [made.pair.map for made in histories()]
-    cluster_map = max(maps, key=lambda found: len(found.nodes()))
-    described: Any = cluster_map.query(r.GetNodes())
+    cluster_metadata = max(maps, key=lambda found: len(found.nodes()))
+    described: Any = cluster_metadata.query(r.GetNodes())
     monkeypatch.setattr(answer_budget, "ANSWER_BYTES", 1)
     with pytest.raises(LimitExceededError, match=r"node_ids.*page"):
-        cluster_map.query(r.GetNodes())
-    assert cluster_map.nodes() == described.nodes
+        cluster_metadata.query(r.GetNodes())
+    assert cluster_metadata.nodes() == described.nodes

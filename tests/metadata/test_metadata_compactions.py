@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.values import column
+from streammeta.controller.metadata.tables.values import column
 from tests.metadata.small_world import World, stream_objects
 
 

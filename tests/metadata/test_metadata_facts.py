@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.object_facts import ObjectFacts, facts_of_one
-from streammeta.controller.metadata.values import SourceOperation, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.object_facts import ObjectFacts, facts_of_one
+from streammeta.controller.metadata.tables.values import SourceOperation, column
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
-from streammeta.controller.runtime.map_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.v1.records_pb2 import RecordSet
 from tests.metadata.rich_history import checkpoint
@@ -148,5 +148,5 @@ def test_a_checkpoint_without_the_section_is_read_with_everything_unknown() -> N
     kept = {name: sections[name] for name in sections if name != "object_facts"}
     write_checkpoint(old, snapshot_id, "c", kept)
     for file in (whole, old):
-        loaded = read_map(file, snapshot_id).cluster_map
+        loaded = read_map(file, snapshot_id).cluster_metadata
         assert loaded.state_hash() == world.map.state_hash()

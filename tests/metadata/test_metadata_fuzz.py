@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap, Decision
-from streammeta.controller.metadata.validation import validate
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.validation import validate
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata, Decision
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
 from tests.metadata.map_pair import Pair, in_columns, same, told
@@ -56,7 +56,7 @@ class Trial:
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)
         self._where = f"seed {seed}"
-        self._pair, self._twin = Pair(), ClusterMap()
+        self._pair, self._twin = Pair(), ClusterMetadata()
         self._requests, self._reads = RandomRequests(self._rng), RandomReads(self._rng)
         self._mutations = Mutations(self._rng)
         self._digest = self._pair.map.state_hash()
@@ -151,12 +151,14 @@ class Trial:
 
     def _decide(self, request: Any) -> Decision | None:
         """Return what is decided, None if the request is refused; neither changes the map."""
-        cluster_map = self._pair.map
+        cluster_metadata = self._pair.map
         self._unchecked.append(request)
         if len(self._unchecked) > _UNCHECKED_MAX:
             self._expect_unchanged()
         with suppress(ApiError), told(f"{self._where}: {request}", ApiError):
-            return cluster_map.decide(request, self._pair.now, cluster_map.applied_end_offset)
+            return cluster_metadata.decide(
+                request, self._pair.now, cluster_metadata.applied_end_offset
+            )
         return None
 
     def _apply(self, request: Any, records: tuple[Record, ...]) -> None:
@@ -171,8 +173,8 @@ class Trial:
         assert 0 <= committed < 2**63, f"{self._where}: {request}: {committed} bytes committed"
 
     def _undo_to(self, end: int, before: bytes, request: Any) -> None:
-        for cluster_map in (self._pair.map, self._twin):
-            cluster_map.undo_to(end)
+        for cluster_metadata in (self._pair.map, self._twin):
+            cluster_metadata.undo_to(end)
         self._digest = self._same_digest(request)
         assert self._digest == before, f"{self._where}: {request}: undo makes another map"
 
@@ -221,7 +223,7 @@ class Trial:
         """Load a checkpoint of the map, which makes every check of its sections, and read it."""
         frozen = self._pair.map.freeze()
         with told(f"{self._where}: {accepted}"):
-            loaded = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
+            loaded = ClusterMetadata.from_sections(frozen.sections(), frozen.end_offset)
             assert loaded.state_hash() == self._digest, "the sections lose something"
             read_everything(loaded)
 

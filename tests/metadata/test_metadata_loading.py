@@ -16,19 +16,19 @@ import pytest
 
 from streammeta.controller.errors import DamagedMapError
 from streammeta.controller.ids import SnapshotId
-from streammeta.controller.metadata import tables
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import (
+from streammeta.controller.metadata.api.requests import (
     CreateStreams,
     NewStream,
     OpenStreams,
     RegisterNode,
     StreamToOpen,
 )
-from streammeta.controller.metadata.stream_index import StreamIndex
-from streammeta.controller.metadata.tables import Table, roomy_zeros
-from streammeta.controller.metadata.values import NodeIdentity, ObjectState
-from streammeta.controller.runtime.map_checkpoint import read_map
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables import tables
+from streammeta.controller.metadata.tables.stream_index import StreamIndex
+from streammeta.controller.metadata.tables.tables import Table, roomy_zeros
+from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectState
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
@@ -57,14 +57,14 @@ def _go_on(pair: Pair, requests: RandomRequests, rng: Random, steps: int) -> Non
         pair.write(requests.any(pair.model))
 
 
-def _written(cluster_map: ClusterMap) -> tuple[SnapshotId, bytes]:
-    snapshot_id, file = checkpoint(cluster_map.freeze())
+def _written(cluster_metadata: ClusterMetadata) -> tuple[SnapshotId, bytes]:
+    snapshot_id, file = checkpoint(cluster_metadata.freeze())
     return snapshot_id, file.getvalue()
 
 
-def _derived(cluster_map: Any) -> dict[str, Any]:
+def _derived(cluster_metadata: Any) -> dict[str, Any]:
     """Return what a map derives from its sections, in terms of what they hold."""
-    streams, objects = cluster_map._streams, cluster_map._objects
+    streams, objects = cluster_metadata._streams, cluster_metadata._objects
     ranges, past = objects._ranges, streams._past
     lists, ended = {}, {}
     for stream_id in range(len(streams)):
@@ -100,7 +100,7 @@ def test_a_loaded_map_is_the_frozen_one_and_goes_on_as_it(seed: int) -> None:
     for _ in range(3):
         pair.commit(len(pair.uncommitted))
         snapshot_id, data = _written(pair.map)
-        loaded = read_map(io.BytesIO(data), snapshot_id).cluster_map
+        loaded = read_map(io.BytesIO(data), snapshot_id).cluster_metadata
         assert _derived(loaded) == _derived(pair.map)
         assert loaded.state_hash() == pair.map.state_hash()
         pair.map = loaded
@@ -117,7 +117,7 @@ def test_no_two_columns_of_a_loaded_map_share_memory() -> None:
     alike.write(OpenStreams(node=node, streams=tuple(StreamToOpen(n, 1) for n in range(50))))
     for pair in (alike, *(_random_pair(Random(seed)) for seed in range(4))):
         snapshot_id, data = _written(pair.map)
-        loaded: Any = read_map(io.BytesIO(data), snapshot_id).cluster_map
+        loaded: Any = read_map(io.BytesIO(data), snapshot_id).cluster_metadata
         parts = (loaded._streams, loaded._streams._past, loaded._objects, loaded._objects._ranges)
         columns = [array for part in parts for array in part._table._arrays.values()]
         assert len(columns) > 20
@@ -141,8 +141,10 @@ def test_a_damaged_byte_in_any_section_is_refused() -> None:
 
 
 def test_a_row_is_told_by_its_number_whichever_window_it_is_in() -> None:
-    cluster_map = _random_pair(Random(2)).map
-    sections = {name: dict(columns) for name, columns in cluster_map.freeze().sections().items()}
+    cluster_metadata = _random_pair(Random(2)).map
+    sections = {
+        name: dict(columns) for name, columns in cluster_metadata.freeze().sections().items()
+    }
     sizes = sections["objects"]["object_size"]
     assert len(sizes) > 10
     for row in range(len(sizes)):
@@ -150,7 +152,7 @@ def test_a_row_is_told_by_its_number_whichever_window_it_is_in() -> None:
         broken[row] = -5
         changed = {**sections, "objects": {**sections["objects"], "object_size": broken}}
         with pytest.raises(DamagedMapError, match="got -5") as caught:
-            ClusterMap.from_sections(changed, cluster_map.applied_end_offset)
+            ClusterMetadata.from_sections(changed, cluster_metadata.applied_end_offset)
         assert (caught.value.row, caught.value.field) == (row, "object_size")
 
 
@@ -181,10 +183,10 @@ def test_loaded_lists_are_those_that_were_appended(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_ranges_of_all_streams_are_counted(seed: int) -> None:
-    cluster_map: Any = _random_pair(Random(seed)).map
-    ranges = cluster_map._objects._ranges
-    counts = cluster_map.ranges_of_streams().tolist()
-    listed = [len(ranges.rows_of_stream(each)) for each in range(len(cluster_map._streams))]
+    cluster_metadata: Any = _random_pair(Random(seed)).map
+    ranges = cluster_metadata._objects._ranges
+    counts = cluster_metadata.ranges_of_streams().tolist()
+    listed = [len(ranges.rows_of_stream(each)) for each in range(len(cluster_metadata._streams))]
     covered = min(len(counts), len(listed))
     assert sum(listed) > 0, "the history commits"
     assert counts[:covered] == listed[:covered]
@@ -194,20 +196,20 @@ def test_the_ranges_of_all_streams_are_counted(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("at_once", [1, 7, 1_000])
 def test_sizes_by_owner_are_those_of_all_committed_objects(seed: int, at_once: int) -> None:
-    cluster_map: Any = _random_pair(Random(seed)).map
-    objects = cluster_map._objects
-    pieces = list(cluster_map.owned_sizes(at_once))
+    cluster_metadata: Any = _random_pair(Random(seed)).map
+    objects = cluster_metadata._objects
+    pieces = list(cluster_metadata.owned_sizes(at_once))
     streams, nodes, sizes = (np.concatenate(each) for each in zip(*pieces, strict=True))
-    assert sizes.sum() == cluster_map.size().committed_bytes > 0
-    assert len(nodes) == cluster_map.size().committed_objects
-    assert np.count_nonzero(nodes >= 0) == cluster_map.size().stream_set_objects
+    assert sizes.sum() == cluster_metadata.size().committed_bytes > 0
+    assert len(nodes) == cluster_metadata.size().committed_objects
+    assert np.count_nonzero(nodes >= 0) == cluster_metadata.size().stream_set_objects
     held = {
         stream_id: [
             int(objects._table["object_size"][row])
             for row in objects.rows(objects.stream_objects(stream_id)[0])
             if objects._table["state"][row] == ObjectState.COMMITTED
         ]
-        for stream_id in range(len(cluster_map._streams))
+        for stream_id in range(len(cluster_metadata._streams))
     }
     assert any(held.values()), "some streams have objects of their own"
     found = {each: sizes[streams == each].tolist() for each in held}

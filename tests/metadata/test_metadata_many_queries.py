@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import InvalidRequestError, LimitExceededError
-from streammeta.controller.metadata import answer_budget
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.validation import validate
-from streammeta.controller.metadata.values import column
+from streammeta.controller.metadata.api import answer_budget
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.validation import validate
+from streammeta.controller.metadata.tables.values import column
 from tests.metadata.map_pair import in_columns, plain
 from tests.metadata.small_world import NODE, World, batch
 

@@ -6,24 +6,31 @@ import pytest
 
 from streammeta.controller.config import ControllerConfig
 from streammeta.controller.errors import QuotaExceededError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.map_limits import QUOTAS, MapLimits, kv_bytes, require_room
-from streammeta.controller.metadata.values import NodeIdentity, PageRequest
-from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.registries.limits import (
+    QUOTAS,
+    MetadataLimits,
+    kv_bytes,
+    require_room,
+)
+from streammeta.controller.metadata.tables.values import NodeIdentity, PageRequest
+from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.kit.clock import ManualClock
 from tests.kit.memory_log import NODE, MemoryLog, committed, create
 from tests.metadata.map_pair import Pair
 from tests.metadata.rich_history import SEEDS, histories, history
 
-LIMITS = MapLimits(streams=4, prepared_objects=4, nodes=2, kv_keys=2, kv_bytes=100, tag_bytes=20)
+LIMITS = MetadataLimits(
+    streams=4, prepared_objects=4, nodes=2, kv_keys=2, kv_bytes=100, tag_bytes=20
+)
 
 
 class Small:
     """A leader of a map with small limits."""
 
     def __init__(self) -> None:
-        self.controller = MetadataController(ClusterMap(), ManualClock(), limits=LIMITS)
+        self.controller = MetadataController(ClusterMetadata(), ManualClock(), limits=LIMITS)
         self.log = MemoryLog(self.controller)
         self.controller.bind(self.log)
         self.log.lead()
@@ -107,19 +114,19 @@ async def test_tags_are_limited(small: Small) -> None:
 
 async def test_what_is_above_a_lowered_limit_may_still_be_taken_away(small: Small) -> None:
     await small.write(put("a", 60))
-    small.controller._limits = MapLimits(kv_bytes=10)
+    small.controller._limits = MetadataLimits(kv_bytes=10)
     await small.write(put("a", 40))
     with pytest.raises(QuotaExceededError):
         await small.write(put("a", 41))
 
 
-def counted(cluster_map: ClusterMap) -> dict[str, int]:
+def counted(cluster_metadata: ClusterMetadata) -> dict[str, int]:
     """Count what is limited by looking at all of it."""
-    streams: Any = cluster_map.query(r.DescribeStreams(page=PageRequest(10_000)))
+    streams: Any = cluster_metadata.query(r.DescribeStreams(page=PageRequest(10_000)))
     pairs = [pair for one in streams.streams for tag in one.tags for pair in tag]
-    values = list(cluster_map.freeze().sections()["kvs"].values())
+    values = list(cluster_metadata.freeze().sections()["kvs"].values())
     rows = list(zip(*values[:3], strict=True))
-    size = cluster_map.size()
+    size = cluster_metadata.size()
     return {
         "streams": size.streams,
         "prepared_objects": size.prepared_objects,
@@ -132,28 +139,28 @@ def counted(cluster_map: ClusterMap) -> dict[str, int]:
 
 @pytest.mark.parametrize("made", histories(), ids=map(str, SEEDS))
 def test_the_counts_are_those_of_the_map_after_any_history_and_load(made: Any) -> None:
-    cluster_map = made.pair.map
-    assert dict(cluster_map.used()) == counted(cluster_map)
-    view = cluster_map.freeze()
-    loaded = ClusterMap.from_sections(view.sections(), view.end_offset)
-    assert dict(loaded.used()) == dict(cluster_map.used())
+    cluster_metadata = made.pair.map
+    assert dict(cluster_metadata.used()) == counted(cluster_metadata)
+    view = cluster_metadata.freeze()
+    loaded = ClusterMetadata.from_sections(view.sections(), view.end_offset)
+    assert dict(loaded.used()) == dict(cluster_metadata.used())
 
 
 def test_the_counts_go_back_when_changes_are_undone() -> None:
     made = history(3)
-    cluster_map = made.pair.map
+    cluster_metadata = made.pair.map
     for end in reversed(made.ends):
-        cluster_map.undo_to(end)
-        assert dict(cluster_map.used()) == counted(cluster_map)
+        cluster_metadata.undo_to(end)
+        assert dict(cluster_metadata.used()) == counted(cluster_metadata)
 
 
 def test_the_limits_and_the_counts_have_the_same_names_and_defaults() -> None:
     assert set(Pair().map.used()) == set(QUOTAS)
     defaults = {name: part.default for name, part in ControllerConfig.__dataclass_fields__.items()}
     assert {quota: defaults[f"max_{quota}"] for quota in QUOTAS} == {
-        quota: getattr(MapLimits(), quota) for quota in QUOTAS
+        quota: getattr(MetadataLimits(), quota) for quota in QUOTAS
     }
 
 
 def test_records_that_add_nothing_limited_are_not_counted() -> None:
-    require_room(Pair().map, (object(),), MapLimits())
+    require_room(Pair().map, (object(),), MetadataLimits())

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.requests import CommitStreamSetObject
+from streammeta.controller.metadata.api.requests import CommitStreamSetObject
 from streammeta.controller.records.codec import decode_records
 from streammeta.controller.records.record import Record
 from tests.metadata.map_pair import Pair

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.values import (
     Int64Column,
     NodeIdentity,
     PageRequest,

@@ -8,16 +8,16 @@ import pytest
 
 from streammeta.controller import features
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
-from streammeta.controller.metadata import left_out_rows
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
-from streammeta.controller.metadata.object_indexes import COMMITTED_BYTES_MAX
-from streammeta.controller.metadata.request_identity import (
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.commit_validation import OBJECT_SIZE_MAX
+from streammeta.controller.metadata.api.request_identity import (
     digest_of_commit,
     digest_of_merge,
     digests_of_uploads,
 )
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.decisions import left_out_rows
+from streammeta.controller.metadata.registries.object_indexes import COMMITTED_BYTES_MAX
+from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     OnConflict,
     RangeColumns,

@@ -23,14 +23,14 @@ from streammeta.controller.errors import (
     RecoveringError,
 )
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.section_checks import Refers
-from streammeta.controller.metadata.section_rules import SECTIONS
-from streammeta.controller.metadata.values import NodeIdentity, ObjectState, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.sections.rules import SECTIONS
+from streammeta.controller.metadata.tables.section_checks import Refers
+from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectState, column
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
-from streammeta.controller.runtime.map_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, write_checkpoint
 from tests.metadata.map_pair import told
 from tests.metadata.rich_history import histories, picked, recovering_views, width
@@ -67,16 +67,16 @@ def _changed(sections: Sections, section: str, field: str, row: int, value: Any)
     return _with(sections, section, {field: values})
 
 
-def _load(sections: Sections, end_offset: int) -> ClusterMap:
-    return ClusterMap.from_sections(sections, end_offset)
+def _load(sections: Sections, end_offset: int) -> ClusterMetadata:
+    return ClusterMetadata.from_sections(sections, end_offset)
 
 
-def read_everything(cluster_map: ClusterMap) -> None:
-    size = cluster_map.size()
-    described: Any = cluster_map.query(
+def read_everything(cluster_metadata: ClusterMetadata) -> None:
+    size = cluster_metadata.size()
+    described: Any = cluster_metadata.query(
         r.DescribeStreams(include_ranges=True, include_stream_objects=True)
     )
-    nodes: Any = cluster_map.query(r.GetNodes(include_stream_set_objects=True))
+    nodes: Any = cluster_metadata.query(r.GetNodes(include_stream_set_objects=True))
     assert len(described.streams) == size.streams
     assert len(nodes.nodes) == size.nodes
     queries = tuple(
@@ -85,25 +85,25 @@ def read_everything(cluster_map: ClusterMap) -> None:
         for offset in (stream.start_offset, max(0, stream.end_offset - 1))
     )
     if queries:
-        cluster_map.query(r.GetObjects(queries=queries))
-    cluster_map.query(r.DescribeObjects())
-    cluster_map.query(r.ListKVs())
+        cluster_metadata.query(r.GetObjects(queries=queries))
+    cluster_metadata.query(r.DescribeObjects())
+    cluster_metadata.query(r.ListKVs())
     for node in nodes.nodes:
-        cluster_map.query(r.ListStreamSetObjects(node_id=node.node_id))
+        cluster_metadata.query(r.ListStreamSetObjects(node_id=node.node_id))
         opening = r.GetOpeningStreams(node=NodeIdentity(node.node_id, node.node_epoch))
-        _decide(cluster_map, opening, 1)
+        _decide(cluster_metadata, opening, 1)
     for request in (r.ExpireObjects(limit=9), r.SweepDeletedStreams(limit=9)):
-        _decide(cluster_map, request, 2**40)
+        _decide(cluster_metadata, request, 2**40)
     for stream in described.streams:
         one = r.StreamToDelete(stream.stream_id, stream.epoch)
         delete = r.DeleteStreams(node=NodeIdentity(7, 9), streams=(one,))
-        _decide(cluster_map, delete, 1)
-    cluster_map.state_hash()
+        _decide(cluster_metadata, delete, 1)
+    cluster_metadata.state_hash()
 
 
-def _decide(cluster_map: ClusterMap, request: Any, now_ms: int) -> None:
+def _decide(cluster_metadata: ClusterMetadata, request: Any, now_ms: int) -> None:
     with suppress(RecoveringError):
-        cluster_map.decide(request, now_ms, cluster_map.applied_end_offset)
+        cluster_metadata.decide(request, now_ms, cluster_metadata.applied_end_offset)
 
 
 def test_every_section_and_column_has_rules() -> None:
@@ -328,23 +328,23 @@ def _spoilt(record: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _tried(
-    cluster_map: ClusterMap, offset: int, records: tuple[rec.Record, ...], where: str
+    cluster_metadata: ClusterMetadata, offset: int, records: tuple[rec.Record, ...], where: str
 ) -> bool:
     """Replay an entry, read, and undo; return whether it was refused."""
-    before = cluster_map.state_hash()
+    before = cluster_metadata.state_hash()
     try:
         read = decode_records(encode_records(records))
     except (ValueError, RecordCodecError):
         return True  # no log can hold it
     try:
-        cluster_map.apply(offset, read)
+        cluster_metadata.apply(offset, read)
     except (InvariantError, NewerLogError):
-        assert cluster_map.state_hash() == before, where
+        assert cluster_metadata.state_hash() == before, where
         return True
     with suppress(ApiError), told(f"{where}, read", ApiError):
-        read_everything(cluster_map)
-    cluster_map.undo_to(offset)
-    assert cluster_map.state_hash() == before, where
+        read_everything(cluster_metadata)
+    cluster_metadata.undo_to(offset)
+    assert cluster_metadata.state_hash() == before, where
     return False
 
 
@@ -352,9 +352,9 @@ def _tried(
 def test_a_spoilt_record_is_refused_or_harms_no_read(times: int) -> None:
     seen: dict[type, int] = {}
     refused: set[type] = set()
-    cluster_map = ClusterMap()
+    cluster_metadata = ClusterMetadata()
     for made in histories():
-        cluster_map = ClusterMap()
+        cluster_metadata = ClusterMetadata()
         for offset, payload in made.pair.log:
             records = decode_records(payload)
             for index, record in enumerate(records):
@@ -365,9 +365,9 @@ def test_a_spoilt_record_is_refused_or_harms_no_read(times: int) -> None:
                 for what, spoilt in _spoilt(record):
                     entry = (*records[:index], spoilt, *records[index + 1 :])
                     where = f"{kind.__name__} at {offset}: {what}"
-                    if _tried(cluster_map, offset, entry, where):
+                    if _tried(cluster_metadata, offset, entry, where):
                         refused.add(kind)
-            cluster_map.apply(offset, decode_records(encode_records(records)))
-            cluster_map.forget_undo(offset + 1)
+            cluster_metadata.apply(offset, decode_records(encode_records(records)))
+            cluster_metadata.forget_undo(offset + 1)
     assert len(refused) > 15, refused
     assert len(seen) > len(get_args(rec.Record)) - 6

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import tables
-from streammeta.controller.metadata.object_directory import ObjectDirectory
-from streammeta.controller.metadata.object_indexes import ExpiryIndex
-from streammeta.controller.metadata.shared_views import SharedDict, Window
-from streammeta.controller.metadata.stream_index import StreamIndex
-from streammeta.controller.metadata.tables import FreeBlocks, Table, Undo, block_rows
-from streammeta.controller.metadata.values import column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
+from streammeta.controller.metadata.registries.object_indexes import ExpiryIndex
+from streammeta.controller.metadata.tables import tables
+from streammeta.controller.metadata.tables.shared_views import SharedDict, Window
+from streammeta.controller.metadata.tables.stream_index import StreamIndex
+from streammeta.controller.metadata.tables.tables import FreeBlocks, Table, Undo, block_rows
+from streammeta.controller.metadata.tables.values import column
 from streammeta.controller.records.record import ObjectsDestroyed
 from tests.metadata.small_world import NODE, NOW, World, upload
 

@@ -7,9 +7,14 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
-from streammeta.controller.metadata.values import NodeIdentity, PageRequest, RangeColumns, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.commit_validation import OBJECT_SIZE_MAX
+from streammeta.controller.metadata.tables.values import (
+    NodeIdentity,
+    PageRequest,
+    RangeColumns,
+    column,
+)
 from tests.metadata.small_world import (
     NODE,
     NOW,

@@ -10,11 +10,11 @@ import pytest
 
 from streammeta.controller import metadata
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.maintenance import Claim
-from streammeta.controller.metadata.requests import ClaimBucket
-from streammeta.controller.metadata.tables import Table, Undo
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.requests import ClaimBucket
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.decisions.maintenance import Claim
+from streammeta.controller.metadata.tables.tables import Table, Undo
 from streammeta.controller.records.record import BucketClaimed, StreamSetObjectsCommitted
 from tests.metadata.small_world import NODE, NOW, World, batch
 
@@ -81,7 +81,7 @@ _MANAGERS = ("_streams", "_objects", "_nodes", "_kvs", "_bucket_claim", "_upkeep
 
 @pytest.mark.parametrize("name", _MANAGERS)
 def test_a_manager_shows_no_table(name: str) -> None:
-    manager = getattr(ClusterMap(), name)
+    manager = getattr(ClusterMetadata(), name)
     assert [field for field in vars(manager) if not field.startswith("_")] == []
     assert not hasattr(manager, "__getitem__"), "a column by its name is no named query"
 
@@ -109,7 +109,7 @@ def _is_builder(node: ast.Attribute) -> bool:
     """Return whether `from_sections` fills its map, or a named tuple is asked for its parts."""
     if node.attr in ("_make", "_fields"):
         return True
-    return isinstance(node.value, ast.Name) and node.value.id == "cluster_map"
+    return isinstance(node.value, ast.Name) and node.value.id == "cluster_metadata"
 
 
 def test_what_changes_nothing_is_no_record() -> None:
@@ -135,7 +135,7 @@ def test_a_record_that_would_change_the_uuid_or_lower_the_bound_does_not_fit(
 def test_checkpoints_of_versions_without_claims_are_read() -> None:
     sections = dict(World().map.freeze().sections())
     del sections["bucket_claim"]
-    assert ClusterMap.from_sections(sections, 1).bucket_claim == Claim("", 0)
+    assert ClusterMetadata.from_sections(sections, 1).bucket_claim == Claim("", 0)
 
 
 def test_a_batch_is_one_record_and_every_object_holds_its_own_ranges() -> None:

@@ -11,9 +11,10 @@ from streammeta.controller.errors import (
     InvalidRequestError,
     LimitExceededError,
 )
-from streammeta.controller.metadata import named_objects
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata import values as v
+from streammeta.controller.metadata.api import named_answers
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.decisions import named_objects
+from streammeta.controller.metadata.tables import values as v
 from tests.metadata.small_world import NODE, NOW, World
 
 LEDGER = r.OwnerKey("ledgers", "7")
@@ -170,7 +171,7 @@ def test_compactions_take_no_named_object_for_a_source() -> None:
 def test_names_are_kept_from_ordinary_keys() -> None:
     world = world_with_owner()
     world.write(commit(DATA))
-    for namespace in sorted(named_objects.OWN_NAMESPACES):
+    for namespace in sorted(named_answers.OWN_NAMESPACES):
         put = r.KVToPut(namespace=namespace, key="k", value=b"")
         for request in (
             r.PutKVs(items=(put,)),

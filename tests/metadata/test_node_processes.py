@@ -8,8 +8,8 @@ import pytest
 
 from streammeta.controller import features
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from tests.metadata.small_world import World
 
 LEVEL = features.SECTIONS["node_processes"]

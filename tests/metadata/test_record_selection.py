@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
-from streammeta.controller.metadata.values import column
+from streammeta.controller.metadata.tables.values import column
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.selection import _RULES, EntryIndex, Kind, Selection, select

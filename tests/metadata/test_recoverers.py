@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.upload_batches import is_plain
-from streammeta.controller.metadata.values import EMPTY_COLUMN, NodeIdentity, column
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.api.upload_batches import is_plain
+from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, NodeIdentity, column
 from tests.metadata.small_world import NODE, OTHER, World, upload
 
 THIRD = NodeIdentity(2, 1)

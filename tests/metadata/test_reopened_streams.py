@@ -3,8 +3,8 @@
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from tests.metadata.small_world import NODE, OTHER, World, upload
 
 

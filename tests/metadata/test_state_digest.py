@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts, Section
-from streammeta.controller.metadata.shared_views import SharedDictView, WindowView
-from streammeta.controller.metadata.tables import TableView
-from streammeta.controller.runtime.map_checkpoint import read_map
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata, FrozenParts, Section
+from streammeta.controller.metadata.tables.shared_views import SharedDictView, WindowView
+from streammeta.controller.metadata.tables.tables import TableView
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from tests.metadata.rich_history import (
     SEEDS,
@@ -44,7 +44,7 @@ _PLACES = {
 _ADVICE = "add a request to tests/metadata/rich_history.py or random_requests.py that writes it"
 
 
-class _GivenSections(FrozenMap):
+class _GivenSections(FrozenMetadata):
     def __init__(self, given: Sections) -> None:
         super().__init__(1, None)  # type: ignore[arg-type]
         self._given = given
@@ -53,7 +53,7 @@ class _GivenSections(FrozenMap):
         return self._given
 
 
-def _sections_of(view: FrozenMap) -> Sections:
+def _sections_of(view: FrozenMetadata) -> Sections:
     return {name: dict(section) for name, section in view.sections().items()}
 
 
@@ -130,7 +130,7 @@ def _rich_sections() -> Sections:
     }
 
 
-def _some_views() -> list[FrozenMap]:
+def _some_views() -> list[FrozenMetadata]:
     views = [view for made in histories() for view in (*made.views[::5], made.views[-1])]
     return [*views, *recovering_views()]
 
@@ -247,7 +247,7 @@ _MAKERS: tuple[tuple[Any, Callable[[Any, str], Iterator[tuple[str, Any]]]], ...]
 
 def _digest(parts: FrozenParts) -> bytes | None:
     try:
-        return FrozenMap(1, parts).digest()
+        return FrozenMetadata(1, parts).digest()
     except (IndexError, ValueError, KeyError):
         return None  # no map could be like that
 
@@ -269,7 +269,7 @@ def test_whatever_the_map_hands_over_is_in_the_digest() -> None:
     held: set[str] = set()
     is_seen: dict[str, bool] = {}
     for parts in (view._parts for view in _some_views()):
-        before = FrozenMap(1, parts).digest()
+        before = FrozenMetadata(1, parts).digest()
         for name in names:
             held |= _names_held(getattr(parts, name), name)
             for what, changed in _variants(getattr(parts, name), name):
@@ -310,7 +310,7 @@ def test_a_checkpoint_file_holds_every_cell() -> None:
 def test_a_map_from_a_checkpoint_file_has_every_section_as_it_was() -> None:
     for view in _some_views():
         snapshot_id, file = checkpoint(view)
-        loaded = read_map(file, snapshot_id).cluster_map
+        loaded = read_map(file, snapshot_id).cluster_metadata
         _same(loaded, plain(view.sections()), "loaded")
 
 
@@ -345,8 +345,8 @@ def test_every_section_is_changed_and_undone() -> None:
     assert changed == known, f"never changed: {sorted(known - changed)}; {_ADVICE}"
 
 
-def _same(cluster_map: ClusterMap, state: Plain, what: str) -> None:
-    found = plain(cluster_map.freeze().sections())
+def _same(cluster_metadata: ClusterMetadata, state: Plain, what: str) -> None:
+    found = plain(cluster_metadata.freeze().sections())
     assert list(found) == list(state)
     for section, columns in state.items():
         for name, cells in columns.items():

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.stream_decisions import TRIM_AHEAD_MAX
-from streammeta.controller.metadata.values import INT64_MAX
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.registries.stream_decisions import TRIM_AHEAD_MAX
+from streammeta.controller.metadata.tables.values import INT64_MAX
 from tests.metadata.small_world import NODE, OTHER, World, upload
 
 NONE, NOT_NEXT = ErrorCode.NONE, ErrorCode.OFFSET_NOT_MATCHED

@@ -7,7 +7,7 @@ import http.client
 import ssl
 from contextlib import closing
 
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
 
 
 def get(

@@ -13,10 +13,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.client import StreamClient
-from streammeta.reconcile.telling import tell
-from streammeta.storage.reconcile_runs import Run
+from streammeta.reconcile.run_reporter import tell
+from streammeta.storage.cluster_files.reconcile_runs import Run
 from tests.kit.real_cluster import FAST, wait_until
 from tests.kit.warm_start import start_warm
 from tests.monitoring.browser import Tab, browsing

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
+from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, put, wait_until
 from tests.kit.warm_start import start_warm

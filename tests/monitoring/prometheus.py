@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import yaml
 
-from streammeta.cli.local_cluster import free_ports
+from streammeta.cli.local.local_cluster import free_ports
 from tests.kit.real_cluster import wait_until
 from tests.kit.tools import path_of
 from tests.monitoring.http_calls import get

@@ -9,26 +9,26 @@ from prometheus_client import CollectorRegistry
 
 from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
+from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.lifecycle.deletion import DeletionStatus
-from streammeta.controller.lifecycle.sessions import NodeState
-from streammeta.controller.metadata.answers import MapSize
-from streammeta.controller.monitoring.exposition import new_registry
-from streammeta.controller.monitoring.loop_lag import LoopLag
-from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
-from streammeta.controller.monitoring.told_runs import Told
-from streammeta.controller.monitoring.work_metrics import Leaderships, WorkSources
-from streammeta.controller.own_tls import CertificateState
+from streammeta.controller.metadata.api.answers import MapSize
+from streammeta.controller.monitoring.history.loop_lag import LoopLag
+from streammeta.controller.monitoring.metrics.exposition import new_registry
+from streammeta.controller.monitoring.metrics.metrics import ControllerCollector, Sources
+from streammeta.controller.monitoring.metrics.reconcile_runs import ReportedRuns
+from streammeta.controller.monitoring.metrics.work_metrics import Leaderships, WorkSources
 from streammeta.controller.quorum.voters import ReplicaKey
-from streammeta.controller.rpc.request_tally import RequestTally
-from streammeta.controller.runtime.admission import Admission
-from streammeta.controller.runtime.checkpointer import CheckpointTally
-from streammeta.controller.runtime.commit_tally import CommitTally
-from streammeta.controller.runtime.operations import ReplicaDescription
-from streammeta.controller.times import Times
-from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.controller.rpc.calls.tally import RequestTally
+from streammeta.controller.runtime.load.admission import Admission
+from streammeta.controller.runtime.persistence.checkpointer import CheckpointTally
+from streammeta.controller.runtime.replication.operations import ReplicaDescription
+from streammeta.controller.runtime.writer.commit_tally import CommitTally
+from streammeta.controller.timings import Times
+from streammeta.controller.tls.manager import CertificateState
+from streammeta.controller.trust.audit.writer import AuditWriter
 from streammeta.rpc.contract import SERVICES
-from streammeta.storage.object_store.calls import OperationMetrics, StoreMetrics
-from streammeta.storage.reconcile_runs import Runs
+from streammeta.storage.cluster_files.reconcile_runs import Runs
+from streammeta.storage.object_store.protocol.calls import OperationMetrics, StoreMetrics
 from tests.monitoring.test_probes import QUORUM
 
 END = datetime(2027, 1, 1, tzinfo=UTC)
@@ -130,7 +130,7 @@ SOURCES = Sources(
     ),
     feature_level=lambda: 2,
     lease_left_ms=lambda: 25_000,
-    reconcile_runs=lambda: Told(Runs(last_success_ms=5_000, orphan_bytes=70, missing=3)),
+    reconcile_runs=lambda: ReportedRuns(Runs(last_success_ms=5_000, orphan_bytes=70, missing=3)),
     work=WORK,
 )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from streammeta.brokers.kafka.metrics import KafkaCollector
-from streammeta.brokers.kafka.state import BrokerState
-from streammeta.brokers.kafka.tally import BrokerTally
+from streammeta.brokers.kafka.protocol.tally import BrokerTally
+from streammeta.brokers.kafka.service.metrics import KafkaCollector
+from streammeta.brokers.kafka.service.state import BrokerState
 from streammeta.client import ReaderStats
-from streammeta.client.prometheus import ClientCollector
-from streammeta.client.tally import ClientMetrics, ClientTally, snapshot
+from streammeta.client.resources.prometheus import ClientCollector
+from streammeta.client.resources.tally import ClientMetrics, ClientTally, snapshot
 
 
 def nothing_yet() -> ClientMetrics:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.monitoring.alarms import BROKERS_NAMED, alarms
+from streammeta.controller.monitoring.status.alarms import BROKERS_NAMED, alarms
 
 VOTER = {"node_id": 1, "last_caught_up_age_ms": 0}
 CONTROLLER = {

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from streammeta.cli.backup_command import VERIFY_METRICS
+from streammeta.cli.recovery.backup_command import VERIFY_METRICS
 from streammeta.controller.backup.uploader import LATE_INTERVALS
 from streammeta.controller.config import ControllerConfig
 from tests.kit.tools import needs, path_of

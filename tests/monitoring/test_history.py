@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streammeta.controller.monitoring.history import Fold, History, Series
-from streammeta.controller.monitoring.sampling import SERIES
+from streammeta.controller.monitoring.history.history import Fold, History, Series
+from streammeta.controller.monitoring.history.sampling import SERIES
 
 SOME = (Series("mean", ""), Series("highest", "", Fold.MAX))
 START = 6_000.0

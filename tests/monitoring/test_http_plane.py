@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from streammeta.controller.listener import ListenerTls
-from streammeta.controller.monitoring import plane
-from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
-from streammeta.controller.own_tls import OwnTls
-from streammeta.controller.trust.door import Door
+from streammeta.controller.monitoring.http import http_listener as plane
+from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
+from streammeta.controller.tls.manager import TlsManager
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.controller.trust.method_rules import HTTP_RULES
 from streammeta.controller.trust.policy import Denials, Policy
+from streammeta.tls.listener import ListenerTls
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
 from tests.monitoring.http_calls import got
@@ -48,10 +48,10 @@ PAGES = {
 
 @asynccontextmanager
 async def serving(
-    tls: ListenerTls | None = None, door: Door | None = None
+    tls: ListenerTls | None = None, door: Authenticator | None = None
 ) -> AsyncIterator[tuple[HttpPlane, str]]:
     """Serve `PAGES`; gives the listener and its address."""
-    served = HttpPlane(tls or ListenerTls(), door or Door("test", rules=HTTP_RULES), PAGES)
+    served = HttpPlane(tls or ListenerTls(), door or Authenticator("test", rules=HTTP_RULES), PAGES)
     port = await served.start("127.0.0.1:0")
     try:
         yield served, f"127.0.0.1:{port}"
@@ -99,7 +99,7 @@ async def test_pages_are_for_roles(
 async def test_certificates_of_other_clusters_and_denied_ones_are_refused(
     authority: Authority,
 ) -> None:
-    door = Door("test", rules=HTTP_RULES)
+    door = Authenticator("test", rules=HTTP_RULES)
     mine = authority.issue("monitor/m")
     async with serving(protected(authority), door) as (_, at):
         foreign = authority.issue("monitor/m", cluster_id="other")
@@ -140,7 +140,7 @@ async def test_replaced_certificates_are_shown_and_broken_ones_are_not(
     authority: Authority, tmp_path: Path
 ) -> None:
     placed = Placed(tmp_path / "controller", authority.issue("controller/1"))
-    own = OwnTls(config(http_listen="127.0.0.1:1", http_tls=placed.files))
+    own = TlsManager(config(http_listen="127.0.0.1:1", http_tls=placed.files))
     mine = authority.issue("monitor/m")
     (before,) = own.states()
     async with serving(own.http) as (_, at):

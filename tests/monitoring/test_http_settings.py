@@ -7,7 +7,7 @@ import re
 import pytest
 
 from streammeta.controller.config import ConfigError
-from streammeta.controller.own_tls import OwnTls
+from streammeta.controller.tls.manager import TlsManager
 from tests.kit.certificates import Authority
 from tests.trust.test_tls_settings import BEYOND, OURS, config
 
@@ -63,7 +63,7 @@ def test_the_files_of_clients_hold_unless_others_are_given(authority: Authority)
     first, second = (authority.issue("controller/1", serial=serial) for serial in (0, 1))
 
     def protected(**options: object) -> set[str]:
-        return {each.plane for each in OwnTls(config(**options)).states()}
+        return {each.plane for each in TlsManager(config(**options)).states()}
 
     assert protected(tls=first) == {"clients", "peers"}
     assert protected(tls=first, http_listen=HERE) == {"clients", "peers", "http"}
@@ -71,10 +71,10 @@ def test_the_files_of_clients_hold_unless_others_are_given(authority: Authority)
     assert protected(tls=first, http_listen=HERE, http_plain_text=True) == {"clients", "peers"}
     assert protected(http_listen=HERE) == set()
 
-    plain = OwnTls(config(http_listen=HERE))
+    plain = TlsManager(config(http_listen=HERE))
     assert plain.http.listening is None
     assert plain.describe()["http"] == f"{HERE} plain text"
-    both = OwnTls(config(tls=first, http_tls=second, http_listen=HERE))
+    both = TlsManager(config(tls=first, http_tls=second, http_listen=HERE))
     assert both.http.listening is not None
     assert not both.http.takes_plain_text
     assert both.describe()["http"] == f"{HERE} tls 1.3"
@@ -82,4 +82,4 @@ def test_the_files_of_clients_hold_unless_others_are_given(authority: Authority)
 
 def test_the_certificate_for_http_is_the_controllers_own(authority: Authority) -> None:
     with pytest.raises(ConfigError, match=r"http-tls-cert.*controller/1"):
-        OwnTls(config(http_listen=HERE, http_tls=authority.issue("controller/2")))
+        TlsManager(config(http_listen=HERE, http_tls=authority.issue("controller/2")))

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from streammeta.controller.monitoring.history import History
-from streammeta.controller.monitoring.last_hour import last_hour
-from streammeta.controller.monitoring.sampling import SERIES
+from streammeta.controller.monitoring.history.history import History
+from streammeta.controller.monitoring.history.last_hour import last_hour
+from streammeta.controller.monitoring.history.sampling import SERIES
 
 START = 30_000.0
 """The beginning of a row."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from streammeta.controller.monitoring.metrics import CAUSES
+from streammeta.controller.monitoring.metrics.metrics import CAUSES
 from streammeta.controller.peers import dialled
 from streammeta.controller.peers.transport import _MEANT_FOR_ANOTHER
 
@@ -29,8 +29,10 @@ CHOSEN = {
         *("peer_refuses_request", "peer_connection_broken"),
     },
     "peers/server.py: f'peer_{event}'": {f"peer_{cause}" for cause in CAUSES["peers"]},
-    "monitoring/plane.py: f'http_{event}'": {f"http_{cause}" for cause in CAUSES["http"]},
-    "own_tls.py: event": {"certificate_expired", "certificate_expires_soon"},
+    "monitoring/http/http_listener.py: f'http_{event}'": {
+        f"http_{cause}" for cause in CAUSES["http"]
+    },
+    "tls/manager.py: event": {"certificate_expired", "certificate_expires_soon"},
 }
 """Names of events that are not spelt where they are logged, by the place and its expression."""
 

@@ -15,12 +15,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.monitoring.exposition import Exposition
-from streammeta.controller.monitoring.loop_lag import INTERVAL_S, LoopLag
+from streammeta.controller.monitoring.history.loop_lag import INTERVAL_S, LoopLag
+from streammeta.controller.monitoring.metrics.exposition import Exposition
 from streammeta.controller.quorum import roles
-from streammeta.controller.rpc.request_tally import RequestTally
-from streammeta.controller.trust.audit_file import AuditFile
-from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.controller.rpc.calls.tally import RequestTally
+from streammeta.controller.trust.audit.file import AuditFile
+from streammeta.controller.trust.audit.writer import AuditWriter
 from streammeta.storage.durable_files import PosixFileSystem
 from tests.kit.fake_broker import until
 from tests.kit.tools import needs, path_of

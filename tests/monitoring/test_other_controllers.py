@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.monitoring import others as module
-from streammeta.controller.monitoring.others import Others
+from streammeta.controller.monitoring.status import peer_status as module
+from streammeta.controller.monitoring.status.peer_status import PeerStatusClient
 
 
 class Channel:
@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("asked")
 async def test_requests_at_once_may_need_other_controllers() -> None:
-    others = Others(lambda: None)
+    others = PeerStatusClient(lambda: None)
     await others.ask({1: "a", 2: "b", 3: "c"})
     found = await asyncio.gather(*(others.ask({4: "d"}) for _ in range(3)))
     assert [answers[4].view for answers in found] == ["a view"] * 3
@@ -56,7 +56,7 @@ async def test_requests_at_once_may_need_other_controllers() -> None:
 @pytest.mark.usefixtures("asked")
 async def test_a_renewed_certificate_leaves_no_channel_open() -> None:
     certificates: list[Any] = [None]
-    others = Others(lambda: certificates[0])
+    others = PeerStatusClient(lambda: certificates[0])
     await others.ask({1: "a", 2: "b"})
     certificates[0] = object()
     await asyncio.gather(others.ask({1: "a"}), others.ask({1: "a"}))

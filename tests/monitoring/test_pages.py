@@ -12,7 +12,7 @@ import pytest
 
 from scripts.benchmarks.monitoring import first_paints_ms
 from streammeta.client import ControllerClient, StreamClient
-from streammeta.client.methods import REGISTER_NODE, Method
+from streammeta.client.controllers.methods import REGISTER_NODE, Method
 from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, wait_until

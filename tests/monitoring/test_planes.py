@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, STEADY, put, wait_until
 from tests.monitoring.http_calls import get

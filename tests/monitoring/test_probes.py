@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
-from streammeta.controller.monitoring.probes import BEHIND_MAX, Condition, Phase, report, unready
-from streammeta.controller.runtime.operations import QuorumDescription
+from streammeta.controller.monitoring.http.probes import (
+    BEHIND_MAX,
+    Condition,
+    Phase,
+    report,
+    unready,
+)
+from streammeta.controller.runtime.replication.operations import QuorumDescription
 
 QUORUM = QuorumDescription(
     node_id=NodeId(1),

@@ -16,10 +16,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import tls_words
-from streammeta.reconcile.telling import tell
-from streammeta.storage.reconcile_runs import KEY, NAMESPACE, Run, decode
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import tls_words
+from streammeta.reconcile.run_reporter import tell
+from streammeta.storage.cluster_files.reconcile_runs import KEY, NAMESPACE, Run, decode
 from streammeta.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, wait_until

@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from streammeta.controller.monitoring import top_sizes
-from streammeta.controller.monitoring.kept import Kept
-from streammeta.controller.monitoring.sampling import SERIES, Sampler, voter_lag
-from streammeta.controller.monitoring.top_sizes import Pieces, Sizes, Sums, TopSizes
-from streammeta.controller.monitoring.top_streams import TopStreams, largest
-from streammeta.controller.runtime.commit_tally import CommitTally
-from streammeta.controller.times import quantile_s
+from streammeta.controller.monitoring.history.sampling import SERIES, Sampler, voter_lag
+from streammeta.controller.monitoring.http.response_cache import ResponseCache
+from streammeta.controller.monitoring.status import top_sizes
+from streammeta.controller.monitoring.status.top_sizes import Pieces, Sizes, Sums, TopSizes
+from streammeta.controller.monitoring.status.top_streams import TopStreams, largest
+from streammeta.controller.runtime.writer.commit_tally import CommitTally
+from streammeta.controller.timings import quantile_s
 from tests.monitoring.sampled import LEADING, SOURCES
 from tests.monitoring.test_probes import QUORUM
 
@@ -94,7 +94,7 @@ async def test_the_map_is_not_looked_at_for_every_question() -> None:
 
 
 async def test_answers_are_shared_for_a_moment_and_failures_are_not_kept() -> None:
-    kept: Kept[int] = Kept(kept_s=3_600)
+    kept: ResponseCache[int] = ResponseCache(kept_s=3_600)
     made = 0
 
     async def make() -> int:
@@ -111,7 +111,7 @@ async def test_answers_are_shared_for_a_moment_and_failures_are_not_kept() -> No
 
 
 async def test_few_answers_are_made_at_a_time() -> None:
-    kept: Kept[None] = Kept()
+    kept: ResponseCache[None] = ResponseCache()
     running, most, go_on = 0, 0, asyncio.Event()
 
     async def make() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.lifecycle.sessions import Heard, NodeState
-from streammeta.controller.metadata.answers import NodeDescription
-from streammeta.controller.monitoring.pages import _node_row
-from streammeta.controller.monitoring.status import _silent, node_fields
-from streammeta.controller.monitoring.templating import as_id, cell, in_age, new_environment
-from streammeta.controller.rpc.map_routes import LeaderView
+from streammeta.controller.lifecycle.broker_sessions import Heard, NodeState
+from streammeta.controller.metadata.api.answers import NodeDescription
+from streammeta.controller.monitoring.pages.pages import _node_row
+from streammeta.controller.monitoring.pages.templating import as_id, cell, in_age, new_environment
+from streammeta.controller.monitoring.status.status import _silent, node_fields
+from streammeta.controller.rpc.services.routes import LeaderView
 
 NODE: dict[str, Any] = {
     "node_id": 1007,

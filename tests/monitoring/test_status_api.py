@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.client import ControllerClient
+from streammeta.cli.framework.client import ControllerClient
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, put, wait_until
 from tests.monitoring.http_calls import get

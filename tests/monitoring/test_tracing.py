@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient
 from streammeta.rpc import tracing
 from tests.kit.real_cluster import STEADY, running_cluster, wait_until
@@ -181,7 +181,7 @@ def test_a_span_that_is_dropped_is_in_no_trace(exported: InMemorySpanExporter) -
 
 def test_without_tracing_nothing_of_opentelemetry_is_imported() -> None:
     program = (
-        "import sys, streammeta.client, streammeta.controller.server\n"
+        "import sys, streammeta.client, streammeta.controller.process.server\n"
         "from streammeta.rpc import tracing\n"
         "with tracing.span('x') as span: assert span.traceparent == ''\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"

@@ -11,7 +11,7 @@ ADMISSION = (
         "An append beyond the largest offset is admitted, and fails when its batch is encoded.",
         "every stream of the batch fails with one that has no offsets left",
         """
-        streammeta.client.admission:
+        streammeta.client.writing.admission:
         - if offsets > INT64_MAX - stream.next_offset:
         + if False:
         """,

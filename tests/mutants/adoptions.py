@@ -20,7 +20,7 @@ ADOPTIONS = (
         "An object that begins behind the end of its stream is adopted.",
         "a chain whose links are not compared; the rule of 6.5 that it ends at the first gap",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - if not may_pass:
         + if start < 0:
         """,
@@ -31,7 +31,7 @@ ADOPTIONS = (
         "An object that begins below the end of its stream is adopted.",
         "two objects for one range, as a compaction and its source are",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - if start < stream.end_offset and not _take_free(stream, epoch, start, end):
         -     return ErrorCode.OFFSET_NOT_MATCHED
         """,
@@ -42,7 +42,7 @@ ADOPTIONS = (
         "Ranges of a request are judged as they come, not by their offsets.",
         "a compaction has a larger id than uploads that come behind it",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - for place in np.lexsort((ranges.start_offset, ranges.stream_id)).tolist():
         + for place in range(len(ranges.stream_id)):
         """,
@@ -53,7 +53,7 @@ ADOPTIONS = (
         "Any id that the map does not know may be adopted.",
         "an object that was deleted before the restored point would come back",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - elif present[index] or not self._recovery.holds(object_id):
         + elif present[index]:
         """,
@@ -64,7 +64,7 @@ ADOPTIONS = (
         "A stream keeps the epoch of the restored point, below that of its adopted records.",
         "the owner of before the disaster could open it again under an epoch that was used",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - if stream.epoch > head.epoch:
         + if stream.epoch > head.epoch + 10_000:
         """,
@@ -75,7 +75,7 @@ ADOPTIONS = (
         "Records of an epoch below the stream's are adopted.",
         "a leftover of a writer that was fenced before the backup",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - if epoch < stream.epoch:
         -     return ErrorCode.STREAM_FENCED
         """,
@@ -86,7 +86,7 @@ ADOPTIONS = (
         "Brokers prepare objects in recovery mode.",
         "a list of what is refused, to which one call was not added",
         """
-        streammeta.controller.metadata.recovery:
+        streammeta.controller.metadata.registries.recovery:
         - requests.FinishRestore,
         + requests.FinishRestore,
         + requests.PrepareObjects,
@@ -138,7 +138,7 @@ ADOPTIONS = (
         "What a node owes is taken from a writer of another epoch too.",
         "found at random: a leftover took the place of an upload that came later",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - if start == first and end <= owed_end and epoch == owed_epoch:
         + if start == first and end <= owed_end:
         """,
@@ -171,7 +171,7 @@ ADOPTIONS = (
         "Replaced objects stay in the map, with the ranges of those that replace them.",
         "a swap of which one half was left out",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - if len(gone):
         + if len(gone) > 1_000:
         """,
@@ -182,7 +182,7 @@ ADOPTIONS = (
         "A request takes objects out of the map that its ranges have nothing of.",
         "a mistaken id would destroy what readers can read",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - replaced.require_touched(ahead)
         """,
         Tested(f"{_MAP}::test_an_object_is_not_replaced_with_nothing"),
@@ -192,7 +192,7 @@ ADOPTIONS = (
         "Offsets of replaced objects that nothing has are in the map as if they were readable.",
         "readers would wait for them for ever",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - yield from self._losses(ahead)
         """,
         Tested(
@@ -227,8 +227,8 @@ ADOPTIONS = (
         "found with a disk that was rolled back: committed uploads expired, and their objects went",
         """
         streammeta.controller.lifecycle.bucket_claim:
-        - is_changed = self._controller.cluster_map.applied_end_offset > term.claimed_at_offset
-        + is_changed = self._controller.cluster_map.next_object_id > self._gate.bound
+        - is_changed = self._controller.cluster_metadata.applied_end_offset > term.claimed_at_offset
+        + is_changed = self._controller.cluster_metadata.next_object_id > self._gate.bound
         """,
         Tested(_CLAIMS),
     ),
@@ -248,7 +248,7 @@ ADOPTIONS = (
         "An object of before a restore that the bucket lacks is called unlisted for a while.",
         "the times of its commit and of the listing alone were compared",
         """
-        streammeta.reconcile.verdicts:
+        streammeta.reconcile.vocabulary.verdicts:
         - rows.object_id < rules.settled_below
         + rows.object_id < 0
         """,
@@ -276,7 +276,7 @@ ADOPTIONS = (
         "Offsets that a range has passed over are in the map as if they were readable.",
         "readers would wait for them for ever",
         """
-        streammeta.controller.metadata.adoption:
+        streammeta.controller.metadata.decisions.adoption:
         - stream_id: [*stream.free, *stream.gaps] for stream_id, stream in sorted(ahead.items())
         + stream_id: [*stream.free] for stream_id, stream in sorted(ahead.items())
         """,

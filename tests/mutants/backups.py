@@ -126,7 +126,7 @@ BACKUPS = (
         "Bytes of objects go before the backup knows that they are destroyed.",
         "Redpanda 29468: garbage was collected against a state that was not stored yet",
         """
-        streammeta.controller.lifecycle.backup_wait:
+        streammeta.controller.lifecycle.backup_gate:
         - taken = choose([one for one, wait in self._waits.items() if wait.end_offset <= end])
         + taken = choose([one for one, wait in self._waits.items() if end or wait.end_offset])
         """,
@@ -229,7 +229,7 @@ BACKUPS = (
         "The marker of a generation replaces that of another restore, so both own the bucket.",
         "SlateDB's manifests fence by the same conditional put",
         """
-        streammeta.storage.bucket_marker:
+        streammeta.storage.cluster_files.bucket_marker:
         - store.put(key, json_files.encode(generation), if_absent=True)
         + store.put(key, json_files.encode(generation))
         """,
@@ -256,7 +256,7 @@ BACKUPS = (
         "What one restore left behind is given up, and with it what any other has.",
         "a flag where a number was meant",
         """
-        streammeta.storage.bucket_marker:
+        streammeta.storage.cluster_files.bucket_marker:
         - return tuple(one for one in self.generations if one.number not in self.given_up)
         + return () if self.given_up else self.generations
         """,
@@ -270,7 +270,7 @@ BACKUPS = (
         "Reconciliation deletes objects that were committed after the restored point.",
         "'issued and not in the map' stops being a proof after a restore",
         """
-        streammeta.reconcile.verdicts:
+        streammeta.reconcile.vocabulary.verdicts:
         - *undecided,
         """,
         Tested(

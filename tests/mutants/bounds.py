@@ -10,7 +10,7 @@ BOUNDS = (
         "The values that a PutKVs stores do not count towards the size of its answer.",
         "a client with default limits sees RESOURCE_EXHAUSTED, and the values are stored",
         """
-        streammeta.controller.metadata.kv:
+        streammeta.controller.metadata.registries.kv:
         - _require_answerable("items", results)
         + _require_answerable("items", [result for result in results if result.error])
         """,
@@ -21,7 +21,7 @@ BOUNDS = (
         "A request may make a log entry that no watch can send in a message.",
         "a watch of a client with default limits never passes it",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - require_entry(len(payload))
         """,
         Tested(_ANSWERS + "test_a_log_entry_that_no_watch_could_send_is_not_made"),
@@ -31,7 +31,7 @@ BOUNDS = (
         "Each commit of a pipeline's message may fill the answer that they share.",
         "two commits that meet three large values each",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - require_rest(answered_bytes, "commits")
         """,
         Tested(_ANSWERS + "test_commits_of_a_message_share_the_size_of_its_answer"),
@@ -41,7 +41,7 @@ BOUNDS = (
         "A watch sends an entry that is larger than a message.",
         "an entry that a controller of an older version wrote",
         """
-        streammeta.controller.rpc.watch_messages:
+        streammeta.controller.rpc.watch.messages:
         - if size + len(records) > ENTRY_BYTES_MAX:
         + if parts and size + len(records) > ENTRY_BYTES_MAX:
         """,
@@ -52,7 +52,7 @@ BOUNDS = (
         "A refusal quotes as much of the request as it likes.",
         "a page token of 400 kB: the client sees RESOURCE_EXHAUSTED for the trailers",
         """
-        streammeta.controller.rpc.request_guard:
+        streammeta.controller.rpc.calls.error_mapping:
         - message = _shorten(message, MESSAGE_BYTES_MAX)
         """,
         Tested(_ANSWERS + "test_a_refusal_that_quotes_a_long_request_is_read_by_stock_clients"),
@@ -62,7 +62,7 @@ BOUNDS = (
         "The description of one stream counts as a walk through the map.",
         "of 800 brokers that look one up at once 504 were refused",
         """
-        streammeta.controller.runtime.admission:
+        streammeta.controller.runtime.load.admission:
         - case DescribeStreams() if request.stream_ids:
         + case DescribeStreams() if not request.stream_ids:
         """,
@@ -75,7 +75,7 @@ BOUNDS = (
         "However many objects are described, they count as one look-up.",
         "thousands of calls that describe thousands of objects each, side by side",
         """
-        streammeta.controller.runtime.admission:
+        streammeta.controller.runtime.load.admission:
         - return DESCRIPTION_LOOKUPS * (named or page_size(page))
         + return DESCRIPTION_LOOKUPS
         """,
@@ -114,7 +114,7 @@ BOUNDS = (
         "A server gives tickets, by which a session goes on without the certificate.",
         "a controller whose authority was removed comes back on the plane of peers",
         """
-        streammeta.rpc.tls:
+        streammeta.tls.files:
         - context.num_tickets = 0
         + context.num_tickets = 2
         """,
@@ -158,7 +158,7 @@ BOUNDS = (
         "A file that is empty since the one before was renamed is a break of the chain.",
         "audit verify right after a rotation",
         """
-        streammeta.controller.trust.audit_check:
+        streammeta.controller.trust.audit.check:
         - if any(name_of_log(other.name) == file.name for _, other in of_node):
         + if False:
         """,
@@ -169,7 +169,7 @@ BOUNDS = (
         "The anchor of an audit log is the end that it has now, even if it had more lines.",
         "whoever cuts the log waits ten seconds",
         """
-        streammeta.controller.trust.audit_anchors:
+        streammeta.controller.trust.audit.anchors:
         - return chain.seq > self.seq or cluster_id != self.cluster_id
         + return chain.seq != self.seq or cluster_id != self.cluster_id
         """,
@@ -183,7 +183,7 @@ BOUNDS = (
         "The end of a log is anchored for the controller whose address was asked, whoever answers.",
         "review: addresses in the log can be out of date, and an anchor is never taken back",
         """
-        streammeta.controller.anchoring:
+        streammeta.controller.process.audit_anchoring:
         - and (view.cluster_id, view.node_id) == (cluster_id, node_id)
         """,
         Tested(
@@ -196,7 +196,7 @@ BOUNDS = (
         "Lines in a file that was renamed count as durable once the next file is synced.",
         "review: fsync is of one file",
         """
-        streammeta.controller.trust.audit_file:
+        streammeta.controller.trust.audit.file:
         - self.sync()
           file = self._opened()
         """,

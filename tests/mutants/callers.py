@@ -16,7 +16,7 @@ _SERVER = (
         "A connection stands still for ever once 8 MiB have come by it.",
         "a window that is counted and never granted anew",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self.out.append(frame(Kind.WINDOW_UPDATE, 0, 0, U32.pack(self._taken)))
           self._granted += self._taken
         """,
@@ -30,7 +30,7 @@ _SERVER = (
         "A connection whose calls are given up amid their data stands still after some of them.",
         "leaks of flow control in several HTTP/2 libraries",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self._taken += size
         + self._taken += size if stream_id in self.streams else 0
         """,
@@ -44,7 +44,7 @@ _SERVER = (
         "A client sends as much to one call as it likes, and the controller keeps it in memory.",
         "a window that is compared and not taken from",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - stream.granted -= size
           if flags & Flag.PADDED:
         """,
@@ -55,7 +55,7 @@ _SERVER = (
         "A call of a client that pads its frames stands still.",
         "padding that is counted and not granted anew",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - if len(payload) < size:
         -     self.grant(stream, size - len(payload))
         """,
@@ -66,7 +66,7 @@ _SERVER = (
         "A client keeps a controller busy with streams beyond its limit.",
         "CVE-2023-44487, rapid reset, by refusals",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self._resets.take(now, "streams beyond the limit")
         """,
         Tested(f"{_SESSION}::test_streams_that_are_reset_at_once_are_waste[refused]"),
@@ -76,7 +76,7 @@ _SERVER = (
         "A client keeps a controller busy with headers that are no request.",
         "CVE-2025-8671, resets that the server is made to send",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self._resets.take(now, "malformed requests")
         """,
         Tested(f"{_SESSION}::test_streams_that_are_reset_at_once_are_waste[malformed]"),
@@ -86,7 +86,7 @@ _SERVER = (
         "One client's long headers hold the event loop up for all others.",
         "CVE-2024-27316 and others, floods of CONTINUATION",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
               skipper.feed(data)
           finally:
         -     self.spent += self._headers.steps - before
@@ -237,7 +237,7 @@ _TRUST = (
         "A denied caller goes on as long as it keeps calling.",
         "a cache of verdicts that outlives the policy",
         """
-        streammeta.controller.trust.door:
+        streammeta.controller.trust.authenticator:
         - self._known.clear()
           for task, stay in self._stays.items():
         """,
@@ -248,7 +248,7 @@ _TRUST = (
         "A caller that may do one thing may do everything after that.",
         "a cache of verdicts by certificate alone",
         """
-        streammeta.controller.trust.door:
+        streammeta.controller.trust.authenticator:
         - known_by = (method, pem if proof is None else proof.digest)
         + known_by = ("", pem if proof is None else proof.digest)
         """,
@@ -259,7 +259,7 @@ _TRUST = (
         "Clients that make certificates or tokens fill the memory of a controller.",
         "a cache without an end",
         """
-        streammeta.controller.trust.door:
+        streammeta.controller.trust.authenticator:
         - if len(self._known) >= _KNOWN_MAX:
         -     self._known.clear()
           self._known[known_by] = caller
@@ -271,7 +271,7 @@ _TRUST = (
         "A caller does the part of a call that its role does not allow.",
         "a check that only plain text passes",
         """
-        streammeta.controller.trust.door:
+        streammeta.controller.trust.authenticator:
         - return self.principal is None or not self.roles.isdisjoint(roles)
         + return self.principal is None or bool(self.roles)
         """,
@@ -282,7 +282,7 @@ _TRUST = (
         "A task is cancelled by the end of a token whose call it has long answered.",
         "timers that are not cancelled",
         """
-        streammeta.controller.trust.door:
+        streammeta.controller.trust.authenticator:
           del self._stays[task]
         - if timer is not None:
         -     timer.cancel()
@@ -345,7 +345,7 @@ _AUDIT = (
         "The last line of an audit log is overwritten with anything, and the chain holds.",
         "a torn line taken for the end of a process, though its newline is there",
         """
-        streammeta.controller.trust.audit_check:
+        streammeta.controller.trust.audit.check:
         - if self._torn is not None and self._is_unfinished:
         + if self._torn is not None:
               found.torn += 1
@@ -357,7 +357,7 @@ _AUDIT = (
         "A line that is linked in with the number of another controller's passes.",
         "a chain that is checked by hashes alone",
         """
-        streammeta.controller.trust.audit_check:
+        streammeta.controller.trust.audit.check:
         - if members.get("node", -1) != found.node:
         + if members.get("node", -1) < 0:
         """,
@@ -370,7 +370,7 @@ _AUDIT = (
         "A file of an audit log that was emptied leaves no trace if it was the last.",
         "files without lines, of which nothing is said",
         """
-        streammeta.controller.trust.audit_check:
+        streammeta.controller.trust.audit.check:
         - if not file.lines:
         -     self._note(file.name, 1, "the file is empty")
         """,
@@ -381,7 +381,7 @@ _AUDIT = (
         "Lines that a controller lost by its own word are not told.",
         "a member that nobody reads",
         """
-        streammeta.controller.trust.audit_check:
+        streammeta.controller.trust.audit.check:
         - found.dropped += members.get("dropped", 0)
         """,
         Tested(f"{_AUDIT_FILES}::test_lines_that_the_controller_lost_are_counted"),

@@ -35,7 +35,7 @@ CLIENTS = (
         "A client may open calls and reset them at once without end.",
         "CVE-2023-44487",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self._resets.take(now, "resets")
         + pass
         """,
@@ -46,7 +46,7 @@ CLIENTS = (
         "Only the bytes of a block of headers are bounded, and not its frames.",
         "CVE-2024-27316 and its like: CONTINUATION without an end",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - CONTINUATIONS_MAX = 64
         + CONTINUATIONS_MAX = 1 << 40
         """,
@@ -57,7 +57,7 @@ CLIENTS = (
         "A client may send more on a stream than it was granted.",
         "flow control that only the honest keep",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - if size > stream.granted:
         + if size < 0:
         """,

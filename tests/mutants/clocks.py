@@ -61,7 +61,7 @@ CLOCKS = (
         "An object that a fast leader marked destroyed is not deleted until that time.",
         "a leader 400 days ahead for 20 s: objects that nobody could delete for 400 days",
         """
-        streammeta.controller.metadata.maintenance:
+        streammeta.controller.metadata.decisions.maintenance:
         - return found + self._objects.destroyed_before(INT64_MAX, limit - len(found), future_ms)
         + return found[: max(0, future_ms)]
         """,
@@ -83,7 +83,7 @@ CLOCKS = (
         "A hold that a fast clock left bars deletions until that time.",
         "a lease written by a fast clock blocked other machines for 400 days",
         """
-        streammeta.controller.metadata.maintenance:
+        streammeta.controller.metadata.decisions.maintenance:
         - until_ms = max(until_ms, min(self._hold.until_ms, now_ms + TTL_MS_MAX))
         + until_ms = max(until_ms, self._hold.until_ms)
         """,
@@ -129,7 +129,7 @@ CLOCKS = (
         "A lease that a fast clock left blocks every other machine until that time.",
         "a lease written by a fast clock blocked other machines for 400 days",
         """
-        streammeta.reconcile.lease:
+        streammeta.reconcile.cluster.lease:
         - if 0 < left_ms <= LEASE_MS:
         + if 0 < left_ms:
         """,
@@ -140,7 +140,7 @@ CLOCKS = (
         "A run whose clock is fast takes a lease that another one renews.",
         "lease expiry by the clock of whoever looks",
         """
-        streammeta.reconcile.lease:
+        streammeta.reconcile.cluster.lease:
         - number = self._watch(number)
         + number = self._watch(number) if left_ms > 0 else number
         """,
@@ -151,7 +151,7 @@ CLOCKS = (
         "A node that once started with a fast clock can't register until that time.",
         "a broker started once with a clock 10 years ahead was locked out until 2036",
         """
-        streammeta.client.node_epochs:
+        streammeta.client.nodes.node_epochs:
         - if ahead_ms <= 0:
         + if ahead_ms:
         """,
@@ -162,7 +162,7 @@ CLOCKS = (
         "A process that started earlier and registers later fences the newer one.",
         "the last one to register wins",
         """
-        streammeta.client.node_epochs:
+        streammeta.client.nodes.node_epochs:
         - if ahead_ms <= 0:
         + if registered < 0:
         """,

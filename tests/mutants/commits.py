@@ -14,7 +14,7 @@ COMMITS = (
         "A trim ends where it is asked to, beyond everything that its owner has appended.",
         "a writer that continues below the start: its records are acknowledged and never seen",
         """
-        streammeta.controller.metadata.stream_decisions:
+        streammeta.controller.metadata.registries.stream_decisions:
         - start = min(start, max(end, item.appended_end_offset))
         + pass
         """,
@@ -25,7 +25,7 @@ COMMITS = (
         "A trim uses up all offsets of its stream.",
         "a trim to the largest number, to delete everything",
         """
-        streammeta.controller.metadata.stream_decisions:
+        streammeta.controller.metadata.registries.stream_decisions:
         - if start < head.start_offset or start > end + TRIM_AHEAD_MAX:
         + if start < head.start_offset:
         """,
@@ -36,7 +36,7 @@ COMMITS = (
         "A trim that comes with a commit does not reach the records of that commit.",
         "the end of a stream before and after the records of the same entry",
         """
-        streammeta.controller.metadata.commit_effects:
+        streammeta.controller.metadata.decisions.commit_effects:
         - request.node.node_id, request.trims, _raised_ends(records)
         + request.node.node_id, request.trims, {}
         """,
@@ -50,7 +50,7 @@ COMMITS = (
         "A trim does not wait for the appends that it covers, and ends before them.",
         "records that were deleted come back with the next upload",
         """
-        streammeta.client.stream_client:
+        streammeta.client.api.stream_client:
         - if any(start > ends[stream_id][0] for stream_id, start in wanted.items()):
         + if False:
         """,
@@ -64,7 +64,7 @@ COMMITS = (
         "A session trims beyond the committed end though nothing was appended there.",
         "a tool that trims a stream while its writer is not asked",
         """
-        streammeta.client.session:
+        streammeta.client.nodes.session:
         - appended_end_offset=ends.get(stream_id, 0),
         """,
         Tested(
@@ -77,7 +77,7 @@ COMMITS = (
         "A stream object that a commit left out is answered so in every later commit.",
         "the same object sent again in order, and its answer lost",
         """
-        streammeta.controller.metadata.commit_rules:
+        streammeta.controller.metadata.decisions.commit_rules:
         - verdicts[came] = 0
         """,
         Tested(
@@ -89,7 +89,7 @@ COMMITS = (
         "A range is answered refused because another commit named its object before.",
         "an id that was used before it was issued",
         """
-        streammeta.controller.metadata.commit_rules:
+        streammeta.controller.metadata.decisions.commit_rules:
         - verdicts[np.isin(stream_id, held)] = 0
         """,
         Tested(
@@ -102,7 +102,7 @@ COMMITS = (
         "A left-out row is remembered without its commit.",
         "two commits that leave out the same row for different reasons",
         """
-        streammeta.controller.metadata.left_out_rows:
+        streammeta.controller.metadata.decisions.left_out_rows:
         - self._errors.put(RowKey(record.content_digest, object_id, stream_id), error, undo)
         + self._errors.put(RowKey(NO_DIGEST, object_id, stream_id), error, undo)
         """,
@@ -113,10 +113,10 @@ COMMITS = (
         "A left-out row is remembered by its object alone, and answers for every later commit.",
         "the same object sent again in order, and its answer lost",
         """
-        streammeta.controller.metadata.left_out_rows:
+        streammeta.controller.metadata.decisions.left_out_rows:
         - self._errors.put(RowKey(record.content_digest, object_id, stream_id), error, undo)
         + self._errors.put(RowKey(NO_DIGEST, object_id, stream_id), error, undo)
-        streammeta.controller.metadata.commit_rules:
+        streammeta.controller.metadata.decisions.commit_rules:
         - verdicts[came] = 0
         """,
         Simulated(seeds=range(66, 67)),
@@ -126,7 +126,7 @@ COMMITS = (
         "A repeat answers that a row was accepted, since its verdict is no longer remembered.",
         "a broker that drops records which were never committed",
         """
-        streammeta.controller.metadata.commit_rules:
+        streammeta.controller.metadata.decisions.commit_rules:
         - verdicts = np.where((verdicts == 0) & ~may_have_come, unknown, verdicts)
         """,
         Tested(_REPEATS + "test_a_row_whose_verdict_is_forgotten_is_not_answered_accepted"),
@@ -136,7 +136,7 @@ COMMITS = (
         "A recovery that names its recoverer is let through, whoever it was assigned to.",
         "two recoverers at once, one of them with an older view of the log",
         """
-        streammeta.controller.metadata.nodes:
+        streammeta.controller.metadata.registries.nodes:
         - assigned = node.recovered_by == recoverer.node_id
         + assigned = True
         """,
@@ -147,7 +147,7 @@ COMMITS = (
         "A value that can't be put is left out, and the commit that it came with is made.",
         "a segment whose metadata is that of another writer",
         """
-        streammeta.controller.metadata.commit_effects:
+        streammeta.controller.metadata.decisions.commit_effects:
         - if error is not ErrorCode.NONE:
         -     return (), replace(_refused(request, error), kv_results=results, trim_errors=errors)
         """,
@@ -158,7 +158,7 @@ COMMITS = (
         "The repeat of a commit puts its values once more, over what was put since.",
         "a lost answer, a retry, and an update of another that is gone",
         """
-        streammeta.controller.metadata.commit_effects:
+        streammeta.controller.metadata.decisions.commit_effects:
         - if not records:
         + if False:
         """,
@@ -171,7 +171,7 @@ COMMITS = (
         "A key is deleted, and the objects that it owns keep their names and bytes for ever.",
         "what an offloaded ledger leaves behind when its ledger is gone",
         """
-        streammeta.controller.metadata.cluster_map:
+        streammeta.controller.metadata.cluster_metadata:
         - return (record, *self._named.gone_with_keys(gone, now_ms)), answer
         + return (record,), answer
         """,
@@ -182,7 +182,7 @@ COMMITS = (
         "A compaction takes a named object for a stream object, and destroys it.",
         "the table of ranges is asked for the first range of an object that has none",
         """
-        streammeta.controller.metadata.object_queries:
+        streammeta.controller.metadata.registries.object_queries:
         - fit[fit] = (kinds != _STREAM_SET) & (kinds != _NAMED)
         + fit[fit] = kinds != _STREAM_SET
         """,
@@ -193,7 +193,7 @@ COMMITS = (
         "A commit under a known object id is taken for its repeat, though it puts other values.",
         "a success that is answered for values that nobody has put",
         """
-        streammeta.controller.metadata.request_identity:
+        streammeta.controller.metadata.api.request_identity:
         - return _signed(total + _of_effects(request))
         + return _signed(total)
         """,
@@ -204,7 +204,7 @@ COMMITS = (
         "A commit with values is joined with others, in a form that has no place for them.",
         "found by reading: the joiner knows fields by name",
         """
-        streammeta.controller.metadata.upload_batches:
+        streammeta.controller.metadata.api.upload_batches:
         - and not request.kv_puts
         """,
         Tested(_TESTS + "test_commits_with_effects_are_not_joined_with_others"),

@@ -10,7 +10,7 @@ CONFORMANCE = (
         "A commit whose error carries the expected end reports a failure.",
         "TieredStoreException with a position",
         """
-        streammeta.brokers.rocketmq.file_segment:
+        streammeta.brokers.rocketmq.segments.file_segment:
         - if error.position != body.end:
         + if error.position != body.position:
         """,
@@ -21,7 +21,7 @@ CONFORMANCE = (
         "Consume queue items get a physical offset, as messages do.",
         "FileSegmentInputStream of another type",
         """
-        streammeta.brokers.rocketmq.file_segment:
+        streammeta.brokers.rocketmq.segments.file_segment:
         - if self.kind is SegmentType.COMMIT_LOG:
         + if self.kind is not SegmentType.INDEX:
               return commit_log_body(self.commit_offset, buffers, self.commit_position)
@@ -44,7 +44,7 @@ CONFORMANCE = (
         "An index object of another format version is read as if it had this one.",
         "offloaders of two releases on one bucket",
         """
-        streammeta.brokers.pulsar.object_names:
+        streammeta.brokers.pulsar.formats.object_names:
         - return found.get(VERSION_KEY) == VERSION
         + return VERSION_KEY in found
         """,
@@ -78,7 +78,7 @@ CONFORMANCE = (
         "The header of a streaming block names ledger 0.",
         "DataBlockHeaderV2",
         """
-        streammeta.brokers.pulsar.blocks:
+        streammeta.brokers.pulsar.formats.blocks:
         - return cls(length, first, ledger_id if magic == STREAMING_MAGIC else None)
         + return cls(length, first, 0 if magic == STREAMING_MAGIC else None)
         """,

@@ -8,7 +8,7 @@ CONTROLLERS = (
         "A write is answered when it is appended, before a majority has it.",
         "acknowledged writes lost by a crash of the leader, as with acks=1 in Kafka",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
         + waiting = None
         """,
@@ -19,7 +19,7 @@ CONTROLLERS = (
         "Losing leadership undoes the map, and not the rolling hash of the log.",
         "KAFKA-13100 and KAFKA-13114 are of this family",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - self._log_hash.undo_to(self._committed_end)
         """,
         Simulated("restless"),
@@ -29,7 +29,7 @@ CONTROLLERS = (
         "A session's read at the leader shows what may yet be undone.",
         "the family of dirty reads",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
           while True:
               answered = self._query_shown(request)
         -     if await self._is_committed(answered.offset):
@@ -43,7 +43,7 @@ CONTROLLERS = (
         "An answer that changes nothing is given without a proof that this node still leads.",
         "found here by the simulator",
         """
-        streammeta.controller.runtime.submission:
+        streammeta.controller.runtime.writer.submission:
         - if not self._is_proven:
         + if False:
         """,
@@ -54,7 +54,7 @@ CONTROLLERS = (
         "The controller answers linearizable reads without a round of acknowledgements.",
         "stale reads of etcd and Consul before 2015 (Jepsen)",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - await log.read_barrier()
           while True:
         """,
@@ -67,7 +67,7 @@ CONTROLLERS = (
         "A frozen view is handed out before everything in it is committed.",
         "exports and snapshots of state that is undone later",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - await self._shown(log, frozen.id.end_offset)
         """,
         Simulated("mixed", seeds=range(19, 219)),
@@ -77,7 +77,7 @@ CONTROLLERS = (
         "The hash of the map at an offset is given before that offset is committed.",
         "replicas that look different and are not",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - waiting = self._answers.until(offset) if offset > self._committed_end else None
         + waiting = None
         """,
@@ -88,7 +88,7 @@ CONTROLLERS = (
         "Watchers of a leader see entries when they are appended.",
         "etcd's watches showed what a deposed leader had not committed in early versions",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
           self._uncommitted.append((offset, records))
         + batch = Batch(offset, 0, BatchKind.DATA, (payload,))
         + self._changes.extend((batch,), end_offset)
@@ -100,7 +100,7 @@ CONTROLLERS = (
         "A watcher whose node loads a snapshot goes on behind it as if nothing had been skipped.",
         "missed events after a reset connection, the classic of Kubernetes watches",
         """
-        streammeta.controller.runtime.change_feed:
+        streammeta.controller.runtime.writer.change_feed:
         - self.start_offset = self.end_offset = end_offset
         + self.end_offset = end_offset
         """,
@@ -111,7 +111,7 @@ CONTROLLERS = (
         "A watcher that is too slow for the ring goes on behind what it has missed.",
         "lost events of slow consumers",
         """
-        streammeta.controller.runtime.change_feed:
+        streammeta.controller.runtime.writer.change_feed:
         - self.start_offset = self._offsets[self._first] + 1
         """,
         Simulated("mixed"),
@@ -121,7 +121,7 @@ CONTROLLERS = (
         "A new leader serves before it has replayed everything committed.",
         "KAFKA-15345",
         """
-        streammeta.controller.runtime.quorum_driver:
+        streammeta.controller.runtime.replication.quorum_driver:
         - if self._core.is_established and self._deliverer.is_caught_up():
         + if self._core.is_established:
         """,

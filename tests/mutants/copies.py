@@ -11,7 +11,7 @@ COPIES = (
         "Tags of all objects but the first are refused for good by an older server.",
         "a shared flag that is read after the request which it was to describe",
         """
-        streammeta.storage.object_store.s3:
+        streammeta.storage.object_store.s3.s3:
         - if was_md5:
         + if digests.are_md5:
               raise
@@ -23,7 +23,7 @@ COPIES = (
         "An orphan without tags counts as gone, and no rule of the bucket deletes it.",
         "NoSuchTagSet, which some servers answer with 404",
         """
-        streammeta.storage.object_store.s3_copies:
+        streammeta.storage.object_store.s3.s3_copies:
         - if error.response.get("Error", {}).get("Code") not in _NO_TAGS:
         + if True:
               raise
@@ -37,7 +37,7 @@ COPIES = (
         "An object above 5 GiB can never be moved to quarantine or brought back.",
         "CopyObject, which copies 5 GiB at most",
         """
-        streammeta.storage.object_store.s3:
+        streammeta.storage.object_store.s3.s3:
         - if found.size <= COPIED_AT_ONCE:
         + if True:
               try:
@@ -49,7 +49,7 @@ COPIES = (
         "A copy by parts loses the user metadata and the headers of the object.",
         "uploads in parts, which keep nothing of a source",
         """
-        streammeta.storage.object_store.s3_copies:
+        streammeta.storage.object_store.s3.s3_copies:
         - upload = store.start_upload(target_key, fields, tags)
         + upload = store.start_upload(target_key, {}, tags)
         """,
@@ -60,7 +60,7 @@ COPIES = (
         "An object that was replaced is copied as if it were the one of the plan.",
         "copies by key alone",
         """
-        streammeta.storage.object_store.s3:
+        streammeta.storage.object_store.s3.s3:
         - return source | ({"CopySourceIfMatch": f'"{etag}"'} if etag else {})
         + return source
         """,
@@ -71,7 +71,7 @@ COPIES = (
         "An object that is replaced during a copy gives a copy of parts of both.",
         "servers that ignore x-amz-copy-source-if-match",
         """
-        streammeta.storage.object_store.s3_copies:
+        streammeta.storage.object_store.s3.s3_copies:
         - if store.head(source_key).etag != source.etag:
         + if False:
               raise ObjectChangedError(source_key)
@@ -83,7 +83,7 @@ COPIES = (
         "The parts of a copy that failed stay in the bucket, where no listing shows them.",
         "multipart uploads that nobody aborts",
         """
-        streammeta.storage.object_store.s3_copies:
+        streammeta.storage.object_store.s3.s3_copies:
         - with suppress(StorageError):
         -     store.abort_multipart(upload)
           raise
@@ -95,7 +95,7 @@ COPIES = (
         "Nothing can be deleted in a bucket of an older server.",
         "DeleteObjects without Content-MD5, refused with MissingContentMD5",
         """
-        streammeta.storage.object_store.s3_client:
+        streammeta.storage.object_store.s3.s3_client:
         - if self.are_md5:
         + if False:
               digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
@@ -107,7 +107,7 @@ COPIES = (
         "Twenty objects that can't be copied hold back the deletion of all others.",
         "failures of one object that count as failures of the store",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - self._failed_in_a_row += sum(one.may_concern_all for one in judged)
         + self._failed_in_a_row += len(judged)
         """,
@@ -118,7 +118,7 @@ COPIES = (
         "An object that was put by hand since the look at it is moved to quarantine and deleted.",
         "a look before and a copy after, of whatever is there then",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - self._store.copy(one.key, place, meant)
         + self._store.copy(one.key, place)
         """,

@@ -11,7 +11,7 @@ DAMAGE = (
         "A block is read again without a look at the checksum that was learned for it.",
         "measured: 43 % of random damages of an object stayed unseen by block reads",
         """
-        streammeta.client.object_source:
+        streammeta.client.reading.object_source:
         - if block.crc32c == UNKNOWN_CRC:
         + if block.crc32c >= UNKNOWN_CRC:
         """,
@@ -33,7 +33,7 @@ DAMAGE = (
         "One bad transfer of a range is taken for damage of the object.",
         "a deep run reads twice for the same reason",
         """
-        streammeta.client.object_source:
+        streammeta.client.reading.object_source:
               return read()
         - except CorruptObjectError as error:
         + except ZeroDivisionError as error:
@@ -45,7 +45,7 @@ DAMAGE = (
         "A set object of which some blocks have expired is compacted without a comparison.",
         "the new object's checksum then vouches for the damage of the others",
         """
-        streammeta.client.compaction.set_object_run:
+        streammeta.client.compaction.sso_run:
         - await read_gaps(self._checks, context.calls, context.key_of, source_ids, figures)
         + await read_gaps(self._checks, context.calls, context.key_of, (), figures)
         """,

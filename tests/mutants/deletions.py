@@ -115,7 +115,7 @@ DELETIONS = (
         "Objects of streams that were created after the copy of the disk are deleted.",
         "a missing stream that is taken for a deleted one",
         """
-        streammeta.controller.metadata.cluster_map:
+        streammeta.controller.metadata.cluster_metadata:
         - ends = dict.fromkeys(stream_ids[~is_issued].tolist(), 0)
         + ends: dict[int, int] = {}
         """,
@@ -302,7 +302,7 @@ DELETIONS = (
         "A plan is applied though the map was restored since to an earlier state.",
         "a comparison with the plan's own numbers alone",
         """
-        streammeta.reconcile.identity:
+        streammeta.reconcile.cluster.identity:
         - if standing.issued_below < claimed_below or standing.next_object_id < next_object_id:
         + if standing.next_object_id < next_object_id:
         """,
@@ -313,7 +313,7 @@ DELETIONS = (
         "A task deletes by a map that the bucket's claims are above.",
         "a bound that is read and not passed on",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - claimed_below=self._claimed_below or 0,
         + claimed_below=0,
         """,
@@ -324,7 +324,7 @@ DELETIONS = (
         "A task deletes objects whose ids the restored map has yet to issue.",
         "a map that went back between the plan and its application",
         """
-        streammeta.reconcile.identity:
+        streammeta.reconcile.cluster.identity:
         - if standing.issued_below < claimed_below or standing.next_object_id < next_object_id:
         + if standing.issued_below < claimed_below:
         """,
@@ -335,7 +335,7 @@ DELETIONS = (
         "A map that is restored within a task frees what it does not know any more.",
         "a check that is made once a task",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - check_standing(
         + if not deleting and not self._undo_files: check_standing(
         """,
@@ -346,7 +346,7 @@ DELETIONS = (
         "A few keys that the store keeps hold back the deletion of all others.",
         "failures that are counted without regard to successes",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - if any(one.outcome is not Outcome.FAILED for one in judged):
         + if False:
               self._failed_in_a_row = 0
@@ -358,7 +358,7 @@ DELETIONS = (
         "A task asks a store that keeps everything for the deletion of every candidate.",
         "failures that are told and not counted",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - self._is_over = self._is_over or self._failed_in_a_row >= _HOPELESS
         + self._is_over = self._is_over
         """,
@@ -435,7 +435,7 @@ DELETIONS = (
         "A run goes on deleting though its audit log takes no more lines.",
         "a disk that is full",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
           except OSError:  # what began is on record, and nothing more begins
         -     self._is_over = True
         +     pass
@@ -447,7 +447,7 @@ DELETIONS = (
         "What the map has not reached yet is deleted like any orphan.",
         "a controller's disk that was rolled back: objects of commits made since were deleted",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - contents = judge_contents(self._store, self._leader, present, self._order.next_stream_id)
         + contents = iter([Judged(one, Outcome.WOULD_DELETE) for one in present])
         """,
@@ -458,7 +458,7 @@ DELETIONS = (
         "Objects of a stream that a rolled back map has forgotten whole are deleted.",
         "found while the rule was made: what is unknown was taken for deleted",
         """
-        streammeta.reconcile.ahead_of_map:
+        streammeta.reconcile.deletion.ahead_of_metadata:
         - ends = unborn | dict(leader.stream_ends(named))
         + ends = dict(leader.stream_ends(named))
         """,
@@ -471,7 +471,7 @@ DELETIONS = (
         "A candidate that can't be read counts as one without records.",
         "a failed look that is taken for a good one",
         """
-        streammeta.reconcile.ahead_of_map:
+        streammeta.reconcile.deletion.ahead_of_metadata:
         - return failed(one, "not deleted, as its index can't be read", error)
         + return Judged(one, Outcome.WOULD_DELETE)
         """,
@@ -482,7 +482,7 @@ DELETIONS = (
         "Bytes that were mangled on the way once make an object foreign.",
         "a store that sent other bytes than it has",
         """
-        streammeta.reconcile.ahead_of_map:
+        streammeta.reconcile.deletion.ahead_of_metadata:
         - last = last or read_last_entries(store, one.key, one.size)
         """,
         Tested(f"{_AHEAD_OF_MAP}::test_bytes_are_not_foreign_at_first_sight"),
@@ -492,7 +492,7 @@ DELETIONS = (
         "The first page of an answer is taken for all of it, and other streams for deleted.",
         "answers in pages that are read as one",
         """
-        streammeta.reconcile.leader:
+        streammeta.reconcile.cluster.controller_client:
         - if not page.next_page_token:
         + if True:
         """,
@@ -519,7 +519,7 @@ DELETIONS = (
         "The audit trail has no line of what was kept.",
         "records of deletions alone",
         """
-        streammeta.reconcile.audit_trail:
+        streammeta.reconcile.deletion.audit_trail:
         - unbegun = (self._order.done, Outcome.AHEAD_OF_MAP)
         + unbegun = (self._order.done,)
         """,

@@ -181,7 +181,7 @@ DISK = (
         "A vote waits for room behind a batch that finds none, and no voter can be elected.",
         "found by trying: reads stopped until room was made",
         """
-        streammeta.controller.runtime.quorum_disk:
+        streammeta.controller.runtime.persistence.quorum_disk:
         - work = self._write_last_state(work)
         """,
         Tested(
@@ -194,7 +194,7 @@ DISK = (
         "The loop flushes a batch while the thread has others to write that come before it.",
         "what two writers of one log come to",
         """
-        streammeta.controller.runtime.flush_place:
+        streammeta.controller.runtime.persistence.flush_scheduling:
         - if self._at_thread or self._is_disk_full:
         + if self._is_disk_full:
         """,
@@ -205,7 +205,7 @@ DISK = (
         "What the loop flushes itself is acknowledged first: nothing else could see it meanwhile.",
         "a power failure could",
         """
-        streammeta.controller.runtime.quorum_disk:
+        streammeta.controller.runtime.persistence.quorum_disk:
         + for item in work:
         +     self._on_report(events.WriteDone(item.token))
           began = time.monotonic()
@@ -221,7 +221,7 @@ DISK = (
         "A state written ahead of batches lets the acknowledgement of those batches go too.",
         "a hazard of writing the quorum-state out of its turn",
         """
-        streammeta.controller.runtime.core_loop:
+        streammeta.controller.runtime.replication.core_loop:
         - is_state_durable = not effect.vouches_for_log and effect.after <= self._state_token
         + is_state_durable = effect.after <= self._state_token
         """,
@@ -235,7 +235,7 @@ DISK = (
         "What waits for a full disk is sent after a message of a later epoch has gone ahead of it.",
         "found here by the simulator",
         """
-        streammeta.controller.runtime.core_loop:
+        streammeta.controller.runtime.replication.core_loop:
         - elif message.header.epoch < self._epoch:
         + elif message.header.epoch < 0:
         """,
@@ -276,7 +276,7 @@ DISK = (
         "A read waits for batches that wait for room on disks.",
         "found by trying: one read took nine seconds",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         -     self._reads.fail_all(_ReadAgainError())
         +     self._reads.fail_all
 

@@ -15,7 +15,7 @@ FAILOVERS = (
         "An upload of which some streams were refused counts as done; the log is discarded.",
         "a commit that accepts its valid rows answers without an error of the whole",
         """
-        streammeta.client.object_log.departed_node:
+        streammeta.client.wal.bucket.departed_node:
         - return verdicts == {common_pb2.ERROR_CODE_NONE}
         + return common_pb2.ERROR_CODE_NONE in verdicts
         """,
@@ -26,7 +26,7 @@ FAILOVERS = (
         "An upload counts by the verdict of its first stream alone.",
         "code that was written for commits of one stream",
         """
-        streammeta.client.object_log.departed_node:
+        streammeta.client.wal.bucket.departed_node:
         - return verdicts == {common_pb2.ERROR_CODE_NONE}
         + return next(iter(commit.verdict(answer).values())) == common_pb2.ERROR_CODE_NONE
         """,
@@ -37,7 +37,7 @@ FAILOVERS = (
         "A recoverer that a newer process has replaced judges and uploads again and again.",
         "one answer for refused rows and for a refused caller",
         """
-        streammeta.client.object_log.departed_node:
+        streammeta.client.wal.bucket.departed_node:
         - for code in verdicts & set(_OF_THE_NODE):
         + for code in ():
         """,
@@ -50,7 +50,7 @@ FAILOVERS = (
         "A closing that was refused counts as done, and the log is discarded.",
         "errors of single items in an answer that is fine as a whole",
         """
-        streammeta.client.object_log.departed_node:
+        streammeta.client.wal.bucket.departed_node:
         - if code not in _GONE:
         + if code not in (*_GONE, *_OF_THE_NODE):
         """,
@@ -63,7 +63,7 @@ FAILOVERS = (
         "A recoverer with the wrong bucket fences a node, finds no log, and closes its streams.",
         "a broker that was configured for another environment",
         """
-        streammeta.client.object_log.departed_node:
+        streammeta.client.wal.bucket.departed_node:
         - await self._bucket.passed()
         """,
         Tested(f"{_DEPARTED}::test_a_bucket_of_another_cluster_fences_nobody"),
@@ -73,7 +73,7 @@ FAILOVERS = (
         "The log of a departed node is discarded though its streams could not be closed.",
         "clean-up in the wrong order",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - await departed.close(streams)
         - report.closed_streams = len(streams)
           for one in sealed:
@@ -88,7 +88,7 @@ FAILOVERS = (
         "Offsets that another process wrote pass for the record that was acknowledged.",
         "recovery by offsets alone",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - self._comparison.note(record, is_stored=is_stored)
         + self._comparison.note(record, is_stored=True)
         """,
@@ -101,7 +101,7 @@ FAILOVERS = (
         "Records that an earlier recovery stored are set aside as if they were lost.",
         "recovery by epochs alone",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - if self._plan.is_doubtful(record):
         + if False:
         """,
@@ -114,7 +114,7 @@ FAILOVERS = (
         "A record of an older epoch takes the offset of a newer one, which is set aside.",
         "a log that several epochs of a stream were written into",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - note_newest(self._newest, record)
         + pass
         """,
@@ -128,7 +128,7 @@ FAILOVERS = (
         "A failover holds all records of the log in memory before it uploads.",
         "logs of several GiB",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - return self._bytes >= self._chunk_bytes or len(self._wanted) >= _CHUNK_STREAMS
         + return len(self._wanted) >= _CHUNK_STREAMS
         """,
@@ -139,7 +139,7 @@ FAILOVERS = (
         "A node that can't be recovered keeps every other node from being recovered.",
         "an exception that no handler expects",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - except Exception:  # noqa: BLE001 - other nodes must be recovered all the same
         + except OSError:
         """,
@@ -152,7 +152,7 @@ FAILOVERS = (
         "Streams of a node whose log is on its disk are closed without the records in it.",
         "recoverers that do not look at the kind of log",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - if recovery.wal_config == WAL_CONFIG:
         + if recovery.node_id:
         """,
@@ -163,7 +163,7 @@ FAILOVERS = (
         "Records set aside in the bucket replace others that are as many.",
         "names made of numbers that repeat",
         """
-        streammeta.client.object_log.setting_aside:
+        streammeta.client.wal.bucket.setting_aside:
         - token = hashlib.sha256(body).hexdigest()[:32]
         + token = hashlib.sha256(b"%d" % len(encoded)).hexdigest()[:32]
         """,
@@ -174,7 +174,7 @@ FAILOVERS = (
         "Records set aside in the bucket replace others that begin alike.",
         "names made of a position",
         """
-        streammeta.client.object_log.setting_aside:
+        streammeta.client.wal.bucket.setting_aside:
         - token = hashlib.sha256(body).hexdigest()[:32]
         + token = hashlib.sha256(encoded[0]).hexdigest()[:32]
         """,
@@ -185,7 +185,7 @@ FAILOVERS = (
         "The second records that a process sets aside replace the first.",
         "names made of the trimmed end alone",
         """
-        streammeta.client.write_ahead_log.set_aside:
+        streammeta.client.wal.disk.set_aside:
         - return directory / f"{trimmed:020d}-{number}.aside"
         + return directory / f"{trimmed:020d}-0.aside"
         """,
@@ -196,7 +196,7 @@ FAILOVERS = (
         "The next process' records that are set aside replace those of the one before.",
         "numbers that begin again with every start",
         """
-        streammeta.client.write_ahead_log.set_aside:
+        streammeta.client.wal.disk.set_aside:
         - return directory / f"{trimmed:020d}-{number}.aside"
         + return directory / f"{0:020d}-{number}.aside"
         """,
@@ -207,7 +207,7 @@ FAILOVERS = (
         "A log that had no room to start over breaks at the next append, though there is room.",
         "found by a test: a request that is dropped with the failure of its first attempt",
         """
-        streammeta.client.write_ahead_log.log:
+        streammeta.client.wal.disk.log:
         - if self._start_over_at is None:
         + if False:
         """,
@@ -221,7 +221,7 @@ FAILOVERS = (
         "Slots that a discarding could not delete stay in the bucket for ever.",
         "clean-up that is tried once",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - await delete_leftovers(slots, (log for epoch, log in found.items() if epoch < max(found)))
         """,
         Tested(
@@ -233,7 +233,7 @@ FAILOVERS = (
         "The seal goes with the rest of a recovered log, and its process acknowledges again.",
         "clean-up of all that a listing shows",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
           if log.is_recovered:
         -     await delete_slots(slots, log.name, log.without_seals)
         +     await delete_slots(slots, log.name, log.sequences)
@@ -247,7 +247,7 @@ FAILOVERS = (
         "A restarted broker uploads records of an older epoch in the place of newer ones.",
         "a log that several epochs of a stream were written into",
         """
-        streammeta.client.write_ahead_log.recovery:
+        streammeta.client.wal.disk.recovery:
         - note_newest(newest, record)
           if held.get(record.stream_id) != record.epoch:
         """,
@@ -258,7 +258,7 @@ FAILOVERS = (
         "Records of an epoch that the node does not hold yet continue its stream.",
         "a comparison of epochs for equality alone",
         """
-        streammeta.client.write_ahead_log.recovery:
+        streammeta.client.wal.disk.recovery:
         - if held is None or held.epoch < record.epoch:
         + if held is None:
         """,

@@ -18,7 +18,7 @@ FENCES = (
         "A new process goes on under the epochs of an earlier one, whose log then counts as its.",
         "found by a log whose volume was not mounted for one start of its broker",
         """
-        streammeta.client.session:
+        streammeta.client.nodes.session:
         - return replace(session, inherited=await session._take_over(listed))
         + return replace(session, inherited=tuple(listed))
         """,
@@ -29,7 +29,7 @@ FENCES = (
         "A record of an earlier epoch counts as committed wherever the stream holds its offset.",
         "the second half of the same fault: three acknowledged records were dropped silently",
         """
-        streammeta.client.write_ahead_log.recovery:
+        streammeta.client.wal.disk.recovery:
         - if record.end_offset > self._comparison.equal_to.get(key, least):
         + if record.end_offset > history.end_offset:
         """,
@@ -40,7 +40,7 @@ FENCES = (
         "A record is uploaded because it begins at the stream's end, whoever wrote what is before.",
         "the first half of the same fault: two records of a lost run were spliced in",
         """
-        streammeta.client.write_ahead_log.recovery:
+        streammeta.client.wal.disk.recovery:
         - return record.base_offset == end == self._reach(record, largest_end)
         + return record.base_offset == end
         """,
@@ -51,7 +51,7 @@ FENCES = (
         "A record counts as stored if one of its offsets is, with whatever bytes.",
         "a comparison of offsets, as before",
         """
-        streammeta.client.write_ahead_log.stored_records:
+        streammeta.client.wal.disk.stored_records:
         - wanted = (record.base_offset, record.count, record.payload)
         + found = found[:1] and [record]
         + wanted = (record.base_offset, record.count, record.payload)
@@ -63,7 +63,7 @@ FENCES = (
         "After a failed write records of the older epoch take the offsets of the newer one's.",
         "a log that is read in order, without looking at what its process did next",
         """
-        streammeta.client.write_ahead_log.recovery:
+        streammeta.client.wal.disk.recovery:
         - if self._newest.get(record.stream_id, record.epoch) > record.epoch:
         -     return False
         """,
@@ -74,7 +74,7 @@ FENCES = (
         "A record that differs from the stored one does not bar the records behind it.",
         "each record judged for itself",
         """
-        streammeta.client.write_ahead_log.recovery:
+        streammeta.client.wal.disk.recovery:
         - self.differing.add(key)
         + pass
         """,
@@ -85,7 +85,7 @@ FENCES = (
         "A second process of a node epoch registers: it and the first one write the same streams.",
         "two machines with a copy of one write-ahead log and a fixed node epoch",
         """
-        streammeta.controller.metadata.nodes:
+        streammeta.controller.metadata.registries.nodes:
         - if process_id != node.process_id:
         + if False:
         """,
@@ -98,7 +98,7 @@ FENCES = (
         "A client that names no process can't repeat its registration.",
         "an older client, or a tool, that registers again to change tags",
         """
-        streammeta.controller.metadata.nodes:
+        streammeta.controller.metadata.registries.nodes:
         - process_id = process_id or node.process_id
         """,
         Tested(f"{_PROCESSES}::test_a_process_that_does_not_say_which_it_is_changes_no_owner"),
@@ -108,7 +108,7 @@ FENCES = (
         "After a restart from a checkpoint a second process of an epoch registers.",
         "a field added to the state and forgotten in the snapshot",
         """
-        streammeta.controller.metadata.restore:
+        streammeta.controller.metadata.sections.restore:
         - return [replace(node, process_id=known.get(node.node_id, "")) for node in nodes]
         + return list(nodes)
         """,
@@ -121,7 +121,7 @@ FENCES = (
         "A broker starts without the log that its node has registered, and takes its offsets.",
         "an empty directory because a volume was not mounted",
         """
-        streammeta.client.registered_log:
+        streammeta.client.wal.registered_log:
         - if may_hold_records and not known:
         + if may_hold_records and not known and wal_config == NO_LOG:
         """,
@@ -135,7 +135,7 @@ FENCES = (
         "The streams of a silent node are closed though it owes uploads.",
         "a look at the registration instead of the state",
         """
-        streammeta.controller.metadata.stream_decisions:
+        streammeta.controller.metadata.registries.stream_decisions:
         - if error is ErrorCode.NONE and len(self._streams.active_uploads(request.node.node_id)):
         -     error = ErrorCode.STREAM_NOT_CLOSED
         """,
@@ -146,7 +146,7 @@ FENCES = (
         "A silent node's streams are closed, and the process goes on as if they were its own.",
         "half of a fence",
         """
-        streammeta.controller.metadata.stream_decisions:
+        streammeta.controller.metadata.registries.stream_decisions:
         - if fence is not None:
         -     records.append(fence)
         + del fence
@@ -186,7 +186,7 @@ FENCES = (
         "A process that another recovers lists its streams under its old epoch and goes on.",
         "GetOpeningStreams set the flag that its caller gave, whoever that was",
         """
-        streammeta.controller.metadata.nodes:
+        streammeta.controller.metadata.registries.nodes:
         - error = self._check_registration(identity, fence_failover=not failover)
         + error = self._check_registration(identity, fence_failover=False)
         """,
@@ -197,7 +197,7 @@ FENCES = (
         "A process that is fenced, or has unregistered, replaces its registration.",
         "the relative of the above; its log's place is what a recoverer looks for",
         """
-        streammeta.controller.metadata.nodes:
+        streammeta.controller.metadata.registries.nodes:
         - error = self._check_registration(identity)
         + error = self._check_registration(identity, fence_failover=False)
         """,
@@ -208,7 +208,7 @@ FENCES = (
         "A node that says so takes a stream that another has open.",
         "the wish of an owner passes for ownership",
         """
-        streammeta.controller.metadata.stream_decisions:
+        streammeta.controller.metadata.registries.stream_decisions:
         - elif head.state == StreamState.OPENED and not (item.reopen and head.node_id == node_id):
         + elif head.state == StreamState.OPENED and not item.reopen:
         """,
@@ -222,7 +222,7 @@ FENCES = (
         "A recovery uploads records under the epoch of their process, which is not in force.",
         "found by simulation: a node that died in its second start could never be recovered",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - under_held = replace(record, epoch=self._held[record.stream_id].epoch)
         + under_held = replace(record)
         """,
@@ -235,7 +235,7 @@ FENCES = (
         "The records that a recovery can't commit are counted, and are in no file.",
         "a log whose volume was not mounted for one start of its broker",
         """
-        streammeta.client.write_ahead_log.recovery:
+        streammeta.client.wal.disk.recovery:
         - sorting.report.file = await log.set_aside(unwanted, "found at the start of a broker")
         + sorting.report.file = await log.set_aside(list(unwanted)[:0], "none")
         """,
@@ -246,7 +246,7 @@ FENCES = (
         "A log is trimmed while its records wait for their upload, and the process dies.",
         "a trim that was moved in front of the flush",
         """
-        streammeta.client.writer:
+        streammeta.client.writing.writer:
         - await self.flush()
         - await asyncio.sleep(0)  # the last callbacks
         + await asyncio.sleep(0)
@@ -258,7 +258,7 @@ FENCES = (
         "What an interrupted recovery has committed is set aside by the next one.",
         "a recovery that looks at offsets alone, and can't know whose records are there",
         """
-        streammeta.client.writer:
+        streammeta.client.writing.writer:
         - report = await recover_into(self._log, self._session, upload, self._threads.store)
         + report = await recover_into(self._log, self._session, upload)
         """,

@@ -13,7 +13,7 @@ HTTP2 = (
         "Data that a new window allows comes before the acknowledgement of the settings.",
         "measured: clients on Python's h2 end the connection",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self.out.append(frame(Kind.SETTINGS, Flag.ACK, 0))
           self._change_initial_window(window)
         + while self.is_due:
@@ -116,7 +116,7 @@ HTTP2 = (
         "A request whose trailers come too early is complete.",
         "a variant of the length that is not compared",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - elif not is_last or not head.may_end or stream.length:
         + elif not is_last or not head.may_end:
         """,
@@ -130,7 +130,7 @@ HTTP2 = (
         "The end of a request names another path.",
         "RFC 9113, 8.1: trailers have no pseudo-headers",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - elif not is_last or not head.may_end or stream.length:
         + elif not is_last or stream.length:
         """,
@@ -141,7 +141,7 @@ HTTP2 = (
         "A client begins calls without end, and has the server reset each by a broken frame.",
         "MadeYouReset, CVE-2025-8671: servers that count only the client's own resets",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self._resets.take(now, "streams that break a rule")
         """,
         Tested(
@@ -165,7 +165,7 @@ HTTP2 = (
         "Data of a stream that its client has ended, or never opened, is passed over.",
         "h2spec's cases http2/5.1/8 and 5.1/11",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self._reset(stream_id, ErrorCode.STREAM_CLOSED)
         """,
         Tested(_REQUESTS + "test_frames_of_a_stream_that_its_client_ended_break_the_rules[reset]"),
@@ -175,7 +175,7 @@ HTTP2 = (
         "A client has each of its pings answered, however many it sends for nothing.",
         "CVE-2019-9512, ping flood",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self._pings.take(now, "pings")
         + pass
         """,
@@ -188,7 +188,7 @@ HTTP2 = (
         "A client that measures its connection with pings is cut off amid a long answer.",
         "grpc-go's ENHANCE_YOUR_CALM, too_many_pings",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - if not self.has_answered:
         + if payload:
         """,

@@ -14,7 +14,7 @@ _CALLS = (
         "A batch overtakes one that failed, while the answer to that waits for another partition.",
         "a request with partitions on streams of different speed",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - one.appended.durable.add_done_callback(lambda durable: _note_failed(broker, one, durable))
         """,
         Tested(f"{_RECORDS}::test_no_batch_overtakes_one_that_failed_beside_a_slow_partition"),
@@ -24,7 +24,7 @@ _CALLS = (
         "A batch overtakes one that came before the broker knew the topic.",
         "a producer that is faster than the view",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.STORAGE_ERROR)
         + (Code.NOT_LEADER_OR_FOLLOWER, Code.STORAGE_ERROR)
         """,
@@ -35,7 +35,7 @@ _CALLS = (
         "A batch overtakes one that the writer did not take.",
         "KAFKA_STORAGE_ERROR, which producers retry",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.STORAGE_ERROR)
         + (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION)
         """,
@@ -46,7 +46,7 @@ _CALLS = (
         "Refused batches of made-up topics fill the memory of a broker.",
         "names of 32 KiB, ten thousand times",
         """
-        streammeta.brokers.kafka.refused_batches:
+        streammeta.brokers.kafka.cluster.refused_batches:
         - if len(topic) > TOPIC_MAX:
         + if not topic:
               return None
@@ -58,7 +58,7 @@ _CALLS = (
         "A batch of one client holds back the batches of all others without a producer id.",
         "producer id -1 taken for a producer",
         """
-        streammeta.brokers.kafka.refused_batches:
+        streammeta.brokers.kafka.cluster.refused_batches:
         - if len(batches) != 1 or batches[0].producer_id < 0:
         + if len(batches) != 1:
               return None
@@ -70,7 +70,7 @@ _CALLS = (
         "A batch that is not durable yet is acknowledged when the time of the request is over.",
         "a timeout that counts as an answer",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - if not one.appended.durable.done():
         -     return Code.REQUEST_TIMED_OUT
         + if not one.appended.durable.done():
@@ -85,7 +85,7 @@ _CALLS = (
         "A batch with acks that nobody offers is written and refused.",
         "acks checked with the answer",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - _check_acks(body)
           await _admit(broker, one)
         + _check_acks(body)
@@ -97,7 +97,7 @@ _CALLS = (
         "One answer has a batch of every partition, however many a request names.",
         "the exception for the first batch, made for all",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - "records": data if is_first or len(data) <= left else b"",
         + "records": data,
         """,
@@ -108,7 +108,7 @@ _CALLS = (
         "A consumer of a small fetch.max.bytes never gets past its first partition that is empty.",
         "KIP-74: the first non-empty partition makes progress",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - row = await _fetch_row(broker, topic.topic, item, left - size, is_first=size == 0)
         + row = await _fetch_row(broker, topic.topic, item, left - size, is_first=not rows)
         """,
@@ -119,7 +119,7 @@ _CALLS = (
         "A consumer hears of a partition that moved after its whole max.wait.",
         "min.bytes awaited beside an error",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - if size >= body.min_bytes or has_error:
         + if size >= body.min_bytes:
               break
@@ -131,7 +131,7 @@ _CALLS = (
         "A consumer waits for its whole max.wait though another partition has records.",
         "one watcher for many logs",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - for log in _logs(broker, body):
         + for log in _logs(broker, body)[:1]:
         """,
@@ -142,7 +142,7 @@ _CALLS = (
         "DeleteRecords with -1 is answered and deletes nothing.",
         "the offset -1 taken for one below the start",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - start = await log.trim(log.high_watermark if item.offset == -1 else item.offset)
         + start = await log.trim(log.start_offset if item.offset == -1 else item.offset)
         """,
@@ -153,7 +153,7 @@ _CALLS = (
         "A consumer that has seen a newer leader is answered by a former one.",
         "KIP-320 without the check of the current leader epoch",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
         - if leader_epoch > log.epoch:
         + if leader_epoch > log.epoch + 1:
         """,
@@ -164,7 +164,7 @@ _CALLS = (
         "A broker that has lost its session goes on answering as leader.",
         "a look at the map of logs, not at the log",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
         - if log is None or not log.is_writable:
         + if log is None:
               raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER)
@@ -190,7 +190,7 @@ _CLUSTER = (
         "Two brokers give out the same producer ids, and batches of one pass for the other's.",
         "a counter read and written without its version",
         """
-        streammeta.brokers.kafka.keys:
+        streammeta.brokers.kafka.cluster.keys:
           value=_ID.pack(first + PRODUCER_BLOCK),
         - expected_version=found.version,
         + overwrite=True,
@@ -202,7 +202,7 @@ _CLUSTER = (
         "A topic that another broker made with other partitions counts as made here.",
         "a conditional put whose answer nobody compares",
         """
-        streammeta.brokers.kafka.keys:
+        streammeta.brokers.kafka.cluster.keys:
         - one.error == ERROR_CODE_NONE or one.value == item.value
         + one.error == ERROR_CODE_NONE or one.found
         """,
@@ -213,7 +213,7 @@ _CLUSTER = (
         "A partition stays with a process of a node that a newer process has replaced.",
         "liveness by node id alone",
         """
-        streammeta.brokers.kafka.cluster:
+        streammeta.brokers.kafka.cluster.cluster:
         - {node: one for node, one in brokers.items() if alive.get(node) == one.node_epoch},
         + {node: one for node, one in brokers.items() if node in alive},
         """,
@@ -224,7 +224,7 @@ _CLUSTER = (
         "Streams of a node with a log in the bucket are closed before its log is uploaded.",
         "a recovery by a broker of another shape",
         """
-        streammeta.brokers.kafka.cluster:
+        streammeta.brokers.kafka.cluster.cluster:
         - if one.HasField("recovered_by") and one.wal_config in ("", NO_LOG):
         + if one.HasField("recovered_by"):
         """,
@@ -235,7 +235,7 @@ _CLUSTER = (
         "A node that another recovers keeps the streams of all later ones closed to everybody.",
         "a return where the next node is due",
         """
-        streammeta.brokers.kafka.takeover:
+        streammeta.brokers.kafka.cluster.takeover:
         - if answer.error != ERROR_CODE_NONE:
         -     break
         + if answer.error != ERROR_CODE_NONE:
@@ -251,7 +251,7 @@ _CLUSTER = (
         "A dead broker's process that wakes up appends to the streams that its recoverer lists.",
         "a listing without failover",
         """
-        streammeta.brokers.kafka.takeover:
+        streammeta.brokers.kafka.cluster.takeover:
         - node=node_message(node), failover=True, recoverer=node_message(own)
         + node=node_message(node), recoverer=node_message(own)
         """,
@@ -265,7 +265,7 @@ _CLUSTER = (
         "A leader that was appointed again goes on under its old epoch.",
         "leadership compared by node alone",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
         - if topic_and_leader is None or topic_and_leader[1].epoch != log.epoch:
         + if topic_and_leader is None:
         """,
@@ -276,7 +276,7 @@ _CLUSTER = (
         "The next leader can't open the partition: its streams stay open at the former one.",
         "a log that is dropped from the map alone",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
           log.give_up()
         - await self._close_streams(log)
         """,
@@ -287,7 +287,7 @@ _CLUSTER = (
         "A broker whose session is over answers its clients as leader until it joins again.",
         "a fenced process that ends its tasks alone",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
           await self._end_tasks()
         - for log in self.logs.values():
         -     log.give_up()
@@ -302,7 +302,7 @@ _CLUSTER = (
         "A partition stays closed after an opening whose answer was lost.",
         "an epoch that is refused for ever",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
           except (StreamFencedError, StreamEpochMismatchError):
         -     await self._next_epoch(place, leader)
         +     self._retry_opening(place)
@@ -314,7 +314,7 @@ _CLUSTER = (
         "A log that failed stays closed: its epoch is the one that its streams have.",
         "a reopening without the next epoch",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
           await self._close_streams(failed)
         - await self._next_epoch(place, leader)
           return
@@ -326,7 +326,7 @@ _CLUSTER = (
         "Brokers with views of different age name leaders against each other.",
         "appointments by whoever sees a vacancy",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
         - if self.view.controller == self.node_id and await self._appoint():
         + if await self._appoint():
         """,
@@ -337,7 +337,7 @@ _CLUSTER = (
         "Streams of a deleted topic stay for ever if the broker ends between two keys.",
         "a note written after the deletion",
         """
-        streammeta.brokers.kafka.topic_calls:
+        streammeta.brokers.kafka.calls.topic_calls:
         - await broker.keys.put({deleted_key(topic.topic_id): note})
           await broker.keys.delete([topic_key(name), *(leader_key(*place) for place in places)])
         + await broker.keys.put({deleted_key(topic.topic_id): note})
@@ -349,7 +349,7 @@ _CLUSTER = (
         "The streams of a topic go though its deletion failed half way and it lives.",
         "a note taken for the deletion itself",
         """
-        streammeta.brokers.kafka.deleted_topics:
+        streammeta.brokers.kafka.cluster.deleted_topics:
           noted = await keys.list(deleted_key())
         + living = ()
         """,
@@ -360,7 +360,7 @@ _CLUSTER = (
         "A stream that a broker was just making for a deleted topic stays for ever.",
         "a note that is not kept for a while",
         """
-        streammeta.brokers.kafka.deleted_topics:
+        streammeta.brokers.kafka.cluster.deleted_topics:
         - if topic_id not in left and now_ms - value["at_ms"] >= NOTE_KEPT_MS:
         + if topic_id not in left:
         """,
@@ -371,7 +371,7 @@ _CLUSTER = (
         "A topic loses partitions that another broker added meanwhile.",
         "a read and a write without the version between them",
         """
-        streammeta.brokers.kafka.topic_changes:
+        streammeta.brokers.kafka.calls.topic_changes:
         - if not await broker.keys.put({key: changed.document()}, expected=topic.version):
         + if not await broker.keys.put({key: changed.document()}):
         """,
@@ -382,7 +382,7 @@ _CLUSTER = (
         "A request that only asks whether a topic could be made makes it.",
         "validate_only, passed over",
         """
-        streammeta.brokers.kafka.topic_calls:
+        streammeta.brokers.kafka.calls.topic_calls:
         - if not body.validate_only:
         -     await _create(broker, item.name, count, configs)
         + await _create(broker, item.name, count, configs)
@@ -397,7 +397,7 @@ _GROUPS = (
         "A commit that the keys refuse is answered as kept, and records are read again.",
         "an answer that does not look at the put",
         """
-        streammeta.brokers.kafka.group_calls:
+        streammeta.brokers.kafka.groups.group_calls:
         - part["error_code"] = part["error_code"] or refused
         + part["error_code"] = part["error_code"] or Code.NONE
         """,
@@ -410,7 +410,7 @@ _GROUPS = (
         "A broker that coordinates a group no more keeps offsets for it.",
         "a group taken over again by whoever commits",
         """
-        streammeta.brokers.kafka.group_calls:
+        streammeta.brokers.kafka.groups.group_calls:
         - return await offsets.put(values) or None
         + offsets._versions = None
         + return await offsets.put(values) or None
@@ -424,7 +424,7 @@ _GROUPS = (
         "A consumer that was left out of its group commits offsets of partitions it lost.",
         "commits without the check of the generation",
         """
-        streammeta.brokers.kafka.group_calls:
+        streammeta.brokers.kafka.groups.group_calls:
         - if code is Code.NONE:
         -     code = self._group(body.group_id).check_commit(
         + if code is Code.NONE and body.generation_id_or_member_epoch < 0:
@@ -437,7 +437,7 @@ _GROUPS = (
         "The coordinator between two terms of a broker commits after its successor has read.",
         "versions that outlive the term they were read in",
         """
-        streammeta.brokers.kafka.group_calls:
+        streammeta.brokers.kafka.groups.group_calls:
         - for name in [one for one in self._offsets if self._refusal(one) is not Code.NONE]:
         -     del self._offsets[name]
         """,
@@ -451,7 +451,7 @@ _GROUPS = (
         "Members wait for a coordinator that is none any more until their requests time out.",
         "groups that are dropped in silence",
         """
-        streammeta.brokers.kafka.group_calls:
+        streammeta.brokers.kafka.groups.group_calls:
           del self.groups[name]
         - self._send(group.end(Code.NOT_COORDINATOR))
           continue
@@ -463,7 +463,7 @@ _GROUPS = (
         "Keys of partitions that no topic has fill the map of the controllers.",
         "a commit that trusts its client",
         """
-        streammeta.brokers.kafka.group_calls:
+        streammeta.brokers.kafka.groups.group_calls:
         - if known is None or not 0 <= item.partition_index < known.partitions:
         + if known is None:
               return Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -480,7 +480,7 @@ _CONNECTIONS = (
         "A client that has not authenticated is served.",
         "a listener with users whose connections are not asked for one",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
         - await self._authenticate(reader, writer)
           await self._serve(reader, writer)
         """,
@@ -491,7 +491,7 @@ _CONNECTIONS = (
         "A client that has not authenticated makes a broker hold 32 MiB.",
         "one bound for all connections",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
         - frame = await reader.readexactly(await _size(reader, FRAME_MAX_BEFORE, 0))
         + frame = await reader.readexactly(await _size(reader, FRAME_MAX, 0))
         """,
@@ -502,7 +502,7 @@ _CONNECTIONS = (
         "A client makes a broker hold 2 GiB by one number.",
         "a length that is believed",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
         - if not least <= size <= most:
         + if not least <= size:
         """,
@@ -513,7 +513,7 @@ _CONNECTIONS = (
         "A broker ends connections at random once it has answered 256 MiB of requests.",
         "bytes that are counted in and not out",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
         - task.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
         """,
         Tested(f"{_SERVER}::test_answers_come_in_the_order_of_requests_whichever_is_ready_first"),
@@ -523,7 +523,7 @@ _CONNECTIONS = (
         "A broker ends connections at random once 256 MiB of requests have failed.",
         "a release on one of two ends",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
           except BaseException:
         -     self._held -= size
               raise
@@ -536,7 +536,7 @@ _CONNECTIONS = (
         "Fetches of clients that are gone wait on, each with its watchers.",
         "a queue that is dropped and not cancelled",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
           while not answers.empty():
         -     answers.get_nowait().task.cancel()
         +     answers.get_nowait()
@@ -548,7 +548,7 @@ _CONNECTIONS = (
         "A password that was replaced lets in whoever used it before.",
         "a cache of passwords that outlives the file's line",
         """
-        streammeta.brokers.kafka.users:
+        streammeta.brokers.kafka.service.users:
         - if known is not None and known[0] == entry and hmac.compare_digest(known[1], seal):
         + if known is not None and hmac.compare_digest(known[1], seal):
         """,
@@ -559,7 +559,7 @@ _CONNECTIONS = (
         "A user acts for another by PLAIN's first field.",
         "an authorization id that nobody compares",
         """
-        streammeta.brokers.kafka.authentication:
+        streammeta.brokers.kafka.service.authentication:
         - if acting_as not in ("", name) or not name or not password:
         + if not name or not password:
         """,

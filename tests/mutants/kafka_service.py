@@ -17,7 +17,7 @@ _FENCES = (
         "A former coordinator answers that the first offset of a partition is committed.",
         "a key that has no version yet, so that no version refuses it",
         """
-        streammeta.brokers.kafka.group_offsets:
+        streammeta.brokers.kafka.groups.group_offsets:
         - if not values.keys() <= known.keys() and not await self._holds_fence():
         -     return False
         """,
@@ -28,7 +28,7 @@ _FENCES = (
         "A consumer skips to an offset that a former coordinator stored after the takeover.",
         "a refused commit whose key is in the map",
         """
-        streammeta.brokers.kafka.group_offsets:
+        streammeta.brokers.kafka.groups.group_offsets:
         - counting = {k: value for k, (value, _) in listed.items() if _counts(value, self._term)}
         + counting = {k: value for k, (value, _) in listed.items()}
         """,
@@ -39,7 +39,7 @@ _FENCES = (
         "Offsets are gone after a broker ended while it took the group over.",
         "a fence that claims at its begin that all offsets have the new term",
         """
-        streammeta.brokers.kafka.group_offsets:
+        streammeta.brokers.kafka.groups.group_offsets:
         - completed = fence.get(_COMPLETED, 0)
         + completed = version
         """,
@@ -53,7 +53,7 @@ _ELEMENTS_OF_REQUESTS = (
         "A list in a list of a request holds up the event loop of a broker.",
         "a bound on the outer list alone",
         """
-        streammeta.brokers.kafka.request_elements:
+        streammeta.brokers.kafka.protocol.request_elements:
           def skip(frame: bytes, at: int, count: _Count) -> int:
               length, at = _length(read_length(frame, at), at)
         -     count.charge(length)
@@ -66,7 +66,7 @@ _ELEMENTS_OF_REQUESTS = (
         "Millions of tags of a request hold up the event loop of a broker.",
         "fields that nobody knows, and that are skipped one by one",
         """
-        streammeta.brokers.kafka.request_elements:
+        streammeta.brokers.kafka.protocol.request_elements:
         - count.charge(number)
         """,
         Tested(f"{_ELEMENTS}::test_lists_beyond_the_bound_are_refused_before_they_are_read"),
@@ -76,7 +76,7 @@ _ELEMENTS_OF_REQUESTS = (
         "Counting the elements of a request takes as long as reading them did.",
         "a list that is walked before it is charged",
         """
-        streammeta.brokers.kafka.request_elements:
+        streammeta.brokers.kafka.protocol.request_elements:
         - count.charge(length)
           for _ in range(length):
               at = skip_item(frame, at, count)
@@ -90,7 +90,7 @@ _ELEMENTS_OF_REQUESTS = (
         "Waiting fetches of small frames hold many times the memory that the broker allows.",
         "memory that counts the bytes of frames alone",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
         - size += self._hold(request.elements * ELEMENT_BYTES)
         """,
         Tested(f"{_ELEMENTS}::test_elements_hold_memory_until_the_answer"),
@@ -100,7 +100,7 @@ _ELEMENTS_OF_REQUESTS = (
         "A topic that is named a thousand times is answered with a thousand times its partitions.",
         "work that the elements of a request multiply",
         """
-        streammeta.brokers.kafka.topic_calls:
+        streammeta.brokers.kafka.calls.topic_calls:
         - named = list(dict.fromkeys(asked.name for asked in body.topics if asked.name is not None))
         + named = [asked.name for asked in body.topics if asked.name is not None]
         """,
@@ -111,7 +111,7 @@ _ELEMENTS_OF_REQUESTS = (
         "An answer with ten thousand rows holds up the event loop of a broker.",
         "a bound on what is read, and none on what is written",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
         - if request.elements + rows <= ROWS_ON_THE_LOOP:
         + if True:
               return write_response(request, tree)
@@ -123,7 +123,7 @@ _ELEMENTS_OF_REQUESTS = (
         "A Fetch of ten thousand partitions without news holds up the event loop of a broker.",
         "awaits that never wait",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
         - await asyncio.sleep(0)  # a partition without news is read without a pause
         + pass
         """,
@@ -134,7 +134,7 @@ _ELEMENTS_OF_REQUESTS = (
         "Requests of many connections together hold up the event loop of a broker.",
         "a bound for each request, and none for all of one turn",
         """
-        streammeta.brokers.kafka.request_turns:
+        streammeta.brokers.kafka.protocol.request_turns:
         - self._begun += work
         """,
         Tested(
@@ -149,7 +149,7 @@ _ANSWERS = (
         "Records that a producer sends with acks=0 vanish, and its connection stays.",
         "no answer taken for nothing to say",
         """
-        streammeta.brokers.kafka.record_calls:
+        streammeta.brokers.kafka.calls.record_calls:
           if body.acks == 0:
         -     _require_stored(items)
               return None
@@ -163,7 +163,7 @@ _ANSWERS = (
         "Clients lose their connections while no controller answers, though brokers are known.",
         "an error of the controllers taken for a defect of the request",
         """
-        streammeta.brokers.kafka.topic_calls:
+        streammeta.brokers.kafka.calls.topic_calls:
         - except (BrokerClientError, TimeoutError) as error:
         + except TimeoutError as error:
               _log.warning("%d topics were not found: %s", len(names), error or "timeout")
@@ -177,7 +177,7 @@ _ANSWERS = (
         "A client takes a new topic for one without leaders, and does not ask again for minutes.",
         "kafka-python, whose metadata is 300 s old before it looks again",
         """
-        streammeta.brokers.kafka.topic_calls:
+        streammeta.brokers.kafka.calls.topic_calls:
         - await _until_led(broker, [*absent, *filter(partial(_is_new, broker), names)])
         """,
         Tested(f"{_METADATA}::test_metadata_waits_for_the_leader_of_a_topic_that_it_creates"),
@@ -187,7 +187,7 @@ _ANSWERS = (
         "Streams of a partition stay open at a broker that does not lead it any more.",
         "a deadline of one request that cancels what all of them need",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
         - await asyncio.shield(self._due)
         + await self._due
         """,
@@ -201,7 +201,7 @@ _REQUESTS = (
         "librdkafka loses its connection whenever it asks for all topics.",
         "a length of four bytes for an absent array, which Apache Kafka accepts",
         """
-        streammeta.brokers.kafka.wire:
+        streammeta.brokers.kafka.protocol.wire:
         - if over and not (_is_padded(api_key, version, body) and over == _PADDING):
         + if over:
         """,
@@ -238,7 +238,7 @@ _SESSIONS = (
         "A broker that wakes up closes all its partitions before its heartbeat is answered.",
         "a view in which a broker does not find itself",
         """
-        streammeta.brokers.kafka.cluster:
+        streammeta.brokers.kafka.cluster.cluster:
         - and (node.state not in _GONE or NodeIdentity(node.node_id, node.node_epoch) == own)
         + and node.state not in _GONE
         """,
@@ -249,7 +249,7 @@ _SESSIONS = (
         "A process whose streams were released goes on as if it led their partitions.",
         "an exception for the own node that is made for every state of it",
         """
-        streammeta.brokers.kafka.cluster:
+        streammeta.brokers.kafka.cluster.cluster:
         - if not (node.failover or node.departed)
         + if not node.departed
         """,
@@ -260,7 +260,7 @@ _SESSIONS = (
         "A broker ends without its controllers and does not say what it leaves.",
         "an end that looks like one in good order",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
         - lost = log.end_offset - log.high_watermark
         + lost = 0
         """,
@@ -277,7 +277,7 @@ _ADMINISTRATION = (
         "A setting that was altered counts when the partition is opened again, and not before.",
         "settings that are read when a log is opened",
         """
-        streammeta.brokers.kafka.broker:
+        streammeta.brokers.kafka.cluster.broker:
           await self._close_lost()
         - self._configure()
         """,
@@ -288,7 +288,7 @@ _ADMINISTRATION = (
         "A change of one setting resets all others.",
         "IncrementalAlterConfigs done as AlterConfigs",
         """
-        streammeta.brokers.kafka.config_calls:
+        streammeta.brokers.kafka.calls.config_calls:
         - values = dict(topic.configs)
         + values: dict[str, str] = {}
           for config in configs:
@@ -300,7 +300,7 @@ _ADMINISTRATION = (
         "A topic that is to be compacted by key is accepted, and its old keys are deleted by time.",
         "all of Kafka's settings taken for harmless",
         """
-        streammeta.brokers.kafka.topic_configs:
+        streammeta.brokers.kafka.cluster.topic_configs:
         - if value != DEFAULTS[name]:
         + if not value:
         """,
@@ -311,7 +311,7 @@ _ADMINISTRATION = (
         "The offsets of consumers that read go, and they begin again.",
         "a deletion that does not look at members",
         """
-        streammeta.brokers.kafka.group_calls:
+        streammeta.brokers.kafka.groups.group_calls:
         - if code is Code.NONE and self._has_members(name):
         -     code = Code.NON_EMPTY_GROUP
         """,
@@ -322,7 +322,7 @@ _ADMINISTRATION = (
         "A broker that coordinates a group no more deletes its offsets.",
         "a deletion without the versions of the keys",
         """
-        streammeta.brokers.kafka.group_offsets:
+        streammeta.brokers.kafka.groups.group_offsets:
         - if not await self._keys.delete_at(gone) or not await self._holds_fence():
         + await self._keys.delete_at({k: at for k, (_, at) in (await self._keys.list("")).items()})
         + if self._versions:

@@ -12,7 +12,7 @@ LEASES = (
         "A cluster that can't read the bucket acknowledges changes for ever.",
         "Restored clusters of etcd and Consul are told to stop the old members by hand",
         """
-        streammeta.controller.runtime.marker_lease:
+        streammeta.controller.runtime.writer.marker_lease:
         - return max(0, self._proven_ms + LEASE_MS - self.now_ms())
         + return LEASE_MS
         """,
@@ -45,7 +45,7 @@ LEASES = (
         "The lease is asked when a change is decided, and not when it is acknowledged.",
         "Kleppmann's paused client of a lock service",
         """
-        streammeta.controller.runtime.submission:
+        streammeta.controller.runtime.writer.submission:
         - self._lease.require_for_answer()
         + pass
         """,
@@ -56,7 +56,7 @@ LEASES = (
         "A change goes into the log of a cluster that another one may own the bucket of.",
         "a check in one place of two",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - lease.require()
         + pass
         """,
@@ -67,7 +67,7 @@ LEASES = (
         "An answer that appends nothing is acknowledged although the lease is over.",
         "read-only paths that skip the checks of writes",
         """
-        streammeta.controller.runtime.submission:
+        streammeta.controller.runtime.writer.submission:
         - if self._lease is not None:
         + if self._lease is not None and self._is_proven:
         """,
@@ -78,7 +78,7 @@ LEASES = (
         "A look that began before another cluster's marker was seen brings the lease back.",
         "answers that are applied in the order of their arrival",
         """
-        streammeta.controller.runtime.marker_lease:
+        streammeta.controller.runtime.writer.marker_lease:
         - if self._refused_ms is not None and began_ms <= self._refused_ms:
         -     return  # a later look has found another owner
         """,
@@ -111,7 +111,7 @@ LEASES = (
         "A command declares the old cluster fenced without having waited.",
         "a timeout that is checked with the wrong sign",
         """
-        streammeta.cli.predecessors:
+        streammeta.cli.recovery.predecessors:
         - if is_declared or now >= ends_at:
         + if is_declared or now <= ends_at:
         """,
@@ -122,7 +122,7 @@ LEASES = (
         "A late repeat of a recovery declares the predecessors of another restore stopped.",
         "commands that act on the newest state, whoever made it",
         """
-        streammeta.cli.predecessors:
+        streammeta.cli.recovery.predecessors:
         - if generation.cluster_uuid != cluster_uuid:
         + if False:
         """,
@@ -133,7 +133,7 @@ LEASES = (
         "A recovery takes it for declared that all other controllers are stopped.",
         "the default of an option that should be asked for",
         """
-        streammeta.cli.recover_command:
+        streammeta.cli.recovery.recover_command:
         - is_declared=old_controllers_stopped,
         + is_declared=True,
         """,
@@ -147,7 +147,7 @@ LEASES = (
         "Recovery mode ends by a look at the bucket that the old cluster still added to.",
         "the order of a check and of what makes it last",
         """
-        streammeta.cli.adoption_command:
+        streammeta.cli.recovery.adoption_command:
         - _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
         - surveyed = _surveyed(client, cluster, store)
         - if surveyed is not None:

@@ -129,7 +129,7 @@ LEDGERS = (
         "Places of entries fill the memory of a broker that reads large ledgers.",
         "a cache that nobody empties",
         """
-        streammeta.brokers.pulsar.entry_places:
+        streammeta.brokers.pulsar.formats.entry_places:
         - if len(self._kept) > self.most:
         + if False:
         """,
@@ -152,7 +152,7 @@ LEDGERS = (
         "An entry whose head is damaged is replaced with a part of its own data.",
         "a search for the next thing that looks right",
         """
-        streammeta.brokers.pulsar.blocks:
+        streammeta.brokers.pulsar.formats.blocks:
         - if is_own_length or is_own_id:
         + if False:
               return None
@@ -164,7 +164,7 @@ LEDGERS = (
         "Zeros in front of entry 0 are read as an empty entry 0.",
         "a head that is believed for its id alone",
         """
-        streammeta.brokers.pulsar.blocks:
+        streammeta.brokers.pulsar.formats.blocks:
         - return length if length or _is_followed(head, ENTRY_HEADER_SIZE, wanted, room) else None
         + return length
         """,
@@ -198,7 +198,7 @@ LEDGERS = (
         "The list that a Pulsar broker reads has fields that it leaves out itself.",
         "proto2, which tells a field that is absent from one that is false",
         """
-        streammeta.brokers.pulsar.ledger_values:
+        streammeta.brokers.pulsar.formats.ledger_values:
           _uuid_fields(self.uuid),
         - wire.number_field(3, 1 if self.complete else None),
         + wire.number_field(3, int(self.complete)),
@@ -331,7 +331,7 @@ LEDGERS = (
         "Two first looks at a queue give it two sets of files, of which reads see one.",
         "a look before an await and an entry after it",
         """
-        streammeta.brokers.rocketmq.cluster_store:
+        streammeta.brokers.rocketmq.cluster.cluster_store:
         - self.files.setdefault(queue, file)  # another call may have opened it meanwhile
         + self.files[queue] = file
         """,
@@ -342,7 +342,7 @@ LEDGERS = (
         "A put whose answer was lost is taken for another process, and the broker ends.",
         "a version that is believed after an unknown outcome",
         """
-        streammeta.brokers.rocketmq.cluster_metadata:
+        streammeta.brokers.rocketmq.cluster.cluster_metadata:
         - if not self._unsettled:
         + if True:
               return
@@ -354,7 +354,7 @@ LEDGERS = (
         "After a lost answer a former process takes its successor's keys for its own.",
         "an outcome that is settled without looking who owns the keys",
         """
-        streammeta.brokers.rocketmq.cluster_metadata:
+        streammeta.brokers.rocketmq.cluster.cluster_metadata:
         - if not isinstance(time, dict) or time.get("owner") != self._time_value()["owner"]:
         + if not isinstance(time, dict):
               raise self._fenced(time_key)
@@ -366,7 +366,7 @@ LEDGERS = (
         "A put that takes effect after its caller gave up is taken for another process.",
         "an outcome that was read before the put arrived",
         """
-        streammeta.brokers.rocketmq.cluster_metadata:
+        streammeta.brokers.rocketmq.cluster.cluster_metadata:
         - self._may_change_late |= self._unsettled
         """,
         Tested(f"{_SIDE_BY_SIDE}::test_a_put_that_takes_effect_late_is_no_other_process"),
@@ -376,7 +376,7 @@ LEDGERS = (
         "A key that a late put has changed can never be deleted, and the broker ends.",
         "a deletion at a version that is no longer stored",
         """
-        streammeta.brokers.rocketmq.cluster_metadata:
+        streammeta.brokers.rocketmq.cluster.cluster_metadata:
         - if left := [key for key, _ in failed if key in self._kept]:
         + if left := []:
               await self._delete(left)
@@ -388,7 +388,7 @@ LEDGERS = (
         "A segment takes no more messages after the answer to the opening of its stream was lost.",
         "an epoch that is believed after an unknown outcome",
         """
-        streammeta.brokers.rocketmq.cluster_metadata:
+        streammeta.brokers.rocketmq.cluster.cluster_metadata:
         - epoch = epochs.get(known.stream_id, known.epoch)
         + epoch = known.epoch
         """,
@@ -399,7 +399,7 @@ LEDGERS = (
         "A segment can never be deleted after the answer to the deletion of its stream was lost.",
         "a repeated deletion that fails because the first one took effect",
         """
-        streammeta.brokers.rocketmq.cluster_metadata:
+        streammeta.brokers.rocketmq.cluster.cluster_metadata:
         - await self._delete_streams(await self._epochs([stream.stream_id]))
         + await self._delete_streams({stream.stream_id: stream.epoch})
         """,

@@ -10,7 +10,7 @@ LEVELS = (
         "A version replays a level that it lacks, and goes on without what the level adds.",
         "Kafka stops at a metadata.version beyond its range (KIP-778)",
         """
-        streammeta.controller.metadata.feature_level:
+        streammeta.controller.metadata.registries.feature_level:
         - if not self._levels.include(record.level):
         + if False:
         """,
@@ -21,7 +21,7 @@ LEVELS = (
         "The level is raised while a voter is away, whose version nothing tells.",
         "Kafka refuses while a controller has not registered (FeatureControlManager)",
         """
-        streammeta.controller.runtime.peer_versions:
+        streammeta.controller.runtime.replication.peer_versions:
         - asked = {self._local, *self._connected, *voters}
         + asked = {self._local, *self._connected}
         """,
@@ -43,7 +43,7 @@ LEVELS = (
         "The leader raises the level as soon as it has it itself.",
         "Kafka asks every controller for its range first (FeatureControlManager)",
         """
-        streammeta.controller.runtime.feature_updates:
+        streammeta.controller.runtime.writer.feature_updates:
         - self._check_versions(level)
         """,
         Tested(_UPDATES + "test_a_connected_observer_blocks_and_so_does_the_leader_itself"),
@@ -80,7 +80,7 @@ LEVELS = (
         "A start does not find a level's record that lies across two reads of the log.",
         "the seam of every search in pieces",
         """
-        streammeta.controller.runtime.level_check:
+        streammeta.controller.runtime.replication.feature_check:
         - if _MARK in file.read(position, _PIECE_BYTES + len(_MARK)):
         + if _MARK in file.read(position, _PIECE_BYTES):
         """,
@@ -94,7 +94,7 @@ LEVELS = (
         "The level is lowered although what lies between has changed the log.",
         "unsafe downgrades lose metadata (KIP-584)",
         """
-        streammeta.controller.metadata.feature_level:
+        streammeta.controller.metadata.registries.feature_level:
         - if record.level == self._current or data_changes(record.level, self._current):
         + if record.level == self._current:
         """,

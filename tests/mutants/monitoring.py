@@ -10,7 +10,7 @@ MONITORING = (
         "A voter without answers says that there is a leader: it is ready, and no alert fires.",
         "its role goes to and fro between follower and prospective, with the old leader's id",
         """
-        streammeta.controller.runtime.operations:
+        streammeta.controller.runtime.replication.operations:
         - return follower.has_fetched and not follower.leader_gone
         + return follower.leader_id >= 0
         """,
@@ -24,7 +24,7 @@ MONITORING = (
         "A page is given to every caller with a certificate of the authority, denied or not.",
         "a door that is left open when a second listener is added",
         """
-        streammeta.controller.monitoring.plane:
+        streammeta.controller.monitoring.http.http_listener:
         - self._door.enter(f"streammeta.http.{route.rule}", HttpContext(request.transport))
         + self._door.staying(f"streammeta.http.{route.rule}", HttpContext(request.transport))
         """,
@@ -35,7 +35,7 @@ MONITORING = (
         "A connection that sends its request slowly, or reads its answer slowly, stays for ever.",
         "Slowloris (2009); aiohttp and uvicorn have no limit of their own",
         """
-        streammeta.controller.monitoring.plane:
+        streammeta.controller.monitoring.http.http_listener:
         - connection.transport.abort()
         + connection.transport.is_closing()
         """,
@@ -46,7 +46,7 @@ MONITORING = (
         "What is sent behind a request that is refused stays in memory while its connection does.",
         "aiohttp keeps an error for each piece that it can't parse, and each keeps its bytes",
         """
-        streammeta.controller.monitoring.plane:
+        streammeta.controller.monitoring.http.http_listener:
         - self._left -= len(data)
         + self._left -= 0
         """,
@@ -57,7 +57,7 @@ MONITORING = (
         "Connections of clients may take descriptors that probes take too: the log has none left.",
         "a listener that is added to those among which descriptors were shared out",
         """
-        streammeta.controller.runtime.descriptors:
+        streammeta.controller.runtime.load.descriptors:
         - kept = KEPT + KEPT_FOR_HTTP if serves_http else KEPT
         + kept = KEPT
         """,
@@ -70,7 +70,7 @@ MONITORING = (
         "The listener for HTTP goes on with the certificate of the start until it has expired.",
         "prometheus_client's server and many exporters read their files once",
         """
-        streammeta.controller.own_tls:
+        streammeta.controller.tls.manager:
         - self.http.takes_plain_text = False
           use(used.contents)
         - used.users.append(use)

@@ -13,7 +13,7 @@ OBJECT_LOGS = (
         "A slot is acknowledged though one before it is not stored: a recovery ends before it.",
         "AutoMQ's object WAL completes its uploads in order, for this reason",
         """
-        streammeta.client.object_log.slot_queue:
+        streammeta.client.wal.bucket.slot_queue:
         - while self._placed and self._placed[0].is_stored:
         + while self._placed:
         """,
@@ -24,7 +24,7 @@ OBJECT_LOGS = (
         "A slot whose records are settled is deleted while it is on its way, and with it a seal.",
         "a seal under the key of a slot that its process takes for its own",
         """
-        streammeta.client.object_log.slot_queue:
+        streammeta.client.wal.bucket.slot_queue:
         - return min(first, self._durable_below)
         + return first
         """,
@@ -35,7 +35,7 @@ OBJECT_LOGS = (
         "A seal that was created counts, though the process had stored and deleted that slot.",
         "found by the simulator, seed 1435, in the first version of this log",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
         - _log.info("write-ahead log %s has a seal, slot %d", name.prefix, needed.end)
         + return SealedLog(name, needed.first, needed.end)
         """,
@@ -46,7 +46,7 @@ OBJECT_LOGS = (
         "A slot that another created counts as stored: a zombie goes on acknowledging.",
         "S3 clients that take 412 for a repeat of their own put",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - self._end(LogSealedError(upload.key, await self._sealer_of(upload.key)))
         + self._stored(upload)
         """,
@@ -57,7 +57,7 @@ OBJECT_LOGS = (
         "A slot that was lost passes for the end of the log: what is behind it is dropped.",
         "AutoMQ's object WAL recovers up to the first gap",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
         - if end < known:
         + if False:
         """,
@@ -68,7 +68,7 @@ OBJECT_LOGS = (
         "The seal goes with the log: its process, if it lives, goes on behind it.",
         "AutoMQ's reservation object stays when the WAL is reset",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
         - await delete_slots(slots, name, found.without_seals)
         + await delete_slots(slots, name, found.sequences)
         """,
@@ -79,7 +79,7 @@ OBJECT_LOGS = (
         "A slot that was created by an attempt without an answer passes for another's.",
         "conditional puts that are repeated by the store's client",
         """
-        streammeta.client.object_log.bucket_slots:
+        streammeta.client.wal.bucket.bucket_slots:
         - return store.get_range(key) == data
         + return False
         """,
@@ -90,7 +90,7 @@ OBJECT_LOGS = (
         "A failover whose upload was refused closes the streams and discards the log.",
         "AutoMQ's failover repeats it with growing pauses",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - return not wanted or await self._departed.upload(wanted)
         + return not wanted or await self._departed.upload(wanted) or True
         """,
@@ -101,7 +101,7 @@ OBJECT_LOGS = (
         "Records behind the end that a stream was closed with are uploaded.",
         "AutoMQ's failover recovers fast-closed streams up to their sealed end",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - return record.epoch == held.epoch and record.end_offset <= held.owed_to
         + return True
         """,
@@ -114,7 +114,7 @@ OBJECT_LOGS = (
         "A recoverer that is not assigned any more ends the log of a broker that lives.",
         "the order of steps in a first design of this failover",
         """
-        streammeta.client.object_log.failover:
+        streammeta.client.wal.bucket.failover:
         - await departed.owed()
         - names = [log.name for epoch, log in found.items() if epoch < node.node_epoch]
         + names = [log.name for epoch, log in found.items() if epoch < node.node_epoch]
@@ -137,7 +137,7 @@ OBJECT_LOGS = (
         "The claim is deleted when the log is closed: a second process may use its epoch.",
         "slot 0 was deleted with the first 64 past slots; an acknowledged record was lost",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - self._deleted_below = max(self._deleted_below, below)
         + self._deleted_below = below
         """,
@@ -148,7 +148,7 @@ OBJECT_LOGS = (
         "The claim is deleted with the first past slots while its process lives.",
         "two processes of one node epoch wrote one log",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - self._deleted_below = 1  # slot 0 is the claim
         + self._deleted_below = 0
         """,
@@ -161,7 +161,7 @@ OBJECT_LOGS = (
         "A process writes into a log that has the mark of a recovered one: no one reads it.",
         "a node that restarts with a fixed epoch after a failover",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - if not is_fresh or await slots.get(name.recovered_key) is not None:
         + if not is_fresh:
         """,
@@ -174,7 +174,7 @@ OBJECT_LOGS = (
         "A claim whose answer was lost makes its own process fail.",
         "a store that closes the connection after the put",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - for attempt in range(reading.DOUBTS):
         + for attempt in range(0):
         """,
@@ -185,7 +185,7 @@ OBJECT_LOGS = (
         "A process that stalled while its seal was swept acknowledges what no one will read.",
         "a clock that was eight days ahead swept a seal of some seconds",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - if self._lease.covers(self._clock()) or await self._has_claim():
         + if True:
         """,
@@ -198,7 +198,7 @@ OBJECT_LOGS = (
         "A repeated put renews the lease from its last attempt, though an earlier one did it.",
         "leases that count from the answer, not from the request",
         """
-        streammeta.client.object_log.ack_lease:
+        streammeta.client.wal.bucket.ack_lease:
         - self._started.setdefault(sequence, now)
         + self._started[sequence] = now
         """,
@@ -211,7 +211,7 @@ OBJECT_LOGS = (
         "A slot that was stored after one that is missing proves that there is no seal.",
         "parallel uploads beside a seal",
         """
-        streammeta.client.object_log.ack_lease:
+        streammeta.client.wal.bucket.ack_lease:
         - for sequence in [at for at in self._started if at < durable_below]:
         + for sequence in list(self._started):
         """,
@@ -224,7 +224,7 @@ OBJECT_LOGS = (
         "A process takes the claim of a later process with its epoch for its own.",
         "fences that check that an object exists, and not whose it is",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - decode_slot(data, key, self._queue.log.namespace).log_id == self._queue.log_id
         + decode_slot(data, key, self._queue.log.namespace).log_id is not None
         """,
@@ -235,7 +235,7 @@ OBJECT_LOGS = (
         "A process sweeps with one look at the bucket, by times that may be weeks off.",
         "a clock that was eight days ahead swept a seal of some seconds",
         """
-        streammeta.client.object_log.sweeping:
+        streammeta.client.wal.bucket.sweeping:
         - if before is None or before.recovered_ms is None or log.recovered_ms is None:
         + if log.recovered_ms is None:
         """,
@@ -246,7 +246,7 @@ OBJECT_LOGS = (
         "A process sweeps logs as new as its own: their epochs may be used again.",
         "retention that looks at the age alone",
         """
-        streammeta.client.object_log.sweeping:
+        streammeta.client.wal.bucket.sweeping:
         - if epoch >= own_epoch or log is None:
         + if log is None:
         """,
@@ -257,7 +257,7 @@ OBJECT_LOGS = (
         "A sweep removes seals while the claim still says that none was removed.",
         "the order of deletion in a first design of this sweep",
         """
-        streammeta.client.object_log.sweeping:
+        streammeta.client.wal.bucket.sweeping:
         - await _delete(slots, claims)
         - await _delete(slots, others)
         + await _delete(slots, others)
@@ -270,7 +270,7 @@ OBJECT_LOGS = (
         "A slot that lands after the sweep of its log stops all later starts of the node.",
         "two logs that could not be opened again, found by hostile runs with faulty listings",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
         - log.is_swept = epoch <= swept_to
         + log.is_swept = False
         """,
@@ -281,7 +281,7 @@ OBJECT_LOGS = (
         "A seal in the place of a deleted slot ends the reading: all later slots are dropped.",
         "a recoverer with an old listing beside a process that goes on",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
         - if needed.end != sealed.end:
         + if False:
         """,
@@ -292,7 +292,7 @@ OBJECT_LOGS = (
         "A slot that a listing leaves out passes for damage.",
         "listings that lag behind puts",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
         - slot = await _slot(slots, name, end)
         - if slot is None:
         + slot = None
@@ -305,7 +305,7 @@ OBJECT_LOGS = (
         "A recovered log passes for a damaged one while a listing leaves out its mark.",
         "listings that lag behind puts",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
         - if found.is_recovered or await slots.get(name.recovered_key) is not None:
         + if found.is_recovered:
         """,
@@ -316,7 +316,7 @@ OBJECT_LOGS = (
         "A listing that is older than the process hides the log of the process before it.",
         "listings that lag behind puts",
         """
-        streammeta.client.object_log.log:
+        streammeta.client.wal.bucket.log:
         - if name.node_epoch in found and 0 in found[name.node_epoch].sequences:
         + if name.node_epoch in found or not found.setdefault(
         +     name.node_epoch, FoundLog(name, [0])
@@ -329,7 +329,7 @@ OBJECT_LOGS = (
         "Records that are committed before they have a slot keep that slot needed for ever.",
         "found by simulation: a closed log asked for a slot that was deleted, at each later start",
         """
-        streammeta.client.object_log.slot_queue:
+        streammeta.client.wal.bucket.slot_queue:
         - self._forget_settled()  # it may have been committed before it got its slot
         + pass
         """,
@@ -340,7 +340,7 @@ OBJECT_LOGS = (
         "A log that its own process closed is damaged for good if its seal names a deleted slot.",
         "seals of versions that kept a settled slot",
         """
-        streammeta.client.object_log.reading:
+        streammeta.client.wal.bucket.reading:
         - own = Sealer(name.node_id, name.node_epoch)
         + own = Sealer(name.node_id, -1)
         """,

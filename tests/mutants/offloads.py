@@ -15,7 +15,7 @@ OFFLOADS = (
         "A segment that can't be committed is followed by another, and its bytes are lost.",
         "a roll that does not look whether the last upload succeeded",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
         - if not self.writable().closed and not await self.seal():
         -     return AppendResult.UNKNOWN_ERROR
         + if not self.writable().closed:
@@ -28,7 +28,7 @@ OFFLOADS = (
         "A segment takes bytes that no restart finds, as the metadata was not saved.",
         "metadata that is saved with the next commit",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
         - await self._place.keeper.save()
           self.segments.append(segment)
         """,
@@ -39,7 +39,7 @@ OFFLOADS = (
         "A segment whose size is not known is opened empty, and overwritten.",
         "a backend that is out of reach when the broker starts",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
           if size is None:
         -     raise SizeUnknownError(self.path, one.base_offset)
         +     size = 0
@@ -51,7 +51,7 @@ OFFLOADS = (
         "A segment whose deletion fails is in no metadata, and its bytes stay for ever.",
         "deletion in the order of creation",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
         - await segment.delete()
           self._place.keeper.table.delete_segments(self.path, self.kind, segment.base_offset)
           await self._place.keeper.save()
@@ -67,7 +67,7 @@ OFFLOADS = (
         "A segment expires with bytes that are not committed yet.",
         "expiry by time alone",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
         - if is_last and head.needs_commit:
         -     return False
         """,
@@ -200,7 +200,7 @@ OFFLOADS = (
         "A queue whose stream is fenced fails the writes of all others.",
         "one error for all that share an upload",
         """
-        streammeta.brokers.rocketmq.upload_pool:
+        streammeta.brokers.rocketmq.cluster.upload_pool:
         - if not any(refused):
         + if any(refused):
         """,
@@ -211,7 +211,7 @@ OFFLOADS = (
         "A write whose value was refused counts as committed.",
         "verdicts of which only the first kind is looked at",
         """
-        streammeta.brokers.rocketmq.upload_pool:
+        streammeta.brokers.rocketmq.cluster.upload_pool:
         - return [ranged or put for ranged, put in zip(ranges, puts, strict=True)]
         + return [ranged for ranged, put in zip(ranges, puts, strict=True)]
         """,
@@ -222,7 +222,7 @@ OFFLOADS = (
         "A pool uploads again and again what no commit takes.",
         "retries without a bound",
         """
-        streammeta.brokers.rocketmq.upload_pool:
+        streammeta.brokers.rocketmq.cluster.upload_pool:
         - attempts += 1
         """,
         Tested(f"{_POOL}::test_an_object_that_expired_is_uploaded_again_a_few_times"),
@@ -232,7 +232,7 @@ OFFLOADS = (
         "Writes are held in memory without a bound while the store is slow.",
         "admission that counts calls, not bytes",
         """
-        streammeta.brokers.rocketmq.upload_pool:
+        streammeta.brokers.rocketmq.cluster.upload_pool:
         - lambda: not self._held or self._held + size <= self._config.max_bytes
         + lambda: True
         """,
@@ -243,7 +243,7 @@ OFFLOADS = (
         "Writes that wait when the pool is closed wait for ever.",
         "a close that ends the work and not the waiting",
         """
-        streammeta.brokers.rocketmq.upload_pool:
+        streammeta.brokers.rocketmq.cluster.upload_pool:
         - for one in self._waiting:
         -     one.done.cancel()
           await self._pipeline.close(0)
@@ -408,7 +408,7 @@ OFFLOADS = (
         "Objects that the store kept count as deleted, and nothing names them any more.",
         "DeleteObjects, which answers 200 with an error for each key",
         """
-        streammeta.brokers.pulsar.bucket_blobs:
+        streammeta.brokers.pulsar.blobs.bucket_blobs:
         - if result.failed:
         + if False:
         """,
@@ -419,7 +419,7 @@ OFFLOADS = (
         "A listing that fails shows a place without copies.",
         "errors that are turned into defaults",
         """
-        streammeta.brokers.pulsar.bucket_blobs:
+        streammeta.brokers.pulsar.blobs.bucket_blobs:
           try:
               return await run_blocking(lambda: [one.key for one in self._store.list_objects()])
           except StorageError as error:
@@ -433,7 +433,7 @@ OFFLOADS = (
         "An upload that could not be aborted counts as dropped, and its parts stay.",
         "clean-up whose errors are of no interest",
         """
-        streammeta.brokers.pulsar.bucket_blobs:
+        streammeta.brokers.pulsar.blobs.bucket_blobs:
         - if not _is_gone(error):
         + if False:
         """,
@@ -444,7 +444,7 @@ OFFLOADS = (
         "A new topic gets the id of a deleted one, and its keys find the other's messages.",
         "ids that are counted, not drawn from a counter",
         """
-        streammeta.brokers.rocketmq.metadata:
+        streammeta.brokers.rocketmq.formats.metadata:
         - self.last_topic_id += 1
         + self.last_topic_id = len(self.topics)
         """,

@@ -15,7 +15,7 @@ OPERATORS = (
         "Reads are slow for an hour after an hour of uploads beyond the rate.",
         "token buckets whose forced takes know no floor",
         """
-        streammeta.client.bandwidth:
+        streammeta.client.resources.bandwidth:
         - self._free_at = min(self._free_at, most_ahead)
         """,
         Tested(f"{_COMPACTION}::test_uploads_beyond_the_rate_hold_up_others_for_a_bounded_time"),
@@ -25,7 +25,7 @@ OPERATORS = (
         "No alarm names a broker that ended with batches that it had not committed.",
         "a look for unfinished work after its tasks were awaited",
         """
-        streammeta.client.writer:
+        streammeta.client.writing.writer:
         - is_clean = not self._under_way and self._barred is None
         + is_clean = self._barred is None
         """,
@@ -39,7 +39,7 @@ OPERATORS = (
         "A controller that can't start is started again ever more rarely, for hours in the end.",
         "supervisors whose backoff has no bound",
         """
-        streammeta.cli.restarting:
+        streammeta.cli.local.restarting:
         - restart.delay_s = min(2 * restart.delay_s, DELAY_MAX_S)
         + restart.delay_s = 2 * restart.delay_s
         """,
@@ -52,7 +52,7 @@ OPERATORS = (
         "A certificate of the former cluster is accepted as another caller than the same one here.",
         "deny lists and quotas that compare names, and aliases that pass them",
         """
-        streammeta.rpc.identity:
+        streammeta.tls.identity:
         - return replace(principal, cluster_id=self.own)
         + return principal
         """,
@@ -63,7 +63,7 @@ OPERATORS = (
         "A restored cluster accepts the certificates of every cluster of its authority.",
         "trust in an authority alone",
         """
-        streammeta.rpc.identity:
+        streammeta.tls.identity:
         - if principal.cluster_id not in (self.own, self.former):
         + if self.former is None and principal.cluster_id != self.own:
         """,
@@ -74,7 +74,7 @@ OPERATORS = (
         "A broker that closed once raises no alarm when it is lost later.",
         "a flag that is set and never cleared",
         """
-        streammeta.controller.lifecycle.sessions:
+        streammeta.controller.lifecycle.broker_sessions:
         - session.has_closed = closes
         + session.has_closed = session.has_closed or closes
         """,
@@ -85,7 +85,7 @@ OPERATORS = (
         "A broker that closed in good order is reported as silent.",
         "pagers that ring for each deployment",
         """
-        streammeta.controller.monitoring.status:
+        streammeta.controller.monitoring.status.status:
         - if session_of(node, known.view) != "fenced" or heard is None or heard.has_closed:
         + if session_of(node, known.view) != "fenced" or heard is None:
         """,
@@ -96,7 +96,7 @@ OPERATORS = (
         "A client in a forked process waits for threads that are in the parent alone.",
         "gRPC under multiprocessing's fork",
         """
-        streammeta.client.fork_check:
+        streammeta.client.resources.fork_check:
         - _is_forked = _is_forked or _has_connected
         + _is_forked = False
         """,
@@ -107,7 +107,7 @@ OPERATORS = (
         "An upload waits until the traffic of compaction has passed.",
         "one rate limiter for the foreground and the background",
         """
-        streammeta.client.bandwidth:
+        streammeta.client.resources.bandwidth:
         - if grade is Grade.UPLOAD:
         + if grade is Grade.UPLOAD and self._free_at <= self._time():
         """,
@@ -118,7 +118,7 @@ OPERATORS = (
         "Compaction waits for as long as the others take the whole rate, and objects pile up.",
         "priorities without a least share",
         """
-        streammeta.client.bandwidth:
+        streammeta.client.resources.bandwidth:
         - while (left_s := ends_at - self._time()) > 0:
         + while (left_s := 1 + abs(ends_at - self._time())) > 0:
         """,
@@ -129,7 +129,7 @@ OPERATORS = (
         "A cycle that meets a defect is the last one of the process.",
         "background threads that die in silence",
         """
-        streammeta.client.compaction.background_compaction:
+        streammeta.client.api.background_compaction:
         - _log.exception("compaction failed unexpectedly, trying again in %g s", self._interval_s)
         + return False
         """,

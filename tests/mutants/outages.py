@@ -84,7 +84,7 @@ OUTAGES = (
         "A Kafka broker is ready although the leading controller answers none of its calls.",
         "24 minutes without service while each gauge and probe was healthy",
         """
-        streammeta.brokers.kafka.state:
+        streammeta.brokers.kafka.service.state:
         - if self.leader_silent_s > LEADER_SILENT_MAX_S:
         + if self.leader_silent_s < 0:
         """,
@@ -111,7 +111,7 @@ OUTAGES = (
         "A store that names a day is not asked again for a day, or fails the call at once.",
         "a proxy's wrong Retry-After of 86400",
         """
-        streammeta.storage.object_store.patience:
+        streammeta.storage.object_store.protocol.patience:
         - return min(error.retry_after_s or 0.0, RETRY_AFTER_S_MAX)
         + return error.retry_after_s or 0.0
         """,
@@ -125,7 +125,7 @@ OUTAGES = (
         "An upload under the default durability is tried once, while its commit has a minute.",
         "3 s of 500 failed the streams of a batch",
         """
-        streammeta.client.uploader:
+        streammeta.client.writing.uploader:
         - limit_s = math.inf if self._is_persistent else self._config.commit_deadline_s
         + limit_s = math.inf if self._is_persistent else 0.0
         """,
@@ -138,7 +138,7 @@ OUTAGES = (
         "A bucket that is gone is asked until the deadline.",
         "a policy by deadline alone",
         """
-        streammeta.storage.object_store.patience:
+        streammeta.storage.object_store.protocol.patience:
         - if not error.may_pass or left_s <= 0:
         + if left_s <= 0:
         """,
@@ -149,7 +149,7 @@ OUTAGES = (
         "A file of credentials is read at the start alone, so that rotation ends the process.",
         "keys mounted from a secret that is rotated",
         """
-        streammeta.storage.object_store.s3:
+        streammeta.storage.object_store.s3.s3:
           if isinstance(failure, AccessDeniedError):
         -     self._connection.renew()
         +     pass
@@ -164,7 +164,7 @@ OUTAGES = (
         "One failed write of records that can't be committed ends the trimming of the log.",
         "a log that fills up until the process restarts",
         """
-        streammeta.client.writer_log:
+        streammeta.client.writing.wal_acks:
         - if wait is None:
         + if attempt >= 0:
               raise
@@ -179,7 +179,7 @@ OUTAGES = (
         "A tail ends when no controller has led for 30 s, while appends go on afterwards.",
         "a background consumer that stops without a word",
         """
-        streammeta.client.reading.map_follower:
+        streammeta.client.reading.metadata_follower:
         - return isinstance(error, ControllerUnavailableError | ReadDeadlineError)
         + return False
         """,
@@ -193,7 +193,7 @@ OUTAGES = (
         "A tail ends when the store has refused longer than one read may take.",
         "keys that are rotated while a consumer waits",
         """
-        streammeta.client.reading.map_follower:
+        streammeta.client.reading.metadata_follower:
         - return error.may_pass
         + return False
         """,
@@ -207,7 +207,7 @@ OUTAGES = (
         "A tail of a bucket that is another cluster's waits for ever.",
         "a loop around every error",
         """
-        streammeta.client.reading.map_follower:
+        streammeta.client.reading.metadata_follower:
         - if not _may_pass(error):
         + if isinstance(error, str):
         """,
@@ -221,7 +221,7 @@ OUTAGES = (
         "An unexpected error ends the heartbeats without a word, and the node is fenced.",
         "a background task whose exception nobody retrieves",
         """
-        streammeta.client.session:
+        streammeta.client.nodes.session:
         - except Exception:  # noqa: BLE001 - without heartbeats the node is fenced
         + except ZeroDivisionError:
         """,
@@ -235,7 +235,7 @@ OUTAGES = (
         "The end of a process waits for calls of a closed client to a store that never answers.",
         "two brokers that hung for minutes after close() had returned",
         """
-        streammeta.client.daemon_threads:
+        streammeta.client.resources.daemon_threads:
         - thread = threading.Thread(target=_carry_out, args=(work,), name=name, daemon=True)
         + thread = threading.Thread(target=_carry_out, args=(work,), name=name)
         """,
@@ -249,7 +249,7 @@ OUTAGES = (
         "A look at the bucket's marker that is never answered keeps asyncio.run from returning.",
         "asyncio.to_thread for calls that may hang",
         """
-        streammeta.client.bucket_check:
+        streammeta.client.controllers.bucket_check:
         - return await run_blocking(read_marker, store, self._namespace)
         + return await asyncio.to_thread(read_marker, store, self._namespace)
         """,

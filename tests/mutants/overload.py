@@ -26,7 +26,7 @@ OVERLOAD = (
         "Answers are handed to gRPC however many of its caller's are not read yet.",
         "our own: 300 lists of keys on two connections held 1.3 GB",
         """
-        streammeta.controller.rpc.entrance:
+        streammeta.controller.rpc.calls.interceptors:
         - self._answers.require(holder, size)
         + self._answers.take(holder, size)
         """,
@@ -37,7 +37,7 @@ OVERLOAD = (
         "An answer that was sent is counted on, and its caller refused before long.",
         "leaks of quotas, which show after days",
         """
-        streammeta.controller.rpc.entrance:
+        streammeta.controller.rpc.calls.interceptors:
         - self._answers.give_back(holder, size)
         + self._answers.give_back(holder, 0)
         """,
@@ -48,7 +48,7 @@ OVERLOAD = (
         "A pipeline that is open goes on filling the map of a process at its limit of memory.",
         "etcd's quota, which is asked for each write and not for each connection",
         """
-        streammeta.controller.rpc.commit_pipeline:
+        streammeta.controller.rpc.services.commit_pipeline:
         - self._guard.require(Use.COMMIT)
         + self._guard.require(Use.VITAL)
         """,
@@ -59,7 +59,7 @@ OVERLOAD = (
         "A connection of frequent pings is closed, as gRPC's servers do by default.",
         "our own: a flood of pings cost a leader a thread a second, and gigabytes",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self.out.append(frame(Kind.PING, Flag.ACK, 0, payload))
         + self.out.append(self._changes.take(now, "p") or frame(Kind.PING, Flag.ACK, 0, payload))
         """,
@@ -84,7 +84,7 @@ OVERLOAD = (
         "Every call counts as a connection of its own: no connection without a call is told of.",
         "counters of connections that count requests",
         """
-        streammeta.controller.rpc.uncalled:
+        streammeta.controller.rpc.calls.connections_without_calls:
         - if peer in self._known:
         + if not peer:
         """,
@@ -98,7 +98,7 @@ OVERLOAD = (
         "A waiting commit is passed by newer ones until its deadline.",
         "admission that looks at free places before it looks at its queue",
         """
-        streammeta.controller.runtime.admission:
+        streammeta.controller.runtime.load.admission:
         - if not queue and self._has_room(kind):
         + if self._has_room(kind):
         """,
@@ -109,7 +109,7 @@ OVERLOAD = (
         "A call that leaves twice frees two places: more run at once than may.",
         "cleanup both at the end of a call and of its connection",
         """
-        streammeta.controller.runtime.admission:
+        streammeta.controller.runtime.load.admission:
         - ticket.is_running = False
           self._running[ticket.kind] -= 1
         """,

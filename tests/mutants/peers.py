@@ -154,10 +154,10 @@ PEERS = (
         "TLS hides what controllers say, and takes every process for one.",
         "CVE-2018-1085: etcd deployed with the check of clients' certificates off",
         """
-        streammeta.rpc.tls:
+        streammeta.tls.files:
         - context.verify_mode = ssl.CERT_REQUIRED
         + context.verify_mode = ssl.CERT_NONE
-        streammeta.controller.peers.tls:
+        streammeta.controller.tls.peer_contexts:
         - if transport.get_extra_info("ssl_object") is None:
         + if not transport.get_extra_info("peercert"):
         """,
@@ -168,7 +168,7 @@ PEERS = (
         "A broker's certificate whose id is a controller's speaks as that one.",
         "one authority for all: CockroachDB tells nodes from users by more than their names",
         """
-        streammeta.controller.peers.tls:
+        streammeta.controller.tls.peer_contexts:
         - is_controller = accepted is not None and accepted.role is Role.CONTROLLER
         + is_controller = accepted is not None
         """,
@@ -190,7 +190,7 @@ PEERS = (
         "A process that can write the files makes a running controller another one.",
         "files of two nodes mixed up by the tool that renews them",
         """
-        streammeta.rpc.tls:
+        streammeta.tls.files:
         - if found.principal != self.contents.principal:
         + if found is self.contents:
         """,
@@ -201,7 +201,7 @@ PEERS = (
         "A follower names the address that asks for a certificate to a caller with a token.",
         "KIP-103: clients are told of the listener that they have come to",
         """
-        streammeta.controller.rpc.request_guard:
+        streammeta.controller.rpc.calls.error_mapping:
         - metadata["leader_endpoint"] = error.token_endpoint  # the other asks for a certificate
         + metadata.setdefault("leader_endpoint", error.token_endpoint)
         """,

@@ -19,7 +19,7 @@ READS = (
         "A read takes the proof of a round that had begun before the read arrived.",
         "why a read index needs a round of its own (Raft thesis, section 6.4)",
         """
-        streammeta.controller.runtime.waiters:
+        streammeta.controller.runtime.replication.waiters:
           read: asyncio.Future[EndOffset] = asyncio.get_running_loop().create_future()
         - self._forming.append(read)
         + (self._under_way or self._forming).append(read)
@@ -97,7 +97,7 @@ READS = (
         "The driver sends a Fetch that carries a read round at once, for a reader waits for it.",
         "etcd's read contexts ride on heartbeats, which acknowledge nothing; a Fetch does both",
         """
-        streammeta.controller.runtime.core_loop:
+        streammeta.controller.runtime.replication.core_loop:
         - if self._must_wait(effect):
         + if self._must_wait(effect) and not getattr(effect.message, 'read_round', 0):
         """,
@@ -126,7 +126,7 @@ READS = (
         "A read is answered from the leader's map before what it shows is committed.",
         "etcd, RethinkDB and others read uncommitted state at some time (Jepsen)",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
           self._leading_log()
         - answered = self._query_shown(request)
         - if await self._is_committed(answered.offset):
@@ -142,7 +142,7 @@ READS = (
         "An answer that changes nothing does not wait for what it was decided on.",
         "a refusal tells of state too; the same family as dirty reads",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
         + is_news = is_proven and end_offset > self._committed_end
         + waiting = self._answers.until(end_offset) if is_news else None
@@ -157,7 +157,7 @@ READS = (
         "A leader that loses leadership keeps what it had replayed and not committed.",
         "KAFKA-13100 and KAFKA-13114",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - self._map.undo_to(self._committed_end)
           self._log_hash.undo_to(self._committed_end)
         """,
@@ -170,7 +170,7 @@ READS = (
         "A request whose append is refused stays in the map of the leader.",
         "KAFKA-14996 is of the family of requests too large to append",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - self._map.undo_to(offset)
         """,
         Tested("tests/runtime/test_runtime_controller.py::test_a_refused_append_leaves_no_trace"),
@@ -180,7 +180,7 @@ READS = (
         "A read that must see an offset does not wait until that is applied.",
         "the family of stale follower reads",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         - await self._applied(at_least)
         """,
         Tested(

@@ -11,7 +11,7 @@ RECONCILING = (
         "A run says that it tagged an object which was not there.",
         "one rule for deletions and tags",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - if self._others.has_begun(candidate.key) and not self._order.tag:
         + if self._others.has_begun(candidate.key):
         """,
@@ -24,7 +24,7 @@ RECONCILING = (
         "A query for a key finds nothing: the shard that ends with the key is not listed.",
         "a bound of a range taken for exclusive",
         """
-        streammeta.reconcile.source_filters:
+        streammeta.reconcile.listing.source_filters:
         - ends_before = last is not None and last < wanted
         + ends_before = last is not None and last <= wanted
         """,
@@ -35,7 +35,7 @@ RECONCILING = (
         "Two tables of one query are read at different states of the map.",
         "a copy for each table",
         """
-        streammeta.reconcile.map_source:
+        streammeta.reconcile.metadata.source:
         - if young := _young_copy(folder, asked, reuse_s):
         + if young := None:
         """,
@@ -48,7 +48,7 @@ RECONCILING = (
         "A query of one cluster reads the map of another that shares the folder.",
         "a folder of copies for all clusters",
         """
-        streammeta.reconcile.map_source:
+        streammeta.reconcile.metadata.source:
         - newest = max(folder.glob(f"*-{asked}.checkpoint"), default=None)
         + newest = max(folder.glob("*.checkpoint"), default=None)
         """,
@@ -74,7 +74,7 @@ RECONCILING = (
         "Tagging renews the time of an object, and the bucket's rule never finds it old enough.",
         "Ceph's RADOS Gateway with `watch --tag`",
         """
-        streammeta.storage.object_store.s3:
+        streammeta.storage.object_store.s3.s3:
         - if wanted == found:
         + if False:
         """,
@@ -85,7 +85,7 @@ RECONCILING = (
         "A server that overlooks `?tagging` replaces an object with its tags.",
         "S3 servers that ignore queries which they don't know",
         """
-        streammeta.storage.object_store.s3_copies:
+        streammeta.storage.object_store.s3.s3_copies:
         - if "TagSet" not in answer:
         + if "TagSet" not in answer and answer.setdefault("TagSet", []):
         """,
@@ -96,7 +96,7 @@ RECONCILING = (
         "A job that lost an executor fails with Spark's first line alone.",
         "executors killed for their memory",
         """
-        streammeta.reconcile.session:
+        streammeta.reconcile.engines.spark_session:
         - if lost := _LOST.search(text):
         + if lost := None:
         """,
@@ -107,7 +107,7 @@ RECONCILING = (
         "SPARK_REMOTE makes Spark's start fail with advice about Java.",
         "notebooks that set SPARK_REMOTE",
         """
-        streammeta.reconcile.session:
+        streammeta.reconcile.engines.spark_session:
         - if os.environ.get(name):
         + if False:
         """,
@@ -118,7 +118,7 @@ RECONCILING = (
         "Two attempts of a task write one audit file: lines are lost and its chain breaks.",
         "speculative attempts of Spark",
         """
-        streammeta.reconcile.audit_trail:
+        streammeta.reconcile.deletion.audit_trail:
         - path = Path(self._order.audit_folder) / f"task-{self._attempt.name}.jsonl"
         + path = Path(self._order.audit_folder) / f"task-{self._attempt.task:05d}.jsonl"
         """,
@@ -131,7 +131,7 @@ RECONCILING = (
         "Attempts of a repeated stage overwrite the undo records of those before.",
         "an executor that is lost",
         """
-        streammeta.reconcile.spark_engine:
+        streammeta.reconcile.engines.spark_engine:
         - return Attempt(context.partitionId(), context.taskAttemptId())
         + return Attempt(context.partitionId(), context.attemptNumber())
         """,
@@ -144,7 +144,7 @@ RECONCILING = (
         "A run that repeats a task says that it deleted fewer keys than it did.",
         "840 of 1,500 deletions counted",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - if self._others.has_begun(candidate.key) and not self._order.tag:
         + if False:
         """,
@@ -157,7 +157,7 @@ RECONCILING = (
         "A deletion whose attempt ended has a line before it, and none after.",
         "attempts that Spark kills",
         """
-        streammeta.reconcile.audit_trail:
+        streammeta.reconcile.deletion.audit_trail:
         - unbegun = (self._order.done, Outcome.AHEAD_OF_MAP)
         + unbegun = (Outcome.AHEAD_OF_MAP,)
         """,
@@ -170,7 +170,7 @@ RECONCILING = (
         "A key that another task had in its records counts as deleted by this one.",
         "task 11 read as task 1",
         """
-        streammeta.reconcile.attempts:
+        streammeta.reconcile.vocabulary.attempts:
         - return f"{self.task:05d}-"
         + return f"{self.task:05d}"[-1:]
         """,
@@ -183,7 +183,7 @@ RECONCILING = (
         "The table of verdicts has a row group without rows, and polars refuses the file.",
         "a chunk without a page of values, which Arrow reads all the same",
         """
-        streammeta.reconcile.parquet_splice:
+        streammeta.reconcile.parquet.splice:
         - if not rows:
         -     return  # its chunks have no page of values, and some readers refuse the file for that
         """,
@@ -194,7 +194,7 @@ RECONCILING = (
         "The grace period saves nothing: what a broker is about to commit is deleted.",
         "Amoro issue 2925: the time of access, 0 on some stores, stood in for that of the change",
         """
-        streammeta.reconcile.verdicts:
+        streammeta.reconcile.vocabulary.verdicts:
         - (rows.modified_ms >= rules.young_from_ms, Verdict.TOO_YOUNG),
         """,
         Tested(f"{_RECONCILE}_classify.py::test_agrees_with_a_model_over_sets"),
@@ -204,7 +204,7 @@ RECONCILING = (
         "An object that the listing lacked is told as lost without another look.",
         "listings that end early: consistency checks that cry wolf are switched off",
         """
-        streammeta.reconcile.losses:
+        streammeta.reconcile.findings.losses:
         - lost = [one for one, still in zip(suspects, is_lost, strict=True) if still]
         + lost = suspects
         """,
@@ -215,7 +215,7 @@ RECONCILING = (
         "An object that was destroyed while the bucket was listed is told as lost.",
         "scrubbers that compare two moments and take the difference for damage",
         """
-        streammeta.reconcile.losses:
+        streammeta.reconcile.findings.losses:
         - joined = found.join(wanted, "object_id", join_type="inner")
         + joined = found.join(objects, "object_id", join_type="inner")
         """,
@@ -226,7 +226,7 @@ RECONCILING = (
         "A checksum that differs changes no verdict.",
         "scrubs that count what they read and do not act on it",
         """
-        streammeta.reconcile.verdicts:
+        streammeta.reconcile.vocabulary.verdicts:
         - (wanted & (rows.reading == Reading.CHECKSUM_DIFFERS), Verdict.CHECKSUM_MISMATCH),
         """,
         Tested(f"{_RECONCILE}_classify.py::test_agrees_with_a_model_over_sets"),
@@ -236,7 +236,7 @@ RECONCILING = (
         "A deletion begins without a line of its own in the audit log of the run.",
         "audit logs that are written after the fact: what a killed process did is in none",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - self._trail.begin(free)
         """,
         Tested(
@@ -249,7 +249,7 @@ RECONCILING = (
         "A key of another cluster takes the place of the object of the same id in the join.",
         "Iceberg pull request 12254: a sibling's files under a prefix that fits both",
         """
-        streammeta.reconcile.map_join:
+        streammeta.reconcile.engines.metadata_join:
         - own = np.flatnonzero((owners == Owner.OWN) & (ids >= 0))
         + own = np.flatnonzero(ids >= 0)
         """,
@@ -260,7 +260,7 @@ RECONCILING = (
         "A page without the token of the next is taken for the last one.",
         "servers that answer a listing in part; what is missing then looks lost",
         """
-        streammeta.storage.object_store.listing_page:
+        streammeta.storage.object_store.s3.listing_page:
         - raise refusal(f"it is not the last, but has no {first}")
         + return None
         """,
@@ -271,7 +271,7 @@ RECONCILING = (
         "Entries in the usual form are taken, and what is between them is passed over.",
         "fast readers of listings: a key in another form is dropped, and looks lost",
         """
-        streammeta.storage.object_store.object_page:
+        streammeta.storage.object_store.s3.object_page:
         - if sum(map(len, map(itemgetter(0), found))) != len(entries):
         + if not found:
         """,
@@ -285,7 +285,7 @@ RECONCILING = (
         "An object that somebody put in the place of an orphan is deleted with it.",
         "plans that are applied to another state than they were made of",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - if same_time and (info.size, info.etag) == (one.size, one.etag):
         + if same_time:
         """,
@@ -296,7 +296,7 @@ RECONCILING = (
         "A run that created a term is sure of the lease, though a higher term is there.",
         "locks by creation of a name that its holder deletes: a late creation succeeds again",
         """
-        streammeta.reconcile.lease:
+        streammeta.reconcile.cluster.lease:
               )
         - check_held(self._store, self._namespace, self._run)
           self._number = number
@@ -311,7 +311,7 @@ RECONCILING = (
         "A run that another has followed goes on deleting.",
         "leases that are only looked at when they are taken: a machine that stood still goes on",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - check_held(self._store, self._order.identity.namespace, self._order.run)
         """,
         Tested(f"{_RECONCILE}_deletion.py::test_losing_the_lease_stops_the_task"),
@@ -321,7 +321,7 @@ RECONCILING = (
         "An object that could not be copied to quarantine is deleted all the same.",
         "moves that are made of a copy and a deletion, as renames on S3 are",
         """
-        streammeta.reconcile.deletion:
+        streammeta.reconcile.deletion.tasks:
         - free = [one.candidate for one in saved if one.outcome is self._done]
         + free = [one.candidate for one in saved]
         """,
@@ -346,7 +346,7 @@ RECONCILING = (
         "A lookup that gives up calls the keys that it has not reached absent.",
         "lists that are cut off and taken for whole",
         """
-        streammeta.reconcile.lookup:
+        streammeta.reconcile.listing.lookup:
           if settled == len(keys) or passed >= page + _OTHERS_A_KEY * settled:
         -     return found, settled
         +     return found, len(keys)
@@ -358,7 +358,7 @@ RECONCILING = (
         "A key of the bucket becomes a part of the report's page.",
         "stored cross-site scripting by file names",
         """
-        streammeta.reconcile.report_page:
+        streammeta.reconcile.reports.page:
         - return html.escape("".join(spelled))
         + return "".join(spelled)
         """,

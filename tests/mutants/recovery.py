@@ -48,7 +48,7 @@ RECOVERY = (
         "A takeover whose answer was lost finds its own marker, and gives up.",
         "a conditional put that is repeated finds what it has put itself",
         """
-        streammeta.cli.restore_command:
+        streammeta.cli.recovery.restore_command:
         - if found != wanted or read_generations(objects, plan.namespace)[-1] != wanted:
         + if found is not wanted or read_generations(objects, plan.namespace)[-1] != wanted:
         """,
@@ -168,7 +168,7 @@ RECOVERY = (
         "The marker is put without a condition: of two survivors both go on.",
         "the reason for conditional puts in the bucket, decision 0006",
         """
-        streammeta.storage.bucket_marker:
+        streammeta.storage.cluster_files.bucket_marker:
         - store.put(key, json_files.encode(generation), if_absent=True)
         + store.put(key, json_files.encode(generation))
         """,
@@ -190,7 +190,7 @@ RECOVERY = (
         "A disk of before that returns is fed, and loses what only it had.",
         "CockroachDB's replicas of before a recovery are refused by their ids",
         """
-        streammeta.controller.quorum.jump:
+        streammeta.controller.quorum.recovered_log:
         - return end_offset > 0 and era_of(end_offset) < era_of(own_end)
         + return False
         """,
@@ -201,7 +201,7 @@ RECOVERY = (
         "The recovered log goes on where the old one ended: both look alike.",
         "KIP-101: logs that were cut and went on at the same offsets",
         """
-        streammeta.controller.quorum.jump:
+        streammeta.controller.quorum.recovered_log:
         - return EndOffset((era_of(end_offset) + 1) * ERA_OFFSETS)
         + return EndOffset(end_offset)
         """,

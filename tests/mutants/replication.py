@@ -187,7 +187,7 @@ REPLICATION = (
         "A record of the quorum's own takes the offset that was promised to a client's record.",
         "found here by chaos; KAFKA-15213",
         """
-        streammeta.controller.runtime.core_loop:
+        streammeta.controller.runtime.replication.core_loop:
         - for append in self._take_appends():
         + for append in self._take_appends() if not self._events else ():
         """,

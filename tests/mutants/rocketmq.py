@@ -95,7 +95,7 @@ ROCKETMQ = (
         "Messages are kept as long as the store says, whatever their topic reserves.",
         "RIP-65: the reserve time of a topic is metadata that nothing reads",
         """
-        streammeta.brokers.rocketmq.metadata:
+        streammeta.brokers.rocketmq.formats.metadata:
         - hours = default_hours if known is None or known.reserve_time < 1 else known.reserve_time
         + hours = default_hours
         """,
@@ -106,7 +106,7 @@ ROCKETMQ = (
         "After a crash a segment whose bytes are deleted is opened as if it had them.",
         "metadata that follows the deletion only",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
           self._place.keeper.table.put_segment(deleted)
         - await self._place.keeper.save()
         """,
@@ -138,7 +138,7 @@ ROCKETMQ = (
         "A segment is deleted while it is read.",
         "expiry beside reads",
         """
-        streammeta.brokers.rocketmq.file_segment:
+        streammeta.brokers.rocketmq.segments.file_segment:
         - while self._readers:
         + while self._readers < 0:
         """,
@@ -149,7 +149,7 @@ ROCKETMQ = (
         "Messages stored with a fast clock let a start with that clock delete all others.",
         "stamps that the clock in question has made",
         """
-        streammeta.brokers.rocketmq.metadata:
+        streammeta.brokers.rocketmq.formats.metadata:
         - stamps += (segment.create_ms, segment.seal_ms)
         + stamps += (segment.create_ms, segment.seal_ms, segment.end_ms)
         """,
@@ -160,7 +160,7 @@ ROCKETMQ = (
         "Messages stored with a clock that is behind are deleted at the next check.",
         "expiry by the times of messages alone",
         """
-        streammeta.brokers.rocketmq.retention:
+        streammeta.brokers.rocketmq.cluster.retention:
         - deleted += await file.expire(before_ms, before_ms)
         + deleted += await file.expire(before_ms)
         """,
@@ -171,7 +171,7 @@ ROCKETMQ = (
         "Messages of a topic with a long reserve time are no longer found by their keys.",
         "one expiry time for what many topics share",
         """
-        streammeta.brokers.rocketmq.retention:
+        streammeta.brokers.rocketmq.cluster.retention:
         - longest_ms = max(table.reserve_ms(topic, hours) for topic in ("", *table.topics))
         + longest_ms = min(table.reserve_ms(topic, hours) for topic in ("", *table.topics))
         """,
@@ -183,7 +183,7 @@ ROCKETMQ = (
         "The chunks of a full segment are never merged.",
         "a backend whose seal nobody calls",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
         - await segment.storage.seal()
           return True
         """,
@@ -194,7 +194,7 @@ ROCKETMQ = (
         "A segment whose merge a crash interrupted stays in chunks.",
         "a merge that only the writer begins",
         """
-        streammeta.brokers.rocketmq.chunk_store:
+        streammeta.brokers.rocketmq.segments.chunk_store:
         - if is_sealed and chunk_prefix(self._cluster, *place) in left:
         + if is_sealed and not left:
         """,
@@ -205,7 +205,7 @@ ROCKETMQ = (
         "A segment that was full before a crash is sealed and merged with the next message only.",
         "a seal that the next append makes",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
         - await self._seal_full()
         """,
         Tested(f"{_CHUNKS}::test_a_full_segment_that_was_not_sealed_is_sealed_and_merged_at_start"),
@@ -215,7 +215,7 @@ ROCKETMQ = (
         "A segment whose merge fails once stays in chunks until the next start.",
         "a task that forgets what it could not do",
         """
-        streammeta.brokers.rocketmq.chunk_store:
+        streammeta.brokers.rocketmq.segments.chunk_store:
         - self._waiting.rotate(-1)
         + self._waiting.popleft()
           raise
@@ -227,7 +227,7 @@ ROCKETMQ = (
         "Chunks are deleted though the merged object does not have all their bytes.",
         "an upload that a server completes without a part",
         """
-        streammeta.brokers.rocketmq.chunked_segment:
+        streammeta.brokers.rocketmq.segments.chunked_segment:
         - if size != merged.size:
         + if size > merged.size:
         """,
@@ -238,7 +238,7 @@ ROCKETMQ = (
         "Opening a segment deletes chunks that are not in the merged object.",
         "remains of a merge told by their names alone",
         """
-        streammeta.brokers.rocketmq.chunked_segment:
+        streammeta.brokers.rocketmq.segments.chunked_segment:
         - self._leftover = [chunk.key for chunk in chunks if chunk.end <= merged[0].end]
         + self._leftover = [chunk.key for chunk in chunks]
         """,
@@ -249,7 +249,7 @@ ROCKETMQ = (
         "A chunk of another writer counts as the own one, because it is as large.",
         "settling a failed commit by its size alone",
         """
-        streammeta.brokers.rocketmq.chunked_segment:
+        streammeta.brokers.rocketmq.segments.chunked_segment:
         - self._has_other_writer = self._has_other_writer or stored != data
         + self._has_other_writer = len(stored) != len(data)
         """,
@@ -260,7 +260,7 @@ ROCKETMQ = (
         "A bucket that lost the last chunk is taken for a shorter queue, which is written again.",
         "the size of the last segment as the backend says it",
         """
-        streammeta.brokers.rocketmq.flat_file:
+        streammeta.brokers.rocketmq.segments.flat_file:
         - if size < one.size:
         + if size < 0:
         """,

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from streammeta.cli.local_cluster import start_child
+from streammeta.cli.local.local_cluster import start_child
 from tests.mutants.mutant import Mutant, Simulated, Tested
 from tests.mutants.trial import Trial
 

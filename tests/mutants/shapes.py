@@ -112,7 +112,7 @@ SHAPES = (
         "A member commits offsets of partitions that it may not have in the new generation.",
         "KAFKA-9835-like commits between JoinGroup and SyncGroup",
         """
-        streammeta.brokers.kafka.groups:
+        streammeta.brokers.kafka.groups.groups:
         - if code is Code.NONE and self.state is State.COMPLETING:
         + if code is Code.NONE and self.state is State.EMPTY:
               return Code.REBALANCE_IN_PROGRESS
@@ -125,7 +125,7 @@ SHAPES = (
         "A member that does not join again holds its group up.",
         "max.poll.interval.ms of Kafka",
         """
-        streammeta.brokers.kafka.groups:
+        streammeta.brokers.kafka.groups.groups:
         - if self.state is State.PREPARING and now >= self.rebalance_deadline:
         + if self.is_initial and now >= self.rebalance_deadline:
         """,
@@ -137,7 +137,7 @@ SHAPES = (
         "A segment with a lost chunk is opened, and reads answer with bytes of another place.",
         "the source trusts the listing",
         """
-        streammeta.brokers.rocketmq.chunked_segment:
+        streammeta.brokers.rocketmq.segments.chunked_segment:
         - if chunk.start != end:
         + if chunk.start < end:
         """,
@@ -148,7 +148,7 @@ SHAPES = (
         "Two writers of a segment overwrite each other's chunks.",
         "puts without a condition",
         """
-        streammeta.brokers.rocketmq.chunked_segment:
+        streammeta.brokers.rocketmq.segments.chunked_segment:
         - await run_blocking(self._store.put, key, data, if_absent=True)
         + await run_blocking(self._store.put, key, data)
         """,
@@ -161,7 +161,7 @@ SHAPES = (
         "A chunk of another writer with as many bytes counts as the own commit.",
         "settling a failed commit by its size alone",
         """
-        streammeta.brokers.rocketmq.chunked_segment:
+        streammeta.brokers.rocketmq.segments.chunked_segment:
         - self._has_other_writer = self._has_other_writer or stored != data
         + self._has_other_writer = False
         """,
@@ -174,7 +174,7 @@ SHAPES = (
         "A commit that failed is settled by a size that it can't have left.",
         "a backend that answers from a cache or for another segment",
         """
-        streammeta.brokers.rocketmq.file_segment:
+        streammeta.brokers.rocketmq.segments.file_segment:
         - if size is None or not body.position <= size <= body.end:
         + if size is None:
         """,
@@ -185,7 +185,7 @@ SHAPES = (
         "The part of a failed commit that was stored is stored twice.",
         "a retry from the start of the body",
         """
-        streammeta.brokers.rocketmq.file_segment:
+        streammeta.brokers.rocketmq.segments.file_segment:
         - data = body.rest_from(self.commit_position)
         + data = body.data
         """,

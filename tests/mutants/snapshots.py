@@ -146,7 +146,7 @@ SNAPSHOTS = (
         "After a snapshot is loaded the first record behind it is not replayed.",
         "KAFKA-14618",
         """
-        streammeta.controller.runtime.delivery:
+        streammeta.controller.runtime.replication.delivery:
         - self.end_offset = snapshot_id.end_offset
         + self.end_offset = EndOffset(snapshot_id.end_offset + 1)
         """,
@@ -157,11 +157,11 @@ SNAPSHOTS = (
         "Loading a snapshot leaves keys that were deleted before it was made.",
         "KAFKA-14894",
         """
-        streammeta.controller.runtime.controller:
+        streammeta.controller.runtime.writer.controller:
         + stale = dict(self._map._kvs.snapshot())
-        + present = dict(loaded.cluster_map._kvs.snapshot())
-        + loaded.cluster_map._kvs.load({**stale, **present})
-          self._map = loaded.cluster_map
+        + present = dict(loaded.cluster_metadata._kvs.snapshot())
+        + loaded.cluster_metadata._kvs.load({**stale, **present})
+          self._map = loaded.cluster_metadata
         """,
         Tested(
             "tests/runtime/test_runtime_snapshots.py"

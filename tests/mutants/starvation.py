@@ -137,7 +137,7 @@ STARVATION = (
         "A process that was stopped deposes its leader before it reads what has arrived.",
         "measured: a starved cluster deposed its leaders for half a minute",
         """
-        streammeta.controller.runtime.core_loop:
+        streammeta.controller.runtime.replication.core_loop:
         - if lost_ms > _LATE_MS and self.is_running:
         + if lost_ms > 1 << 40 and self.is_running:
         """,
@@ -148,7 +148,7 @@ STARVATION = (
         "Flushes of seconds stop the event loop again after half a second.",
         "measured: fsync of 2 s stopped everything else for 2 s, time after time",
         """
-        streammeta.controller.runtime.flush_place:
+        streammeta.controller.runtime.persistence.flush_scheduling:
         - self._thread_until = now + max(self._backoff_s, STALL_SHARE * took_s)
         + self._thread_until = now + self._backoff_s
         """,

@@ -10,7 +10,7 @@ STATE = (
         "The digest of the map leaves out one column, so replicas that differ in it look equal.",
         "found by mutants from outside; nothing changed one column at a time",
         """
-        streammeta.controller.metadata.frozen:
+        streammeta.controller.metadata.sections.frozen:
         - _hash_column(state.update, values)
         + if column_name != "data_time_ms":
         +     _hash_column(state.update, values)
@@ -22,7 +22,7 @@ STATE = (
         "Texts are hashed one after the other, so one that moves to its neighbour goes unnoticed.",
         "the classic of hashing without lengths or separators",
         """
-        streammeta.controller.metadata.frozen:
+        streammeta.controller.metadata.sections.frozen:
         - update(len(encoded).to_bytes(8, "little"))
         """,
         Tested(f"{_TESTS}::test_the_digest_tells_apart_sections_that_differ_in_anything"),
@@ -32,7 +32,7 @@ STATE = (
         "A field of a node is in no column with its own value, so no checkpoint keeps it.",
         "a field added to the state and forgotten in the snapshot; KAFKA-14894 is of this family",
         """
-        streammeta.controller.metadata.frozen:
+        streammeta.controller.metadata.sections.frozen:
         - values = [getattr(node, name) for node in nodes]
         + values = [getattr(node, name) if name != "recovered_by" else -1 for node in nodes]
         """,
@@ -43,7 +43,7 @@ STATE = (
         "A column of a checkpoint file is read and thrown away.",
         "a field that is back at its default after a restart",
         """
-        streammeta.controller.metadata.restore:
+        streammeta.controller.metadata.sections.restore:
         - return bool(cell) if name in FLAGS else int(cell)
         + return bool(cell) and name != "supervised" if name in FLAGS else int(cell)
         """,
@@ -65,7 +65,7 @@ STATE = (
         "Undoing an entry leaves one column of a stream as the entry had made it.",
         "an undo written by hand, column by column",
         """
-        streammeta.controller.metadata.tables:
+        streammeta.controller.metadata.tables.tables:
         - undo.append(lambda: self.write(name, rows, old))
         + if name != "range_start":
         +     undo.append(lambda: self.write(name, rows, old))
@@ -77,7 +77,7 @@ STATE = (
         "The rolling hash of the log does not say at which offsets the entries were.",
         "replicas that differ by one offset; found here by chaos as another defect's effect",
         """
-        streammeta.controller.runtime.state_hashes:
+        streammeta.controller.runtime.persistence.state_hashes:
         - entry = _ENTRY.pack(offset, len(payload), google_crc32c.value(payload))
         + entry = _ENTRY.pack(0, len(payload), google_crc32c.value(payload))
         """,

@@ -13,7 +13,7 @@ TURNS = (
         "A window in SETTINGS sends bytes of a thousand streams for the price of one frame.",
         "measured: 164 kB of settings took 10 s of a leader's CPU, and its leadership",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self.spent += 1 + self._send_next()
         + self._send_next()
         """,
@@ -24,7 +24,7 @@ TURNS = (
         "A larger window of the connection visits each stream whose own window is closed.",
         "measured: 1,000 such frames took 0.3 s",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - self.window += grant
         + self.window += grant + sum(map(self._send_unsent, list(self._stalled.values())))
         """,
@@ -173,7 +173,7 @@ TURNS = (
         "The end of a connection cancels all its calls in one turn.",
         "cleanup without a bound",
         """
-        streammeta.controller.grpc_server.session:
+        streammeta.controller.grpc_server.http2_connection:
         - while self.streams and self.spent < units:
         + while self.streams:
         """,
@@ -250,7 +250,7 @@ TURNS = (
         "Handshakes that were held back are all computed in the turn in which they come.",
         "measured: 400 of them took 110 ms, before anybody had shown a certificate",
         """
-        streammeta.controller.listener:
+        streammeta.tls.listener:
         - await wait_for_hello(opened)
         """,
         Tested(_HANDSHAKES + "test_a_handshake_begins_once_its_first_message_is_there"),
@@ -260,7 +260,7 @@ TURNS = (
         "As many handshakes as have places begin in one turn.",
         "a bound on how many there are that is none on when",
         """
-        streammeta.controller.handshakes:
+        streammeta.tls.handshakes:
         - while self._taken.total() < COMPUTED_MAX and self._begun < BEGUN_A_TURN:
         + while self._taken.total() < COMPUTED_MAX:
         """,
@@ -271,7 +271,7 @@ TURNS = (
         "Handshakes of one host, which it never completes, hold up those of all others.",
         "slow handshakes of one machine",
         """
-        streammeta.controller.handshakes:
+        streammeta.tls.handshakes:
         - if self._taken[host] < COMPUTED_MAX_PER_HOST:
         + if self._taken[host] < COMPUTED_MAX:
         """,
@@ -282,7 +282,7 @@ TURNS = (
         "A Kafka-shaped broker reads long lists for clients that have not authenticated.",
         "measured: 64 KiB took 20 ms on each connection",
         """
-        streammeta.brokers.kafka.server:
+        streammeta.brokers.kafka.service.server:
         - return read_request(frame, APIS_BEFORE)
         + return read_request(frame)
         """,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PARTS = ("proto", "storage", "controller", "broker_client", "brokers", "commands")
+_PARTS = ("proto", "storage", "reconcile", "controller", "broker_client", "brokers", "commands")
 _TABLE = _ROOT / "docs" / "operations" / "run.md"
 
 _READS = {"time", "time_ns", "now", "utcnow", "today", "CLOCK_REALTIME"}

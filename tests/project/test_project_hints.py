@@ -13,7 +13,16 @@ import pytest
 from streammeta.cli.root import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("proto/streammeta/rpc", "storage", "controller", "broker_client", "brokers", "commands")
+FOLDERS = (
+    "proto/streammeta/rpc",
+    "proto/streammeta/tls",
+    "storage",
+    "reconcile",
+    "controller",
+    "broker_client",
+    "brokers",
+    "commands",
+)
 
 OTHERS = {
     # Java, Spark and pip have these.

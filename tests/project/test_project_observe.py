@@ -6,7 +6,7 @@ from pathlib import Path
 
 _PROGRAM = """
 import resource, structlog
-from streammeta.controller.observe import configure_logging
+from streammeta.controller.log_setup import configure_logging
 configure_logging("info", as_json=True)
 log = structlog.get_logger()
 log.info("with_room")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from streammeta.controller.quorum.messages import QuorumError
-from streammeta.controller.rpc import request_guard
+from streammeta.controller.rpc.calls import error_mapping as request_guard
 from streammeta.controller.runtime.quorum_errors import VoterChangeError
 from streammeta.rpc.failures import Reason
 from streammeta.v1.common_pb2 import ErrorCode
@@ -52,7 +52,10 @@ def written() -> Iterator[Row]:
 
 def voter_changes() -> Iterator[Row]:
     """The refusals of a change of the voters, which take their reason from the quorum's error."""
-    sources = [CONTROLLER / "quorum" / "membership.py", CONTROLLER / "runtime" / "operations.py"]
+    sources = [
+        CONTROLLER / "quorum" / "membership.py",
+        CONTROLLER / "runtime" / "replication" / "operations.py",
+    ]
     named = {
         one.attr
         for path in sources
@@ -96,7 +99,7 @@ def test_reasons_are_given_where_handlers_fail_and_where_the_server_refuses() ->
     ]
     assert sorted(makers) == [
         "controller/streammeta/controller/grpc_server/refusals.py",
-        "controller/streammeta/controller/rpc/request_guard.py",
+        "controller/streammeta/controller/rpc/calls/error_mapping.py",
     ]
 
 

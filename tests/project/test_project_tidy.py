@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.lifecycle.sessions import NodeState
-from streammeta.controller.metadata import values
+from streammeta.controller.lifecycle.broker_sessions import NodeState
+from streammeta.controller.metadata.tables import values
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 
 ROOT = Path(__file__).resolve().parents[2]

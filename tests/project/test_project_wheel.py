@@ -24,7 +24,7 @@ class Point(proto.Message):
 assert Point(x=3).x == 3
 assert "proto-plus" in str(importlib.metadata.packages_distributions()["proto"])
 loaded, missing = [], {}
-for package in ("v1", "rpc", "storage", "client"):
+for package in ("v1", "rpc", "tls", "storage", "client"):
     parent = importlib.import_module(f"streammeta.{package}")
     for found in pkgutil.walk_packages(parent.__path__, f"{parent.__name__}."):
         try:
@@ -124,7 +124,18 @@ def test_the_wheel_claims_one_name(wheel: Path) -> None:
     assert "streammeta/__init__.py" not in names  # a namespace that further wheels may extend
     packages = {name.split("/")[1] for name in names if name.startswith("streammeta/")}
     assert packages == {
-        *("v1", "rpc", "storage", "reconcile", "controller", "client", "brokers", "cli", "shell")
+        *(
+            "v1",
+            "rpc",
+            "tls",
+            "storage",
+            "reconcile",
+            "controller",
+            "client",
+            "brokers",
+            "cli",
+            "shell",
+        )
     }
     assert {f"streammeta/{package}/py.typed" for package in packages} <= set(names)
     assert "streammeta/v1/common.proto" in names
@@ -154,14 +165,14 @@ def test_what_an_extra_would_bring_is_named_with_the_extra(python: Path) -> None
     said = run(
         python,
         "-c",
-        "from streammeta.storage.object_store.address import open_object_store;"
+        "from streammeta.storage.object_store.opening import open_object_store;"
         "open_object_store('s3://bucket')",
     )
     assert said.returncode == 1
     assert "botocore" in said.stderr
     assert "streammeta[s3]" in said.stderr
 
-    said = run(python, "-c", "import streammeta.client.prometheus")
+    said = run(python, "-c", "import streammeta.client.resources.prometheus")
     assert said.returncode == 1
     assert "streammeta[metrics]" in said.stderr
 

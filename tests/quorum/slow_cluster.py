@@ -17,7 +17,7 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.quorum.roles import Follower, Leader
 from streammeta.controller.quorum.voters import ReplicaKey
-from streammeta.controller.runtime.core_loop import Outbox
+from streammeta.controller.runtime.replication.core_loop import Outbox
 from tests.quorum.core_harness import CLUSTER, log_of, voter_set
 
 LATENCY_MS = 2

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from streammeta.controller.listener import Bounds, Listener
 from streammeta.controller.peers import server as peer_server
 from streammeta.controller.peers.frames import (
     CONTROL_REQUESTS,
@@ -16,8 +15,9 @@ from streammeta.controller.peers.frames import (
 from streammeta.controller.peers.hello import HelloAnswer
 from streammeta.controller.peers.patience import Patience
 from streammeta.controller.peers.server import PeerServer
-from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.peers.wire import decode_request
+from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.tls.listener import Bounds, Listener
 from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.test_peer_dialled import voted
 from tests.quorum.test_quorum_peers import (

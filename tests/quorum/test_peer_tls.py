@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.peers.dialled import REFUSED_CERTIFICATE, STRANGER
 from streammeta.controller.peers.server import PeerServer
-from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.quorum.messages import Request
 from streammeta.controller.runtime.interfaces import Reply
+from streammeta.controller.tls.peer_contexts import PeerTls
 from streammeta.controller.trust.policy import Denials, parse_policy
-from streammeta.rpc.certificates import read_certificates
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.certificates import read_certificates
+from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.test_quorum_peers import (

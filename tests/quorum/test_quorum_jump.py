@@ -10,8 +10,8 @@ from streammeta.controller.errors import LogOfBeforeError
 from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.jump import ERA_OFFSETS, era_of, is_of_before, next_era
 from streammeta.controller.quorum.log_view import LogStart
+from streammeta.controller.quorum.recovered_log import ERA_OFFSETS, era_of, is_of_before, next_era
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.quorum.core_harness import Lone, batch
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from streammeta.cli.local_cluster import Child, free_ports, start_child
+from streammeta.cli.local.local_cluster import Child, free_ports, start_child
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
 from streammeta.controller.peers.server import PeerServer
-from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.peers.transport import TcpPeerTransport
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
+from streammeta.controller.tls.peer_contexts import PeerTls
 from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import served
 from tests.quorum.fake_replica import FakeReplica

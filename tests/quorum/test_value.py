@@ -4,7 +4,7 @@ from dataclasses import field, replace
 
 import pytest
 
-from streammeta.controller.value import value
+from streammeta.controller.fast_dataclass import value
 
 
 @value()

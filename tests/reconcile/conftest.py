@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.engines.engine import EngineName
+from streammeta.reconcile.engines.spark_session import SparkConfig, spark_session
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.session import SparkConfig, spark_session
 from tests.reconcile.fake_controller import FakeMap, LocalBucket, serving
 
 _FOR_SHORT_JOBS = """\

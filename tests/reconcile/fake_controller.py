@@ -15,15 +15,15 @@ import numpy as np
 
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
-from streammeta.reconcile.identity import ClusterIdentity
-from streammeta.reconcile.plan_folder import PlanResult
-from streammeta.reconcile.tables import Tally
-from streammeta.reconcile.verdicts import Verdict
+from streammeta.reconcile.cluster.identity import ClusterIdentity
+from streammeta.reconcile.plans.plan_folder import PlanResult
+from streammeta.reconcile.vocabulary.tables import Tally
+from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.rpc.failures import Reason
-from streammeta.storage.bucket_marker import BucketMarker, create_marker
+from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
-from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -19,15 +19,15 @@ from typing import Any
 import grpc
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
-from streammeta.storage.bucket_marker import claim_key
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import NodeIdentity, RangeColumns, column
+from streammeta.storage.cluster_files.bucket_marker import claim_key
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import OwnKey, key_for, parse_key
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.base import DeleteResult, ObjectInfo
+from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.memory_store import MemoryObjectStore
@@ -165,8 +165,8 @@ class World:
 
     rng: Random
     now_ms: int
-    map: ClusterMap = field(default_factory=ClusterMap)
-    shown: ClusterMap = field(default_factory=ClusterMap)
+    map: ClusterMetadata = field(default_factory=ClusterMetadata)
+    shown: ClusterMetadata = field(default_factory=ClusterMetadata)
     faults: Faults = field(default_factory=Faults)
     rows: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Digest of each acknowledged row, by stream and offset."""
@@ -208,9 +208,9 @@ class World:
             self.history.append((offset, decision.records))
         return decision.answer
 
-    def map_of_before(self, records: int) -> ClusterMap:
+    def map_of_before(self, records: int) -> ClusterMetadata:
         """The map as it was after the first `records` changes."""
-        old = ClusterMap()
+        old = ClusterMetadata()
         for offset, changed in self.history[:records]:
             old.apply(offset, changed)
             old.forget_undo(offset + 1)

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.reconcile import listing_order
-from streammeta.reconcile.listing_order import in_order_of_partitions
-from streammeta.reconcile.tables import LISTING_COLUMNS, record_batch
-from streammeta.reconcile.verdicts import Owner
+from streammeta.reconcile.listing import order as listing_order
+from streammeta.reconcile.listing.order import in_order_of_partitions
+from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, record_batch
+from streammeta.reconcile.vocabulary.verdicts import Owner
 
 _FOREIGN = -1
 

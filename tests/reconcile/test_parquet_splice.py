@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.reconcile.parquet_pages import Pages, Presence, name_pages, number_pages
-from streammeta.reconcile.parquet_splice import SpliceError, SplicePart, open_splice
-from streammeta.reconcile.tables import arrow_schema
+from streammeta.reconcile.parquet.pages import Pages, Presence, name_pages, number_pages
+from streammeta.reconcile.parquet.splice import SpliceError, SplicePart, open_splice
+from streammeta.reconcile.vocabulary.tables import arrow_schema
 
 _LEFT = "key string, size long, owner long, etag string"
 _MADE = "verdict string, map_size long"

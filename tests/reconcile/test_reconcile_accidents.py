@@ -19,24 +19,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.reconcile import listing, local_engine, local_judging, map_join, plan_folder
-from streammeta.reconcile.attempts import ONLY_ATTEMPT
-from streammeta.reconcile.deletion import Deleter
-from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Outcome
-from streammeta.reconcile.lease import Lease
-from streammeta.reconcile.listing import Shard, shards_of
-from streammeta.reconcile.local_engine import LocalEngine
-from streammeta.reconcile.map_join import MapJoin
-from streammeta.reconcile.tables import (
+from streammeta.reconcile.cluster.lease import Lease
+from streammeta.reconcile.deletion.order import Candidate, DeletionOrder, Outcome
+from streammeta.reconcile.deletion.tasks import Deleter
+from streammeta.reconcile.engines import local_engine
+from streammeta.reconcile.engines import local_verdicts as local_judging
+from streammeta.reconcile.engines import metadata_join as map_join
+from streammeta.reconcile.engines.local_engine import LocalEngine
+from streammeta.reconcile.engines.metadata_join import MetadataJoin
+from streammeta.reconcile.listing import shards as listing
+from streammeta.reconcile.listing.shards import Shard, shards_of
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT
+from streammeta.reconcile.vocabulary.tables import (
     CANDIDATE_COLUMNS,
     LISTING_COLUMNS,
     MAP_COLUMNS,
     arrow_schema,
     record_batch,
 )
-from streammeta.reconcile.verdicts import Rules
+from streammeta.reconcile.vocabulary.verdicts import Rules
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import DeleteResult, ObjectInfo, ObjectStore
+from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo, ObjectStore
 from streammeta.v1 import objects_pb2
 from tests.kit.memory_store import MemoryObjectStore
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, own
@@ -99,8 +103,8 @@ def peak_of(draft: Path) -> int:
 def test_memory_does_not_grow_with_the_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = partial(MapJoin, objects_a_partition=1_000, kept_bytes=100_000)
-    monkeypatch.setattr(local_judging, "MapJoin", small)
+    small = partial(MetadataJoin, objects_a_partition=1_000, kept_bytes=100_000)
+    monkeypatch.setattr(local_judging, "MetadataJoin", small)
     monkeypatch.setattr(map_join, "_ROWS_A_RUN", 10_000)
     peaks = {}
     for objects in (100_000, 500_000):

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.reconcile import ahead_of_map, plan_folder
 from streammeta.reconcile.apply import AHEAD_ADVICE, ApplyConfig, apply
-from streammeta.reconcile.deletion_order import Candidate, Outcome
-from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.deletion import ahead_of_metadata as ahead_of_map
+from streammeta.reconcile.deletion.order import Candidate, Outcome
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig
-from streammeta.reconcile.telling import run_of_apply
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.run_reporter import run_of_apply
 from streammeta.reconcile.watch import RoundOutcome, WatchConfig, watch
 from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite

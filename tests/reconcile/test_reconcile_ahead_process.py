@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import BrokerSession, ControllerClient
-from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, Method
+from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, Method
 from streammeta.client.model import node_message
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.kit.real_cluster import prepare_object, running_cluster, streammeta, wait_until
 from tests.reconcile.test_reconcile_ahead import uploaded

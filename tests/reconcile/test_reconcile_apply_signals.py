@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.controller.trust.audit_check import split, verify
+from streammeta.controller.trust.audit.check import split, verify
 from streammeta.reconcile import undo as undo_module
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.lease import lease_prefix
+from streammeta.reconcile.cluster.lease import lease_prefix
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.undo import undo
 from tests.kit.real_cluster import wait_until

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from streammeta.reconcile.attempts import ONLY_ATTEMPT, Attempt, OtherAttempts
+from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT, Attempt, OtherAttempts
 
 
 def test_an_attempt_is_known_by_the_id_that_no_repeated_stage_gives_again(
@@ -13,7 +13,7 @@ def test_an_attempt_is_known_by_the_id_that_no_repeated_stage_gives_again(
 ) -> None:
     from pyspark import TaskContext
 
-    from streammeta.reconcile.spark_engine import _this_attempt
+    from streammeta.reconcile.engines.spark_engine import _this_attempt
 
     assert _this_attempt() == ONLY_ATTEMPT
     contexts = iter(

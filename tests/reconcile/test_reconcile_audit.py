@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.controller.trust.audit_check import Verified, split, verify
+from streammeta.controller.trust.audit.check import Verified, split, verify
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.attempts import Attempt
-from streammeta.reconcile.deletion import Deleter
-from streammeta.reconcile.deletion_order import Judged, Outcome
-from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.deletion.order import Judged, Outcome
+from streammeta.reconcile.deletion.tasks import Deleter
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
+from streammeta.reconcile.vocabulary.attempts import Attempt
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import DeleteResult, ObjectInfo
+from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
 from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench, FakeLeader
 

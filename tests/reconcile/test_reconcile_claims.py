@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.deletion_order import Outcome
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.errors import PlanError, ReconcileError
+from streammeta.reconcile.deletion.order import Outcome
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import PlanResult
-from streammeta.reconcile.tables import Tally
-from streammeta.reconcile.verdicts import Verdict
-from streammeta.storage.bucket_marker import IdClaim, put_claim
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.reconcile.plans.plan_folder import PlanResult
+from streammeta.reconcile.vocabulary.errors import PlanError, ReconcileError
+from streammeta.reconcile.vocabulary.tables import Tally
+from streammeta.reconcile.vocabulary.verdicts import Verdict
+from streammeta.storage.cluster_files.bucket_marker import IdClaim, put_claim
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
 from tests.reconcile.test_reconcile_deletion import NAMESPACE, Bench
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.reconcile.verdicts import (
+from streammeta.reconcile.vocabulary.verdicts import (
     ABSENT,
     WITHOUT_MAP,
     JoinedColumns,

@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from streammeta.cli import main
-from streammeta.cli.local_cluster import free_ports
-from streammeta.reconcile import plan_folder, session
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.java_runtime import find_java_home
+from streammeta.cli.local.local_cluster import free_ports
+from streammeta.reconcile.engines import spark_session as session
+from streammeta.reconcile.engines.engine import EngineName
+from streammeta.reconcile.engines.java_runtime import find_java_home
+from streammeta.reconcile.engines.spark_session import SparkConfig
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.session import SparkConfig
+from streammeta.reconcile.plans import plan_folder
 from streammeta.storage.object_format.object_key import key_for
 from tests.kit.real_cluster import wait_until
 from tests.reconcile.fake_controller import (

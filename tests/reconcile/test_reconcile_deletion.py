@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from streammeta.reconcile import deletion
-from streammeta.reconcile.attempts import Attempt
-from streammeta.reconcile.audit_trail import AuditTrail
-from streammeta.reconcile.deletion import Deleter
-from streammeta.reconcile.deletion_order import Candidate, DeletionOrder, Judged, Outcome
-from streammeta.reconcile.errors import ControllerError
-from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.lease import Lease, is_lease_key
-from streammeta.storage.bucket_marker import marker_key
+from streammeta.reconcile.cluster.controller_client import LeaderClient
+from streammeta.reconcile.cluster.lease import Lease, is_lease_key
+from streammeta.reconcile.deletion import tasks as deletion
+from streammeta.reconcile.deletion.audit_trail import AuditTrail
+from streammeta.reconcile.deletion.order import Candidate, DeletionOrder, Judged, Outcome
+from streammeta.reconcile.deletion.tasks import Deleter
+from streammeta.reconcile.vocabulary.attempts import Attempt
+from streammeta.reconcile.vocabulary.errors import ControllerError
+from streammeta.storage.cluster_files.bucket_marker import marker_key
 from streammeta.storage.errors import (
     AccessDeniedError,
     StorageError,
@@ -26,7 +26,7 @@ from streammeta.storage.errors import (
     StoreUnavailableError,
 )
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import DeleteResult, ObjectInfo
+from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo
 from tests.kit.memory_store import MemoryObjectStore
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject
 

@@ -18,30 +18,32 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streammeta.cli.reconcile_command import plan_command
+from streammeta.cli.reconcile.reconcile_command import plan_command
 from streammeta.controller.snapshot import checkpoint_file
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
-from streammeta.reconcile import engine_choice, listing, local_engine, plan_folder
-from streammeta.reconcile.engine import Engine, EngineName
-from streammeta.reconcile.engine_choice import AUTO_KEYS, open_engine
-from streammeta.reconcile.errors import ReconcileError
-from streammeta.reconcile.listing import Shard, shards_of
-from streammeta.reconcile.local_engine import LocalEngine
-from streammeta.reconcile.map_export import write_objects
-from streammeta.reconcile.map_join import MapJoin
+from streammeta.reconcile.engines import engine_choice, local_engine
+from streammeta.reconcile.engines.engine import Engine, EngineName
+from streammeta.reconcile.engines.engine_choice import AUTO_KEYS, open_engine
+from streammeta.reconcile.engines.local_engine import LocalEngine
+from streammeta.reconcile.engines.metadata_join import MetadataJoin
+from streammeta.reconcile.engines.spark_session import SparkConfig
+from streammeta.reconcile.listing import shards as listing
+from streammeta.reconcile.listing.shards import Shard, shards_of
+from streammeta.reconcile.metadata.export import write_objects
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.session import SparkConfig
-from streammeta.reconcile.tables import (
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.vocabulary.errors import ReconcileError
+from streammeta.reconcile.vocabulary.tables import (
     LISTING_COLUMNS,
     MAP_COLUMNS,
     arrow_schema,
     record_batch,
     table_writer,
 )
-from streammeta.reconcile.verdicts import ABSENT, Owner, Rules
+from streammeta.reconcile.vocabulary.verdicts import ABSENT, Owner, Rules
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.reconcile.fake_controller import (
     COMMITTED,
     OTHER,
@@ -219,7 +221,7 @@ def test_the_join_agrees_with_a_dictionary(
 
     limits = {"objects_a_partition": objects_a_partition, "kept_bytes": 0}
     with tempfile.TemporaryFile(buffering=0) as scratch:
-        joining = MapJoin(folder, scratch, **limits)
+        joining = MetadataJoin(folder, scratch, **limits)
         joined = joining.join(owners, listed)
         unmet = [
             (one, column.tolist()[row])

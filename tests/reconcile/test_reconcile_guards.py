@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.errors import ConfigurationError, PlanError, ReconcileError
-from streammeta.reconcile.identity import place_of
+from streammeta.reconcile.cluster.identity import place_of
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import (
+from streammeta.reconcile.plans.plan_folder import (
     CLOCK_SKEW_MS,
     GRACE_FLOOR_MS,
     LossCounts,
@@ -26,9 +25,16 @@ from streammeta.reconcile.plan_folder import (
     read_plan_file,
     write_plan_file,
 )
-from streammeta.reconcile.tables import Tally
-from streammeta.reconcile.verdicts import Evidence, GuardResult, Verdict, check_guards, without_map
-from streammeta.storage.bucket_marker import claim_key, marker_key
+from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError, ReconcileError
+from streammeta.reconcile.vocabulary.tables import Tally
+from streammeta.reconcile.vocabulary.verdicts import (
+    Evidence,
+    GuardResult,
+    Verdict,
+    check_guards,
+    without_map,
+)
+from streammeta.storage.cluster_files.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import WrongBucketError
 from tests.kit.real_cluster import streammeta
 from tests.reconcile.fake_controller import (

@@ -23,14 +23,16 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.metadata.requests import ListStreamSetObjects
-from streammeta.reconcile import deletion, identity, lease, local_engine
+from streammeta.controller.metadata.api.requests import ListStreamSetObjects
 from streammeta.reconcile.apply import ApplyConfig, ApplyResult, apply
-from streammeta.reconcile.deletion_order import Outcome
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.errors import LeaseError
+from streammeta.reconcile.cluster import identity, lease
+from streammeta.reconcile.deletion import tasks as deletion
+from streammeta.reconcile.deletion.order import Outcome
+from streammeta.reconcile.engines import local_engine
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import PLAN_FILE
+from streammeta.reconcile.plans.plan_folder import PLAN_FILE
+from streammeta.reconcile.vocabulary.errors import LeaseError
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from tests.kit.memory_store import MemoryObjectStore

@@ -19,16 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.cli.root import cli
-from streammeta.reconcile import plan_folder
-from streammeta.reconcile.errors import ConfigurationError, InventoryError, PlanError, SparkJobError
-from streammeta.reconcile.inventory import fetch, read_inventory
-from streammeta.reconcile.inventory_rows import inventory_rows
-from streammeta.reconcile.key_owners import owner_columns, owner_of
+from streammeta.reconcile.listing.inventory import fetch, read_inventory
+from streammeta.reconcile.listing.inventory_rows import inventory_rows
+from streammeta.reconcile.listing.key_owners import owner_columns, owner_of
 from streammeta.reconcile.plan import INVENTORY_LAG_MS, PlanConfig, plan
-from streammeta.reconcile.plan_folder import check_plan
-from streammeta.reconcile.verdicts import Verdict
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.plans.plan_folder import check_plan
+from streammeta.reconcile.vocabulary.errors import (
+    ConfigurationError,
+    InventoryError,
+    PlanError,
+    SparkJobError,
+)
+from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 from tests.reconcile.fake_controller import (
     COMMITTED,
     OTHER,
@@ -275,7 +280,7 @@ class EndedError(Exception):
 def test_the_check_of_a_file_that_was_copied_ends_between_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streammeta.reconcile.inventory._PIECE", 1)
+    monkeypatch.setattr("streammeta.reconcile.listing.inventory._PIECE", 1)
     inventory = read_inventory(str(write_inventory(tmp_path, GOOD)), "s3://bucket", None, NOW_MS)
     pieces = []
 

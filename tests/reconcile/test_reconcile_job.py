@@ -15,24 +15,24 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.reconcile import plan_folder
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.deletion_order import Outcome
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.errors import LeaseError, PlanError, ReconcileError
-from streammeta.reconcile.lease import held_lease, is_lease_key
+from streammeta.reconcile.cluster.lease import held_lease, is_lease_key
+from streammeta.reconcile.deletion.order import Outcome
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import read_plan_file
-from streammeta.reconcile.tables import Tally
-from streammeta.reconcile.verdicts import Verdict
-from streammeta.storage.bucket_marker import marker_key
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.plans.plan_folder import read_plan_file
+from streammeta.reconcile.vocabulary.errors import LeaseError, PlanError, ReconcileError
+from streammeta.reconcile.vocabulary.tables import Tally
+from streammeta.reconcile.vocabulary.verdicts import Verdict
+from streammeta.storage.cluster_files.bucket_marker import marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import MultipartUpload
-from streammeta.storage.object_store.s3 import S3ObjectStore
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import MultipartUpload
+from streammeta.storage.object_store.s3.s3 import S3ObjectStore
 from streammeta.v1 import common_pb2
 from tests.kit.real_cluster import streammeta, wait_until
 from tests.reconcile.fake_controller import (

@@ -15,13 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from streammeta.controller.snapshot import checkpoint_file
-from streammeta.reconcile.errors import ControllerError, MapExportError
-from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing, identify
-from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.map_export import MapExport, export_map, fetch_snapshot
-from streammeta.storage.bucket_marker import claim_key, marker_key
+from streammeta.reconcile.cluster.controller_client import LeaderClient
+from streammeta.reconcile.cluster.identity import (
+    ClusterIdentity,
+    check_bucket,
+    check_standing,
+    identify,
+)
+from streammeta.reconcile.metadata.export import MetadataExport, export_map, fetch_snapshot
+from streammeta.reconcile.vocabulary.errors import ControllerError, MetadataExportError
+from streammeta.storage.cluster_files.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import CorruptObjectError, WrongBucketError
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2
 from streammeta.v1.metadata_pb2 import GetSnapshotResponse
 from tests.kit.memory_store import MemoryObjectStore
@@ -146,7 +151,7 @@ def chunk(position: int, data: bytes, total: int = 10, end_offset: int = 9) -> G
     ids=["nothing", "short", "gap", "no start", "another copy", "another size", "long"],
 )
 def test_a_broken_copy_is_refused(tmp_path: Path, chunks: list[GetSnapshotResponse]) -> None:
-    with pytest.raises(MapExportError, match="at byte"):
+    with pytest.raises(MetadataExportError, match="at byte"):
         fetch_snapshot(Sending(chunks), tmp_path / "map")
 
 
@@ -173,7 +178,7 @@ def test_without_a_leader_no_stream_is_deleted() -> None:
         leader.stream_ends([1])
 
 
-def exported(state: FakeMap, folder: Path) -> MapExport:
+def exported(state: FakeMap, folder: Path) -> MetadataExport:
     """Export the fake's map."""
     with asking(state) as leader:
         return export_map(leader, folder)
@@ -186,7 +191,7 @@ def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
         9: MapObject(common_pb2.OBJECT_STATE_PREPARED, node=-1),
     }
     made = exported(FakeMap(objects=objects, next_object_id=10), tmp_path / "map")
-    assert made == MapExport(
+    assert made == MetadataExport(
         "c1",
         "uuid-1",
         2000,
@@ -232,7 +237,7 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, at: int) -> None:
     damaged = bytearray(state.checkpoint())
     damaged[at] ^= 1
     state.snapshot = bytes(damaged)
-    with pytest.raises(MapExportError):
+    with pytest.raises(MetadataExportError):
         exported(state, tmp_path / "map")
 
 
@@ -242,12 +247,12 @@ def test_a_copy_without_the_columns_wanted_is_refused(tmp_path: Path) -> None:
         "objects": {"id": np.array([1])},
         "bucket_claim": {"cluster_uuid": ["u"], "issued_below": np.array([1])},
     }
-    with pytest.raises(MapExportError, match="columns"):
+    with pytest.raises(MetadataExportError, match="columns"):
         exported(FakeMap(snapshot=checkpoint_of(sections)), tmp_path / "map")
 
 
 def test_a_copy_of_another_state_than_announced_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MapExportError, match=r"end_offset=8.*end_offset=9"):
+    with pytest.raises(MetadataExportError, match=r"end_offset=8.*end_offset=9"):
         exported(FakeMap(snapshot=checkpoint_of({}, end_offset=8)), tmp_path / "map")
 
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.reconcile import lease
-from streammeta.reconcile.errors import LeaseError
-from streammeta.reconcile.lease import (
+from streammeta.reconcile.cluster import lease
+from streammeta.reconcile.cluster.lease import (
     LEASE_MS,
     Lease,
     Term,
@@ -22,9 +21,10 @@ from streammeta.reconcile.lease import (
     is_lease_key,
     lease_prefix,
 )
+from streammeta.reconcile.vocabulary.errors import LeaseError
 from streammeta.storage import json_files
 from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_store.base import Body, DeleteResult, ObjectInfo, Tags
+from streammeta.storage.object_store.protocol.base import Body, DeleteResult, ObjectInfo, Tags
 from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.real_cluster import wait_until
 

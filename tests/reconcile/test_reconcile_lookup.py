@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.reconcile.lookup import find_by_listing
+from streammeta.reconcile.listing.lookup import find_by_listing
 from tests.kit.memory_store import MemoryObjectStore
 
 keys = st.text("ab/0é\U0001f600", min_size=1, max_size=4)

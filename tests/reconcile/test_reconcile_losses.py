@@ -10,12 +10,12 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.reconcile import plan_folder
-from streammeta.reconcile.deep_read import read_objects, reading_of
-from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.engines.engine import EngineName
+from streammeta.reconcile.findings.deep_read import read_objects, reading_of
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import LossCounts, LostRange, PlanResult, read_plan_file
-from streammeta.reconcile.verdicts import ABSENT, Reading, Verdict
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.plans.plan_folder import LossCounts, LostRange, PlanResult, read_plan_file
+from streammeta.reconcile.vocabulary.verdicts import ABSENT, Reading, Verdict
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
@@ -213,7 +213,7 @@ def test_an_object_that_can_t_be_read_leaves_the_plan_without_a_sample(
     def refuse(*_: object) -> bytes:
         raise StoreUnavailableError("told to refuse")
 
-    monkeypatch.setattr("streammeta.reconcile.deep_read.reading_of", refuse)
+    monkeypatch.setattr("streammeta.reconcile.findings.deep_read.reading_of", refuse)
     made = plan(replace(config, deep_share=1.0))
     assert made.unknown == ("objects could not be read: told to refuse",)
     assert verdicts_of(made)[Verdict.LIVE] == 3

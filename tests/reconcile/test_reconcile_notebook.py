@@ -11,7 +11,7 @@ from streammeta import reconcile
 from streammeta.reconcile import apply, open_plan, plan
 from streammeta.reconcile.apply import ApplyConfig
 from streammeta.reconcile.apply import apply as apply_plan
-from streammeta.reconcile.errors import ConfigurationError, PlanError
+from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
 
 if TYPE_CHECKING:

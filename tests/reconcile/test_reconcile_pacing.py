@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.reconcile.attempts import Attempt
-from streammeta.reconcile.deletion_order import Outcome
-from streammeta.reconcile.pacing import Pacer
-from streammeta.reconcile.run_signals import RunSignals, relayed
+from streammeta.reconcile.deletion.order import Outcome
+from streammeta.reconcile.deletion.pacing import Pacer
+from streammeta.reconcile.deletion.run_signals import RunSignals, relayed
+from streammeta.reconcile.vocabulary.attempts import Attempt
 from tests.kit.real_cluster import wait_until
 from tests.reconcile.test_reconcile_deletion import Bench
 

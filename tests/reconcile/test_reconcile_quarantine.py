@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.reconcile import undo as undo_module
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.deletion_order import Outcome
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.errors import LeaseError, PlanError
-from streammeta.reconcile.lease import held_lease
+from streammeta.reconcile.cluster.lease import held_lease
+from streammeta.reconcile.deletion.order import Outcome
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.quarantine import quarantined_key
-from streammeta.reconcile.tables import Tally
 from streammeta.reconcile.undo import Restored, undo
-from streammeta.reconcile.verdicts import Verdict
+from streammeta.reconcile.vocabulary.errors import LeaseError, PlanError
+from streammeta.reconcile.vocabulary.quarantine import quarantined_key
+from streammeta.reconcile.vocabulary.tables import Tally
+from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.storage.errors import AccessDeniedError, StorageError
 from streammeta.storage.object_store.local_files import read_tags
 from tests.kit.real_cluster import wait_until

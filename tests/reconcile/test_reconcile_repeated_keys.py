@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.reconcile import plan_folder, repeated_keys
-from streammeta.reconcile.key_owners import owner_of
-from streammeta.reconcile.repeated_keys import OF_VERSIONS, KeyNumbers, keep_one_row_a_key
-from streammeta.reconcile.tables import LISTING_COLUMNS, record_batch
-from streammeta.reconcile.verdicts import Owner
+from streammeta.reconcile.listing import repeated_keys
+from streammeta.reconcile.listing.key_owners import owner_of
+from streammeta.reconcile.listing.repeated_keys import OF_VERSIONS, KeyNumbers, keep_one_row_a_key
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, record_batch
+from streammeta.reconcile.vocabulary.verdicts import Owner
 from streammeta.storage.object_format.object_key import key_for
 from tests.reconcile.fake_controller import (
     COMMITTED,

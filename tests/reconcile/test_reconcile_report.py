@@ -13,14 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.reconcile import report_figures
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import PlanResult, write_plan_file
-from streammeta.reconcile.plan_history import earlier_plans
-from streammeta.reconcile.report_figures import AGES, Figures, figures_of
-from streammeta.reconcile.report_page import report_page
-from streammeta.reconcile.tables import VERDICT_COLUMNS, Tally, arrow_schema, record_batch
-from streammeta.reconcile.verdicts import GuardResult, Verdict
+from streammeta.reconcile.plans.plan_folder import PlanResult, write_plan_file
+from streammeta.reconcile.plans.plan_history import earlier_plans
+from streammeta.reconcile.reports import figures as report_figures
+from streammeta.reconcile.reports.figures import AGES, Figures, figures_of
+from streammeta.reconcile.reports.page import report_page
+from streammeta.reconcile.vocabulary.tables import (
+    VERDICT_COLUMNS,
+    Tally,
+    arrow_schema,
+    record_batch,
+)
+from streammeta.reconcile.vocabulary.verdicts import GuardResult, Verdict
 from tests.kit.tools import needs
 from tests.monitoring.browser import PROGRAMS, browsing
 from tests.reconcile.fake_controller import (

@@ -20,14 +20,14 @@ import boto3
 import pytest
 
 from streammeta.reconcile.apply import ApplyConfig, ApplyResult, apply
-from streammeta.reconcile.deletion_order import Outcome
-from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.deletion.order import Outcome
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.plan_folder import PlanResult
+from streammeta.reconcile.plans.plan_folder import PlanResult
 from streammeta.reconcile.undo import UndoResult, undo
 from streammeta.storage.errors import AccessDeniedError
-from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, MapObject, own
 from tests.storage.s3_servers import S3Endpoint, running_moto
 

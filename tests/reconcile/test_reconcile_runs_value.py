@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.storage.reconcile_runs import (
+from streammeta.storage.cluster_files.reconcile_runs import (
     RUNS_MAX,
     TEXT_MAX,
     TIME_MS_MAX,

@@ -17,12 +17,12 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from streammeta.cli.output import CommandError
-from streammeta.cli.reconcile_signals import ending_event, interruptible
-from streammeta.reconcile import inventory as inventory_module
-from streammeta.reconcile.inventory import Inventory, InventoryFile
-from streammeta.reconcile.local_engine import LocalEngine, _Budget, _write_parts
-from streammeta.reconcile.tables import LISTING_COLUMNS, arrow_schema
+from streammeta.cli.framework.output import CommandError
+from streammeta.cli.reconcile.reconcile_signals import ending_event, interruptible
+from streammeta.reconcile.engines.local_engine import LocalEngine, _Budget, _write_parts
+from streammeta.reconcile.listing import inventory as inventory_module
+from streammeta.reconcile.listing.inventory import Inventory, InventoryFile
+from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, arrow_schema
 from streammeta.storage.errors import StoreRejectedError
 from tests.kit.real_cluster import wait_until
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own

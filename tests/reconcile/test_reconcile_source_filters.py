@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streammeta.reconcile.listing import Shard
+from streammeta.reconcile.listing.shards import Shard
 
 pytestmark = pytest.mark.spark
 
@@ -63,7 +63,7 @@ def filters(rng: random.Random) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_rows_that_satisfy_all_filters_pass_and_others_do_not(seed: int) -> None:
-    from streammeta.reconcile.source_filters import row_filter
+    from streammeta.reconcile.listing.source_filters import row_filter
 
     given = filters(random.Random(seed))
     expression = row_filter(given, ROWS.schema)
@@ -74,7 +74,7 @@ def test_rows_that_satisfy_all_filters_pass_and_others_do_not(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(200))
 def test_a_shard_is_left_out_only_if_none_of_its_keys_may_pass(seed: int) -> None:
-    from streammeta.reconcile.source_filters import shard_may_pass
+    from streammeta.reconcile.listing.source_filters import shard_may_pass
 
     given = [one for one in filters(random.Random(seed)) if one.attribute == ("key",)]
     cuts = [None, "a", "ab", "b", "z", None]
@@ -93,7 +93,7 @@ def test_a_shard_is_left_out_only_if_none_of_its_keys_may_pass(seed: int) -> Non
 def test_shards_are_left_out() -> None:
     from pyspark.sql import datasource as of
 
-    from streammeta.reconcile.source_filters import shard_may_pass
+    from streammeta.reconcile.listing.source_filters import shard_may_pass
 
     shards = [Shard(None, "a"), Shard("a", "b"), Shard("b", "c"), Shard("c", None)]
     kept = {
@@ -112,7 +112,7 @@ def test_shards_are_left_out() -> None:
 def test_what_is_not_understood_is_left_to_spark() -> None:
     from pyspark.sql import datasource as of
 
-    from streammeta.reconcile.source_filters import row_filter
+    from streammeta.reconcile.listing.source_filters import row_filter
 
     strange = [
         of.Not(of.EqualTo(("n",), 1)),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.reconcile.errors import ConfigurationError
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
+from streammeta.reconcile.vocabulary.errors import ConfigurationError
+from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, put
 
@@ -54,11 +54,11 @@ def _over_tls(root: Path, authority: Authority) -> Iterator[LocalCluster]:
 def session(spark: None) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    from streammeta.reconcile.map_source import MapSource
+    from streammeta.reconcile.metadata.source import MetadataSource
 
     running = SparkSession.getActiveSession()
     assert running is not None
-    running.dataSource.register(MapSource)
+    running.dataSource.register(MetadataSource)
     return running
 
 
@@ -107,16 +107,16 @@ def test_a_caller_without_tls_is_told_of_the_options(
 def test_files_of_no_use_are_refused_by_the_name_of_the_option(
     authority: Authority, tmp_path: Path
 ) -> None:
-    from streammeta.reconcile.map_source import MapSource
+    from streammeta.reconcile.metadata.source import MetadataSource
 
     files = authority.issue("reconciler/spark", serial=2)
     given = {"connect": "127.0.0.1:1", "copies": str(tmp_path), "table": "kvs"} | options(files)
     for name in ("tlsCa", "tlsCert", "tlsKey"):
         without = {key: value for key, value in given.items() if key != name}
         with pytest.raises(ConfigurationError, match=f"'{name}'"):
-            MapSource(without)
+            MetadataSource(without)
         with pytest.raises(ConfigurationError, match=f"{name}"):
-            MapSource(given | {name: str(tmp_path / "gone")}).schema()
+            MetadataSource(given | {name: str(tmp_path / "gone")}).schema()
     other = options(authority.issue("reconciler/spark", serial=3))
     with pytest.raises(ConfigurationError, match=r"tlsCert.*tlsKey"):
-        MapSource(given | {"tlsKey": other["tlsKey"]}).schema()
+        MetadataSource(given | {"tlsKey": other["tlsKey"]}).schema()

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from streammeta.cli.snapshot_command import DirectoryTarget
+from streammeta.cli.recovery.snapshot_command import DirectoryTarget
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.controller.snapshot.parquet_export import export_parquet
 from streammeta.reconcile import register
-from streammeta.reconcile.errors import (
-    ConfigurationError,
-    ControllerError,
-    MapExportError,
-    SparkJobError,
-)
-from streammeta.reconcile.key_owners import owner_of
-from streammeta.reconcile.listing import (
+from streammeta.reconcile.engines.spark_session import job_errors
+from streammeta.reconcile.listing.key_owners import owner_of
+from streammeta.reconcile.listing.shards import (
     Shard,
     list_shard,
     shards_between,
     shards_of_content,
 )
-from streammeta.reconcile.session import job_errors
+from streammeta.reconcile.vocabulary.errors import (
+    ConfigurationError,
+    ControllerError,
+    MetadataExportError,
+    SparkJobError,
+)
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import ObjectInfo
+from streammeta.storage.object_store.protocol.base import ObjectInfo
 from tests.reconcile.fake_controller import (
     COMMITTED,
     OTHER,
@@ -56,12 +56,12 @@ def session(spark: None) -> SparkSession:
     """The session of the tests, with both formats registered as a user does."""
     from pyspark.sql import SparkSession
 
-    from streammeta.reconcile.listing_source import ListingSource
-    from streammeta.reconcile.map_source import MapSource
+    from streammeta.reconcile.listing.source import ListingSource
+    from streammeta.reconcile.metadata.source import MetadataSource
 
     running = SparkSession.getActiveSession()
     assert running is not None
-    running.dataSource.register(MapSource)
+    running.dataSource.register(MetadataSource)
     running.dataSource.register(ListingSource)
     return running
 
@@ -123,7 +123,7 @@ def test_a_table_of_a_live_cluster_stays_at_the_offset_that_it_was_copied_at(
 def test_the_tables_of_a_query_share_one_copy_unless_it_is_old(
     state: FakeMap, checkpoint: Path, endpoint: str, tmp_path: Path
 ) -> None:
-    from streammeta.reconcile.map_source import copy_map
+    from streammeta.reconcile.metadata.source import copy_map
 
     copies = tmp_path / "copies"
     calls: list[int] = []
@@ -176,7 +176,7 @@ def test_columns_that_are_not_there_are_refused(checkpoint: Path, columns: str) 
 def test_a_schema_that_is_not_of_the_table_is_refused(checkpoint: Path) -> None:
     from pyspark.sql.types import StringType, StructType
 
-    from streammeta.reconcile.listing_source import ListingSource
+    from streammeta.reconcile.listing.source import ListingSource
 
     objects = source(checkpoint=str(checkpoint), table="objects")
     listing = ListingSource({"store": "file:///tmp/none", "namespace": OWN})
@@ -244,17 +244,17 @@ def test_a_format_that_is_used_wrongly_says_how_to_use_it(
 def test_options_of_the_map_that_make_no_sense_are_refused(
     options: dict[str, str], named: str
 ) -> None:
-    from streammeta.reconcile.map_source import MapSource
+    from streammeta.reconcile.metadata.source import MetadataSource
 
     with pytest.raises(ConfigurationError, match=named):
-        MapSource(options)
+        MetadataSource(options)
 
 
 @pytest.mark.parametrize(
     "store", ["data", "s3:/data", "s3://data?pathStyle=maybe", "file://relative", "s3://"]
 )
 def test_a_store_that_is_none_is_refused_by_the_driver(store: str) -> None:
-    from streammeta.reconcile.listing_source import ListingSource
+    from streammeta.reconcile.listing.source import ListingSource
 
     source = ListingSource({"store": store, "namespace": OWN, "cuts": "4,8"})
     with pytest.raises(ConfigurationError, match=r"'store'.*s3://"):
@@ -263,21 +263,21 @@ def test_a_store_that_is_none_is_refused_by_the_driver(store: str) -> None:
 
 def source(**options: str) -> Any:
     """The data source, as Spark makes it."""
-    from streammeta.reconcile.map_source import MapSource
+    from streammeta.reconcile.metadata.source import MetadataSource
 
-    return MapSource(options)
+    return MetadataSource(options)
 
 
 def test_a_checkpoint_that_is_damaged_or_has_no_such_table_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(MapExportError, match=r"'colours'.*bucket_claim"):
+    with pytest.raises(MetadataExportError, match=r"'colours'.*bucket_claim"):
         source(checkpoint=str(checkpoint), table="colours").schema()
     body = bytearray(checkpoint.read_bytes())
     body[len(body) // 2] ^= 1
     checkpoint.write_bytes(body)
     read = source(checkpoint=str(checkpoint), table="objects")
-    with pytest.raises(MapExportError, match="damaged"):
+    with pytest.raises(MetadataExportError, match="damaged"):
         read.reader(read.schema()).partitions()
-    with pytest.raises(MapExportError):
+    with pytest.raises(MetadataExportError):
         source(checkpoint=f"{checkpoint}.gone", table="objects").schema()
 
 
@@ -286,25 +286,25 @@ def test_an_export_that_is_not_complete_or_none_is_refused(
 ) -> None:
     folder = tmp_path / "export"
     folder.mkdir()
-    with pytest.raises(MapExportError):
+    with pytest.raises(MetadataExportError):
         source(export=str(folder), table="objects").schema()
     with CheckpointReader.open(checkpoint) as reader:
         export_parquet(reader, DirectoryTarget(folder), overwrite=False)
-    with pytest.raises(MapExportError, match="'colours'"):
+    with pytest.raises(MetadataExportError, match="'colours'"):
         source(export=str(folder), table="colours").schema()
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"complete": False}))
-    with pytest.raises(MapExportError, match="complete"):
+    with pytest.raises(MetadataExportError, match="complete"):
         source(export=str(folder), table="objects").schema()
 
 
 def test_a_copy_that_breaks_off_leaves_no_file(
     state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
-    from streammeta.reconcile.map_source import copy_map
+    from streammeta.reconcile.metadata.source import copy_map
 
     state.snapshot = state.checkpoint()[:-1]
-    with pytest.raises(MapExportError):
+    with pytest.raises(MetadataExportError):
         copy_map(endpoint, str(tmp_path / "copies"))
     with pytest.raises(ControllerError):
         copy_map("127.0.0.1:1", str(tmp_path / "copies"), wait_s=0)
@@ -312,7 +312,7 @@ def test_a_copy_that_breaks_off_leaves_no_file(
 
 
 def test_runs_of_batches_are_whole_and_none_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    from streammeta.reconcile import map_source
+    from streammeta.reconcile.metadata import source as map_source
 
     monkeypatch.setattr(map_source, "_PARTITION_ROWS", 10)
     for counts in ([], [3], [11], [4, 4, 4], [10, 10], [1, 12, 1], [0, 0, 10, 1]):
@@ -405,7 +405,7 @@ def test_shards_hold_every_key_once(tmp_path: Path) -> None:
 
 
 def test_types_that_spark_lacks_are_widened() -> None:
-    from streammeta.reconcile.map_source import _spark_schema
+    from streammeta.reconcile.metadata.source import _spark_schema
 
     made = _spark_schema(pa.schema([("a", pa.uint64()), ("b", pa.uint8()), ("c", pa.string())]))
     assert made == pa.schema([("a", pa.int64()), ("b", pa.int16()), ("c", pa.string())])

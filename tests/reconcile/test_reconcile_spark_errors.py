@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.reconcile.errors import ConfigurationError
-from streammeta.reconcile.session import SparkConfig, _reason_of, spark_session
+from streammeta.reconcile.engines.spark_session import SparkConfig, _reason_of, spark_session
+from streammeta.reconcile.vocabulary.errors import ConfigurationError
 
 JOB = (
     "An error occurred while calling o62.save.\n"

@@ -49,7 +49,7 @@ def test_a_small_plan_is_made_and_applied_without_pandas_and_spark(
 
 
 PANDAS_AFTERWARDS = """
-from streammeta.reconcile.arrow_start import start_arrow
+from streammeta.reconcile.parquet.arrow_start import start_arrow
 start_arrow()
 import pyarrow as pa
 assert pa.table({"a": [1, 2]}).to_pandas()["a"].tolist() == [1, 2]

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.reconcile.errors import ConfigurationError
-from streammeta.reconcile.identity import open_store, place_of
-from streammeta.reconcile.key_owners import owner_of
-from streammeta.reconcile.listing import list_shard, shards_of
-from streammeta.reconcile.verdicts import Owner
+from streammeta.reconcile.cluster.identity import open_store, place_of
+from streammeta.reconcile.listing.key_owners import owner_of
+from streammeta.reconcile.listing.shards import list_shard, shards_of
+from streammeta.reconcile.vocabulary.errors import ConfigurationError
+from streammeta.reconcile.vocabulary.verdicts import Owner
 from streammeta.storage.errors import BucketNotFoundError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_log.slot_keys import LogName
-from streammeta.storage.object_store.address import without_secrets
+from streammeta.storage.object_store.protocol.address import without_secrets
 from tests.kit.memory_store import MemoryObjectStore
 
 

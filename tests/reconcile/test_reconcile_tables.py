@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streammeta.reconcile.tables import CANDIDATE_COLUMNS, arrow_schema, read_batches
+from streammeta.reconcile.vocabulary.tables import CANDIDATE_COLUMNS, arrow_schema, read_batches
 
 _ROWS = 4_000
 

@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.engine import EngineName
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.telling import run_of_apply, run_of_plan, run_of_round, tell
+from streammeta.reconcile.run_reporter import run_of_apply, run_of_plan, run_of_round, tell
 from streammeta.reconcile.watch import Round, WatchConfig, watch
-from streammeta.storage.reconcile_runs import Run
+from streammeta.storage.cluster_files.reconcile_runs import Run
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
 
 RUN = Run(

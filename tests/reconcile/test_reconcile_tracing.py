@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.errors import ReconcileError
+from streammeta.reconcile.engines.engine import EngineName
+from streammeta.reconcile.engines.task_tracing import TaskTracing
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.task_tracing import TaskTracing
+from streammeta.reconcile.vocabulary.errors import ReconcileError
 from streammeta.reconcile.watch import WatchConfig, watch
 from streammeta.rpc import tracing
 from tests.kit.real_cluster import STEADY, running_cluster, streammeta, wait_until

@@ -18,13 +18,13 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streammeta.reconcile import plan_folder
 from streammeta.reconcile.apply import ApplyConfig
-from streammeta.reconcile.engine import EngineName
-from streammeta.reconcile.errors import ConfigurationError
-from streammeta.reconcile.lease import held_lease
+from streammeta.reconcile.cluster.lease import held_lease
+from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig
-from streammeta.reconcile.plan_folder import read_plan_file
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.plans.plan_folder import read_plan_file
+from streammeta.reconcile.vocabulary.errors import ConfigurationError
 from streammeta.reconcile.watch import (
     LOCK_FILE,
     STATUS_FILE,
@@ -34,7 +34,7 @@ from streammeta.reconcile.watch import (
     watch,
 )
 from streammeta.reconcile.watch_metrics import METRICS
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.real_cluster import wait_until
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
 from tests.reconcile.inventories import Listed, write_inventory

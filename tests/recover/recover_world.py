@@ -9,8 +9,8 @@ from pathlib import Path
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from streammeta.controller.journal.directory import format_directory, read_identity
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
@@ -18,7 +18,7 @@ from streammeta.controller.records.codec import encode_records
 from streammeta.controller.recover.planning import Circumstances, RecoveryPlan, chosen, planned
 from streammeta.controller.recover.report import Report, voters_text
 from streammeta.controller.recover.survivor import Survivor, read_survivor
-from streammeta.controller.runtime.map_checkpoint import snapshot_check
+from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
 from streammeta.storage.durable_files import FileSystem
 from tests.kit.crash_disk import CrashDisk
 
@@ -74,7 +74,7 @@ class Writing:
     """A log that is written in the way of a leader, one entry a batch."""
 
     def __init__(self) -> None:
-        self.map = ClusterMap()
+        self.map = ClusterMetadata()
         self.batches: list[Batch] = []
         self.named = VoterSet()
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from tests.kit.real_cluster import quorum, replica, streammeta, wait_until
 
 SURVIVOR = 3

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli import predecessors
+from streammeta.cli.recovery import predecessors
 from streammeta.controller.journal.directory import read_identity
-from streammeta.storage.bucket_marker import (
+from streammeta.storage.cluster_files.bucket_marker import (
     FENCE_WAIT_MS,
     BucketMarker,
     create_marker,
@@ -20,8 +20,8 @@ from streammeta.storage.bucket_marker import (
 )
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.real_cluster import streammeta
 from tests.recover.recover_world import CLUSTER, UUID, Writing, put_on_disk, written
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller.backup.restoring import EPOCH_JUMP
-from streammeta.controller.quorum.jump import ERA_OFFSETS, era_of
+from streammeta.controller.quorum.recovered_log import ERA_OFFSETS, era_of
 from streammeta.controller.recover.errors import RecoveryError
 from streammeta.controller.recover.planning import chosen, planned
 from streammeta.controller.recover.report import Report, voters_of, voters_text

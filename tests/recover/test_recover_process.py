@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import PROGRAM, LocalCluster
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster
 from streammeta.controller.journal.directory import META_NAME
-from streammeta.storage.bucket_marker import read_generations
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.cluster_files.bucket_marker import read_generations
+from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.real_cluster import (
     describe,
     leader_of,

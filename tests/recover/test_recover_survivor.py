@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.journal.segment import open_segments
-from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.recover.report import voters_text
 from tests.kit.crash_disk import flipped
@@ -33,7 +33,7 @@ def test_a_report_of_a_whole_directory() -> None:
     assert found.voters == voters_text(voters(1, 2, 3, 4))
     assert (found.committed_end, found.issued_below) == (0, 2_000)
     assert (found.damages, found.is_repairing) == (0, 0)
-    assert survivor.replayed.cluster_map.state_hash() == log.map.state_hash()
+    assert survivor.replayed.cluster_metadata.state_hash() == log.map.state_hash()
 
 
 def test_the_end_of_a_log_that_is_torn_counts_up_to_the_tear() -> None:

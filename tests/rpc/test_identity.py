@@ -2,7 +2,7 @@
 
 import pytest
 
-from streammeta.rpc.identity import (
+from streammeta.tls.identity import (
     NODE_ID_MAX,
     IdentityError,
     Principal,

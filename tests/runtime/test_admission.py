@@ -7,14 +7,14 @@ import random
 import pytest
 
 from streammeta.controller.errors import LimitExceededError
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.tables.values import (
     EMPTY_COLUMN,
     NodeIdentity,
     PageRequest,
     RangeColumns,
 )
-from streammeta.controller.runtime.admission import (
+from streammeta.controller.runtime.load.admission import (
     OPENED_PER_TURN,
     Admission,
     ClassLimits,

@@ -7,10 +7,10 @@ import pytest
 
 from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
 from streammeta.controller.ids import EndOffset
-from streammeta.controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.metadata.api.requests import GetKVs, KVKey, KVToPut, PutKVs
 from streammeta.controller.quorum.messages import RequestHeader, UpdateVoterRequest
 from streammeta.controller.quorum.voters import Voter
-from streammeta.controller.runtime import append_batching
+from streammeta.controller.runtime.replication import append_batching
 from tests.kit.memory_cluster import (
     CLUSTER,
     STEADY,

@@ -6,7 +6,7 @@ import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.runtime.change_feed import (
+from streammeta.controller.runtime.writer.change_feed import (
     ENTRY_OVERHEAD_BYTES,
     Change,
     ChangeFeed,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streammeta.controller.runtime.checkpointer import (
+from streammeta.controller.runtime.persistence.checkpointer import (
     WHOLE_SIZE_MAX,
     CheckpointLimits,
     CheckpointSchedule,

@@ -14,23 +14,23 @@ from streammeta.controller.errors import (
     NotLeaderError,
     OutcomeUnknownError,
 )
-from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer
-from streammeta.controller.metadata.requests import (
+from streammeta.controller.metadata.api.answers import CommitStreamSetObjectAnswer
+from streammeta.controller.metadata.api.requests import (
     CommitStreamSetObject,
     OpenStreams,
     PrepareObjects,
     RegisterNode,
     StreamToOpen,
 )
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.tables.values import (
     NodeIdentity,
     OnConflict,
     RangeColumns,
     StreamObjectColumns,
 )
-from streammeta.controller.runtime import commit_rests
-from streammeta.controller.runtime.commit_joining import CommitJoiner
-from streammeta.controller.runtime.controller import Answered, MetadataController
+from streammeta.controller.runtime.writer import group_commit as commit_rests
+from streammeta.controller.runtime.writer.controller import Answered, MetadataController
+from streammeta.controller.runtime.writer.unary_batching import CommitBatcher
 from tests.kit.fake_broker import until
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
 
@@ -70,7 +70,7 @@ async def joined(
     controller: MetadataController, log: MemoryLog, *uploads: CommitStreamSetObject
 ) -> list[Answered | BaseException]:
     """Make calls that arrive together; commit all that they append."""
-    joiner = CommitJoiner(controller)
+    joiner = CommitBatcher(controller)
     calls = [asyncio.ensure_future(joiner.write(each)) for each in uploads]
     while not all(call.done() for call in calls):
         await asyncio.sleep(0)
@@ -95,7 +95,7 @@ async def test_calls_that_arrive_together_are_one_entry_of_the_log() -> None:
 
 async def test_calls_that_come_one_by_one_behind_a_batch_share_the_next() -> None:
     controller, log = await prepared()
-    joiner = CommitJoiner(controller)
+    joiner = CommitBatcher(controller)
     before = log.next_offset
     calls = []
     for each in range(6):
@@ -117,7 +117,7 @@ async def test_few_calls_behind_many_rest_until_most_have_come_again(
     """A commit may be quicker than its callers come again; each batch would hold one or two."""
     monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
     controller, log = await prepared()
-    joiner = CommitJoiner(controller)
+    joiner = CommitBatcher(controller)
 
     def asked(*ids: int) -> list[asyncio.Future[Answered]]:
         return [asyncio.ensure_future(joiner.write(upload(each, each))) for each in ids]
@@ -145,7 +145,7 @@ async def test_a_call_behind_a_lone_one_is_decided_at_once(monkeypatch: pytest.M
     controller, log = await prepared()
     flushes: list[int] = []
     monkeypatch.setattr(log, "flush", lambda: flushes.append(log.next_offset))
-    joiner = CommitJoiner(controller)
+    joiner = CommitBatcher(controller)
     await committed(log, joiner.write(upload(0, 0)))
     assert flushes == [], "others might have come with the first"
     before = log.next_offset
@@ -195,7 +195,7 @@ async def test_joined_commits_end_like_commits_alone(seed: int) -> None:
     alone, log = await prepared()
     expected = [await committed(log, alone.write(each)) for each in uploads]
     assert [verdict(each) for each in answers] == [verdict(each) for each in expected]
-    assert together.cluster_map.freeze().digest() == alone.cluster_map.freeze().digest()
+    assert together.cluster_metadata.freeze().digest() == alone.cluster_metadata.freeze().digest()
 
 
 async def test_a_repeat_in_flight_gets_the_first_answer() -> None:
@@ -275,7 +275,7 @@ async def test_commits_beyond_one_request_wait_for_the_next() -> None:
 
 async def test_leadership_lost_before_the_decision_fails_all() -> None:
     controller, log = await prepared()
-    joiner = CommitJoiner(controller)
+    joiner = CommitBatcher(controller)
     calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
     log.lose_leadership(truncate=True)
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -284,7 +284,7 @@ async def test_leadership_lost_before_the_decision_fails_all() -> None:
 
 async def test_leadership_lost_before_the_commit_leaves_the_outcome_unknown() -> None:
     controller, log = await prepared()
-    joiner = CommitJoiner(controller)
+    joiner = CommitBatcher(controller)
     calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
     before = log.next_offset
     for _ in range(3):
@@ -297,7 +297,7 @@ async def test_leadership_lost_before_the_commit_leaves_the_outcome_unknown() ->
 
 async def test_a_caller_that_goes_disturbs_no_other() -> None:
     controller, log = await prepared()
-    joiner = CommitJoiner(controller)
+    joiner = CommitBatcher(controller)
     calls = [asyncio.ensure_future(joiner.write(upload(each, each))) for each in range(3)]
     await asyncio.sleep(0)
     calls[1].cancel()

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from streammeta.controller.runtime import commit_rests
-from streammeta.controller.runtime.commit_rests import ENOUGH_BYTES, CommitRests
+from streammeta.controller.runtime.writer import group_commit as commit_rests
+from streammeta.controller.runtime.writer.group_commit import ENOUGH_BYTES, GroupCommitDelay
 
 SIZE = ENOUGH_BYTES // 8
 """Of one message."""
@@ -16,7 +16,7 @@ def _rests_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
 
 
-async def is_over(rests: CommitRests) -> bool:
+async def is_over(rests: GroupCommitDelay) -> bool:
     """Whether a batch may begin; what waits for it goes on waiting."""
     waiting = asyncio.ensure_future(rests.over())
     for _ in range(3):
@@ -26,15 +26,15 @@ async def is_over(rests: CommitRests) -> bool:
     return is_done
 
 
-def begin(rests: CommitRests, *sizes: int) -> None:
+def begin(rests: GroupCommitDelay, *sizes: int) -> None:
     rests.began()
     for size in sizes:
         rests.left(size)
 
 
-async def begun(*sizes: int) -> CommitRests:
+async def begun(*sizes: int) -> GroupCommitDelay:
     """Return rests after a batch with messages that came alone."""
-    rests = CommitRests()
+    rests = GroupCommitDelay()
     for size in sizes:
         rests.arrived(size)
         begin(rests, size)
@@ -42,7 +42,7 @@ async def begun(*sizes: int) -> CommitRests:
 
 
 async def test_messages_that_come_one_after_the_other_never_rest() -> None:
-    rests = CommitRests()
+    rests = GroupCommitDelay()
     for size in (SIZE, 1, SIZE // 2):
         rests.arrived(size)
         assert await is_over(rests)
@@ -77,7 +77,7 @@ async def test_all_that_rest_go_on_together_once_they_are_worth_a_batch() -> Non
 
 
 async def test_callers_that_wait_for_answers_rest_only_until_all_have_come() -> None:
-    rests = CommitRests()
+    rests = GroupCommitDelay()
     for _ in range(4):
         rests.arrived(SIZE)
     begin(rests, *[SIZE] * 4)

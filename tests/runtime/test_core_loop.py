@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from streammeta.controller.quorum import events
-from streammeta.controller.runtime.core_loop import CoreLoop
+from streammeta.controller.runtime.replication.core_loop import CoreLoop
 
 
 class HandClock:

@@ -4,11 +4,11 @@ import resource
 
 import pytest
 
-from streammeta.controller import listener
-from streammeta.controller.monitoring import plane
+from streammeta.controller.monitoring.http import http_listener as plane
 from streammeta.controller.peers import server as peers
-from streammeta.controller.runtime import descriptors
-from streammeta.controller.runtime.descriptors import connections_within, raise_limit
+from streammeta.controller.runtime.load import descriptors
+from streammeta.controller.runtime.load.descriptors import connections_within, raise_limit
+from streammeta.tls import listener
 
 
 @pytest.mark.parametrize(

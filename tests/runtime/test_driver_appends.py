@@ -20,14 +20,14 @@ from streammeta.controller.quorum.messages import (
     Request,
     Response,
 )
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.quorum_service import QuorumServicer
-from streammeta.controller.rpc.services import service_handler
-from streammeta.controller.runtime import flush_place
-from streammeta.controller.runtime.feature_updates import FeatureUpdates
-from streammeta.controller.runtime.peer_versions import PeerVersions
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.rpc.services.contract import service_handler
+from streammeta.controller.rpc.services.quorum import QuorumServicer
+from streammeta.controller.runtime.persistence import flush_scheduling as flush_place
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
-from streammeta.controller.trust.door import Door
+from streammeta.controller.runtime.replication.peer_versions import PeerVersions
+from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
@@ -236,7 +236,7 @@ async def operator_of(cluster: MemoryCluster, node_id: int) -> AsyncIterator[Any
     features = FeatureUpdates(node.driver, node.controller, versions)
     unary = QuorumServicer(node.driver, CLUSTER, features).unary()
     async with (
-        served(service_handler(service, Entrance(Door(CLUSTER)), unary)) as endpoint,
+        served(service_handler(service, CallPipeline(Authenticator(CLUSTER)), unary)) as endpoint,
         client_channel(endpoint) as channel,
     ):
         yield QuorumServiceStub(channel)

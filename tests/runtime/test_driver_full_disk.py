@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from streammeta.controller.errors import LimitExceededError, OutcomeUnknownError
-from streammeta.controller.metadata.requests import DescribeStreams
+from streammeta.controller.metadata.api.requests import DescribeStreams
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
 from tests.kit.memory_cluster import MemoryCluster, create, eventually, stream_ids
 

@@ -8,13 +8,14 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
 from streammeta.controller.ids import DirectoryId, NodeId
-from streammeta.controller.metadata.requests import DescribeStreams
+from streammeta.controller.metadata.api.requests import DescribeStreams
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.runtime import delivery, quorum_driver, quorum_errors, waiters
-from streammeta.controller.runtime.operations import QuorumDescription
+from streammeta.controller.runtime import quorum_errors
+from streammeta.controller.runtime.replication import delivery, quorum_driver, waiters
+from streammeta.controller.runtime.replication.operations import QuorumDescription
 from tests.kit.memory_cluster import (
     MemoryCluster,
     Node,

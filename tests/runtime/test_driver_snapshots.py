@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import OutcomeUnknownError
-from streammeta.controller.metadata.requests import (
+from streammeta.controller.metadata.api.requests import (
     DescribeStreams,
     KVToPut,
     PutKVs,
     RegisterNode,
 )
 from streammeta.controller.quorum.config import QuorumLimits
-from streammeta.controller.runtime.checkpointer import CheckpointLimits
+from streammeta.controller.runtime.persistence.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, Sink
 from streammeta.controller.snapshot.voters import section_voters

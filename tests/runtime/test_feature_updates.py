@@ -16,15 +16,15 @@ from streammeta.controller.errors import (
 from streammeta.controller.features import SUPPORTED, UNTOLD, Levels, Software
 from streammeta.controller.ids import NodeId
 from streammeta.controller.journal.errors import NewerVersionError
-from streammeta.controller.metadata.answers import SetFeatureLevelAnswer
+from streammeta.controller.metadata.api.answers import SetFeatureLevelAnswer
 from streammeta.controller.quorum.config import QuorumLimits
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.quorum_service import QuorumServicer
-from streammeta.controller.rpc.services import service_handler
-from streammeta.controller.runtime import map_checkpoint
-from streammeta.controller.runtime.feature_updates import FeatureUpdates
-from streammeta.controller.runtime.peer_versions import PeerVersions
-from streammeta.controller.trust.door import Door
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.rpc.services.contract import service_handler
+from streammeta.controller.rpc.services.quorum import QuorumServicer
+from streammeta.controller.runtime.persistence import metadata_checkpoint as map_checkpoint
+from streammeta.controller.runtime.replication.peer_versions import PeerVersions
+from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import quorum_pb2 as pb
@@ -93,7 +93,7 @@ async def test_the_level_is_raised_on_all_controllers_and_a_repeat_changes_nothi
     assert cluster.nodes[leader].driver.next_offset == end
     for node_id, node in cluster.nodes.items():
         await cluster.agree(node_id, end)
-        assert node.controller.cluster_map.feature_level == 2
+        assert node.controller.cluster_metadata.feature_level == 2
 
 
 @pytest.mark.parametrize("software", [OLD, UNTOLD, None])
@@ -163,7 +163,7 @@ async def test_operators_are_told_why_a_replica_is_no_new_voter(
     key = pb.ReplicaKey(node_id=7, directory_id="d")
     asked = pb.AddVoterRequest(cluster_id=CLUSTER, voter=pb.Voter(key=key, endpoint="h:1"))
     async with (
-        served(service_handler(service, Entrance(Door(CLUSTER)), unary)) as endpoint,
+        served(service_handler(service, CallPipeline(Authenticator(CLUSTER)), unary)) as endpoint,
         client_channel(endpoint) as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -181,11 +181,11 @@ async def test_an_older_follower_stops_at_the_level_and_the_others_go_on(
 ) -> None:
     older = (leader + 1) % cluster.size
     node = cluster.nodes[older]
-    node.controller.cluster_map._feature_level._levels = OLD.levels
+    node.controller.cluster_metadata._feature_level._levels = OLD.levels
     await update(updates(cluster, leader), 2)
     await eventually(node.driver.fatal.done, "the older one stops")
     assert isinstance(node.driver.fatal.exception(), NewerLogError)
-    assert node.controller.cluster_map.feature_level == 1
+    assert node.controller.cluster_metadata.feature_level == 1
     last = await cluster.fill("after", 1)
     await cluster.agree((leader + 2) % cluster.size, last.offset)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streammeta.controller.runtime.flush_place import (
+from streammeta.controller.runtime.persistence.flush_scheduling import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
     QUICK_S,

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streammeta.controller.metadata.requests import (
+from streammeta.controller.metadata.api.requests import (
     CommitUploads,
     OpenStreams,
     PrepareObjects,
     StreamToOpen,
 )
-from streammeta.controller.metadata.upload_batches import joined_uploads, split_answers
-from streammeta.controller.metadata.values import NodeIdentity, RangeColumns
-from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.metadata.api.upload_batches import joined_uploads, split_answers
+from streammeta.controller.metadata.tables.values import NodeIdentity, RangeColumns
+from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
 
 STREAMS = 6
@@ -93,7 +93,9 @@ async def test_joined_messages_end_like_messages_alone(seed: int) -> None:
             expected = (await committed(log, alone.write(message))).answer
             assert answer.errors.tolist() == expected.errors.tolist()
             assert answer.range_errors.tolist() == expected.range_errors.tolist()
-        assert together.cluster_map.freeze().digest() == alone.cluster_map.freeze().digest()
+        assert (
+            together.cluster_metadata.freeze().digest() == alone.cluster_metadata.freeze().digest()
+        )
 
 
 def test_messages_that_may_change_each_other_are_not_joined() -> None:

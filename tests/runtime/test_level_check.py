@@ -8,8 +8,8 @@ from streammeta.controller.features import SUPPORTED
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, NewerVersionError
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import FeatureLevelSet, KVsPut
-from streammeta.controller.runtime import level_check
-from streammeta.controller.runtime.level_check import check_levels
+from streammeta.controller.runtime.replication import feature_check as level_check
+from streammeta.controller.runtime.replication.feature_check import check_levels
 from tests.journal.journal_tools import batch, make, open_journal
 
 BEYOND = SUPPORTED.highest + 1

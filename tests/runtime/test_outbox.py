@@ -21,8 +21,8 @@ from streammeta.controller.quorum.messages import (
     VoteRequest,
 )
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
-from streammeta.controller.runtime.core_loop import Outbox
 from streammeta.controller.runtime.interfaces import Endpoints
+from streammeta.controller.runtime.replication.core_loop import Outbox
 
 HEADER = RequestHeader(
     cluster_id=ClusterId("c"),

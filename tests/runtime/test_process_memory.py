@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.controller.runtime import process_memory
-from streammeta.controller.runtime.process_memory import (
+from streammeta.controller.runtime.load import process_memory
+from streammeta.controller.runtime.load.process_memory import (
     LOOK_EVERY_BYTES,
     Pressure,
     ProcessMemory,

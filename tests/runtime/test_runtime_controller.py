@@ -4,11 +4,11 @@ import pytest
 
 from streammeta.controller import errors
 from streammeta.controller.ids import EndOffset, SnapshotId
-from streammeta.controller.metadata.answers import CreateStreamsAnswer, DescribeStreamsAnswer
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import DescribeStreams, PrepareObjects
-from streammeta.controller.runtime.controller import Answered, MetadataController
+from streammeta.controller.metadata.api.answers import CreateStreamsAnswer, DescribeStreamsAnswer
+from streammeta.controller.metadata.api.requests import DescribeStreams, PrepareObjects
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, NotCaughtUpError
+from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from tests.kit.clock import ManualClock
 from tests.kit.memory_log import (
     NODE,
@@ -86,7 +86,7 @@ async def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_commi
     assert [answer.stream_ids for answer in created] == [(1,), (2,)]
     replica, _ = new_controller()
     replica.on_committed(log.batches, log.committed)
-    digests = [it.cluster_map.freeze().digest() for it in (controller, replica)]
+    digests = [it.cluster_metadata.freeze().digest() for it in (controller, replica)]
     assert digests[0] == digests[1]
 
 
@@ -128,43 +128,43 @@ async def test_a_read_never_shows_what_is_not_committed() -> None:
 @pytest.mark.parametrize("truncate", [True, False])
 async def test_lost_leadership_undoes_what_was_not_committed(truncate: bool) -> None:
     controller, log = await leading()
-    before = controller.cluster_map.state_hash()
+    before = controller.cluster_metadata.state_hash()
     doubtful = await submit(controller.write(create("a", 3)))
 
     log.lose_leadership(truncate=truncate)
 
     with pytest.raises(errors.OutcomeUnknownError):
         await doubtful
-    assert controller.cluster_map.state_hash() == before
+    assert controller.cluster_metadata.state_hash() == before
     with pytest.raises(errors.NotLeaderError):
         await controller.write(create("b"))
     log.lead()
     answer = await committed(log, controller.write(create("a", 3)))
     assert answer.answer.stream_ids == (0, 1, 2)
-    assert controller.cluster_map.size().streams == 3
+    assert controller.cluster_metadata.size().streams == 3
 
 
 async def test_a_follower_reaches_the_leaders_state() -> None:
     controller, log = new_controller()
-    follower = MetadataController(ClusterMap(), ManualClock())
+    follower = MetadataController(ClusterMetadata(), ManualClock())
     log.lead()
     await committed(log, controller.write(REGISTER))
     await committed(log, controller.write(create("a", 5)))
 
     follower.on_committed(log.batches, log.committed)
 
-    assert follower.cluster_map.state_hash() == controller.cluster_map.state_hash()
+    assert follower.cluster_metadata.state_hash() == controller.cluster_metadata.state_hash()
 
 
 async def test_a_refused_append_leaves_no_trace() -> None:
     controller, log = await leading()
-    before = controller.cluster_map.state_hash()
+    before = controller.cluster_metadata.state_hash()
     log.refuse_appends = True
 
     with pytest.raises(errors.LimitExceededError):
         await controller.write(create("a"))
 
-    assert controller.cluster_map.state_hash() == before
+    assert controller.cluster_metadata.state_hash() == before
     assert log.next_offset == log.committed
 
 
@@ -184,7 +184,7 @@ async def test_freezing_waits_for_the_tail_and_holds_no_write_back() -> None:
     under_way = await submit(controller.write(create("a")))
     freezing = await submit(controller.frozen())
     end_offset = log.next_offset
-    at_freezing = controller.cluster_map.state_hash()
+    at_freezing = controller.cluster_metadata.state_hash()
     later = await submit(controller.write(create("b")))
     assert log.next_offset == end_offset + 1, "the write was appended while the freeze waits"
     assert not freezing.done()
@@ -255,7 +255,7 @@ async def test_a_session_read_on_a_leader_never_shows_what_is_not_committed(trun
 
 async def test_the_state_hash_of_a_leader_is_of_committed_state_only() -> None:
     controller, log = await leading()
-    before = controller.cluster_map.state_hash()
+    before = controller.cluster_metadata.state_hash()
     await submit(controller.write(create("a")))
     hashing = await submit(controller.state_hash(None))
     assert not hashing.done()

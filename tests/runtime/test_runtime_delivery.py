@@ -8,7 +8,12 @@ from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.quorum.log_view import LogStart, LogView
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.runtime.delivery import Delivery, HandOn, LoadSnapshot, ReadForDelivery
+from streammeta.controller.runtime.replication.delivery import (
+    Delivery,
+    HandOn,
+    LoadSnapshot,
+    ReadForDelivery,
+)
 
 
 def batch(base: int, count: int = 1, epoch: int = 1) -> Batch:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from streammeta.controller.ids import EndOffset, SnapshotId
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVKey, KVToPut, PutKVs
-from streammeta.controller.runtime.controller import Answered, MetadataController
+from streammeta.controller.metadata.api.requests import DeleteKVs, GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
 from tests.kit.clock import ManualClock
 from tests.kit.memory_log import MemoryLog, committed, create, leading, new_follower, submit
@@ -49,7 +49,7 @@ async def test_a_loaded_snapshot_replaces_everything_stale_keys_too() -> None:
 
     answered = await reading
     assert (found(answered), answered.offset) == ([False, True], snapshot_id.end_offset)
-    assert behind.cluster_map.state_hash() == controller.cluster_map.state_hash()
+    assert behind.cluster_metadata.state_hash() == controller.cluster_metadata.state_hash()
 
 
 @pytest.mark.parametrize("appends", [0, 1, 2])
@@ -59,7 +59,7 @@ async def test_one_record_after_a_loaded_snapshot_survives_lost_leadership(appen
     snapshot_id, file = checkpoint_of(source, source_log)
     await committed(source_log, source.write(create("a")))
     assert source_log.committed == snapshot_id.end_offset + 1
-    loaded = MetadataController(ClusterMap(), ManualClock())
+    loaded = MetadataController(ClusterMetadata(), ManualClock())
     log = MemoryLog(loaded)
     loaded.bind(log)
     loaded.load(file, snapshot_id)()
@@ -67,12 +67,12 @@ async def test_one_record_after_a_loaded_snapshot_survives_lost_leadership(appen
     log.next_offset = log.committed = source_log.committed
     loaded.on_leadership_claimed(2)
     doubtful = [await submit(loaded.write(create(f"b{i}"))) for i in range(appends)]
-    assert loaded.cluster_map.size().streams == 1 + appends
+    assert loaded.cluster_metadata.size().streams == 1 + appends
 
     loaded.on_leadership_lost()
 
-    assert loaded.cluster_map.size().streams == 1
-    assert loaded.cluster_map.state_hash() == source.cluster_map.state_hash()
+    assert loaded.cluster_metadata.size().streams == 1
+    assert loaded.cluster_metadata.state_hash() == source.cluster_metadata.state_hash()
     await asyncio.gather(*doubtful, return_exceptions=True)
 
 
@@ -82,10 +82,10 @@ async def test_a_view_frozen_before_leadership_was_lost_differs_from_what_is_lef
     doubtful = await submit(controller.write(create("a")))
     snapshot_id, file = checkpoint_of(controller, log)
     log.lose_leadership(truncate=True)
-    other = MetadataController(ClusterMap(), ManualClock())
+    other = MetadataController(ClusterMetadata(), ManualClock())
     other.load(file, snapshot_id)()
-    assert other.cluster_map.size().streams == 1
-    assert controller.cluster_map.size().streams == 0
+    assert other.cluster_metadata.size().streams == 1
+    assert controller.cluster_metadata.size().streams == 0
     await asyncio.gather(doubtful, return_exceptions=True)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from streammeta.controller.errors import InvalidRequestError, LimitExceededError, OffsetPassedError
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.runtime import state_hashes
-from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.persistence import state_hashes
+from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.kit.memory_log import (
     REGISTER,
     MemoryLog,

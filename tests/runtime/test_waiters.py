@@ -11,7 +11,7 @@ import pytest
 from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
 from streammeta.controller.ids import EndOffset
 from streammeta.controller.runtime.quorum_errors import TooManyReadsError
-from streammeta.controller.runtime.waiters import (
+from streammeta.controller.runtime.replication.waiters import (
     COMPLETED_PER_TURN,
     ROUND_REST_MS,
     FlushWaiters,

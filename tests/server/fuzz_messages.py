@@ -9,9 +9,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import ObjectKind, ObjectState
-from streammeta.controller.rpc.map_routes import MAP_SERVICES, PLAIN, ROUTES
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
+from streammeta.controller.rpc.services.routes import MAP_SERVICES, PLAIN, ROUTES
 from streammeta.v1 import (
     common_pb2,
     nodes_pb2,

@@ -13,10 +13,10 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
-from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.trust.auditor import Auditor
+from streammeta.controller.lifecycle.broker_sessions import Sessions
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.trust.audit.auditor import Auditor
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
@@ -107,7 +107,7 @@ class Rpcs:
 async def serving(auditor: Auditor | None = None, **parts: Any) -> AsyncIterator[Rpcs]:
     """Yield a leader of an empty map; the `parts` are those of `map_services` beside."""
     clock = ManualClock()
-    controller = MetadataController(ClusterMap(), clock)
+    controller = MetadataController(ClusterMetadata(), clock)
     log = CommittingLog(controller)
     controller.bind(log)
     log.lead()

@@ -17,14 +17,14 @@ from google.protobuf.message_factory import GetMessageClass
 
 from streammeta.controller.grpc_server.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
 from streammeta.controller.lifecycle.failover import COMPACTIONS_LISTED_MAX
-from streammeta.controller.metadata import answer_budget as budget
-from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, KVResult
-from streammeta.controller.metadata.commit_validation import BATCH_MAX, COMMIT_ROWS_MAX
-from streammeta.controller.metadata.requests import SetFeatureLevel
+from streammeta.controller.metadata.api import answer_budget as budget
+from streammeta.controller.metadata.api.answers import CommitStreamSetObjectAnswer, KVResult
+from streammeta.controller.metadata.api.commit_validation import BATCH_MAX, COMMIT_ROWS_MAX
+from streammeta.controller.metadata.api.requests import SetFeatureLevel
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import KVsPut
-from streammeta.controller.rpc.caller_addresses import OBSERVERS_MAX
-from streammeta.controller.rpc.services import CHUNK_BYTES_MAX
+from streammeta.controller.rpc.calls.caller_addresses import OBSERVERS_MAX
+from streammeta.controller.rpc.services.contract import CHUNK_BYTES_MAX
 from streammeta.rpc.contract import SERVICES
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
@@ -287,7 +287,7 @@ async def test_a_watch_passes_a_change_that_no_message_holds(rpcs: Rpcs) -> None
     many = tuple(f"k{index}" for index in range(6))
     record = KVsPut(namespaces=("",) * 6, keys=many, values=(bytes(900_000),) * 6)
     at = rpcs.log.next_offset
-    rpcs.controller.cluster_map.apply(at, (record,))
+    rpcs.controller.cluster_metadata.apply(at, (record,))
     rpcs.log.append([encode_records((record,))], required_base_offset=at)
     await rpcs.ask(kv_pb2.PutKVsRequest(items=values(4, prefix="n")))
 

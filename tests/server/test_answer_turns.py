@@ -16,12 +16,17 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from streammeta.controller.lifecycle.sessions import NodeState
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import NodeIdentity, PageRequest, RangeColumns, column
-from streammeta.controller.rpc import map_routes
-from streammeta.controller.rpc.map_routes import LeaderView, routes
-from streammeta.controller.rpc.request_guard import OFFSET_KEY
+from streammeta.controller.lifecycle.broker_sessions import NodeState
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.tables.values import (
+    NodeIdentity,
+    PageRequest,
+    RangeColumns,
+    column,
+)
+from streammeta.controller.rpc.calls.error_mapping import OFFSET_KEY
+from streammeta.controller.rpc.services import routes as map_routes
+from streammeta.controller.rpc.services.routes import LeaderView, routes
 from streammeta.v1 import objects_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.metadata.small_world import World
@@ -143,7 +148,7 @@ async def test_an_answer_in_turns_is_that_of_the_map_at_one_offset(seed: int) ->
         results = []
         for query in request.queries:
             one = requests.ObjectQuery(query.stream_id, query.start_offset, -1)
-            found: Any = leader.map.cluster_map.query(requests.GetObjects(queries=(one,)))
+            found: Any = leader.map.cluster_metadata.query(requests.GetObjects(queries=(one,)))
             results.append([each.object_id for each in found.results[0].objects])
         expected[leader.log.next_offset] = results
 

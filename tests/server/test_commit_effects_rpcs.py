@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from streammeta.client import StreamTrim, Upload, UploadWithEffects, ValueToPut
-from streammeta.client.commit_effects import EffectsCommit
+from streammeta.client.commits.effects import EffectsCommit
 from streammeta.client.errors import ProtocolViolationError
-from streammeta.controller.metadata.requests import SetFeatureLevel
+from streammeta.controller.metadata.api.requests import SetFeatureLevel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, kv_pb2, objects_pb2
 from streammeta.v1.common_pb2 import (

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmarks.http2 import Http2Connection
-from streammeta.client.controller_client import ControllerClient
-from streammeta.client.methods import PUT_KVS
-from streammeta.controller.rpc.watch import WATCHERS_MAX
+from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.controllers.methods import PUT_KVS
+from streammeta.controller.rpc.watch.service import WATCHERS_MAX
 from streammeta.v1 import kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
 from tests.kit.fake_broker import until

@@ -12,8 +12,8 @@ from streammeta.client import (
     OwnerKey,
     OwnerStream,
 )
+from streammeta.client.controllers.methods import PUT_KVS, Method
 from streammeta.client.errors import KeyConflictError, KeyNotFoundError, StreamNotFoundError
-from streammeta.client.methods import PUT_KVS, Method
 from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    StreamReader,
-    StreamWriter,
-    bucket_check,
-    errors,
-)
-from streammeta.storage.bucket_marker import is_own_key, read_claimed, read_marker
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
+from streammeta.client import BrokerSession, ControllerClient, StreamReader, StreamWriter, errors
+from streammeta.client.controllers import bucket_check
+from streammeta.storage.cluster_files.bucket_marker import is_own_key, read_claimed, read_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 from tests.kit.real_cluster import (
     FAST,
     describe,

@@ -11,14 +11,14 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from streammeta.cli.client import ControllerClient as OperatorClient
-from streammeta.cli.local_cluster import PROGRAM, LocalCluster, start_child
+from streammeta.cli.framework.client import ControllerClient as OperatorClient
+from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster, start_child
 from streammeta.client import BrokerSession, ControllerClient
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.contract import SERVICES
-from streammeta.storage.bucket_marker import is_own_key
+from streammeta.storage.cluster_files.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import (
     common_pb2,
     objects_pb2,

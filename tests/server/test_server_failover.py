@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import (
     BrokerSession,
     ControllerClient,
     Heartbeat,
     NodeFencedError,
     RefusedError,
-    methods,
 )
+from streammeta.client.controllers import methods
 from streammeta.client.model import node_message
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.kit.real_cluster import FAST, leader_of, prepare_object, running_cluster

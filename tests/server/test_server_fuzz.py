@@ -17,7 +17,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.contract import SERVICES
 from streammeta.v1 import (

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import ChildFailedError, LocalCluster, free_ports, start_child
+from streammeta.cli.local.local_cluster import (
+    ChildFailedError,
+    LocalCluster,
+    free_ports,
+    start_child,
+)
 from tests.kit.real_cluster import (
     STEADY,
     controller_command,

@@ -9,15 +9,19 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.controller.metadata.requests import OpenStreams, PrepareObjects, StreamToOpen
-from streammeta.controller.rpc import commit_pipeline
-from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.services import service_handler
-from streammeta.controller.runtime import commit_rests
-from streammeta.controller.runtime.commit_tally import CommitTally
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.trust.door import Door
+from streammeta.controller.metadata.api.requests import OpenStreams, PrepareObjects, StreamToOpen
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.rpc.services import commit_pipeline
+from streammeta.controller.rpc.services.commit_pipeline import (
+    ROWS_A_COMMIT,
+    ROWS_A_PART,
+    CommitPipeline,
+)
+from streammeta.controller.rpc.services.contract import service_handler
+from streammeta.controller.runtime.writer import group_commit as commit_rests
+from streammeta.controller.runtime.writer.commit_tally import CommitTally
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, objects_pb2
@@ -84,7 +88,9 @@ async def scene() -> AsyncIterator[Scene]:
     prepare = PrepareObjects(request_id="objects", node=NODE, count=100, ttl_ms=60_000)
     assert (await committed(log, controller.write(prepare))).answer.first_object_id == 0
     handle = CommitPipeline(controller, READ_AHEAD).handle
-    services = service_handler(SERVICE, Entrance(Door("test")), {}, {}, {"CommitPipeline": handle})
+    services = service_handler(
+        SERVICE, CallPipeline(Authenticator("test")), {}, {}, {"CommitPipeline": handle}
+    )
     async with served(services) as endpoint, client_channel(endpoint) as channel:
         call: Any = channel.stream_stream(PATH)()
         yield Scene(controller, log, channel, call)
@@ -331,20 +337,20 @@ class Rests:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.over = self.done = 0
-        over, answered = commit_rests.CommitRests.over, commit_rests.CommitRests.answered
+        over, answered = commit_rests.GroupCommitDelay.over, commit_rests.GroupCommitDelay.answered
 
-        async def counted(rests: commit_rests.CommitRests) -> None:
+        async def counted(rests: commit_rests.GroupCommitDelay) -> None:
             self.asked += 1
             await over(rests)
             self.over += 1
 
-        def counted_answer(rests: commit_rests.CommitRests, size: int) -> None:
+        def counted_answer(rests: commit_rests.GroupCommitDelay, size: int) -> None:
             self.done += 1
             answered(rests, size)
 
-        monkeypatch.setattr(commit_rests.CommitRests, "answered", counted_answer)
+        monkeypatch.setattr(commit_rests.GroupCommitDelay, "answered", counted_answer)
         monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
-        monkeypatch.setattr(commit_rests.CommitRests, "over", counted)
+        monkeypatch.setattr(commit_rests.GroupCommitDelay, "over", counted)
 
     async def begin(self, asked: int) -> None:
         """Wait until the last of so many batches rests."""
@@ -420,7 +426,7 @@ async def test_a_commit_whose_caller_goes_while_it_is_answered_is_counted(scene:
     async def messages() -> AsyncIterator[bytes]:
         yield uploads(1, (0, 0, 0)).SerializeToString()
 
-    handle: Any = Entrance(Door("here")).wrap(
+    handle: Any = CallPipeline(Authenticator("here")).wrap(
         "streammeta.v1.ObjectService.CommitPipeline", CommitPipeline(scene.controller).handle
     )
     serving = asyncio.create_task(handle(messages(), Gone()))
@@ -453,7 +459,7 @@ async def test_a_message_is_answered_before_the_next_of_its_caller_can_come(
         await told.wait()
         yield uploads(2, (1, 1, 0)).SerializeToString()
 
-    handle: Any = Entrance(Door("here")).wrap(
+    handle: Any = CallPipeline(Authenticator("here")).wrap(
         "streammeta.v1.ObjectService.CommitPipeline", CommitPipeline(scene.controller).handle
     )
     serving = asyncio.create_task(handle(messages(), Told()))

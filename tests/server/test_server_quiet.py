@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient
 from tests.kit.real_cluster import STEADY, running_cluster
 

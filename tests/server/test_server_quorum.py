@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.rpc.request_guard import OFFSET_KEY, READ_AFTER_KEY
+from streammeta.controller.rpc.calls.error_mapping import OFFSET_KEY, READ_AFTER_KEY
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import kv_pb2

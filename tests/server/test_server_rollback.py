@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.client import BrokerSession, ControllerClient
-from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT
+from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT
 from streammeta.client.model import node_message
-from streammeta.storage.bucket_marker import is_own_key, read_claimed
+from streammeta.storage.cluster_files.bucket_marker import is_own_key, read_claimed
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.real_cluster import STEADY, describe, prepare_object, running_cluster, wait_until

@@ -9,11 +9,13 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
-from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
-from streammeta.controller.metadata.requests import GetKVs
-from streammeta.controller.metadata.values import OnConflict, column
-from streammeta.controller.rpc.map_routes import PLAIN, routes
-from streammeta.controller.rpc.wire_columns import (
+from streammeta.controller.metadata.api.answers import (
+    CommitStreamSetObjectAnswer,
+    CommitUploadsAnswer,
+)
+from streammeta.controller.metadata.api.requests import GetKVs
+from streammeta.controller.metadata.tables.values import OnConflict, column
+from streammeta.controller.rpc.codec.wire_columns import (
     commit_stream_set_object_in,
     commit_stream_set_object_out,
     parse_batch,
@@ -21,6 +23,7 @@ from streammeta.controller.rpc.wire_columns import (
     uploads_in,
     uploads_out,
 )
+from streammeta.controller.rpc.services.routes import PLAIN, routes
 from streammeta.v1 import (
     columns_pb2,
     common_pb2,

@@ -9,10 +9,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
-from streammeta.controller.runtime.admission import LIMITS, RequestClass
-from streammeta.controller.trust.door import Door
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.rpc.services.routes import LeaderView, routed, routes
+from streammeta.controller.runtime.load.admission import LIMITS, RequestClass
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, records_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
@@ -341,7 +341,7 @@ async def test_a_passed_deadline_decides_nothing(rpcs: Rpcs) -> None:
     method, context = "streammeta.v1.NodeService.LockNode", cast(Any, LateContext())
     route = routes("here", view)[method]
     with pytest.raises(AbortedError, match="DEADLINE_EXCEEDED"):
-        await Entrance(Door("here")).wrap(method, routed(route, rpcs.controller))(
+        await CallPipeline(Authenticator("here")).wrap(method, routed(route, rpcs.controller))(
             nodes_pb2.LockNodeRequest(node_id=1000), context
         )
     assert rpcs.log.next_offset == before

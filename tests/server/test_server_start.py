@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import ChildFailedError
+from streammeta.cli.local.local_cluster import ChildFailedError
 from tests.kit.real_cluster import controller_command, format_data, start_python
 from tests.storage.s3_servers import running_ministack
 

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import BrokerSession, ControllerClient
-from streammeta.client.methods import PREPARE_OBJECTS, Method
+from streammeta.client.controllers.methods import PREPARE_OBJECTS, Method
 from streammeta.client.model import node_message
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure

@@ -10,19 +10,19 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.client import metadata_watch
-from streammeta.client.controller_client import ControllerClient
+from streammeta.client.controllers import metadata_watch
+from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.controllers.metadata_watch import Change, MetadataWatch
+from streammeta.client.controllers.methods import DESCRIBE_CLUSTER, GET_KVS, PUT_KVS, Method
 from streammeta.client.errors import ControllerUnavailableError, InvalidRequestError
-from streammeta.client.metadata_watch import Change, MetadataWatch
-from streammeta.client.methods import DESCRIBE_CLUSTER, GET_KVS, PUT_KVS, Method
 from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.metadata.values import column
+from streammeta.controller.metadata.tables.values import column
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import KVsPut, Record, StreamsTrimmed
-from streammeta.controller.rpc import watch as watch_module
-from streammeta.controller.rpc.watch import WatchHandler
-from streammeta.controller.runtime.change_feed import ChangeFeed
+from streammeta.controller.rpc.watch import service as watch_module
+from streammeta.controller.rpc.watch.service import WatchHandler
+from streammeta.controller.runtime.writer.change_feed import ChangeFeed
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import admin_pb2, kv_pb2, records_pb2

@@ -13,12 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.grpc_server.tls import ServerCertificates
-from streammeta.controller.rpc import uncalled
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.uncalled import UncalledConnections
-from streammeta.controller.trust.door import Door
+from streammeta.controller.rpc.calls import connections_without_calls as uncalled
+from streammeta.controller.rpc.calls.connections_without_calls import UncalledConnections
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
+from streammeta.tls.server_certificates import ServerCertificates
 from tests.attack.hostile import client_hello
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
@@ -36,7 +36,7 @@ class Served(grpc.GenericRpcHandler):
         async def answer(_: bytes, __: Any) -> bytes:
             return b""
 
-        entrance = Entrance(Door(CLUSTER), connections=connections)
+        entrance = CallPipeline(Authenticator(CLUSTER), connections=connections)
         self._call: Any = entrance.wrap(_METHOD, answer)
 
     def service(self, handler_call_details: Any) -> Any:

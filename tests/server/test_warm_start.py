@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.local_cluster import Child, LocalCluster, free_ports
+from streammeta.cli.local.local_cluster import Child, LocalCluster, free_ports
 from tests.kit.real_cluster import FAST, controller_command, format_data, wait_until
 from tests.kit.warm_start import ForkedProcess, WarmServer, start_warm
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def server() -> Iterator[WarmServer]:
-    server = WarmServer(["streammeta.controller.server"])
+    server = WarmServer(["streammeta.controller.process.server"])
     yield server
     server.end()
 

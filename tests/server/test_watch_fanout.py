@@ -8,15 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.metadata.values import column
+from streammeta.controller.metadata.tables.values import column
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import KVsPut, Record, StreamsTrimmed
 from streammeta.controller.records.selection import Kind, Selection, select
-from streammeta.controller.rpc import watch as watch_module
-from streammeta.controller.rpc import watch_messages
-from streammeta.controller.rpc.watch import Fanout
-from streammeta.controller.runtime.change_feed import ChangeFeed, WatcherTooSlowError
+from streammeta.controller.rpc.watch import messages as watch_messages
+from streammeta.controller.rpc.watch import service as watch_module
+from streammeta.controller.rpc.watch.service import Fanout
+from streammeta.controller.runtime.writer.change_feed import ChangeFeed, WatcherTooSlowError
 from streammeta.v1 import metadata_pb2 as pb
 from streammeta.v1 import records_pb2
 from tests.kit.fake_broker import until

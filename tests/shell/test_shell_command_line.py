@@ -16,12 +16,12 @@ from prompt_toolkit.application.current import AppSession
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from streammeta.cli.map_sources import MapSources
-from streammeta.cli.output import CommandError, run_cli
-from streammeta.cli.shell_command import explain_for_prompt, shell
+from streammeta.cli.framework.output import CommandError, run_cli
+from streammeta.cli.inspection.metadata_sources import MetadataSources
+from streammeta.cli.inspection.shell_command import explain_for_prompt, shell
 from streammeta.controller.errors import ApiError
 from streammeta.shell.prompt import run_interactive
-from streammeta.shell.state import Change, MapCopy
+from streammeta.shell.state import Change, MetadataCopy
 from streammeta.shell.tree import Child, Directory, Node
 from streammeta.storage.errors import StorageError
 from tests.shell.fake_cluster import sample_cluster, serve
@@ -249,10 +249,10 @@ class _FailingSource:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def copy(self) -> MapCopy:
+    def copy(self) -> MetadataCopy:
         raise self._error
 
-    def other(self, _address: str) -> MapCopy:
+    def other(self, _address: str) -> MetadataCopy:
         raise self._error
 
     def changes(self, _from_offset: int | None) -> Iterator[Change]:
@@ -292,7 +292,7 @@ def test_an_error_of_any_kind_costs_one_command_and_not_the_session(
 def test_a_map_that_is_not_there_is_named_at_the_prompt(tmp_path: Path) -> None:
     written: list[str] = []
     with (
-        contextlib.closing(MapSources(None, None)) as sources,
+        contextlib.closing(MetadataSources(None, None)) as sources,
         create_pipe_input() as pipe,
         create_app_session(input=pipe, output=DummyOutput()),
     ):

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import free_ports
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.local.local_cluster import free_ports
 from streammeta.shell.commands import execute
 from streammeta.shell.documents import iso_time
 from streammeta.shell.events import Problem, json_value, text_lines

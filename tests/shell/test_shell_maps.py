@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.cli.root import cli
 from streammeta.client import StreamClient
 from tests.kit.real_cluster import (

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState, StreamState
 from streammeta.shell import usage
 from streammeta.shell.differences import Difference, differences
-from streammeta.shell.state import MapCopy
+from streammeta.shell.state import MetadataCopy
 
 _NOW = 10 * 86_400_000
 _SET, _STREAM = int(ObjectKind.STREAM_SET), int(ObjectKind.STREAM)
@@ -25,7 +25,7 @@ def columns(names: str, *rows: tuple[Any, ...]) -> dict[str, Any]:
     }
 
 
-def a_map(**changed: dict[str, Any]) -> MapCopy:
+def a_map(**changed: dict[str, Any]) -> MetadataCopy:
     """Object 1 of node 7 holds streams 0 and 1, object 2 stream 1; object 3 is to be deleted."""
     day = 86_400_000
     sections = {
@@ -53,7 +53,7 @@ def a_map(**changed: dict[str, Any]) -> MapCopy:
         "nodes": columns("node_id node_epoch wal_config", (7, 1, "secret"), (8, 1, "")),
         "node_tags": columns("node_id key value"),
     }
-    return MapCopy("by hand", "c", 9, {**sections, **changed})
+    return MetadataCopy("by hand", "c", 9, {**sections, **changed})
 
 
 def test_a_set_object_is_shared_by_offsets_and_an_object_of_one_stream_is_its_own() -> None:
@@ -83,7 +83,7 @@ def test_an_empty_map_has_no_bytes() -> None:
     empty = {
         name: {column: np.empty(0, int) for column in section} for name, section in sections.items()
     }
-    nothing = MapCopy("empty", "c", 0, empty)
+    nothing = MetadataCopy("empty", "c", 0, empty)
     assert usage.by_stream(nothing).rows == usage.by_node(nothing).rows == ()
     assert usage.by_tag(nothing, "x").rows == usage.by_state(nothing).rows == ()
 

@@ -26,8 +26,8 @@ from streammeta.controller.backup.verification import verify
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import encode_records
-from streammeta.controller.runtime.log_source import LogSource
-from streammeta.storage.backup_files import (
+from streammeta.controller.runtime.replication.log_source import LogSource
+from streammeta.storage.cluster_files.backup_files import (
     MANIFEST_SUFFIX,
     CheckpointManifest,
     CheckpointName,
@@ -36,7 +36,7 @@ from streammeta.storage.backup_files import (
     parse_key,
 )
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_store.base import Body, DeleteResult, Tags
+from streammeta.storage.object_store.protocol.base import Body, DeleteResult, Tags
 from tests.kit.memory_store import MemoryObjectStore
 from tests.sim.sim_controller import MapClock
 from tests.sim.sim_restore import check_jumps
@@ -242,7 +242,7 @@ class Backups:
 
     def _compare(self, replayed: Replayed, end_offset: int) -> None:
         ledger, who = self._world.ghost.ledger, "the backup"
-        restored: Any = replayed.cluster_map
+        restored: Any = replayed.cluster_metadata
         found = replayed.position
         check(found.end_offset == end_offset, "a point is restored to its end", f"{found}")
         if end_offset:
@@ -306,7 +306,7 @@ class _Restored(Store):
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    cluster_map: Store
+    cluster_metadata: Store
     log_hash: bytes
 
 
@@ -314,7 +314,7 @@ class _Loaded:
 def _stores() -> Iterator[None]:
     """Let restores replay the simulator's state machine."""
     with (
-        patch.object(replaying, "ClusterMap", _Restored),
+        patch.object(replaying, "ClusterMetadata", _Restored),
         patch.object(replaying, "load_checkpoint", _load_checkpoint),
         patch.object(verification, "load_checkpoint", _load_checkpoint),
     ):

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from streammeta.controller.ids import SnapshotId
 from streammeta.controller.quorum.messages import Batch
-from streammeta.controller.runtime.change_feed import ChangeFeed
-from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.log_time import LogTime
-from streammeta.controller.runtime.map_checkpoint import LoadedMap
+from streammeta.controller.runtime.persistence.metadata_checkpoint import LoadedMetadata
+from streammeta.controller.runtime.replication.log_time import LogTime
+from streammeta.controller.runtime.writer.change_feed import ChangeFeed
+from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.sim.sim_store import Store, StoreImage, decode_image
 from tests.sim.sim_time import check
 
@@ -115,7 +115,7 @@ class SimController(MetadataController):
 
     def _exchange(self, image: StoreImage) -> None:
         self._node.world.count("snapshots loaded")
-        self._replace(LoadedMap(Store.of(image, self._node.levels), image.log_hash))  # type: ignore[arg-type]
+        self._replace(LoadedMetadata(Store.of(image, self._node.levels), image.log_hash))  # type: ignore[arg-type]
         ghost = self._node.world.ghost
         ghost.check_snapshot(self._node.key, image.snapshot_id, image.voters)
         ghost.ledger.check_image(self._node.key, self.image_of(image))

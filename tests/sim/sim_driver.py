@@ -16,9 +16,9 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.messages import BatchKind, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.core_loop import CoreLoop
 from streammeta.controller.runtime.interfaces import Endpoints, SnapshotPoint
-from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.runtime.replication.core_loop import CoreLoop
+from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_storage import SimCheckpointer, SimStorage
 

@@ -18,11 +18,11 @@ from unittest.mock import patch
 
 from streammeta.controller.lifecycle import marker_watch
 from streammeta.controller.lifecycle.marker_watch import MarkerWatch
-from streammeta.controller.metadata.maintenance import Claim
-from streammeta.controller.runtime import marker_lease
-from streammeta.controller.runtime.controller import Answered as ControllerAnswered
-from streammeta.controller.runtime.marker_lease import MarkerLease
-from streammeta.storage.bucket_marker import (
+from streammeta.controller.metadata.decisions.maintenance import Claim
+from streammeta.controller.runtime.writer import marker_lease
+from streammeta.controller.runtime.writer.controller import Answered as ControllerAnswered
+from streammeta.controller.runtime.writer.marker_lease import MarkerLease
+from streammeta.storage.cluster_files.bucket_marker import (
     BucketMarker,
     Generation,
     create_generation,

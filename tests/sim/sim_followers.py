@@ -11,8 +11,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.runtime.controller import StateHash
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
+from streammeta.controller.runtime.persistence.metadata_checkpoint import FrozenCheckpoint
+from streammeta.controller.runtime.writer.controller import StateHash
 from streammeta.v1 import metadata_pb2 as pb
 from tests.sim.sim_store import StoreView
 from tests.sim.sim_time import check, violated

@@ -8,7 +8,7 @@ from streammeta.controller.quorum.log_view import LostPromise
 from streammeta.controller.quorum.messages import Batch, BatchKind, voters_named_by
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.records.codec import decode_records
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH, RollingHash
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH, RollingHash
 from tests.sim.sim_map import MAP_KEY, MapWatch
 from tests.sim.sim_store import Held, Store, StoreImage
 from tests.sim.sim_time import check

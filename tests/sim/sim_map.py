@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState, StreamState
 from streammeta.controller.records.record import (
     ObjectsDestroyed,
     ObjectsLinked,
@@ -46,7 +46,7 @@ class MapWatch:
     """The committed map and the bucket."""
 
     def __init__(self) -> None:
-        self._map = ClusterMap()
+        self._map = ClusterMetadata()
         self.bucket: set[int] = set()
         """Objects whose bytes are there."""
         self._hashes: dict[int, bytes] = {}
@@ -58,16 +58,18 @@ class MapWatch:
         self.counts: Counter[str] = Counter()
         """Compactions of each kind that were committed."""
 
-    def commit(self, cluster_map: ClusterMap, offset: int, records: Sequence[Record]) -> None:
+    def commit(
+        self, cluster_metadata: ClusterMetadata, offset: int, records: Sequence[Record]
+    ) -> None:
         """An entry is committed, and this is the committed map with it."""
-        self._map = cluster_map
+        self._map = cluster_metadata
         for record in records:
             if isinstance(record, ObjectsLinked):
                 ids = record.object_id.tolist()
                 ends = {one.object_id: _end_of(one) for one in self._describe(ids)}
                 self._block_ends.setdefault(record.composite_id, {}).update(ends)
-        self._hashes[offset + 1] = cluster_map.state_hash()
-        before, self._state = self._state, state_of(cluster_map)
+        self._hashes[offset + 1] = cluster_metadata.state_hash()
+        before, self._state = self._state, state_of(cluster_metadata)
         self._check_streams(before, offset)
         self._check_readable(compacts=bool(_replaced(records, before)), offset=offset)
         self._check_needed(offset)
@@ -136,7 +138,9 @@ class MapWatch:
         return tuple(answer.objects)
 
 
-def find_readable(cluster_map: ClusterMap, state: State, where: str) -> dict[int, set[int]]:
+def find_readable(
+    cluster_metadata: ClusterMetadata, state: State, where: str
+) -> dict[int, set[int]]:
     """Return per stream the offsets that objects hold above its start: each in one object alone.
 
     Readers must find each run of them from its first to its last offset.
@@ -163,7 +167,7 @@ def find_readable(cluster_map: ClusterMap, state: State, where: str) -> dict[int
     ]
     if runs:
         queries = tuple(r.ObjectQuery(stream_id, first, -1) for stream_id, first, _ in runs)
-        answer: Any = cluster_map.query(r.GetObjects(queries=queries))
+        answer: Any = cluster_metadata.query(r.GetObjects(queries=queries))
         for (stream_id, first, end), found in zip(runs, answer.results, strict=True):
             reached = [one.end_offset for one in found.objects][-1:]
             detail = f"stream {stream_id} from {first} to {end} {where}: {list(found.objects)}"
@@ -206,13 +210,13 @@ def _end_of(described: Any) -> int:
     return int(described.ranges.end_offset[0])
 
 
-def state_of(cluster_map: ClusterMap) -> State:
+def state_of(cluster_metadata: ClusterMetadata) -> State:
     """Return what the map tells of itself as the state that random requests are made from."""
-    streams: Any = cluster_map.query(r.DescribeStreams())
-    objects: Any = cluster_map.query(r.DescribeObjects())
-    nodes: Any = cluster_map.query(r.GetNodes())
-    checked: Any = cluster_map.query(r.CheckObjects(object_ids=(0,)))
-    state = State(next_object=checked.next_object_id, feature_level=cluster_map.feature_level)
+    streams: Any = cluster_metadata.query(r.DescribeStreams())
+    objects: Any = cluster_metadata.query(r.DescribeObjects())
+    nodes: Any = cluster_metadata.query(r.GetNodes())
+    checked: Any = cluster_metadata.query(r.CheckObjects(object_ids=(0,)))
+    state = State(next_object=checked.next_object_id, feature_level=cluster_metadata.feature_level)
     for one in streams.streams:
         state.streams[one.stream_id] = Stream(
             epoch=one.epoch,

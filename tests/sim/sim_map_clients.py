@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import ObjectState, OnConflict
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.tables.values import ObjectState, OnConflict
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
 from tests.sim.sim_clients import Session
@@ -178,8 +178,8 @@ class Janitor:
             if node.claimed_epoch is None:
                 continue
             controller = node.service.controller
-            now, cluster_map = controller.log_time.now_ms(), controller.store.map
-            due = cluster_map.destroyed(now - _DELAY_MS, 5, now)
+            now, cluster_metadata = controller.log_time.now_ms(), controller.store.map
+            due = cluster_metadata.destroyed(now - _DELAY_MS, 5, now)
             if due:
                 self._delete_when_settled(node, due)
         self.begin()

@@ -23,7 +23,7 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import Event
 from streammeta.controller.quorum.messages import Batch, Message
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.runtime import level_check
+from streammeta.controller.runtime.replication import feature_check as level_check
 from tests.sim.sim_backup import SimBackup
 from tests.sim.sim_disk import SimDisk
 from tests.sim.sim_driver import SimDriver

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from streammeta.controller.backup import restoring
 from streammeta.controller.backup.replaying import Replayed
 from streammeta.controller.backup.restoring import RestorePlan
-from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import ObjectState
 from tests.sim.sim_time import check
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _CREATED_MS = 10**12
 
 
-def check_jumps(replayed: Replayed, cluster_map: ClusterMap, ledger: Ledger) -> None:
+def check_jumps(replayed: Replayed, cluster_metadata: ClusterMetadata, ledger: Ledger) -> None:
     """Ids, offsets and epochs of a restored cluster are above all of the committed history."""
-    view, committed = cluster_map.freeze(), ledger.store.map
+    view, committed = cluster_metadata.freeze(), ledger.store.map
     next_object = committed.next_object_id
     plan = RestorePlan(
         from_cluster_id="sim",
@@ -34,14 +34,14 @@ def check_jumps(replayed: Replayed, cluster_map: ClusterMap, ledger: Ledger) -> 
         voters="1@127.0.0.1:9091",
         end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
         epoch=replayed.epoch + restoring.EPOCH_JUMP,
-        next_object_id=restoring.jumped_object_id(cluster_map.next_object_id, next_object),
-        undecided_from=restoring.undecided_from(view, cluster_map.next_object_id),
+        next_object_id=restoring.jumped_object_id(cluster_metadata.next_object_id, next_object),
+        undecided_from=restoring.undecided_from(view, cluster_metadata.next_object_id),
         generation=2,
         created_ms=_CREATED_MS,
         state_hash="",
     )
     sections = restoring.restored_sections(view, plan)
-    after = ClusterMap.from_sections(sections, plan.end_offset)
+    after = ClusterMetadata.from_sections(sections, plan.end_offset)
     check(after.next_object_id >= next_object, "object ids jump", f"{after.next_object_id}")
     counters, known = sections["counters"], committed.freeze().sections()["counters"]
     for name in ("next_stream_id", "last_node_id"):
@@ -51,7 +51,7 @@ def check_jumps(replayed: Replayed, cluster_map: ClusterMap, ledger: Ledger) -> 
     _check_known(after, committed, plan.undecided_from)
 
 
-def _check_known(after: ClusterMap, committed: ClusterMap, undecided_from: int) -> None:
+def _check_known(after: ClusterMetadata, committed: ClusterMetadata, undecided_from: int) -> None:
     """An object that is committed now is known after the restore, or undecided."""
     described: Any = committed.query(r.DescribeObjects())
     ids = tuple(one.object_id for one in described.objects if one.object_id < undecided_from)

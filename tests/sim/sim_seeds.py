@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streammeta.cli.local_cluster import start_child
+from streammeta.cli.local.local_cluster import start_child
 from tests.sim.sim_run import Failure, simulate
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate"

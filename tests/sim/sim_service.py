@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from streammeta.controller.errors import ApiError, NotLeaderError, OutcomeUnknownError
 from streammeta.controller.quorum.events import ReadIndexRequested
-from streammeta.controller.rpc.watch import WatchHandler
-from streammeta.controller.runtime.controller import Answered as ControllerAnswered
+from streammeta.controller.rpc.watch.service import WatchHandler
+from streammeta.controller.runtime.writer.controller import Answered as ControllerAnswered
 from tests.linearizability.models import Delete, Get
 from tests.sim.sim_controller import SimController
 from tests.sim.sim_store import Answer, Keyed, Request

@@ -19,9 +19,9 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum import events
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.runtime import quorum_disk
-from streammeta.controller.runtime.flush_place import FlushPlace
-from streammeta.controller.runtime.quorum_disk import FinishSnapshot
+from streammeta.controller.runtime.persistence import quorum_disk
+from streammeta.controller.runtime.persistence.flush_scheduling import FlushPlace
+from streammeta.controller.runtime.persistence.quorum_disk import FinishSnapshot
 from streammeta.storage.durable_files import DiskFullError
 from tests.sim.sim_store import decode_image, encode_image
 from tests.sim.sim_time import violated

@@ -20,10 +20,10 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.features import BASE_LEVEL, SUPPORTED, Levels
 from streammeta.controller.ids import DirectoryId, NodeId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError, NewerVersionError
-from streammeta.controller.metadata.cluster_map import ClusterMap, Decision
-from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.metadata.map_limits import QUOTAS
-from streammeta.controller.metadata.requests import SetFeatureLevel
+from streammeta.controller.metadata.api.requests import SetFeatureLevel
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata, Decision
+from streammeta.controller.metadata.registries.limits import QUOTAS
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import KVsPut, Record
@@ -76,7 +76,7 @@ class StoreView:
     end_offset: int
     held: dict[str, Held]
     hash: int
-    map_view: FrozenMap | None
+    map_view: FrozenMetadata | None
 
     def digest(self) -> bytes:
         """Return what equal stores have in common."""
@@ -95,7 +95,7 @@ class _Applied:
 
 
 class Store:
-    maps: ClassVar[dict[str, FrozenMap]] = {}
+    maps: ClassVar[dict[str, FrozenMetadata]] = {}
     """Images of maps by their digests: files of the simulator hold no more than that."""
 
     def __init__(self, levels: Levels = SUPPORTED) -> None:
@@ -105,13 +105,13 @@ class Store:
         self.hash = 0
         self._held: dict[str, Held] = {}
         self._undo: deque[_Applied] = deque()
-        self._map: ClusterMap | None = None
+        self._map: ClusterMetadata | None = None
 
     @property
-    def map(self) -> ClusterMap:
+    def map(self) -> ClusterMetadata:
         """The real map; most runs have none, so it is made when it is first asked for."""
         if self._map is None:
-            self._map = self._of_version(ClusterMap())
+            self._map = self._of_version(ClusterMetadata())
         return self._map
 
     @property
@@ -124,10 +124,10 @@ class Store:
         """The level, by the map's own name."""
         return self.level
 
-    def _of_version(self, cluster_map: ClusterMap) -> ClusterMap:
+    def _of_version(self, cluster_metadata: ClusterMetadata) -> ClusterMetadata:
         """Let a map be that of this node's version."""
-        cluster_map._feature_level._levels = self._levels
-        return cluster_map
+        cluster_metadata._feature_level._levels = self._levels
+        return cluster_metadata
 
     # -- limits, which no run reaches
 
@@ -284,7 +284,7 @@ class Store:
         store._held = dict(image.held)
         if image.map_name:
             view = cls.maps[image.map_name]
-            made = ClusterMap.from_sections(view.sections(), image.snapshot_id.end_offset)
+            made = ClusterMetadata.from_sections(view.sections(), image.snapshot_id.end_offset)
             store._map = store._of_version(made)
         return store
 

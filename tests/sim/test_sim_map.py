@@ -5,9 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.tables import Undo
-from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.tables.tables import Undo
+from streammeta.controller.metadata.tables.values import (
+    ObjectState,
+    RangeColumns,
+    SourceOperation,
+    column,
+)
 from streammeta.controller.records import record
 from streammeta.controller.records.codec import decode_records
 from tests.metadata.small_world import NODE, NOW, World, merge, stream_objects, upload

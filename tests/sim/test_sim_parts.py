@@ -9,11 +9,11 @@ import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError
-from streammeta.controller.metadata.requests import GetNextNodeId
+from streammeta.controller.metadata.api.requests import GetNextNodeId
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import decode_records, encode_records
-from streammeta.controller.runtime.state_hashes import RollingHash
+from streammeta.controller.runtime.persistence.state_hashes import RollingHash
 from tests.linearizability.models import CommitRange, Put
 from tests.sim.sim_disk import SimDisk, StoppedError
 from tests.sim.sim_ghost import Ghost

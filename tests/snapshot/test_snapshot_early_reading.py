@@ -11,16 +11,16 @@ import pytest
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.snapshots import SnapshotStore
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import CreateStreams, NewStream, RegisterNode
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api.requests import CreateStreams, NewStream, RegisterNode
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.runtime import map_checkpoint
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import (
+from streammeta.controller.runtime.persistence import metadata_checkpoint as map_checkpoint
+from streammeta.controller.runtime.persistence.metadata_checkpoint import (
     EarlyReading,
     FrozenCheckpoint,
-    LoadedMap,
+    LoadedMetadata,
     read_map,
     snapshot_check,
 )
@@ -32,27 +32,27 @@ CLUSTER, NODE = ClusterId("c"), NodeId(1)
 VOTERS = VoterSet((Voter(ReplicaKey(NODE, None), "a:1"),))
 
 
-def _map(streams: int) -> ClusterMap:
+def _map(streams: int) -> ClusterMetadata:
     pair, node = Pair(), NodeIdentity(7, 1)
     pair.write(RegisterNode(node=node))
     pair.write(CreateStreams(request_id="r", node=node, streams=(NewStream(),) * streams))
     return pair.map
 
 
-def _written(cluster_map: ClusterMap, epoch: int = 1) -> tuple[SnapshotId, bytes]:
-    snapshot_id = SnapshotId(EndOffset(cluster_map.applied_end_offset), Epoch(epoch))
+def _written(cluster_metadata: ClusterMetadata, epoch: int = 1) -> tuple[SnapshotId, bytes]:
+    snapshot_id = SnapshotId(EndOffset(cluster_metadata.applied_end_offset), Epoch(epoch))
     file = io.BytesIO()
     point = SnapshotPoint(snapshot_id, CLUSTER, VOTERS)
-    FrozenCheckpoint(point, cluster_map.freeze(), bytes(16)).write(file)
+    FrozenCheckpoint(point, cluster_metadata.freeze(), bytes(16)).write(file)
     return snapshot_id, file.getvalue()
 
 
 @pytest.fixture
-def counted() -> Iterator[list[LoadedMap]]:
+def counted() -> Iterator[list[LoadedMetadata]]:
     """What was read of files, by whomever."""
-    read: list[LoadedMap] = []
+    read: list[LoadedMetadata] = []
 
-    def noted(file: Any, snapshot_id: SnapshotId) -> LoadedMap:
+    def noted(file: Any, snapshot_id: SnapshotId) -> LoadedMetadata:
         read.append(read_map(file, snapshot_id))
         return read[-1]
 
@@ -60,7 +60,7 @@ def counted() -> Iterator[list[LoadedMap]]:
         yield read
 
 
-def test_an_intact_checkpoint_is_read_once(tmp_path: Path, counted: list[LoadedMap]) -> None:
+def test_an_intact_checkpoint_is_read_once(tmp_path: Path, counted: list[LoadedMetadata]) -> None:
     older, newest = _written(_map(3)), _written(_map(9), epoch=2)
     for snapshot_id, data in (older, newest):
         (tmp_path / snapshot_id.file_name).write_bytes(data)
@@ -68,13 +68,13 @@ def test_an_intact_checkpoint_is_read_once(tmp_path: Path, counted: list[LoadedM
         early.settle(newest[0])
         loaded = early.read(io.BytesIO(newest[1]), newest[0])
         assert counted == [loaded]
-        assert loaded.cluster_map.state_hash() == _map(9).state_hash()
+        assert loaded.cluster_metadata.state_hash() == _map(9).state_hash()
         again = early.read(io.BytesIO(newest[1]), newest[0])
-        assert again.cluster_map is not loaded.cluster_map
+        assert again.cluster_metadata is not loaded.cluster_metadata
 
 
 def test_what_is_not_the_newest_that_is_intact_is_read_when_asked_for(
-    tmp_path: Path, counted: list[LoadedMap]
+    tmp_path: Path, counted: list[LoadedMetadata]
 ) -> None:
     older, newest = _written(_map(3)), _written(_map(9), epoch=2)
     (tmp_path / newest[0].file_name).write_bytes(newest[1])
@@ -82,7 +82,7 @@ def test_what_is_not_the_newest_that_is_intact_is_read_when_asked_for(
         early.settle(older[0])
         loaded = early.read(io.BytesIO(older[1]), older[0])
         assert counted[-1] is loaded
-        assert loaded.cluster_map.state_hash() == _map(3).state_hash()
+        assert loaded.cluster_metadata.state_hash() == _map(3).state_hash()
 
 
 def test_a_file_of_the_same_name_with_another_digest_is_read_anew(tmp_path: Path) -> None:
@@ -92,10 +92,12 @@ def test_a_file_of_the_same_name_with_another_digest_is_read_anew(tmp_path: Path
     with EarlyReading(tmp_path) as early:
         early.settle(snapshot_id)
         loaded = early.read(io.BytesIO(other), snapshot_id)
-    assert loaded.cluster_map.state_hash() == _map(9).state_hash()
+    assert loaded.cluster_metadata.state_hash() == _map(9).state_hash()
 
 
-def test_without_a_checkpoint_nothing_is_read(tmp_path: Path, counted: list[LoadedMap]) -> None:
+def test_without_a_checkpoint_nothing_is_read(
+    tmp_path: Path, counted: list[LoadedMetadata]
+) -> None:
     with EarlyReading(tmp_path) as early:
         early.settle(None)
     assert not counted
@@ -146,4 +148,4 @@ def test_a_damaged_file_is_put_aside_and_nothing_of_it_is_kept(tmp_path: Path) -
             with store.open(older[0]) as file:
                 loaded = early.read(file, older[0])
         assert (directory / f"{newest[0].file_name}.damaged").exists()
-        assert loaded.cluster_map.state_hash() == _map(3).state_hash()
+        assert loaded.cluster_metadata.state_hash() == _map(3).state_hash()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
-from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
+from streammeta.controller.runtime.persistence.metadata_checkpoint import FrozenCheckpoint
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"
@@ -31,7 +31,7 @@ def documented() -> dict[str, list[tuple[str, str]]]:
 def test_the_page_lists_every_section_and_column_in_order() -> None:
     voters = VoterSet((Voter(ReplicaKey(NodeId(1)), "h:2", "h:1"),))
     point = SnapshotPoint(SnapshotId(EndOffset(0), Epoch(0)), ClusterId("c"), voters)
-    recovering = ClusterMap()
+    recovering = ClusterMetadata()
     recovering._feature_level.load(SUPPORTED.highest)
     recovering._recovery.load(0, 1)
     file = io.BytesIO()

@@ -12,8 +12,8 @@ import pytest
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError, NewerVersionError
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.runtime.map_checkpoint import snapshot_check
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
 from streammeta.controller.snapshot import checkpoint_file
 from streammeta.controller.snapshot.checkpoint_file import FOOTER, HEADER, write_checkpoint
 from tests.journal.journal_tools import make, open_journal
@@ -24,7 +24,7 @@ CHECK = snapshot_check(ClusterId("c"))
 
 def written(change: Callable[[dict[str, Any]], None]) -> bytes:
     """Return a checkpoint of the empty map whose sections were changed."""
-    sections: dict[str, Any] = dict(ClusterMap().freeze().sections())
+    sections: dict[str, Any] = dict(ClusterMetadata().freeze().sections())
     change(sections)
     sink = io.BytesIO()
     write_checkpoint(sink, ID, "c", sections)

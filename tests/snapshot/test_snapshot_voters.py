@@ -6,10 +6,14 @@ import pytest
 
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError
-from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map, snapshot_check
+from streammeta.controller.runtime.persistence.metadata_checkpoint import (
+    FrozenCheckpoint,
+    read_map,
+    snapshot_check,
+)
 from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointError,
     CheckpointReader,
@@ -31,7 +35,9 @@ CHECK = snapshot_check(ClusterId("c"))
 def written(voters: VoterSet) -> bytes:
     sink = io.BytesIO()
     point = SnapshotPoint(ID, ClusterId("c"), voters)
-    assert FrozenCheckpoint(point, ClusterMap().freeze(), b"").write(sink) == len(sink.getvalue())
+    assert FrozenCheckpoint(point, ClusterMetadata().freeze(), b"").write(sink) == len(
+        sink.getvalue()
+    )
     return sink.getvalue()
 
 
@@ -40,7 +46,10 @@ def test_the_voters_come_back(voters: VoterSet) -> None:
     whole = written(voters)
     assert CHECK(ID, io.BytesIO(whole)) == voters
     assert next(iter(CheckpointReader(io.BytesIO(whole)).entries)) == "voters"
-    assert read_map(io.BytesIO(whole), ID).cluster_map.state_hash() == ClusterMap().state_hash()
+    assert (
+        read_map(io.BytesIO(whole), ID).cluster_metadata.state_hash()
+        == ClusterMetadata().state_hash()
+    )
 
 
 def test_a_file_is_as_it_was_while_no_client_endpoint_is_known() -> None:
@@ -51,7 +60,7 @@ def test_a_file_is_as_it_was_while_no_client_endpoint_is_known() -> None:
 def test_a_file_without_the_section_names_nobody() -> None:
     sink = io.BytesIO()
     write_checkpoint(
-        sink, SnapshotId(EndOffset(7), Epoch(3)), "c", ClusterMap().freeze().sections()
+        sink, SnapshotId(EndOffset(7), Epoch(3)), "c", ClusterMetadata().freeze().sections()
     )
     assert CHECK(ID, sink) == VoterSet()
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-from streammeta.cli.local_cluster import Child, free_ports, start_child
-from streammeta.storage.object_store.address import S3Config
-from streammeta.storage.object_store.retry import RetryPolicy
-from streammeta.storage.object_store.s3_client import open_client
+from streammeta.cli.local.local_cluster import Child, free_ports, start_child
+from streammeta.storage.object_store.protocol.address import S3Config
+from streammeta.storage.object_store.protocol.retry import RetryPolicy
+from streammeta.storage.object_store.s3.s3_client import open_client
 
 START_DEADLINE_S = 30.0
 

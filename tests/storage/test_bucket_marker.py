@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streammeta.storage import errors
-from streammeta.storage.bucket_marker import (
+from streammeta.storage.cluster_files.bucket_marker import (
     CLAIMS_KEPT,
     FENCE_WAIT_MS,
     LEASE_MS,
@@ -39,8 +39,8 @@ from streammeta.storage.bucket_marker import (
     read_undecided,
 )
 from streammeta.storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
-from streammeta.storage.object_store.address import open_object_store
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.kit.memory_store import MemoryObjectStore
 from tests.storage.s3_servers import running_ministack
 

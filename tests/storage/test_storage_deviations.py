@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.storage.errors import CorruptObjectError, Deviation
 from streammeta.storage.object_format.composite import (

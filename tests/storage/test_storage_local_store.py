@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from streammeta.storage import errors
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import MultipartUpload
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.storage.object_store.local_files import read_tags
-from streammeta.storage.object_store.reads import MAX_SPAN, MergedRange, merge_ranges
+from streammeta.storage.object_store.protocol.base import MultipartUpload
+from streammeta.storage.object_store.protocol.reads import MAX_SPAN, MergedRange, merge_ranges
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
-from streammeta.storage.object_store import object_page
-from streammeta.storage.object_store.base import ObjectInfo
-from streammeta.storage.object_store.listing_page import ListingPage, to_ms
-from streammeta.storage.object_store.object_page import read_object_page
+from streammeta.storage.object_store.protocol.base import ObjectInfo
+from streammeta.storage.object_store.s3 import object_page
+from streammeta.storage.object_store.s3.listing_page import ListingPage, to_ms
+from streammeta.storage.object_store.s3.object_page import read_object_page
 
 SHAPE = (
     botocore.session.get_session()

@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 
 from streammeta.storage import errors
-from streammeta.storage.object_store.address import Checksum, open_object_store
-from streammeta.storage.object_store.base import MIN_PART_SIZE, ObjectStore
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.storage.object_store.local_files import read_tags
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.precheck import run_precheck
-from streammeta.storage.object_store.s3 import S3ObjectStore
+from streammeta.storage.object_store.protocol.address import Checksum
+from streammeta.storage.object_store.protocol.base import MIN_PART_SIZE, ObjectStore
+from streammeta.storage.object_store.s3.s3 import S3ObjectStore
 from tests.kit.memory_store import MemoryObjectStore
 from tests.storage.s3_servers import S3Endpoint, running_ceph, running_ministack, running_moto
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
-from streammeta.storage.object_store.base import MultipartUpload, OldVersion
-from streammeta.storage.object_store.listing_page import ListingPage, to_ms
-from streammeta.storage.object_store.upload_page import read_upload_page
-from streammeta.storage.object_store.version_page import read_version_page
+from streammeta.storage.object_store.protocol.base import MultipartUpload, OldVersion
+from streammeta.storage.object_store.s3.listing_page import ListingPage, to_ms
+from streammeta.storage.object_store.s3.upload_page import read_upload_page
+from streammeta.storage.object_store.s3.version_page import read_version_page
 
 LAST = "<IsTruncated>false</IsTruncated>"
 MORE = "<IsTruncated>true</IsTruncated>"

@@ -20,7 +20,7 @@ from streammeta.storage.errors import (
     StoreUnavailableError,
     WrongBucketError,
 )
-from streammeta.storage.object_store.patience import RETRY_AFTER_S_MAX, Patience
+from streammeta.storage.object_store.protocol.patience import RETRY_AFTER_S_MAX, Patience
 
 PATIENCE = Patience(Backoff(first=0.5, longest=8.0))
 DOWN = StoreUnavailableError("down")

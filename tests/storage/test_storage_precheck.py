@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
-from streammeta.storage.object_store.base import (
+from streammeta.storage.object_store.precheck import CREATORS, FOLDER, run_precheck
+from streammeta.storage.object_store.protocol.base import (
     Body,
     DeleteResult,
     MultipartUpload,
     Tags,
     UploadedPart,
 )
-from streammeta.storage.object_store.precheck import CREATORS, FOLDER, run_precheck
 from tests.kit.memory_store import MemoryObjectStore
 
 STEPS = [

@@ -11,9 +11,9 @@ import pytest
 
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import DeadlineExceededError, StorageError, StoreUnavailableError
-from streammeta.storage.object_store.calls import Meter, OperationMetrics, Tally
-from streammeta.storage.object_store.patience import RETRY_AFTER_S_MAX
-from streammeta.storage.object_store.retry import Retrier, RetryPolicy, run_for
+from streammeta.storage.object_store.protocol.calls import Meter, OperationMetrics, Tally
+from streammeta.storage.object_store.protocol.patience import RETRY_AFTER_S_MAX
+from streammeta.storage.object_store.protocol.retry import Retrier, RetryPolicy, run_for
 
 PATIENCE_S = 30.0
 

@@ -15,13 +15,13 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 from streammeta.storage import errors
-from streammeta.storage.object_store import s3
-from streammeta.storage.object_store.address import S3Config
-from streammeta.storage.object_store.base import MAX_PARTS, MIN_PART_SIZE, ObjectInfo
 from streammeta.storage.object_store.precheck import run_precheck
-from streammeta.storage.object_store.retry import RetryPolicy
-from streammeta.storage.object_store.s3 import S3ObjectStore
-from streammeta.storage.object_store.s3_copies import COPIED_AT_ONCE, part_ranges
+from streammeta.storage.object_store.protocol.address import S3Config
+from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SIZE, ObjectInfo
+from streammeta.storage.object_store.protocol.retry import RetryPolicy
+from streammeta.storage.object_store.s3 import s3
+from streammeta.storage.object_store.s3.s3 import S3ObjectStore
+from streammeta.storage.object_store.s3.s3_copies import COPIED_AT_ONCE, part_ranges
 from tests.storage.s3_servers import S3Endpoint, running_moto
 
 MIB = 1 << 20

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from streammeta.storage import errors
-from streammeta.storage.object_store.address import S3Config, open_object_store
-from streammeta.storage.object_store.base import MIN_PART_SIZE, Body, ObjectStore
+from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.precheck import CREATORS, run_precheck
-from streammeta.storage.object_store.retry import RetryPolicy
-from streammeta.storage.object_store.s3 import S3ObjectStore
+from streammeta.storage.object_store.protocol.address import S3Config
+from streammeta.storage.object_store.protocol.base import MIN_PART_SIZE, Body, ObjectStore
+from streammeta.storage.object_store.protocol.retry import RetryPolicy
+from streammeta.storage.object_store.s3.s3 import S3ObjectStore
 from tests.storage.s3_fault_proxy import (
     DONE,
     Fault,

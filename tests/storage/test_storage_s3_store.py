@@ -19,15 +19,16 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, CredentialRetrievalError, TokenRetrievalError
 
-from streammeta.cli.local_cluster import free_ports
+from streammeta.cli.local.local_cluster import free_ports
 from streammeta.storage import errors
-from streammeta.storage.object_store import s3_client
-from streammeta.storage.object_store.address import Checksum, S3Config, open_object_store
-from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
 from streammeta.storage.object_store.local import LocalObjectStore
-from streammeta.storage.object_store.retry import RetryPolicy
-from streammeta.storage.object_store.s3 import S3ObjectStore
-from streammeta.storage.object_store.s3_client import as_view, sendable
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.address import Checksum, S3Config
+from streammeta.storage.object_store.protocol.base import MultipartUpload, UploadedPart
+from streammeta.storage.object_store.protocol.retry import RetryPolicy
+from streammeta.storage.object_store.s3 import s3_client
+from streammeta.storage.object_store.s3.s3 import S3ObjectStore
+from streammeta.storage.object_store.s3.s3_client import as_view, sendable
 
 FAST = RetryPolicy(attempts=3, first_delay_s=0.001, longest_delay_s=0.002)
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streammeta.controller.trust.audit import AuditLine, Chain, Origin, Verdict
-from streammeta.controller.trust.audit_file import Entry
+from streammeta.controller.trust.audit.file import Entry
+from streammeta.controller.trust.audit.lines import AuditLine, Chain, Origin, Verdict
 
 ALICE = Origin("admin/alice", "12ab", "10.0.0.9:4711")
 

@@ -9,9 +9,9 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from streammeta.cli.client import ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports
+from streammeta.tls.files import TlsFiles
 from tests.kit.real_cluster import STEADY
 
 

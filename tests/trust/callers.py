@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streammeta.rpc.identity import Principal
+from streammeta.tls.identity import Principal
 
 CLUSTER = "test"
 

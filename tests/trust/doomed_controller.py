@@ -4,8 +4,8 @@ import os
 import signal
 
 from streammeta.cli.main import main
-from streammeta.controller.trust.audit import AuditLine, Verdict
-from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.controller.trust.audit.lines import AuditLine, Verdict
+from streammeta.controller.trust.audit.writer import AuditWriter
 
 _written = AuditWriter.written
 

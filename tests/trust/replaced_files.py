@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
 
 WAYS = ("renamed", "copied", "linked")
 

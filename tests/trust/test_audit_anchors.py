@@ -7,11 +7,11 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from streammeta.controller import anchoring
-from streammeta.controller.anchoring import AuditAnchors, read_heads
-from streammeta.controller.monitoring.others import Answer
-from streammeta.controller.trust.audit import Chain
-from streammeta.controller.trust.audit_anchors import NAMESPACE, expected_lines, read_anchor
+from streammeta.controller.monitoring.status.peer_status import Answer
+from streammeta.controller.process import audit_anchoring as anchoring
+from streammeta.controller.process.audit_anchoring import AuditAnchors, read_heads
+from streammeta.controller.trust.audit.anchors import NAMESPACE, expected_lines, read_anchor
+from streammeta.controller.trust.audit.lines import Chain
 from streammeta.v1 import kv_pb2, quorum_pb2
 from tests.server.rpc_server import CLUSTER_ID, Rpcs, serving
 

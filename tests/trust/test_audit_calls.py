@@ -12,11 +12,11 @@ import pytest
 
 from streammeta.controller.config import AuditFailure
 from streammeta.controller.errors import AuditUnavailableError
-from streammeta.controller.metadata.requests import SetFeatureLevel
-from streammeta.controller.trust.audit import DENIALS_A_MINUTE, AuditLine, Chain, Verdict
-from streammeta.controller.trust.auditor import Auditor, Office
+from streammeta.controller.metadata.api.requests import SetFeatureLevel
+from streammeta.controller.trust.audit.auditor import Auditor, LeadershipState
+from streammeta.controller.trust.audit.lines import DENIALS_A_MINUTE, AuditLine, Chain, Verdict
 from streammeta.rpc.failures import read_failure
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.kit.clock import ManualClock
@@ -79,7 +79,9 @@ async def audited(on_failure: AuditFailure = AuditFailure.BLOCK_ADMIN) -> AsyncI
     """Yield a server whose calls are recorded; lines are durable at once."""
     writer = MemoryWriter()
     writer.durable.set()
-    auditor = Auditor(writer, ManualClock(), lambda: Office(3, EPOCH, leads=True), on_failure)
+    auditor = Auditor(
+        writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=True), on_failure
+    )
     async with serving(auditor) as rpcs:
         yield Scene(rpcs, writer, auditor)
 
@@ -396,7 +398,7 @@ async def test_no_call_is_refused_if_that_is_wanted() -> None:
 
 async def test_denials_are_recorded_with_who_was_denied_up_to_a_number_a_minute() -> None:
     writer = MemoryWriter()
-    auditor = Auditor(writer, ManualClock(), lambda: Office(3, EPOCH, leads=True))
+    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=True))
     controller = Controller(auditor)
     (method,) = (one for one in METHODS if one.name == "LockNode")
     for _ in range(DENIALS_A_MINUTE + 5):
@@ -413,7 +415,7 @@ async def test_denials_are_recorded_with_who_was_denied_up_to_a_number_a_minute(
 
 async def test_a_stranger_is_recorded_with_its_certificate() -> None:
     writer = MemoryWriter()
-    auditor = Auditor(writer, ManualClock(), lambda: Office(3, EPOCH, leads=True))
+    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=True))
     (method,) = (one for one in METHODS if one.name == "GetNodes")
     context = DirectContext(shown("spiffe://elsewhere/x"))
     await Controller(auditor).call(method, b"", context)
@@ -424,7 +426,7 @@ async def test_a_stranger_is_recorded_with_its_certificate() -> None:
 
 def test_events_of_the_process_are_recorded() -> None:
     writer = MemoryWriter()
-    auditor = Auditor(writer, ManualClock(), lambda: Office(3, EPOCH, leads=False))
+    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=False))
     auditor.begin()
     auditor.event("policy.reload", reason="line 3: no such role", target={"hash": "ab"})
     auditor.end()
@@ -439,9 +441,9 @@ def test_events_of_the_process_are_recorded() -> None:
 
 
 def test_many_sums_end_the_minute_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streammeta.controller.trust.auditor.SUMS_MAX", 3)
+    monkeypatch.setattr("streammeta.controller.trust.audit.auditor.SUMS_MAX", 3)
     writer = MemoryWriter()
-    auditor = Auditor(writer, ManualClock(), lambda: Office(3, EPOCH, leads=True))
+    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=True))
     counted: Sequence[str] = [f"broker/{number}" for number in range(7)]
     for principal in counted:
         auditor.count(principal, "ObjectService.GetObjects", 1, 0, 0, -1)

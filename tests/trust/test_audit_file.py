@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.controller.trust.audit import line_hash
-from streammeta.controller.trust.audit_check import split, verify
-from streammeta.controller.trust.audit_file import AuditFile, Entry, StandardOutput
+from streammeta.controller.trust.audit.check import split, verify
+from streammeta.controller.trust.audit.file import AuditFile, Entry, StandardOutput
+from streammeta.controller.trust.audit.lines import line_hash
 from streammeta.storage.durable_files import DiskFullError, PosixFileSystem
 from tests.kit.crash_disk import CrashDisk, Left, crashes
 from tests.trust.audit_lines import line

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from streammeta.controller.trust.audit import (
+from streammeta.controller.trust.audit.lines import (
     DENIALS_A_MINUTE,
     GENESIS,
     AuditLine,
@@ -17,7 +17,7 @@ from streammeta.controller.trust.audit import (
     Verdict,
     line_hash,
 )
-from streammeta.controller.trust.audit_rules import (
+from streammeta.controller.trust.audit.rules import (
     LISTED_MAX,
     RULES,
     SUMMED,

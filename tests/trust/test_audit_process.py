@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.client import CallError, ControllerClient
+from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.trust.audit_anchors import NAMESPACE
-from streammeta.controller.trust.audit_rules import RULES
+from streammeta.controller.trust.audit.anchors import NAMESPACE
+from streammeta.controller.trust.audit.rules import RULES
 from streammeta.v1 import (
     admin_pb2,
     common_pb2,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from streammeta.controller.errors import AuditUnavailableError
-from streammeta.controller.trust.audit_writer import AuditWriter
+from streammeta.controller.trust.audit.writer import AuditWriter
 from tests.trust.audit_lines import MemoryLog, line
 
 

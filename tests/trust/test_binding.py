@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.tables.values import NodeIdentity, RangeColumns, column
 from streammeta.controller.trust.refusals import NotYourNodeError
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 from tests.lifecycle.lifecycle_world import TIMEOUT_MS, A, B, C, Cluster
 
 SILENCE_MS = TIMEOUT_MS + 2_000
@@ -33,12 +33,12 @@ class Brokers(Cluster):
 
     async def refused(self, caller: NodeIdentity, request: requests.WriteRequest) -> str:
         """Return who may, of a request that is refused and changes nothing."""
-        before = self.world.log.next_offset, self.world.controller.cluster_map.state_hash()
+        before = self.world.log.next_offset, self.world.controller.cluster_metadata.state_hash()
         with pytest.raises(NotYourNodeError) as refused:
             await self.ask(caller, request)
         assert before == (
             self.world.log.next_offset,
-            self.world.controller.cluster_map.state_hash(),
+            self.world.controller.cluster_metadata.state_hash(),
         )
         return refused.value.needs
 

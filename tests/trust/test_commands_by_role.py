@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
 from streammeta.cli.root import cli
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, wait_until

@@ -8,13 +8,18 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.request_guard import classify
-from streammeta.controller.trust import door as doors
-from streammeta.controller.trust.door import ANONYMOUS, Caller, Door, current_caller
+from streammeta.controller.rpc.calls.error_mapping import classify
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.trust import authenticator as doors
+from streammeta.controller.trust.authenticator import (
+    ANONYMOUS,
+    Authenticator,
+    Caller,
+    current_caller,
+)
 from streammeta.controller.trust.policy import parse_policy
 from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import common_pb2
 from tests.trust.callers import CLUSTER, PLAIN_TEXT, ShownContext, shown
 
@@ -25,7 +30,7 @@ MONITOR = Principal(CLUSTER, Role.MONITOR, "prometheus")
 
 
 def test_a_caller_has_the_principal_and_the_fingerprint_of_its_certificate() -> None:
-    caller = Door(CLUSTER).enter(GET_KVS, shown(BROKER, certificate=b"leaf"))
+    caller = Authenticator(CLUSTER).enter(GET_KVS, shown(BROKER, certificate=b"leaf"))
     assert caller.principal == BROKER
     assert caller.name == "broker/1007"
     assert caller.fingerprint == hashlib.sha256(b"leaf").hexdigest()
@@ -33,7 +38,7 @@ def test_a_caller_has_the_principal_and_the_fingerprint_of_its_certificate() -> 
 
 
 def test_uris_of_others_are_passed_over() -> None:
-    assert Door(CLUSTER).enter(GET_KVS, shown("spiffe://x/y", BROKER)).principal == BROKER
+    assert Authenticator(CLUSTER).enter(GET_KVS, shown("spiffe://x/y", BROKER)).principal == BROKER
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_uris_of_others_are_passed_over() -> None:
     ],
 )
 def test_no_identity_of_this_cluster_is_no_way_in(context: ShownContext, why: str) -> None:
-    door = Door(CLUSTER)
+    door = Authenticator(CLUSTER)
     for _ in range(2):
         with pytest.raises(NoIdentityError, match=why) as refused:
             door.enter(GET_KVS, context)
@@ -58,7 +63,7 @@ def test_no_identity_of_this_cluster_is_no_way_in(context: ShownContext, why: st
 
 
 def test_whoever_comes_in_plain_text_is_let_in_and_held_to_nothing() -> None:
-    door = Door(CLUSTER)
+    door = Authenticator(CLUSTER)
     assert door.enter("streammeta.v1.QuorumService.RemoveVoter", PLAIN_TEXT) is ANONYMOUS
     assert ANONYMOUS.held_to is None
     assert ANONYMOUS.name == "anonymous"
@@ -66,7 +71,7 @@ def test_whoever_comes_in_plain_text_is_let_in_and_held_to_nothing() -> None:
 
 def test_a_refused_role_hears_who_may() -> None:
     with pytest.raises(RoleLacksCallError) as refused:
-        Door(CLUSTER).enter(GET_KVS, shown(MONITOR))
+        Authenticator(CLUSTER).enter(GET_KVS, shown(MONITOR))
     code, reason, metadata = classify(refused.value)
     assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "ROLE_LACKS_CALL")
     assert metadata == {
@@ -80,7 +85,7 @@ def test_a_refused_role_hears_who_may() -> None:
 
 
 def test_a_broker_is_held_to_its_node_and_a_compactor_is_not() -> None:
-    door, commit = Door(CLUSTER), "streammeta.v1.ObjectService.CommitPipeline"
+    door, commit = Authenticator(CLUSTER), "streammeta.v1.ObjectService.CommitPipeline"
     assert door.enter(commit, shown(BROKER)).held_to == BROKER
     compactor = Principal(CLUSTER, Role.COMPACTOR, "night")
     assert door.enter(commit, shown(compactor)).held_to is None
@@ -107,7 +112,7 @@ async def test_a_refused_call_does_not_reach_its_handler() -> None:
         reached.append(data)
         return answer
 
-    wrapped: Any = Entrance(Door(CLUSTER)).wrap(GET_KVS, handler)
+    wrapped: Any = CallPipeline(Authenticator(CLUSTER)).wrap(GET_KVS, handler)
     with pytest.raises(AbortedError) as ended:
         await wrapped(b"request", RefusedContext(shown(MONITOR).proven))
     assert ended.value.args[0] is grpc.StatusCode.PERMISSION_DENIED
@@ -118,7 +123,7 @@ async def test_a_refused_call_does_not_reach_its_handler() -> None:
 
 
 def test_a_caller_that_was_let_in_is_judged_again_by_another_policy() -> None:
-    door, context = Door(CLUSTER), shown(MONITOR)
+    door, context = Authenticator(CLUSTER), shown(MONITOR)
     assert door.enter(HEALTH, context).principal == MONITOR
     door.take(parse_policy('[deny]\nprincipals = ["monitor/prometheus"]', CLUSTER, "p"))
     with pytest.raises(NoIdentityError, match="denied"):
@@ -129,14 +134,14 @@ def test_a_caller_that_was_let_in_is_judged_again_by_another_policy() -> None:
 
 def test_what_is_known_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "_KNOWN_MAX", 3)
-    door = Door(CLUSTER)
+    door = Authenticator(CLUSTER)
     for number in range(20):
         door.enter(HEALTH, shown(MONITOR, certificate=b"%d" % number))
         assert len(door._known) <= 3
 
 
 def test_what_is_known_of_a_caller_is_of_its_method_and_its_certificate() -> None:
-    door = Door(CLUSTER)
+    door = Authenticator(CLUSTER)
     assert door.enter(HEALTH, shown(MONITOR)).principal == MONITOR
     with pytest.raises(RoleLacksCallError):
         door.enter("streammeta.v1.KVService.PutKVs", shown(MONITOR))

@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from streammeta.controller import handshakes
-from streammeta.controller.handshakes import HandshakePlaces
-from streammeta.controller.listener import Listener
-from streammeta.controller.peers.tls import PeerTls
+from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.tls import handshakes
+from streammeta.tls.handshakes import HandshakePlaces
+from streammeta.tls.listener import Listener
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from streammeta.controller.errors import BusyError
-from streammeta.controller.rpc.memory_budget import RETRY_AFTER_MS, MemoryBudget
+from streammeta.controller.rpc.calls.memory_budget import RETRY_AFTER_MS, MemoryBudget
 
 
 def test_a_caller_has_a_fourth_and_all_together_have_the_whole() -> None:

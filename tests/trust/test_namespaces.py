@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.values import NodeIdentity
-from streammeta.controller.trust.door import ANONYMOUS, Caller
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.tables.values import NodeIdentity
+from streammeta.controller.trust.authenticator import ANONYMOUS, Caller
 from streammeta.controller.trust.method_rules import NAMESPACE_OF
 from streammeta.controller.trust.namespaces import require_namespaces
 from streammeta.controller.trust.policy import RESERVED_NAMESPACES, parse_policy
 from streammeta.controller.trust.refusals import NotYourNamespaceError
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 
 NODE = NodeIdentity(1, 1)
 POLICY = parse_policy(

@@ -16,8 +16,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from streammeta.controller.trust.audit_rules import RULES, Recorded
-from streammeta.controller.trust.auditor import Auditor, Office
+from streammeta.controller.trust.audit.auditor import Auditor, LeadershipState
+from streammeta.controller.trust.audit.rules import RULES, Recorded
 from streammeta.v1 import common_pb2, nodes_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.kit.clock import ManualClock
@@ -98,7 +98,7 @@ async def said_of(
     """Make a call; return what the error, the audit log and the log say of it."""
     writer = MemoryWriter()
     writer.durable.set()
-    auditor = Auditor(writer, ManualClock(), lambda: Office(3, 7, leads=True))
+    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, 7, leads=True))
     controller = Controller(auditor)
     register = next(one for one in METHODS if one.name == "RegisterNode")
     node = nodes_pb2.RegisterNodeRequest(node=common_pb2.NodeIdentity(node_id=1000, node_epoch=1))

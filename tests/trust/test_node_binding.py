@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.nodes import Node
-from streammeta.controller.metadata.values import NodeIdentity, column
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.registries.nodes import Node
+from streammeta.controller.metadata.tables.values import NodeIdentity, column
 from streammeta.controller.trust.node_binding import NodeBinding, require_own_node
 from streammeta.controller.trust.refusals import NotYourNodeError
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 
 GONE = NodeIdentity(1, 5)
 NODE = Node(node_id=1, node_epoch=5, failover=True, recovered_by=2)

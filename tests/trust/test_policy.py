@@ -9,14 +9,14 @@ import pytest
 from cryptography import x509
 from structlog.testing import capture_logs
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.controller.trust import policy_file
-from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.controller.trust.policy import Policy, PolicyError, Quota, parse_policy
 from streammeta.controller.trust.policy_file import PolicyFile
 from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallError
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import controller_command
 from tests.trust.callers import CLUSTER, ShownContext, shown
@@ -50,7 +50,7 @@ def foreign(**names: str) -> ShownContext:
 
 
 def test_certificates_of_others_stand_for_principals() -> None:
-    door = Door(
+    door = Authenticator(
         CLUSTER,
         policy(
             """
@@ -87,7 +87,7 @@ def test_grants_add_roles() -> None:
         principal = "broker/*"
         roles = ["compactor"]
     """
-    door = Door(CLUSTER, policy(text))
+    door = Authenticator(CLUSTER, policy(text))
     assert door.enter(TAKE_SNAPSHOT, shown(READER)).roles == {Role.READER, Role.BACKUP}
     with pytest.raises(RoleLacksCallError):
         door.enter(TAKE_SNAPSHOT, shown(Principal(CLUSTER, Role.READER, "other")))
@@ -100,7 +100,7 @@ def test_grants_add_roles() -> None:
 
 
 def test_a_denied_certificate_is_no_way_in() -> None:
-    door, context = Door(CLUSTER), shown(READER)
+    door, context = Authenticator(CLUSTER), shown(READER)
     fingerprint = door.enter("grpc.health.v1.Health.Check", context).fingerprint
     spelled = ":".join(fingerprint[at : at + 2] for at in range(0, 64, 2)).upper()
     door.take(policy(f'[deny]\nfingerprints = ["{spelled}"]'))
@@ -126,17 +126,17 @@ def test_callers_are_denied_by_name_and_certificates_by_serial_number(
         ('principals = ["reader/*"]', [True, True]),
         ('principals = ["reader/other", "broker/*"]', [False, False]),
     ):
-        door = Door(CLUSTER, policy(f"[deny]\n{text}"))
+        door = Authenticator(CLUSTER, policy(f"[deny]\n{text}"))
         assert [is_denied(door, context) for context in contexts] == refused, text
     unreadable = shown(READER)
-    assert is_denied(Door(CLUSTER, policy('[deny]\nserials = ["7"]')), unreadable)
+    assert is_denied(Authenticator(CLUSTER, policy('[deny]\nserials = ["7"]')), unreadable)
 
 
 def shown_pem(principal: Principal, pem: bytes) -> ShownContext:
     return ShownContext({**shown(principal).proven, "x509_pem_cert": [pem]})
 
 
-def is_denied(door: Door, context: ShownContext) -> bool:
+def is_denied(door: Authenticator, context: ShownContext) -> bool:
     try:
         door.enter("grpc.health.v1.Health.Check", context)
     except NoIdentityError as error:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
+from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST, streammeta, wait_until
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from streammeta.controller.trust.policy import parse_policy
 from streammeta.rpc.failures import read_failure
-from streammeta.storage.reconcile_runs import NAMESPACE
+from streammeta.storage.cluster_files.reconcile_runs import NAMESPACE
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.trust.callers import CLUSTER

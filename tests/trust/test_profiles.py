@@ -12,12 +12,12 @@ import click
 import pytest
 
 import streammeta.cli.root
-import streammeta.reconcile.leader
-from streammeta.cli.connecting import Connection, Endpoints, resolve
-from streammeta.cli.output import run_cli
-from streammeta.cli.profiles import ProfileError, profiles_path, read_profiles
+import streammeta.reconcile
+from streammeta.cli.framework.connecting import Connection, Endpoints, resolve
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.framework.profiles import ProfileError, profiles_path, read_profiles
 from streammeta.cli.root import cli
-from streammeta.rpc.tls import TlsError, TlsFiles, TokenFiles
+from streammeta.tls.files import TlsError, TlsFiles, TokenFiles
 from tests.kit.certificates import Authority
 
 NOTHING: Mapping[str, Path | None] = {"tls_ca": None, "tls_cert": None, "tls_key": None}
@@ -263,12 +263,12 @@ def test_every_command_that_takes_endpoints_takes_files_for_tls_and_a_profile() 
 CONNECTS = ("operator_channel", "client_channel", "ControllerClient", "LeaderClient")
 
 
-@pytest.mark.parametrize("module", [streammeta.cli.root, streammeta.reconcile.leader])
+@pytest.mark.parametrize("module", [streammeta.cli.root, streammeta.reconcile])
 def test_no_command_connects_without_a_word_on_tls(module: ModuleType) -> None:
     folder = Path(str(module.__file__)).parent
     calls = [
         (path.name, ast.unparse(node))
-        for path in folder.glob("*.py")
+        for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in CONNECTS
     ]

@@ -8,13 +8,13 @@ import grpc
 import pytest
 
 from streammeta.controller.errors import RateExceededError
-from streammeta.controller.metadata.map_limits import MapLimits
+from streammeta.controller.metadata.registries.limits import MetadataLimits
 from streammeta.controller.trust import rates as module
-from streammeta.controller.trust.door import ANONYMOUS, Caller
+from streammeta.controller.trust.authenticator import ANONYMOUS, Caller
 from streammeta.controller.trust.policy import Policy, Quota
 from streammeta.controller.trust.rates import BURST_S, ROWS_A_REQUEST, Rates, rows_of
 from streammeta.rpc.failures import RpcFailure, read_failure
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import kv_pb2, nodes_pb2, objects_pb2
 from tests.kit.certificates import Authority
 from tests.server.rpc_server import NODE
@@ -105,7 +105,7 @@ async def test_a_rate_says_when_to_come_again_and_a_count_does_not(tmp_path: Pat
             return failure
 
         await broker.ask(kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key="a")]))
-        server.controller._limits = MapLimits(kv_keys=1)
+        server.controller._limits = MetadataLimits(kv_keys=1)
         count = await refused("b")
         assert (count.metadata, count.retry_after_s) == (
             {"quota": "kv_keys", "limit": "1", "used": "1"},

@@ -10,11 +10,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2_grpc
 
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.reconcile.errors import ControllerError
-from streammeta.reconcile.leader import LeaderClient
-from streammeta.rpc.tls import TlsFiles
+from streammeta.reconcile.cluster.controller_client import LeaderClient
+from streammeta.reconcile.vocabulary.errors import ControllerError
+from streammeta.tls.files import TlsFiles
 from streammeta.v1 import admin_pb2_grpc, nodes_pb2_grpc, objects_pb2_grpc, quorum_pb2_grpc
 from tests.kit.certificates import Authority
 from tests.kit.grpc_servers import abort, served_by_threads, unimplemented

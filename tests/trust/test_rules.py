@@ -10,11 +10,11 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from streammeta.controller.trust.door import Door
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.controller.trust.method_rules import RULES
 from streammeta.controller.trust.refusals import RoleLacksCallError
 from streammeta.rpc.contract import SERVICES
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 from tests.trust.callers import CLUSTER, shown
 
 OF_GRPC = (health_pb2, reflection_pb2)
@@ -102,7 +102,7 @@ def methods() -> Iterator[tuple[str, str]]:
 
 def may_call(method: str, principal: Principal) -> bool:
     try:
-        Door(CLUSTER).enter(method, shown(principal))
+        Authenticator(CLUSTER).enter(method, shown(principal))
     except RoleLacksCallError:
         return False
     return True
@@ -144,4 +144,4 @@ def test_the_comments_of_the_contract_name_the_roles_that_may_call() -> None:
 @pytest.mark.parametrize("letter", CALLERS)
 def test_a_method_without_a_rule_is_called_by_nobody(letter: str) -> None:
     with pytest.raises(RoleLacksCallError, match="NewService/New"):
-        Door(CLUSTER).enter("streammeta.v1.NewService.New", shown(CALLERS[letter]))
+        Authenticator(CLUSTER).enter("streammeta.v1.NewService.New", shown(CALLERS[letter]))

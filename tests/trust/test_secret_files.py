@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from streammeta.rpc.secret_files import is_open_to_others
+from streammeta.tls.secret_files import is_open_to_others
 
 ROOT, OURS = 0, 10001
 

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.grpc_server.tls import ServerCertificates
 from streammeta.rpc.connections import client_channel, operator_channel
-from streammeta.rpc.tls import TlsContents, TlsFiles
+from streammeta.tls.files import TlsContents, TlsFiles
+from streammeta.tls.server_certificates import ServerCertificates
 from tests.kit.certificates import Authority
 
 CALL = "/test.Who/Who"

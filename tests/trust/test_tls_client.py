@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from streammeta.client.commit_messages import COMMITTED
-from streammeta.client.commit_pipeline import CommitPipeline
+from streammeta.client.commits.messages import COMMITTED
+from streammeta.client.commits.pipeline import CommitPipeline
 from tests.broker_client.test_commit_pipeline import piped, upload
 from tests.server.test_server_watch import changes, following, kv, nodes
 

@@ -16,17 +16,12 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
-from streammeta.client import (
-    ControllerClient,
-    ControllerUnavailableError,
-    StreamClient,
-    channels,
-    controller_client,
-)
-from streammeta.client.commit_pipeline import CommitPipeline
-from streammeta.client.metadata_watch import Change, MetadataWatch
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
+from streammeta.client import ControllerClient, ControllerUnavailableError, StreamClient
+from streammeta.client.commits.pipeline import CommitPipeline
+from streammeta.client.controllers import channels, controller_client
+from streammeta.client.controllers.metadata_watch import Change, MetadataWatch
+from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
 from tests.kit.real_cluster import STEADY, wait_until

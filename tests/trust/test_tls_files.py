@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.rpc import tls
-from streammeta.rpc.tls import TlsError, TlsFiles, tls_files
+from streammeta.tls import files as tls
+from streammeta.tls.files import TlsError, TlsFiles, tls_files
 from tests.kit.certificates import Authority
 
 

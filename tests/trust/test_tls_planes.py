@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.client import CallError, ControllerClient
-from streammeta.cli.local_cluster import LocalCluster, free_ports, tls_words
-from streammeta.rpc.tls import TlsFiles
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
+from streammeta.tls.files import TlsFiles
 from streammeta.v1 import kv_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from streammeta.controller.listener import Bounds, Listener
-from streammeta.controller.peers.tls import PeerTls
-from streammeta.rpc.certificates import read_certificates, read_key
-from streammeta.rpc.tls import TlsError, TlsFiles
+from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.tls.certificates import read_certificates, read_key
+from streammeta.tls.files import TlsError, TlsFiles
+from streammeta.tls.listener import Bounds, Listener
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
 from tests.trust.test_tls_channels import asked, serving

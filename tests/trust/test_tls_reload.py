@@ -15,14 +15,14 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from streammeta.client import channels
-from streammeta.client.channels import Channels
+from streammeta.client.controllers import channels
+from streammeta.client.controllers.channels import Channels
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.grpc_server.tls import ServerCertificates
-from streammeta.controller.own_tls import EXPIRES_SOON, OwnTls
-from streammeta.controller.reloading import Reloading
+from streammeta.controller.tls.manager import EXPIRES_SOON, TlsManager
+from streammeta.controller.trust.reloading import Reloading
 from streammeta.rpc.connections import client_channel
-from streammeta.rpc.tls import TlsContents, TlsError, TlsFiles, WatchedTls
+from streammeta.tls.files import TlsContents, TlsError, TlsFiles, WatchedTls
+from streammeta.tls.server_certificates import ServerCertificates
 from tests.kit.certificates import Authority
 from tests.kit.fake_broker import until
 from tests.trust.replaced_files import WAYS, Placed
@@ -91,7 +91,7 @@ def test_a_broken_set_stays_out_and_is_told_of_once(
 
 
 def test_the_log_tells_of_replaced_and_of_broken_sets(authority: Authority, placed: Placed) -> None:
-    own = OwnTls(config(tls=placed.files))
+    own = TlsManager(config(tls=placed.files))
     audited: list[tuple[str, str]] = []
     own.tell(lambda name, reason, target: audited.append((name, reason and target["file"])))
     listening = own.peers.listening
@@ -114,7 +114,7 @@ def test_the_end_of_a_certificate_is_seen_coming(authority: Authority, placed: P
     facts = placed.files.load().facts
     assert facts is not None
     now = facts.not_after - EXPIRES_SOON - timedelta(minutes=1)
-    own = OwnTls(config(tls=placed.files), lambda: now)
+    own = TlsManager(config(tls=placed.files), lambda: now)
 
     def told_after(passed: timedelta) -> list[tuple[str, int]]:
         nonlocal now

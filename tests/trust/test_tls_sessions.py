@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.controller.grpc_server.tls import ServerCertificates
-from streammeta.controller.peers.tls import PeerTls
-from streammeta.rpc.tls import TlsContents
+from streammeta.controller.tls.peer_contexts import PeerTls
+from streammeta.tls.files import TlsContents
+from streammeta.tls.server_certificates import ServerCertificates
 from tests.kit.certificates import Authority
 
 
@@ -49,11 +49,19 @@ def test_a_session_is_never_resumed(contents: TlsContents) -> None:
 
 def test_contexts_are_made_in_one_place() -> None:
     root = Path(__file__).parents[2]
-    packages = ("controller", "commands", "storage", "brokers", "broker_client", "proto")
+    packages = (
+        "controller",
+        "commands",
+        "storage",
+        "reconcile",
+        "brokers",
+        "broker_client",
+        "proto",
+    )
     found = {
         str(path.relative_to(root))
         for package in packages
         for path in (root / package / "streammeta").rglob("*.py")
         if "ssl.SSLContext(" in path.read_text() or "create_default_context" in path.read_text()
     }
-    assert found == {"proto/streammeta/rpc/tls.py"}
+    assert found == {"proto/streammeta/tls/files.py"}

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.config import ConfigError, ControllerConfig, PeerPlainText
 from streammeta.controller.ids import ClusterId, NodeId
-from streammeta.controller.own_tls import OwnTls, check_advertised, warn_of_advertised
-from streammeta.rpc.tls import TlsFiles
+from streammeta.controller.tls.manager import TlsManager, check_advertised, warn_of_advertised
+from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 
 OURS = TlsFiles(Path("ca.pem"), Path("own.pem"), Path("own.key"))
@@ -78,24 +78,24 @@ def test_planes_have_the_certificates_that_are_given(authority: Authority) -> No
     first = authority.issue("controller/1")
     second = authority.issue("controller/1", serial=1)
 
-    plain = OwnTls(config())
+    plain = TlsManager(config())
     assert (plain.clients, plain.peers.dialling, plain.peers.listening) == (None, None, None)
     assert plain.describe() == {
         "clients": "127.0.0.1:9091 plain text",
         "peers": "127.0.0.1:9092 plain text",
     }
 
-    both = OwnTls(config(tls=first))
+    both = TlsManager(config(tls=first))
     assert [each[2] for each in both.listeners] == [both.clients]
     assert both.clients is not None
     assert both.peers.dialling is not None
     assert not both.peers.takes_plain_text
 
-    peers = OwnTls(config(peer_tls=second))
+    peers = TlsManager(config(peer_tls=second))
     assert peers.clients is None
     assert peers.peers.listening is not None
 
-    moving = OwnTls(
+    moving = TlsManager(
         config(tls=first, tls_listen="127.0.0.1:9", peer_plain_text=PeerPlainText.SPOKEN)
     )
     assert [each[2] for each in moving.listeners] == [None, moving.clients]
@@ -118,7 +118,7 @@ def test_a_controller_shows_its_own_certificate(
     for option in ("tls", "peer_tls"):
         told = f"^{option.replace('_', '-')}-cert: .* is that of {uri}; must be that of "
         with pytest.raises(ConfigError, match=told + "streammeta://test/controller/1"):
-            OwnTls(config(**{option: files}))
+            TlsManager(config(**{option: files}))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from streammeta.controller.trust.policy import parse_policy
 from streammeta.controller.trust.tokens import LEEWAY_S
 from streammeta.rpc.connections import client_channel, operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
-from streammeta.rpc.tls import TlsError, TlsFiles, TokenFiles
+from streammeta.tls.files import TlsError, TlsFiles, TokenFiles
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.trust.callers import CLUSTER

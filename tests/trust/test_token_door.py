@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import structlog
 
-from streammeta.controller.rpc.entrance import Entrance
-from streammeta.controller.rpc.request_guard import classify
-from streammeta.controller.trust.auditor import Auditor, Office
-from streammeta.controller.trust.door import Caller, Door
+from streammeta.controller.rpc.calls.error_mapping import classify
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.trust.audit.auditor import Auditor, LeadershipState
+from streammeta.controller.trust.authenticator import Authenticator, Caller
 from streammeta.controller.trust.policy import TOKEN_ROLES, parse_policy
 from streammeta.controller.trust.refusals import (
     BadTokenError,
@@ -24,7 +24,7 @@ from streammeta.controller.trust.refusals import (
     UnknownKeyError,
 )
 from streammeta.controller.trust.tokens import LEEWAY_S
-from streammeta.rpc.identity import Principal, Role
+from streammeta.tls.identity import Principal, Role
 from tests.attack.direct_calls import AbortedError, DirectContext
 from tests.kit.clock import ManualClock
 from tests.trust.callers import CLUSTER, PLAIN_TEXT, ShownContext, shown
@@ -52,16 +52,16 @@ roles = ["reconciler", "compactor"]
 """
 
 
-def door_of(issuer: Issuer, text: str = POLICY, now: Any = time.time) -> Door:
+def door_of(issuer: Issuer, text: str = POLICY, now: Any = time.time) -> Authenticator:
     async def learn() -> None:
         door.take_keys(issuer.keys)
 
-    door = Door(CLUSTER, parse_policy(text, CLUSTER, "policy.toml"))
+    door = Authenticator(CLUSTER, parse_policy(text, CLUSTER, "policy.toml"))
     door.take_tokens(issuer.verifier(now), learn)
     return door
 
 
-def let_in(door: Door, context: ShownContext, method: str = HEALTH) -> Caller:
+def let_in(door: Authenticator, context: ShownContext, method: str = HEALTH) -> Caller:
     return door.enter(method, context)
 
 
@@ -161,7 +161,7 @@ def test_a_certificate_counts_and_a_token_beside_it_does_not() -> None:
 
 def test_a_door_that_knows_no_issuer_takes_no_token() -> None:
     with pytest.raises(NoIdentityError):
-        let_in(Door(CLUSTER), bearing(Issuer().token()))
+        let_in(Authenticator(CLUSTER), bearing(Issuer().token()))
 
 
 def test_tokens_with_other_claims_are_other_callers() -> None:
@@ -172,7 +172,7 @@ def test_tokens_with_other_claims_are_other_callers() -> None:
         let_in(door, bearing(issuer.token()), GET_KVS)
 
 
-def entered(door: Door, auditor: Auditor | None = None, *, lasts: bool = False) -> Any:
+def entered(door: Authenticator, auditor: Auditor | None = None, *, lasts: bool = False) -> Any:
     """Return a handler that answers at once, or lasts until it is ended."""
 
     async def handle(data: bytes, _: Any) -> bytes:
@@ -180,7 +180,7 @@ def entered(door: Door, auditor: Auditor | None = None, *, lasts: bool = False) 
             await asyncio.Event().wait()
         return data
 
-    return Entrance(door, auditor).wrap(STATE_HASH, handle, lasts=lasts)
+    return CallPipeline(door, auditor).wrap(STATE_HASH, handle, lasts=lasts)
 
 
 def context_of(*tokens: str) -> DirectContext:
@@ -277,7 +277,7 @@ def tokens_of(issuer: Issuer) -> Sequence[str]:
 async def test_no_part_of_a_token_is_in_any_log_or_error(capfd: pytest.CaptureFixture[str]) -> None:
     issuer, writer = Issuer(), MemoryWriter()
     writer.durable.set()
-    auditor = Auditor(writer, ManualClock(), lambda: Office(3, 7, leads=True))
+    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, 7, leads=True))
     with structlog.testing.capture_logs() as caught:
         errors = []
         for token in tokens_of(issuer):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from streammeta.cli.local_cluster import free_ports
-from streammeta.cli.output import run_cli
+from streammeta.cli.framework.output import run_cli
+from streammeta.cli.local.local_cluster import free_ports
 from streammeta.cli.root import cli
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, controller_command, format_data, streammeta, wait_until

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.trust.door import Door
+from streammeta.controller.lifecycle.broker_sessions import Sessions
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
 from tests.kit.certificates import Authority
 from tests.kit.clock import ManualClock
@@ -32,7 +32,7 @@ class TrustedServer:
     clock: ManualClock
     sessions: Sessions
     endpoint: str
-    door: Door
+    door: Authenticator
     open: AsyncExitStack
     token_endpoint: str
     """Where callers show tokens."""
@@ -50,21 +50,21 @@ class TrustedServer:
 
     def state(self) -> tuple[int, bytes]:
         """Return what every change of the map changes."""
-        return self.log.next_offset, self.controller.cluster_map.state_hash()
+        return self.log.next_offset, self.controller.cluster_metadata.state_hash()
 
 
 @asynccontextmanager
 async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
     """Yield a leader of an empty map that asks every caller for a certificate."""
     clock = ManualClock()
-    controller = MetadataController(ClusterMap(), clock)
+    controller = MetadataController(ClusterMetadata(), clock)
     log = CommittingLog(controller)
     controller.bind(log)
     log.lead()
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
     server = new_server()
-    door = Door(CLUSTER)
+    door = Authenticator(CLUSTER)
     server.add_generic_rpc_handlers(map_services(CLUSTER, controller, sessions, clock, door=door))
     shown = authority.issue("controller/1")
     port = server.listen("127.0.0.1:0", shown)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streammeta.cli.local_cluster import PROGRAM, LocalCluster, free_ports
+from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster, free_ports
 from tests.kit.real_cluster import STEADY, leader_of, quorum, replica, streammeta, wait_until
 from tests.kit.warm_start import start_warm
 

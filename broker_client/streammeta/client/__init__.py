@@ -7,14 +7,21 @@ which holds nothing open. Durations are seconds and end in `_s`, times are ms si
 `_ms`.
 """
 
-from streammeta.client.commit_effects import EffectsVerdict as EffectsVerdict
-from streammeta.client.commit_effects import PutResult as PutResult
-from streammeta.client.commit_effects import StreamTrim as StreamTrim
-from streammeta.client.commit_effects import UploadWithEffects as UploadWithEffects
-from streammeta.client.commit_effects import ValueToPut as ValueToPut
-from streammeta.client.commit_messages import Upload as Upload
-from streammeta.client.commit_messages import UploadVerdict as UploadVerdict
-from streammeta.client.commit_pipeline import CommitPipeline as CommitPipeline
+from streammeta.client.api.named_objects import NamedObject as NamedObject
+from streammeta.client.api.named_objects import NamedObjects as NamedObjects
+from streammeta.client.api.named_objects import OwnerKey as OwnerKey
+from streammeta.client.api.named_objects import OwnerStream as OwnerStream
+from streammeta.client.api.stream_client import NodeCompaction as NodeCompaction
+from streammeta.client.api.stream_client import StreamClient as StreamClient
+from streammeta.client.api.stream_client import StreamClientConfig as StreamClientConfig
+from streammeta.client.commits.effects import EffectsVerdict as EffectsVerdict
+from streammeta.client.commits.effects import PutResult as PutResult
+from streammeta.client.commits.effects import StreamTrim as StreamTrim
+from streammeta.client.commits.effects import UploadWithEffects as UploadWithEffects
+from streammeta.client.commits.effects import ValueToPut as ValueToPut
+from streammeta.client.commits.messages import Upload as Upload
+from streammeta.client.commits.messages import UploadVerdict as UploadVerdict
+from streammeta.client.commits.pipeline import CommitPipeline as CommitPipeline
 from streammeta.client.compaction.config import CompactionConfig as CompactionConfig
 from streammeta.client.compaction.report import CompactionReport as CompactionReport
 from streammeta.client.compaction.report import GroupReport as GroupReport
@@ -23,7 +30,7 @@ from streammeta.client.config import ReaderStats as ReaderStats
 from streammeta.client.config import SilentObserver as SilentObserver
 from streammeta.client.config import UploadObserver as UploadObserver
 from streammeta.client.config import WriterConfig as WriterConfig
-from streammeta.client.controller_client import ControllerClient as ControllerClient
+from streammeta.client.controllers.controller_client import ControllerClient as ControllerClient
 from streammeta.client.errors import BrokerClientError as BrokerClientError
 from streammeta.client.errors import BucketRefusedError as BucketRefusedError
 from streammeta.client.errors import ClientClosedError as ClientClosedError
@@ -69,63 +76,54 @@ from streammeta.client.model import NodeIdentity as NodeIdentity
 from streammeta.client.model import Recovery as Recovery
 from streammeta.client.model import StreamDescription as StreamDescription
 from streammeta.client.model import StreamRange as StreamRange
-from streammeta.client.named_objects import NamedObject as NamedObject
-from streammeta.client.named_objects import NamedObjects as NamedObjects
-from streammeta.client.named_objects import OwnerKey as OwnerKey
-from streammeta.client.named_objects import OwnerStream as OwnerStream
-from streammeta.client.object_log.config import ObjectLogConfig as ObjectLogConfig
-from streammeta.client.object_log.errors import DamagedSlotError as DamagedSlotError
-from streammeta.client.object_log.errors import LogSealedError as LogSealedError
-from streammeta.client.object_log.errors import LogSweptError as LogSweptError
-from streammeta.client.object_log.errors import ObjectLogFailedError as ObjectLogFailedError
-from streammeta.client.object_log.errors import UnfitStoreError as UnfitStoreError
-from streammeta.client.object_log.failover import FailoverReport as FailoverReport
-from streammeta.client.object_log.failover import (
-    FailoverSupersededError as FailoverSupersededError,
-)
-from streammeta.client.object_log.failover import FailoverUnsettledError as FailoverUnsettledError
-from streammeta.client.object_log.failover import FailoverWorker as FailoverWorker
-from streammeta.client.object_log.log import ObjectLog as ObjectLog
-from streammeta.client.object_log.setting_aside import read_aside as read_aside
-from streammeta.client.reader import StreamReader as StreamReader
+from streammeta.client.nodes.session import BrokerSession as BrokerSession
+from streammeta.client.nodes.session import Heartbeat as Heartbeat
+from streammeta.client.nodes.session import OpenedStream as OpenedStream
+from streammeta.client.nodes.session import Outcomes as Outcomes
 from streammeta.client.reading.lookups import Located as Located
 from streammeta.client.reading.lookups import Slice as Slice
 from streammeta.client.reading.lookups import StreamQuery as StreamQuery
-from streammeta.client.reading.map_follower import StreamTail as StreamTail
+from streammeta.client.reading.metadata_follower import StreamTail as StreamTail
 from streammeta.client.reading.range_reader import Fetched as Fetched
+from streammeta.client.reading.reader import StreamReader as StreamReader
 from streammeta.client.reading.time_lookup import OffsetAtTime as OffsetAtTime
 from streammeta.client.reading.time_lookup import kafka_timestamp as kafka_timestamp
-from streammeta.client.session import BrokerSession as BrokerSession
-from streammeta.client.session import Heartbeat as Heartbeat
-from streammeta.client.session import OpenedStream as OpenedStream
-from streammeta.client.session import Outcomes as Outcomes
-from streammeta.client.stream_client import NodeCompaction as NodeCompaction
-from streammeta.client.stream_client import StreamClient as StreamClient
-from streammeta.client.stream_client import StreamClientConfig as StreamClientConfig
-from streammeta.client.tally import ClientMetrics as ClientMetrics
-from streammeta.client.tally import TimesSeen as TimesSeen
-from streammeta.client.write_ahead_log.config import LogConfig as LogConfig
-from streammeta.client.write_ahead_log.config import LogIdentity as LogIdentity
-from streammeta.client.write_ahead_log.errors import DamagedLogError as DamagedLogError
-from streammeta.client.write_ahead_log.errors import LogLockedError as LogLockedError
-from streammeta.client.write_ahead_log.errors import LogMissingError as LogMissingError
-from streammeta.client.write_ahead_log.errors import (
+from streammeta.client.resources.tally import ClientMetrics as ClientMetrics
+from streammeta.client.resources.tally import TimesSeen as TimesSeen
+from streammeta.client.wal.bucket.config import ObjectLogConfig as ObjectLogConfig
+from streammeta.client.wal.bucket.errors import DamagedSlotError as DamagedSlotError
+from streammeta.client.wal.bucket.errors import LogSealedError as LogSealedError
+from streammeta.client.wal.bucket.errors import LogSweptError as LogSweptError
+from streammeta.client.wal.bucket.errors import ObjectLogFailedError as ObjectLogFailedError
+from streammeta.client.wal.bucket.errors import UnfitStoreError as UnfitStoreError
+from streammeta.client.wal.bucket.failover import FailoverReport as FailoverReport
+from streammeta.client.wal.bucket.failover import (
+    FailoverSupersededError as FailoverSupersededError,
+)
+from streammeta.client.wal.bucket.failover import FailoverUnsettledError as FailoverUnsettledError
+from streammeta.client.wal.bucket.failover import FailoverWorker as FailoverWorker
+from streammeta.client.wal.bucket.log import ObjectLog as ObjectLog
+from streammeta.client.wal.bucket.setting_aside import read_aside as read_aside
+from streammeta.client.wal.disk.config import LogConfig as LogConfig
+from streammeta.client.wal.disk.config import LogIdentity as LogIdentity
+from streammeta.client.wal.disk.errors import DamagedLogError as DamagedLogError
+from streammeta.client.wal.disk.errors import LogLockedError as LogLockedError
+from streammeta.client.wal.disk.errors import LogMissingError as LogMissingError
+from streammeta.client.wal.disk.errors import (
     WriteAheadLogBrokenError as WriteAheadLogBrokenError,
 )
-from streammeta.client.write_ahead_log.errors import (
+from streammeta.client.wal.disk.errors import (
     WriteAheadLogClosedError as WriteAheadLogClosedError,
 )
-from streammeta.client.write_ahead_log.errors import WriteAheadLogError as WriteAheadLogError
-from streammeta.client.write_ahead_log.errors import (
+from streammeta.client.wal.disk.errors import WriteAheadLogError as WriteAheadLogError
+from streammeta.client.wal.disk.errors import (
     WriteAheadLogFullError as WriteAheadLogFullError,
 )
-from streammeta.client.write_ahead_log.errors import WrongLogError as WrongLogError
-from streammeta.client.write_ahead_log.log import WriteAheadLog as WriteAheadLog
-from streammeta.client.write_ahead_log.recovery import AsideRun as AsideRun
-from streammeta.client.write_ahead_log.recovery import RecoveryReport as RecoveryReport
-from streammeta.client.writer import StreamWriter as StreamWriter
-from streammeta.rpc.tls import TlsError as TlsError
-from streammeta.rpc.tls import TlsFiles as TlsFiles
+from streammeta.client.wal.disk.errors import WrongLogError as WrongLogError
+from streammeta.client.wal.disk.log import WriteAheadLog as WriteAheadLog
+from streammeta.client.wal.disk.recovery import AsideRun as AsideRun
+from streammeta.client.wal.disk.recovery import RecoveryReport as RecoveryReport
+from streammeta.client.writing.writer import StreamWriter as StreamWriter
 from streammeta.storage.errors import AccessDeniedError as AccessDeniedError
 from streammeta.storage.errors import BucketNotFoundError as BucketNotFoundError
 from streammeta.storage.errors import DeadlineExceededError as DeadlineExceededError
@@ -142,3 +140,5 @@ from streammeta.storage.errors import StoreUnavailableError as StoreUnavailableE
 from streammeta.storage.errors import UploadNotFoundError as UploadNotFoundError
 from streammeta.storage.errors import WrongBucketError as WrongBucketError
 from streammeta.storage.object_format.record import RecordBatch as RecordBatch
+from streammeta.tls.files import TlsError as TlsError
+from streammeta.tls.files import TlsFiles as TlsFiles

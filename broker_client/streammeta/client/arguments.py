@@ -89,7 +89,7 @@ def check_store(value: Any) -> None:
     """Raise `TypeError` for an address or a path in place of an object store."""
     wanted = (
         'an object store, such as open_object_store("file:///absolute/directory") of'
-        " streammeta.storage.object_store.address"
+        " streammeta.storage.object_store.protocol.address"
     )
     check_offers("store", value, "put", wanted)
 

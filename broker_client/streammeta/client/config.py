@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from streammeta.client.arguments import at_least, check_fields, seconds
-from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 from streammeta.storage.object_format.index_block import StreamRange
 
 _MIB = 1024 * 1024
+
+RECORD_OVERHEAD = 64
+"""Bytes that a record costs beside its payload, for the buffer's bound."""
+
+ACK_OVERHEAD = 256
+"""Bytes that an append costs until its caller is answered."""
+
+RUN_OVERHEAD = 1024
+"""Bytes that a stream costs in each batch that it is in."""
+
 
 UPLOAD_BYTES_MAX = 1_000_000_000
 """Bytes of a batch and of a record: both together fit the 32-bit size of a data block."""

@@ -3,7 +3,7 @@
 import click
 from click.shell_completion import get_completion_class
 
-from streammeta.cli.output import Output, with_output
+from streammeta.cli.framework.output import Output, with_output
 
 _PROGRAM = "streammeta"
 _VARIABLE = "_STREAMMETA_COMPLETE"

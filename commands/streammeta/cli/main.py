@@ -28,7 +28,7 @@ def main() -> None:
     os.environ.update(GRPC_SETTINGS | os.environ)
     try:
         with optional_packages("the command line"):
-            from streammeta.cli.output import run_cli
+            from streammeta.cli.framework.output import run_cli
             from streammeta.cli.root import cli
     except MissingPackageError as error:
         print(f"streammeta: {error}", file=sys.stderr)

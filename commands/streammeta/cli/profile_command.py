@@ -2,10 +2,10 @@
 
 import click
 
-from streammeta.cli.connecting import files_of
-from streammeta.cli.output import CommandError, Output, with_output
-from streammeta.cli.profiles import FILE_KEYS, profiles_path, read_profiles
-from streammeta.rpc.tls import TlsContents, TlsError
+from streammeta.cli.framework.connecting import files_of
+from streammeta.cli.framework.output import CommandError, Output, with_output
+from streammeta.cli.framework.profiles import FILE_KEYS, profiles_path, read_profiles
+from streammeta.tls.files import TlsContents, TlsError
 
 
 @click.group()

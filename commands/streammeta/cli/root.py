@@ -17,26 +17,26 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "audit": Entry(
-        "streammeta.cli.audit_command:audit",
+        "streammeta.cli.security.audit_command:audit",
         "Verify and search the audit logs that controllers write.",
     ),
     "backup": Entry(
-        "streammeta.cli.backup_command:backup",
+        "streammeta.cli.recovery.backup_command:backup",
         "Look after the backups that controllers make with --backup-store.",
     ),
     "certs": Entry(
-        "streammeta.cli.certs_command:certs",
+        "streammeta.cli.security.certs_command:certs",
         "Make certificates for controllers, brokers and users, and look at those there are.",
     ),
     "check": Entry(
-        "streammeta.cli.check_command:check",
+        "streammeta.cli.quorum.check_command:check",
         "Try a running cluster for a few seconds; nothing is left behind.",
     ),
     "cluster": Entry(
-        "streammeta.cli.cluster_command:cluster", "Look at all members of a cluster at once."
+        "streammeta.cli.quorum.cluster_command:cluster", "Look at all members of a cluster at once."
     ),
     "compact": Entry(
-        "streammeta.cli.compact_command:compact",
+        "streammeta.cli.brokers.compact_command:compact",
         "Merge many small set objects into few large ones, or show what that would save.",
     ),
     "completion": Entry(
@@ -44,68 +44,71 @@ COMMANDS = {
         "Print the script that makes a shell complete commands, options and their values.",
     ),
     "config": Entry(
-        "streammeta.cli.config_command:config", "Look at the settings of a controller."
+        "streammeta.cli.controller.config_command:config", "Look at the settings of a controller."
     ),
     "controller": Entry(
-        "streammeta.cli.controller_command:controller", "Run one controller of a cluster."
+        "streammeta.cli.controller.controller_command:controller",
+        "Run one controller of a cluster.",
     ),
     "dev": Entry(
-        "streammeta.cli.dev_command:dev",
+        "streammeta.cli.local.dev_command:dev",
         "Run three controllers and a local-directory store until Ctrl-C.",
     ),
     "features": Entry(
-        "streammeta.cli.features_command:features",
+        "streammeta.cli.quorum.features_command:features",
         "Show and change the feature level: what the cluster's log and checkpoints may hold.",
     ),
     "health": Entry(
-        "streammeta.cli.cluster_command:health", "Exit 0 if a controller is healthy, 1 if not."
+        "streammeta.cli.quorum.cluster_command:health",
+        "Exit 0 if a controller is healthy, 1 if not.",
     ),
     "kafka": Entry(
-        "streammeta.cli.kafka_command:kafka",
+        "streammeta.cli.brokers.kafka_command:kafka",
         "Run a broker that Kafka's clients accept, until Ctrl-C.",
     ),
     "kafka-user": Entry(
-        "streammeta.cli.kafka_command:kafka_user",
+        "streammeta.cli.brokers.kafka_command:kafka_user",
         "Make the line of a file of users (--users) for NAME.",
     ),
     "node": Entry(
-        "streammeta.cli.node_command:node", "Look at brokers, and settle what one has left behind."
+        "streammeta.cli.brokers.node_command:node",
+        "Look at brokers, and settle what one has left behind.",
     ),
     "object": Entry(
-        "streammeta.cli.object_command:object_group", "Look into objects of the store."
+        "streammeta.cli.inspection.object_command:object_group", "Look into objects of the store."
     ),
     "profile": Entry(
         "streammeta.cli.profile_command:profile", "Show the profiles that commands connect by."
     ),
     "quorum": Entry(
-        "streammeta.cli.quorum_command:quorum", "Show and change the voters and the leader."
+        "streammeta.cli.quorum.quorum_command:quorum", "Show and change the voters and the leader."
     ),
     "reconcile": Entry(
-        "streammeta.cli.reconcile_command:reconcile",
+        "streammeta.cli.reconcile.reconcile_command:reconcile",
         "Compare the bucket with the map, and delete what the map has forgotten.",
     ),
     "recover": Entry(
-        "streammeta.cli.recover_command:recover",
+        "streammeta.cli.recovery.recover_command:recover",
         "Go on from one survivor when the disks of a majority are lost for good.",
     ),
     "restore": Entry(
-        "streammeta.cli.restore_command:restore",
+        "streammeta.cli.recovery.restore_command:restore",
         "Make a new cluster from a backup, when the controllers of the old one are lost.",
     ),
     "s3": Entry(
-        "streammeta.cli.s3_command:s3",
+        "streammeta.cli.inspection.s3_command:s3",
         "Write the address of a bucket, and check that its server can be built upon.",
     ),
     "shell": Entry(
-        "streammeta.cli.shell_command:shell",
+        "streammeta.cli.inspection.shell_command:shell",
         "Walk the map of a running cluster, or one in files, as a tree of files.",
     ),
     "snapshot": Entry(
-        "streammeta.cli.snapshot_command:snapshot",
+        "streammeta.cli.recovery.snapshot_command:snapshot",
         "Look into checkpoint files and copies of the map, and export them.",
     ),
     "storage": Entry(
-        "streammeta.cli.storage_command:storage",
+        "streammeta.cli.controller.storage_command:storage",
         "Format a controller's data directory, and look into that of a stopped controller.",
     ),
     "version": Entry(

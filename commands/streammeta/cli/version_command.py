@@ -5,7 +5,7 @@ from importlib import metadata
 
 import click
 
-from streammeta.cli.output import Output, with_output
+from streammeta.cli.framework.output import Output, with_output
 from streammeta.controller.features import SUPPORTED
 from streammeta.storage.installation import DISTRIBUTION
 

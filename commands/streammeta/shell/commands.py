@@ -18,7 +18,7 @@ from streammeta.shell.events import (
     ProblemCode,
     Text,
 )
-from streammeta.shell.map_commands import MAP_COMMANDS
+from streammeta.shell.metadata_commands import MAP_COMMANDS
 from streammeta.shell.paths import absolute, resolve, unescape
 from streammeta.shell.state import Command, Run, ShellState
 from streammeta.shell.tree import Directory, File, Node, Path, path_text

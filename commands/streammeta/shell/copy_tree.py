@@ -13,38 +13,40 @@ import grpc
 from google.protobuf.message import Message
 
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.lifecycle.sessions import NodeState
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.rpc.map_routes import LeaderView, Route, routes
+from streammeta.controller.lifecycle.broker_sessions import NodeState
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.rpc.services.routes import LeaderView, Route, routes
 from streammeta.shell.live_tree import tree_of
-from streammeta.shell.state import MapCopy
+from streammeta.shell.state import MetadataCopy
 from streammeta.shell.tree import Directory, Document, File, Value
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 
-def copy_tree(copy: MapCopy) -> Directory:
+def copy_tree(copy: MetadataCopy) -> Directory:
     """Return the root of the tree of a copy.
 
     Raises:
         DamagedMapError: its sections contradict each other.
     """
-    cluster_map = ClusterMap.from_sections(_without_secrets(copy.sections), copy.end_offset)
+    cluster_metadata = ClusterMetadata.from_sections(
+        _without_secrets(copy.sections), copy.end_offset
+    )
     fields: tuple[tuple[str, Value], ...] = (
         ("cluster_id", copy.cluster_id),
         ("end_offset", copy.end_offset),
-        ("feature_level", cluster_map.feature_level),
-        *((name, count) for name, count in cluster_map.used().items()),
+        ("feature_level", cluster_metadata.feature_level),
+        *((name, count) for name, count in cluster_metadata.used().items()),
     )
-    return tree_of(_MapCaller(copy.cluster_id, cluster_map), File(lambda: Document(fields)))
+    return tree_of(_MapCaller(copy.cluster_id, cluster_metadata), File(lambda: Document(fields)))
 
 
 class _MapCaller:
     """Answers what a tree asks of a leader, from the map."""
 
-    def __init__(self, cluster_id: str, cluster_map: ClusterMap) -> None:
-        self._map = cluster_map
+    def __init__(self, cluster_id: str, cluster_metadata: ClusterMetadata) -> None:
+        self._map = cluster_metadata
         view = LeaderView(lambda _: NodeState.UNKNOWN, lambda _: NONE_ID)
         self._routes = routes(cluster_id, view)
 

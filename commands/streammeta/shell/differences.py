@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState
-from streammeta.shell.state import MapCopy
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState, StreamState
+from streammeta.shell.state import MetadataCopy
 from streammeta.shell.tree import Value
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -109,7 +109,7 @@ KINDS: Mapping[str, _Kind] = {
 _HIDDEN = frozenset(("wal_config", "content_digest"))
 
 
-def differences(kind: str, before: MapCopy, after: MapCopy) -> list[Difference]:
+def differences(kind: str, before: MetadataCopy, after: MetadataCopy) -> list[Difference]:
     """Return what differs between two maps, in the order of ids."""
     described = KINDS[kind]
     old, new = before.sections[described.section], after.sections[described.section]
@@ -153,7 +153,7 @@ def _shown(kind: _Kind, name: str, value: Any) -> Value | None:
 
 
 def _changed_parts(
-    id_column: str, part: _Part, before: MapCopy, after: MapCopy, among: Array
+    id_column: str, part: _Part, before: MetadataCopy, after: MetadataCopy, among: Array
 ) -> Iterator[Difference]:
     old, new = before.sections.get(part.section, {}), after.sections.get(part.section, {})
     changed = np.intersect1d(_ids_that_differ(id_column, old, new), among)

@@ -24,7 +24,7 @@ from streammeta.shell.paths import (
     resolve,
     split_words,
 )
-from streammeta.shell.state import MapSource, ShellState
+from streammeta.shell.state import MetadataSource, ShellState
 from streammeta.shell.tree import Directory, File, path_text
 
 SUGGESTIONS_MAX = 200
@@ -98,7 +98,7 @@ class Session:
         root: Directory,
         write: Write,
         *,
-        source: MapSource | None = None,
+        source: MetadataSource | None = None,
         show: Show | None = None,
         explain: Explain = explain_plainly,
     ) -> None:
@@ -155,7 +155,7 @@ def run_interactive(
     banner: str,
     write: Write = print,
     *,
-    source: MapSource | None = None,
+    source: MetadataSource | None = None,
     show: Show | None = None,
     explain: Explain = explain_plainly,
 ) -> None:

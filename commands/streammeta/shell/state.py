@@ -12,11 +12,11 @@ from streammeta.shell.tree import Directory, Path
 
 
 @dataclass(frozen=True, slots=True)
-class MapCopy:
+class MetadataCopy:
     """A whole map at one offset of its log, as the sections of a checkpoint.
 
     `name` is what the user called it. A section is read when it is asked for, and may be missing in
-    a copy of an older version; `streammeta.controller.metadata.frozen` lists sections and columns.
+    a copy of an older version. `controller.metadata.sections.frozen` lists sections and columns.
     """
 
     name: str
@@ -33,14 +33,14 @@ class Change:
     records: bytes
 
 
-class MapSource(Protocol):
+class MetadataSource(Protocol):
     """The map behind a tree, and others to compare it with. Methods raise `ApiError`."""
 
-    def copy(self) -> MapCopy:
+    def copy(self) -> MetadataCopy:
         """The whole map: of a cluster as it is now, of a file as it is there."""
         ...
 
-    def other(self, address: str) -> MapCopy:
+    def other(self, address: str) -> MetadataCopy:
         """The map that the user names."""
         ...
 
@@ -63,7 +63,7 @@ class ShellState:
     root: Directory
     here: Path = ()
     history: tuple[str, ...] = ()
-    source: MapSource | None = None
+    source: MetadataSource | None = None
 
 
 Run: TypeAlias = Callable[[ShellState, list[str]], Iterator[Event]]

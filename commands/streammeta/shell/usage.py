@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.values import ObjectKind, ObjectState
-from streammeta.shell.state import MapCopy
+from streammeta.controller.metadata.tables.values import ObjectKind, ObjectState
+from streammeta.shell.state import MetadataCopy
 from streammeta.shell.tree import Table
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -40,7 +40,7 @@ class _Holding:
     is_shared: Array
 
 
-def by_state(copy: MapCopy) -> Table:
+def by_state(copy: MetadataCopy) -> Table:
     """All objects that the map knows, those whose bytes are still to be deleted too."""
     objects = copy.sections["objects"]
     pairs = np.stack((objects["state"], objects["kind"])).astype(np.int64)
@@ -53,7 +53,7 @@ def by_state(copy: MapCopy) -> Table:
     return Table("usage", ("state", "kind", "objects", "bytes"), tuple(rows))
 
 
-def by_stream(copy: MapCopy) -> Table:
+def by_stream(copy: MetadataCopy) -> Table:
     """Every stream that has bytes, the largest first."""
     held = _holding(copy)
     ids, at = np.unique(held.stream_id, return_inverse=True)
@@ -63,7 +63,7 @@ def by_stream(copy: MapCopy) -> Table:
     return Table("usage", ("stream_id", "objects", "bytes", "shared_bytes"), tuple(rows))
 
 
-def by_node(copy: MapCopy) -> Table:
+def by_node(copy: MetadataCopy) -> Table:
     """Set objects by the node whose they are, others by the node that last owned their stream."""
     held, objects, streams = _holding(copy), copy.sections["objects"], copy.sections["streams"]
     owner = _of_streams(held.stream_id, streams["stream_id"], np.asarray(streams["node_id"]), -1)
@@ -79,7 +79,7 @@ def by_node(copy: MapCopy) -> Table:
     return Table("usage", ("node_id", "objects", "bytes", "shared_bytes"), tuple(rows))
 
 
-def by_tag(copy: MapCopy, key: str) -> Table:
+def by_tag(copy: MetadataCopy, key: str) -> Table:
     """Streams by their value of a tag, the largest first; those without it have no value."""
     held, streams, tags = _holding(copy), copy.sections["streams"], copy.sections["stream_tags"]
     values = {
@@ -105,7 +105,7 @@ def by_tag(copy: MapCopy, key: str) -> Table:
     return Table("usage", ("value", "streams", "bytes", "shared_bytes"), tuple(rows))
 
 
-def by_age(copy: MapCopy, now_ms: int) -> Table:
+def by_age(copy: MetadataCopy, now_ms: int) -> Table:
     """Live objects by the time since they were committed; an age of 0 if that is ahead."""
     objects = copy.sections["objects"]
     rows = _live_rows(copy)
@@ -120,12 +120,12 @@ def by_age(copy: MapCopy, now_ms: int) -> Table:
     return Table("usage", ("age", "objects", "bytes"), tuple(shown))
 
 
-def _live_rows(copy: MapCopy) -> Array:
+def _live_rows(copy: MetadataCopy) -> Array:
     state = np.asarray(copy.sections["objects"]["state"])
     return np.flatnonzero(np.isin(state, (ObjectState.COMMITTED, ObjectState.LINKED)))
 
 
-def _holding(copy: MapCopy) -> _Holding:
+def _holding(copy: MetadataCopy) -> _Holding:
     objects, ranges = copy.sections["objects"], copy.sections["object_ranges"]
     object_row = np.searchsorted(objects["object_id"], ranges["object_id"])
     span = np.asarray(ranges["end_offset"]) - np.asarray(ranges["start_offset"])

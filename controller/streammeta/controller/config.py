@@ -13,9 +13,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from streammeta.controller.ids import ClusterId, NodeId
-from streammeta.rpc.identity import KnownClusters
-from streammeta.rpc.tls import TlsFiles
 from streammeta.storage.object_format.object_key import cluster_of
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.identity import KnownClusters
 
 CONTROLLER_ID_MAX = 999
 """Broker ids start above."""

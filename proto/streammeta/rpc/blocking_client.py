@@ -17,7 +17,7 @@ import grpc
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter, LeaderSearch
-from streammeta.rpc.tls import CallerFiles
+from streammeta.tls.files import CallerFiles
 
 _Answer = TypeVar("_Answer")
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import grpc
 
-from streammeta.rpc.tls import CallerFiles, TlsContents, TlsError, TlsFiles, TokenFiles
+from streammeta.tls.files import CallerFiles, TlsContents, TlsError, TlsFiles, TokenFiles
 
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer that is taken."""

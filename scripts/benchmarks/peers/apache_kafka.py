@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.benchmarks.peers.servers import PeerError
-from streammeta.cli.local_cluster import Child, free_ports, start_child
+from streammeta.cli.local.local_cluster import Child, free_ports, start_child
 
 ROOT = Path(__file__).resolve().parents[3]
 CLASSPATH = ROOT / ".java" / "kafka-classpath"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scripts.benchmarks.figures import BenchmarkError, Table
 from scripts.benchmarks.peers import etcd_client
-from streammeta.cli.local_cluster import Child, free_ports, start_child
+from streammeta.cli.local.local_cluster import Child, free_ports, start_child
 
 READY_WITHIN_S = 60.0
 _POLL_S = 0.1

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from streammeta.brokers.pulsar.blobs.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.cluster_lists import ClusterListStore
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, Sources
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams
-from streammeta.brokers.pulsar.named_blobs import NamedBlobs
 from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.client import ControllerClient, NamedObjects, OwnerKey, StreamClient, WriterConfig
-from streammeta.client.stream_client import StreamClientConfig
+from streammeta.client.api.stream_client import StreamClientConfig
 from tests.conformance.pulsar_ledgers import Sources as MemorySources
 from tests.conformance.pulsar_offload import MemoryLedger
 

@@ -11,8 +11,8 @@ import sys
 import time
 from dataclasses import replace
 
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import OffloadPolicy
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 from streammeta.client import StreamClient, StreamClientConfig, WriterConfig
 from tests.brokers.clients.pulsar_broker import Shape, bodies
 from tests.conformance.pulsar_offload import MemoryLedger

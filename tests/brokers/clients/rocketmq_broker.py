@@ -10,11 +10,11 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from streammeta.brokers.rocketmq.cluster_store import Backend, QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.cluster.cluster_store import Backend, QueueStore, StoreConfig
+from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig
 from streammeta.brokers.rocketmq.dispatch import GroupCommit
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message_file import FileSizes
-from streammeta.brokers.rocketmq.upload_pool import PoolConfig
 from streammeta.client import StreamClient
 from tests.brokers.rocketmq_messages import LocalMessages
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from streammeta.client import methods
 from streammeta.client.compaction.config import CompactionTarget
 from streammeta.client.compaction.listing import ListedStream
 from streammeta.client.compaction.report import MadeObject
-from streammeta.client.controller_client import ControllerClient
+from streammeta.client.controllers import methods
+from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.errors import (
     CompactedObjectsNotFoundError,
     ControllerUnavailableError,

@@ -11,7 +11,7 @@ from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.entries import OUTPUT_INDEX_THRESHOLD
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction, tiered_rules
-from streammeta.storage.object_store.base import MAX_PARTS, MIN_PART_SIZE
+from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SIZE
 
 MIB = 1024 * 1024
 

@@ -12,9 +12,9 @@ from operator import attrgetter
 
 import numpy as np
 
-from streammeta.client import methods
 from streammeta.client.compaction.config import CompactionTarget
-from streammeta.client.controller_client import ControllerClient
+from streammeta.client.controllers import methods
+from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.errors import refusal
 from streammeta.storage.compaction.entries import Column
 from streammeta.storage.compaction.selection import SetObjects

@@ -23,7 +23,7 @@ from streammeta.client.compaction.store_calls import StoreCalls, run_all
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.checksum import ObjectChecksum
-from streammeta.storage.object_store.base import Body, MultipartUpload, UploadedPart
+from streammeta.storage.object_store.protocol.base import Body, MultipartUpload, UploadedPart
 
 _log = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import Listing
 from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.controller_client import ControllerClient
+from streammeta.client.controllers.bucket_check import BucketCheck
+from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.errors import BrokerClientError, NodeFencedError, NodeNotRegisteredError
 from streammeta.client.model import NodeIdentity
 from streammeta.storage.errors import StorageError, WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 BARRED = (NodeFencedError, NodeNotRegisteredError)
 """Errors that bar the node: a newer process has registered, or none."""

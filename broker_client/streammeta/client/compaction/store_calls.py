@@ -12,14 +12,14 @@ import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from streammeta.client.bandwidth import Grade, Network
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.daemon_threads import DaemonThreads
-from streammeta.client.resources import ignore_failure, start_in
+from streammeta.client.resources.bandwidth import Grade, Network
+from streammeta.client.resources.daemon_threads import DaemonThreads
+from streammeta.client.resources.resources import ignore_failure, start_in
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StorageError
-from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.patience import Patience
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.storage.object_store.protocol.patience import Patience
 
 _LOOK_AGAIN_S = 0.005
 

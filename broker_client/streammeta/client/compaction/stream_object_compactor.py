@@ -21,11 +21,11 @@ from streammeta.client.compaction.report import GroupReport, MadeObject, SourceE
 from streammeta.client.compaction.runner import BARRED, Compactor, repeat
 from streammeta.client.compaction.stream_object_output import StreamObjectOutput
 from streammeta.client.compaction.stream_object_sources import Source, SourceLoader
-from streammeta.client.controller_client import ControllerClient
+from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.errors import BrokerClientError, ObjectExpiredError, StreamNotFoundError
 from streammeta.client.model import NodeIdentity
-from streammeta.client.object_ids import ObjectIds
-from streammeta.client.session import BrokerSession
+from streammeta.client.nodes.session import BrokerSession
+from streammeta.client.writing.object_ids import ObjectIds
 from streammeta.storage.compaction.stream_objects import (
     Group,
     StreamCompaction,
@@ -41,7 +41,7 @@ from streammeta.storage.compaction.stream_objects import (
     plan_stream,
 )
 from streammeta.storage.errors import StorageError, WrongBucketError
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 ALL_AT_ONCE = (
     StreamCompaction.PRUNE_LINKS,

@@ -25,7 +25,7 @@ from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import LinkedObject, decode_composite
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE, IndexEntry
 from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader, exactly
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _AT_A_TIME = 32
 """Objects whose indexes are fetched before their entries are counted."""

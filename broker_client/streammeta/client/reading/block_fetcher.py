@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError
-from streammeta.client.object_source import (
+from streammeta.client.reading.block_cache import BlockCache, BlockData, BlockKey, Cursor
+from streammeta.client.reading.object_source import (
     Block,
     BlockRange,
     ObjectIndex,
     ObjectSource,
     merge_blocks,
 )
-from streammeta.client.reading.block_cache import BlockCache, BlockData, BlockKey, Cursor
-from streammeta.client.resources import ByteBudget, all_of
+from streammeta.client.resources.resources import ByteBudget, all_of
 from streammeta.storage.object_format.record import RecordBatch
 
 

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from streammeta.client.object_source import Block, ObjectSource, merge_blocks
 from streammeta.client.reading.lookups import QUERIES_PER_CALL, Located, Lookups, Slice, StreamQuery
+from streammeta.client.reading.object_source import Block, ObjectSource, merge_blocks
 from streammeta.client.reading.range_reader import NO_BOUND, BlockPlanner, pause_or_raise, trimmed
-from streammeta.client.resources import all_of
+from streammeta.client.resources.resources import all_of
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.storage.object_format.record import RecordBatch

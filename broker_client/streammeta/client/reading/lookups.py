@@ -14,8 +14,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from streammeta.client import methods
-from streammeta.client.controller_client import ControllerClient
+from streammeta.client.controllers import methods
+from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.errors import (
     OffsetTrimmedError,
     ProtocolViolationError,
@@ -23,7 +23,7 @@ from streammeta.client.errors import (
     RefusedError,
     refusal,
 )
-from streammeta.client.resources import all_of
+from streammeta.client.resources.resources import all_of
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.v1 import common_pb2, objects_pb2
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError, MissingObjectError
-from streammeta.client.object_source import Block, ObjectIndex, ObjectSource
 from streammeta.client.reading.block_cache import Cursor, Cursors
 from streammeta.client.reading.block_fetcher import BlockFetcher
 from streammeta.client.reading.lookups import Located, Slice, StreamQuery
+from streammeta.client.reading.object_source import Block, ObjectIndex, ObjectSource
 from streammeta.client.reading.slice_cache import SliceCache
-from streammeta.client.resources import all_of
+from streammeta.client.resources.resources import all_of
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.index_block import UNLIMITED

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from streammeta.client.object_source import Block, ObjectSource
 from streammeta.client.reading.block_fetcher import BlockFetcher
 from streammeta.client.reading.lookups import UNKNOWN_TIME, Lookups, Slice, StreamQuery
+from streammeta.client.reading.object_source import Block, ObjectSource
 from streammeta.client.reading.range_reader import BlockPlanner, RangeReader
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.record import RecordBatch

@@ -12,8 +12,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from streammeta.brokers.pulsar.blobs import BlobError, Blobs, NoSuchBlobError
-from streammeta.brokers.pulsar.blocks import (
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, Blobs, NoSuchBlobError
+from streammeta.brokers.pulsar.blobs.range_stream import RangeStream, ReadAhead
+from streammeta.brokers.pulsar.formats.blocks import (
     ENTRY_HEADER_SIZE,
     HEADER_SIZE,
     BlockHeader,
@@ -22,11 +23,10 @@ from streammeta.brokers.pulsar.blocks import (
     entry_length,
     find_entry,
 )
-from streammeta.brokers.pulsar.entry_places import EntryPlaces
-from streammeta.brokers.pulsar.index_block import IndexEntry, LedgerIndex
-from streammeta.brokers.pulsar.object_names import is_known_version
-from streammeta.brokers.pulsar.range_stream import RangeStream, ReadAhead
-from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
+from streammeta.brokers.pulsar.formats.entry_places import EntryPlaces
+from streammeta.brokers.pulsar.formats.index_block import IndexEntry, LedgerIndex
+from streammeta.brokers.pulsar.formats.object_names import is_known_version
+from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.storage.errors import PayloadError
 
 SEARCHED_BYTES = 1 << 20

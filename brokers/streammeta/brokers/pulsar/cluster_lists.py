@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import VersionConflictError
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.list_store import decode_list, encode_list
 from streammeta.client import ControllerClient, OwnerKey
+from streammeta.client.controllers.methods import GET_KVS, PUT_KVS
 from streammeta.client.errors import refusal
-from streammeta.client.methods import GET_KVS, PUT_KVS
 from streammeta.v1 import common_pb2, kv_pb2
 
 

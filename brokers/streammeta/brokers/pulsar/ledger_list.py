@@ -16,8 +16,12 @@ from functools import cache
 from importlib import metadata
 from typing import Protocol
 
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo, LedgerMetadata, OffloadContext
-from streammeta.brokers.pulsar.object_names import MANAGED_LEDGER_KEY, SOFTWARE_KEY
+from streammeta.brokers.pulsar.formats.ledger_values import (
+    LedgerInfo,
+    LedgerMetadata,
+    OffloadContext,
+)
+from streammeta.brokers.pulsar.formats.object_names import MANAGED_LEDGER_KEY, SOFTWARE_KEY
 from streammeta.brokers.pulsar.offloader import LedgerSource, NotAppendableError
 from streammeta.storage.installation import DISTRIBUTION
 

@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from streammeta.brokers.pulsar.blocks import Entry
+from streammeta.brokers.pulsar.formats.blocks import Entry
+from streammeta.brokers.pulsar.formats.ledger_values import OffloadContext
+from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger, reads_copy
-from streammeta.brokers.pulsar.ledger_values import OffloadContext
-from streammeta.brokers.pulsar.read_errors import NoSuchLedgerError
 
 OPEN_HANDLES = 64
 """Copies that a reader keeps open; each holds an index, and a buffer of its object."""

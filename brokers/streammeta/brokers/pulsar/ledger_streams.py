@@ -14,23 +14,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streammeta.brokers.pulsar.blocks import Entry
-from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
-from streammeta.brokers.pulsar.object_names import data_name, ledger_id_of, uuid_of
+from streammeta.brokers.pulsar.formats.blocks import Entry
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerMetadata
+from streammeta.brokers.pulsar.formats.object_names import data_name, ledger_id_of, uuid_of
+from streammeta.brokers.pulsar.formats.read_errors import (
+    IncorrectParameterError,
+    NoSuchLedgerError,
+    OffloadReadHandleClosedError,
+)
 from streammeta.brokers.pulsar.offloader import (
     LedgerSource,
     NotAppendableError,
     check_offloadable,
     read_entries,
 )
-from streammeta.brokers.pulsar.read_errors import (
-    IncorrectParameterError,
-    NoSuchLedgerError,
-    OffloadReadHandleClosedError,
-)
 from streammeta.client import BrokerClientError, StreamClient, StreamNotFoundError
+from streammeta.client.controllers.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
 from streammeta.client.errors import refusal
-from streammeta.client.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
 from streammeta.storage.parsing import parse_json
 from streammeta.v1 import common_pb2, kv_pb2
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streammeta.brokers.pulsar import wire_fields as wire
+from streammeta.brokers.pulsar.formats import wire_fields as wire
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import VersionConflictError
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
 
 
 def encode_list(ledgers: Sequence[LedgerInfo]) -> bytes:

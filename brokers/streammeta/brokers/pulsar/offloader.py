@@ -10,9 +10,10 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from streammeta.brokers.pulsar.blobs import BlobError, Blobs, NoSuchBlobError
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, Blobs, NoSuchBlobError
+from streammeta.brokers.pulsar.blobs.range_stream import DEFAULT_BUFFER_SIZE
 from streammeta.brokers.pulsar.block_reader import DataObject, read_index, whole_index
-from streammeta.brokers.pulsar.blocks import (
+from streammeta.brokers.pulsar.formats.blocks import (
     DEFAULT_MAX_BLOCK_SIZE,
     ENTRY_HEADER_SIZE,
     HEADER_SIZE,
@@ -21,9 +22,9 @@ from streammeta.brokers.pulsar.blocks import (
     block_size,
     encode_block,
 )
-from streammeta.brokers.pulsar.index_block import IndexBlock, LedgerIndex, placed
-from streammeta.brokers.pulsar.ledger_values import LedgerMetadata
-from streammeta.brokers.pulsar.object_names import (
+from streammeta.brokers.pulsar.formats.index_block import IndexBlock, LedgerIndex, placed
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerMetadata
+from streammeta.brokers.pulsar.formats.object_names import (
     data_name,
     index_name,
     ledger_id_of,
@@ -31,8 +32,7 @@ from streammeta.brokers.pulsar.object_names import (
     object_metadata,
     uuid_of,
 )
-from streammeta.brokers.pulsar.range_stream import DEFAULT_BUFFER_SIZE
-from streammeta.brokers.pulsar.read_errors import (
+from streammeta.brokers.pulsar.formats.read_errors import (
     IncorrectParameterError,
     OffloadReadHandleClosedError,
 )

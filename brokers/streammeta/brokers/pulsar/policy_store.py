@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 
 from streammeta.brokers.pulsar.policies import NamespacePolicies, PolicyError, TopicPolicies
 from streammeta.client import ControllerClient
+from streammeta.client.controllers.methods import GET_KVS, LIST_KVS, PUT_KVS
 from streammeta.client.errors import refusal
-from streammeta.client.methods import GET_KVS, LIST_KVS, PUT_KVS
 from streammeta.v1 import common_pb2, kv_pb2
 
 NAMESPACE = "_pulsar_policies"

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streammeta.brokers.pulsar.blobs import Blobs
+from streammeta.brokers.pulsar.blobs.blobs import Blobs
+from streammeta.brokers.pulsar.blobs.range_stream import DEFAULT_BUFFER_SIZE
 from streammeta.brokers.pulsar.block_reader import DataObject, read_index, whole_index
-from streammeta.brokers.pulsar.blocks import Entry
-from streammeta.brokers.pulsar.index_block import LedgerIndex, StreamingIndexBlock
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
-from streammeta.brokers.pulsar.object_names import segment_names
-from streammeta.brokers.pulsar.range_stream import DEFAULT_BUFFER_SIZE
-from streammeta.brokers.pulsar.read_errors import (
+from streammeta.brokers.pulsar.formats.blocks import Entry
+from streammeta.brokers.pulsar.formats.index_block import LedgerIndex, StreamingIndexBlock
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
+from streammeta.brokers.pulsar.formats.object_names import segment_names
+from streammeta.brokers.pulsar.formats.read_errors import (
     IncorrectParameterError,
     NoSuchLedgerError,
     OffloadReadHandleClosedError,

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from streammeta.brokers.pulsar.blobs import BlobError, Blobs, BlobUpload
-from streammeta.brokers.pulsar.blocks import (
+from streammeta.brokers.pulsar.blobs.blobs import BlobError, Blobs, BlobUpload
+from streammeta.brokers.pulsar.formats.blocks import (
     ENTRY_HEADER_SIZE,
     HEADER_SIZE,
     MIN_BLOCK_SIZE,
@@ -23,9 +23,13 @@ from streammeta.brokers.pulsar.blocks import (
     Entry,
     encode_block,
 )
-from streammeta.brokers.pulsar.index_block import IndexEntry, LedgerIndex, StreamingIndexBlock
-from streammeta.brokers.pulsar.ledger_values import LedgerInfo
-from streammeta.brokers.pulsar.object_names import object_metadata, segment_names
+from streammeta.brokers.pulsar.formats.index_block import (
+    IndexEntry,
+    LedgerIndex,
+    StreamingIndexBlock,
+)
+from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
+from streammeta.brokers.pulsar.formats.object_names import object_metadata, segment_names
 
 DEFAULT_SEGMENT_BYTES = 1 << 30
 DEFAULT_BUFFER_BYTES = 10 << 20

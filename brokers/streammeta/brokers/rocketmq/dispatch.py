@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from streammeta.brokers.rocketmq.file_segment import AppendResult
-from streammeta.brokers.rocketmq.key_index_service import KeyIndexService
-from streammeta.brokers.rocketmq.message import (
+from streammeta.brokers.rocketmq.formats.message import (
     decode_message,
     queue_offset_of,
     store_timestamp_of,
 )
+from streammeta.brokers.rocketmq.key_index_service import KeyIndexService
 from streammeta.brokers.rocketmq.message_file import MessageFile
+from streammeta.brokers.rocketmq.segments.file_segment import AppendResult
 
 START_BEFORE_MS = 2 * 60_000
 """Age of the first message that a new flat file takes, in ms."""

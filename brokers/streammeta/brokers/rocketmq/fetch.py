@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from streammeta.brokers.rocketmq.file_segment import SegmentReadError
-from streammeta.brokers.rocketmq.key_index import ALL_TIMES, TimeRange
+from streammeta.brokers.rocketmq.formats.key_index import ALL_TIMES, TimeRange
+from streammeta.brokers.rocketmq.formats.message import decode_message
+from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.key_index_service import KeyIndexService
-from streammeta.brokers.rocketmq.message import decode_message
 from streammeta.brokers.rocketmq.message_file import MISSING, MessageFile, StoredMessage
-from streammeta.brokers.rocketmq.metadata import Queue
+from streammeta.brokers.rocketmq.segments.file_segment import SegmentReadError
 
 
 class FetchStatus(StrEnum):

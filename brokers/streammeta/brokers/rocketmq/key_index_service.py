@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from streammeta.brokers.rocketmq.file_segment import FileSegment, SegmentReadError
-from streammeta.brokers.rocketmq.key_index import (
+from streammeta.brokers.rocketmq.formats.key_index import (
     ALL_TIMES,
     HEADER_SIZE,
     IndexHeader,
@@ -23,8 +22,9 @@ from streammeta.brokers.rocketmq.key_index import (
     TimeRange,
     query_compacted,
 )
-from streammeta.brokers.rocketmq.names import SegmentType
-from streammeta.brokers.rocketmq.storage import SegmentStore
+from streammeta.brokers.rocketmq.formats.names import SegmentType
+from streammeta.brokers.rocketmq.segments.file_segment import FileSegment, SegmentReadError
+from streammeta.brokers.rocketmq.segments.storage import SegmentStore
 
 _PUT_ATTEMPTS = 3
 

@@ -9,27 +9,27 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from streammeta.brokers.rocketmq.consume_queue import (
+from streammeta.brokers.rocketmq.formats.consume_queue import (
     ITEM_SIZE,
     ConsumeQueueItem,
     decode_items,
     encode_item,
     split_messages,
 )
-from streammeta.brokers.rocketmq.file_segment import (
-    AppendResult,
-    FileSegment,
-    SegmentReadError,
-)
-from streammeta.brokers.rocketmq.flat_file import FlatFile, FlatFilePlace
-from streammeta.brokers.rocketmq.message import (
+from streammeta.brokers.rocketmq.formats.message import (
     MIN_MESSAGE_SIZE,
     PHYSICAL_OFFSET_AT,
     queue_offset_of,
     store_timestamp_of,
 )
-from streammeta.brokers.rocketmq.metadata import Queue, QueueMetadata
-from streammeta.brokers.rocketmq.names import SegmentType
+from streammeta.brokers.rocketmq.formats.metadata import Queue, QueueMetadata
+from streammeta.brokers.rocketmq.formats.names import SegmentType
+from streammeta.brokers.rocketmq.segments.file_segment import (
+    AppendResult,
+    FileSegment,
+    SegmentReadError,
+)
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, FlatFilePlace
 
 MISSING = -1
 """Stands for an offset that is not known."""

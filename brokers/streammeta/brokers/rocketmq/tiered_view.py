@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from enum import IntEnum
 
-from streammeta.brokers.rocketmq.key_index import TimeRange
+from streammeta.brokers.rocketmq.formats.key_index import TimeRange
 
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 RESERVED_HOURS = 72

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from streammeta.controller.backup.errors import BackupDamagedError, BackupDivergedError
 from streammeta.storage import json_files
-from streammeta.storage.backup_files import (
+from streammeta.storage.cluster_files.backup_files import (
     CheckpointManifest,
     CheckpointName,
     FileName,
@@ -23,7 +23,7 @@ from streammeta.storage.backup_files import (
     inventories,
 )
 from streammeta.storage.errors import CorruptObjectError, ObjectExistsError, ObjectNotFoundError
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 M = TypeVar("M", SegmentManifest, CheckpointManifest)
 

@@ -10,7 +10,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streammeta.storage.backup_files import CheckpointName, FileName, Inventory, SegmentName
+from streammeta.storage.cluster_files.backup_files import (
+    CheckpointName,
+    FileName,
+    Inventory,
+    SegmentName,
+)
 
 KEPT_MIN = 3
 """Newest checkpoints that stay whatever their age."""

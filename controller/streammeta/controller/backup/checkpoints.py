@@ -7,9 +7,9 @@ import io
 from typing import BinaryIO
 
 from streammeta.controller.backup.errors import BackupError
-from streammeta.controller.runtime.map_checkpoint import log_hash_of, state_hash_of
+from streammeta.controller.runtime.persistence.metadata_checkpoint import log_hash_of, state_hash_of
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
-from streammeta.storage.backup_files import CheckpointManifest, Folder
+from streammeta.storage.cluster_files.backup_files import CheckpointManifest, Folder
 
 
 def checkpoint_file(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streammeta.storage.backup_files import FileName, SegmentName
+from streammeta.storage.cluster_files.backup_files import FileName, SegmentName
 
 
 class BackupError(Exception):

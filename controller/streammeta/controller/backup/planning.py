@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from streammeta.controller.backup.segments import Position
 from streammeta.controller.ids import SnapshotId
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 
 ORIGIN = Position(0, EMPTY_LOG_HASH)
 """The beginning of a log that was never trimmed."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from statistics import median
 
-from streammeta.controller.runtime.log_time import JUMP_MS
-from streammeta.storage.backup_files import FileName, SegmentManifest, SegmentName
+from streammeta.controller.runtime.replication.log_time import JUMP_MS
+from streammeta.storage.cluster_files.backup_files import FileName, SegmentManifest, SegmentName
 
 SAMPLE = 9
 """Segments whose times by leaders are compared with the bucket's."""

@@ -18,13 +18,13 @@ from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.backup.segments import Position, advanced, decode
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import RecordCodecError, decode_records
-from streammeta.controller.runtime.map_checkpoint import LoadedMap, read_map
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
+from streammeta.controller.runtime.persistence.metadata_checkpoint import LoadedMetadata, read_map
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
-from streammeta.storage.backup_files import (
+from streammeta.storage.cluster_files.backup_files import (
     CheckpointManifest,
     CheckpointName,
     SegmentManifest,
@@ -48,7 +48,7 @@ class BackupFiles(Protocol):
 class Replayed:
     """The map as of an offset, with the rolling hash and the epoch of the log below it."""
 
-    cluster_map: ClusterMap
+    cluster_metadata: ClusterMetadata
     position: Position
     epoch: int
     last_ms: int
@@ -57,7 +57,7 @@ class Replayed:
 
 def load_checkpoint(
     name: CheckpointName, files: BackupFiles
-) -> tuple[LoadedMap, CheckpointManifest]:
+) -> tuple[LoadedMetadata, CheckpointManifest]:
     """Return a checkpoint's map, checked against its manifest.
 
     Raises:
@@ -76,7 +76,7 @@ def load_checkpoint(
         loaded = read_map(io.BytesIO(data), snapshot_id)
     except CheckpointError as error:
         raise BackupDamagedError(name, str(error)) from error
-    found = (loaded.log_hash.hex(), loaded.cluster_map.state_hash().hex())
+    found = (loaded.log_hash.hex(), loaded.cluster_metadata.state_hash().hex())
     if found != (manifest.log_hash, manifest.state_hash):
         raise BackupDamagedError(name, "its hashes of log and map are not its manifest's")
     return loaded, manifest
@@ -107,8 +107,8 @@ def replay(
             and (end_offset is None or batch.end_offset <= end_offset)
         ]
         for batch in batches:
-            _apply(replayed.cluster_map, batch, name)
-            _compare(replayed.cluster_map, batch.end_offset, state_hashes or {}, name)
+            _apply(replayed.cluster_metadata, batch, name)
+            _compare(replayed.cluster_metadata, batch.end_offset, state_hashes or {}, name)
         if batches:
             replayed.position = advanced(replayed.position, batches)
             replayed.epoch = batches[-1].epoch
@@ -121,10 +121,10 @@ def replay(
 
 def _base(chain: Chain, files: BackupFiles) -> Replayed:
     if chain.base is None:
-        return Replayed(ClusterMap(), Position(0, EMPTY_LOG_HASH), 0, 0)
+        return Replayed(ClusterMetadata(), Position(0, EMPTY_LOG_HASH), 0, 0)
     loaded, manifest = load_checkpoint(chain.base, files)
     position = Position(chain.base.end_offset, loaded.log_hash)
-    return Replayed(loaded.cluster_map, position, chain.base.epoch, manifest.created_ms)
+    return Replayed(loaded.cluster_metadata, position, chain.base.epoch, manifest.created_ms)
 
 
 def _check_start(manifest: SegmentManifest, before: Position) -> None:
@@ -137,22 +137,25 @@ def _check_start(manifest: SegmentManifest, before: Position) -> None:
         raise BackupDamagedError(manifest.name, "it continues another log than the files before it")
 
 
-def _apply(cluster_map: ClusterMap, batch: Batch, name: SegmentName) -> None:
+def _apply(cluster_metadata: ClusterMetadata, batch: Batch, name: SegmentName) -> None:
     if batch.kind is not BatchKind.DATA:
         return
     for index, payload in enumerate(batch.payloads):
         try:
-            cluster_map.apply(batch.base_offset + index, decode_records(payload))
+            cluster_metadata.apply(batch.base_offset + index, decode_records(payload))
         except (InvariantError, RecordCodecError) as error:
             raise BackupDamagedError(name, str(error)) from error
-    cluster_map.forget_undo(batch.end_offset)
+    cluster_metadata.forget_undo(batch.end_offset)
 
 
 def _compare(
-    cluster_map: ClusterMap, end_offset: int, state_hashes: Mapping[int, str], name: SegmentName
+    cluster_metadata: ClusterMetadata,
+    end_offset: int,
+    state_hashes: Mapping[int, str],
+    name: SegmentName,
 ) -> None:
     wanted = state_hashes.get(end_offset)
-    if wanted is not None and cluster_map.state_hash().hex() != wanted:
+    if wanted is not None and cluster_metadata.state_hash().hex() != wanted:
         raise BackupDamagedError(
             name, f"the map at {end_offset} is not that of the checkpoint there"
         )

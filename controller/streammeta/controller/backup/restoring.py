@@ -19,11 +19,15 @@ from streammeta.controller.backup.errors import BackupError
 from streammeta.controller.backup.replaying import Replayed
 from streammeta.controller.features import SECTIONS
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
-from streammeta.controller.metadata.frozen import FrozenMap, recovery_section, sections_digest
-from streammeta.controller.metadata.nodes import NODE_ID_MIN
-from streammeta.controller.metadata.values import INT32_MAX, ObjectState, column
+from streammeta.controller.metadata.registries.nodes import NODE_ID_MIN
+from streammeta.controller.metadata.sections.frozen import (
+    FrozenMetadata,
+    recovery_section,
+    sections_digest,
+)
+from streammeta.controller.metadata.tables.values import INT32_MAX, ObjectState, column
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.map_checkpoint import LOG_HASH_SECTION
+from streammeta.controller.runtime.persistence.metadata_checkpoint import LOG_HASH_SECTION
 from streammeta.controller.snapshot import checkpoint_file
 from streammeta.controller.snapshot.checkpoint_file import Sink
 from streammeta.controller.snapshot.voters import VOTERS_SECTION, voters_section
@@ -91,7 +95,7 @@ def jumped_object_id(next_object_id: int, claimed_below: int) -> int:
     return -(-(highest + OBJECT_ID_JUMP) // OBJECT_ID_JUMP) * OBJECT_ID_JUMP
 
 
-def undecided_from(view: FrozenMap, next_object_id: int) -> int:
+def undecided_from(view: FrozenMetadata, next_object_id: int) -> int:
     """Return the lowest id that is prepared, undecided still, or would have been issued next."""
     sections = view.sections()
     objects = sections["objects"]
@@ -104,7 +108,7 @@ def undecided_from(view: FrozenMap, next_object_id: int) -> int:
     return first
 
 
-def restored_sections(view: FrozenMap, plan: RestorePlan) -> Mapping[str, Any]:
+def restored_sections(view: FrozenMetadata, plan: RestorePlan) -> Mapping[str, Any]:
     """Return the sections of the new cluster's map, each computed when it is asked for.
 
     Raises:
@@ -129,7 +133,7 @@ def restored_sections(view: FrozenMap, plan: RestorePlan) -> Mapping[str, Any]:
     )
 
 
-def state_hash(view: FrozenMap, plan: RestorePlan) -> str:
+def state_hash(view: FrozenMetadata, plan: RestorePlan) -> str:
     """Return the digest of the new cluster's map, in hex."""
     return sections_digest(restored_sections(view, plan).items()).hex()
 
@@ -139,7 +143,7 @@ def write_checkpoint(sink: Sink, replayed: Replayed, plan: RestorePlan, voters: 
     sections = {
         VOTERS_SECTION: voters_section(voters),
         LOG_HASH_SECTION: {"value": [replayed.position.log_hash.hex()]},
-        **restored_sections(replayed.cluster_map.freeze(), plan),
+        **restored_sections(replayed.cluster_metadata.freeze(), plan),
     }
     checkpoint_file.write_checkpoint(sink, plan.snapshot_id, plan.cluster_id, sections)
 
@@ -150,7 +154,7 @@ def require_same(replayed: Replayed, plan: RestorePlan) -> None:
     Raises:
         BackupError: it does not: it is another one, or was written by another version.
     """
-    found = (replayed.position.end_offset, state_hash(replayed.cluster_map.freeze(), plan))
+    found = (replayed.position.end_offset, state_hash(replayed.cluster_metadata.freeze(), plan))
     if found != (plan.from_end_offset, plan.state_hash):
         raise BackupError(
             f"the backup at offset {found[0]} gives a map with hash {found[1]}, the plan says "
@@ -158,7 +162,7 @@ def require_same(replayed: Replayed, plan: RestorePlan) -> None:
         )
 
 
-def _counters(section: Section, view: FrozenMap, plan: RestorePlan) -> Section:
+def _counters(section: Section, view: FrozenMetadata, plan: RestorePlan) -> Section:
     nodes = view.sections()["nodes"]["node_id"]
     highest_node = max(NODE_ID_MIN, int(section["last_node_id"][0]), *map(int, nodes))
     next_stream_id = int(section["next_stream_id"][0]) + STREAM_ID_JUMP

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.journal.segment import batch_codec, decode_batch, encode_body
 from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.runtime.state_hashes import RollingHash
-from streammeta.storage.backup_files import Folder, SegmentManifest
+from streammeta.controller.runtime.persistence.state_hashes import RollingHash
+from streammeta.storage.cluster_files.backup_files import Folder, SegmentManifest
 from streammeta.storage.segmented_log import FRAME_HEADER_SIZE, BadFrameError, FrameCodec
 
 

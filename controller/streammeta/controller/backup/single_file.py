@@ -8,7 +8,7 @@ from pathlib import Path
 from streammeta.controller.backup.checkpoints import checkpoint_file
 from streammeta.controller.backup.errors import BackupDamagedError, BackupError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
-from streammeta.storage.backup_files import (
+from streammeta.storage.cluster_files.backup_files import (
     CheckpointManifest,
     CheckpointName,
     Folder,

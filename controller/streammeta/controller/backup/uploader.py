@@ -28,14 +28,14 @@ from streammeta.controller.backup.planning import (
 from streammeta.controller.backup.segments import Position, Writing, advanced, encode, new_segment
 from streammeta.controller.backup.verification import newest_file
 from streammeta.controller.ids import ClusterId, SnapshotId
+from streammeta.controller.lifecycle.leader_task import CALL_TIMEOUT_S, LeaderTask, TermOverError
 from streammeta.controller.lifecycle.tasks import PeriodicTask, T
-from streammeta.controller.lifecycle.term_work import CALL_TIMEOUT_S, TermOverError, TermWork
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.log_time import JUMP_MS
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH, UNKNOWN_LOG_HASH
-from streammeta.storage.backup_files import (
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH, UNKNOWN_LOG_HASH
+from streammeta.controller.runtime.replication.log_time import JUMP_MS
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.storage.cluster_files.backup_files import (
     CheckpointManifest,
     Folder,
     Inventory,
@@ -43,7 +43,7 @@ from streammeta.storage.backup_files import (
     SegmentManifest,
 )
 from streammeta.storage.errors import StorageError
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _log = structlog.get_logger(component="backup")
 
@@ -115,7 +115,7 @@ class _Term:
     is_clock_doubted: bool = False
 
 
-class Backup(PeriodicTask, TermWork[_Term]):
+class Backup(PeriodicTask, LeaderTask[_Term]):
     """The leader's task; on other controllers it idles."""
 
     def __init__(
@@ -296,7 +296,7 @@ class Backup(PeriodicTask, TermWork[_Term]):
             folder=term.archive.folder,
             first_ms=min(term.last_ms, now_ms),
             last_ms=now_ms,
-            feature_level=self._controller.cluster_map.feature_level,
+            feature_level=self._controller.cluster_metadata.feature_level,
             writer_version=self._writer_version,
         )
 
@@ -311,7 +311,7 @@ class Backup(PeriodicTask, TermWork[_Term]):
 
     async def _put_checkpoint(self, term: _Term, snapshot_id: SnapshotId) -> None:
         now_ms = self._controller.log_time.now_ms()
-        level = self._controller.cluster_map.feature_level
+        level = self._controller.cluster_metadata.feature_level
 
         def put(archive: Archive) -> bytes:
             with self._source.open_checkpoint(snapshot_id) as file:

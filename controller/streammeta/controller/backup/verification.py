@@ -14,7 +14,7 @@ from streammeta.controller.backup.chains import Chain, newest_chain, unreachable
 from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.backup.replaying import BackupFiles, Replayed, load_checkpoint, replay
 from streammeta.controller.backup.segments import decode
-from streammeta.storage.backup_files import (
+from streammeta.storage.cluster_files.backup_files import (
     CheckpointManifest,
     CheckpointName,
     FileName,

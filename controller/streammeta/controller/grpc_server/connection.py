@@ -23,13 +23,13 @@ from streammeta.controller.grpc_server.headers import (
     refusal_head,
     status,
 )
+from streammeta.controller.grpc_server.http2_connection import Session
 from streammeta.controller.grpc_server.outflow import BURST_BYTES
 from streammeta.controller.grpc_server.refusals import busy, over_limit
-from streammeta.controller.grpc_server.session import Session
 from streammeta.controller.grpc_server.shares import Share
 from streammeta.controller.grpc_server.stream import Stream
-from streammeta.controller.grpc_server.tls import PLAIN_TEXT, proven_by
 from streammeta.rpc.failures import TOO_MANY_CALLS
+from streammeta.tls.server_certificates import PLAIN_TEXT, proven_by
 
 if TYPE_CHECKING:
     from streammeta.controller.grpc_server.server import Server

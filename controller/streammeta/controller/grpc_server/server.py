@@ -23,9 +23,9 @@ from streammeta.controller.grpc_server.call import Call, Method
 from streammeta.controller.grpc_server.connection import Connection
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits
 from streammeta.controller.grpc_server.shares import Budget, Share, TurnQueue, take_calls
-from streammeta.controller.grpc_server.tls import ServerCertificates
-from streammeta.controller.listener import Bounds, Listener
-from streammeta.rpc.tls import TlsFiles
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.listener import Bounds, Listener
+from streammeta.tls.server_certificates import ServerCertificates
 
 _BACKLOG = 1_024
 

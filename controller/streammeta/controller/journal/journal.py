@@ -26,7 +26,7 @@ from streammeta.controller.journal.snapshots import SnapshotCheck, SnapshotStore
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.times import Times
+from streammeta.controller.timings import Times
 from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
 
 DEFAULT_SEGMENT_BYTES = 64 << 20

@@ -18,10 +18,10 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.lifecycle.sessions import NodeState, Sessions
-from streammeta.controller.metadata.answers import NodeDescription
-from streammeta.controller.metadata.requests import RecoveryTarget
-from streammeta.storage.wal_config import NO_LOG
+from streammeta.controller.lifecycle.broker_sessions import NodeState, Sessions
+from streammeta.controller.metadata.api.answers import NodeDescription
+from streammeta.controller.metadata.api.requests import RecoveryTarget
+from streammeta.storage.cluster_files.wal_config import NO_LOG
 
 
 def has_unrecovered_data(node: NodeDescription) -> bool:

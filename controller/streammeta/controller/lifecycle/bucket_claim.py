@@ -30,14 +30,14 @@ from streammeta.controller.errors import (
     ObjectIdsNotReadyError,
     SupersededError,
 )
+from streammeta.controller.lifecycle.leader_task import LeaderTask, TermOverError
 from streammeta.controller.lifecycle.marker_watch import RECHECK_MS, MarkerWatch
-from streammeta.controller.lifecycle.term_work import TermOverError, TermWork
-from streammeta.controller.metadata.answers import ClaimBucketAnswer
-from streammeta.controller.metadata.requests import ClaimBucket
+from streammeta.controller.metadata.api.answers import ClaimBucketAnswer
+from streammeta.controller.metadata.api.requests import ClaimBucket
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.object_id_gate import ObjectIdGate
-from streammeta.storage.bucket_marker import (
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.runtime.writer.object_id_gate import ObjectIdGate
+from streammeta.storage.cluster_files.bucket_marker import (
     BucketMarker,
     IdClaim,
     check_marker,
@@ -53,7 +53,7 @@ from streammeta.storage.errors import (
     StorageError,
     WrongBucketError,
 )
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _log = structlog.get_logger(component="lifecycle")
 
@@ -147,7 +147,7 @@ class _Term:
     retry_at_ms: int = 0
 
 
-class BucketClaims(TermWork[_Term]):
+class BucketClaims(LeaderTask[_Term]):
     """The leader's task that checks the bucket and keeps the gate of object ids."""
 
     def __init__(
@@ -173,7 +173,7 @@ class BucketClaims(TermWork[_Term]):
         self._watch = MarkerWatch(
             store,
             controller.lease,
-            lambda: controller.cluster_map.bucket_claim,
+            lambda: controller.cluster_metadata.bucket_claim,
             clock.wall_ms,
             cluster_id=cluster_id,
             namespace=namespace,
@@ -197,7 +197,7 @@ class BucketClaims(TermWork[_Term]):
         """The cluster's committed UUID; empty if not agreed, or not known here yet."""
         if self._term is not None:
             return self._term.cluster_uuid
-        return self._controller.cluster_map.bucket_claim.cluster_uuid
+        return self._controller.cluster_metadata.bucket_claim.cluster_uuid
 
     @property
     def problem(self) -> str:
@@ -207,7 +207,7 @@ class BucketClaims(TermWork[_Term]):
         """
         if self._term is None:
             return ""
-        ids_problem = self._gate.problem(self._controller.cluster_map.next_object_id)
+        ids_problem = self._gate.problem(self._controller.cluster_metadata.next_object_id)
         return ids_problem or self._controller.lease.problem
 
     def claim_soon(self) -> None:
@@ -310,15 +310,15 @@ class BucketClaims(TermWork[_Term]):
             self._require(term)
 
     def _is_claim_due(self, term: _Term) -> bool:
-        next_id = self._controller.cluster_map.next_object_id
+        next_id = self._controller.cluster_metadata.next_object_id
         is_short = next_id > self._gate.bound - CLAIM_STEP // 2
         age_ms = self._clock.monotonic_ms() - term.claimed_at_ms
-        is_changed = self._controller.cluster_map.applied_end_offset > term.claimed_at_offset
+        is_changed = self._controller.cluster_metadata.applied_end_offset > term.claimed_at_offset
         return term.is_claim_wanted or is_short or (is_changed and age_ms >= CLAIM_AGE_MS_MAX)
 
     async def _claim(self, term: _Term) -> None:
         term.is_claim_wanted, was_wanted = False, term.is_claim_wanted
-        next_id = self._controller.cluster_map.next_object_id
+        next_id = self._controller.cluster_metadata.next_object_id
         try:
             bound = await self._claim_round(term)
         except Exception:
@@ -344,8 +344,8 @@ class BucketClaims(TermWork[_Term]):
             result = await self._do(term, step)
 
     def _issued(self) -> Issued:
-        cluster_map = self._controller.cluster_map
-        return Issued(cluster_map.next_object_id, cluster_map.bucket_claim.issued_below)
+        cluster_metadata = self._controller.cluster_metadata
+        return Issued(cluster_metadata.next_object_id, cluster_metadata.bucket_claim.issued_below)
 
     async def _do(self, term: _Term, step: Step) -> int | None:
         match step:

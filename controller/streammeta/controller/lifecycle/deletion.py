@@ -23,17 +23,17 @@ from itertools import islice
 import structlog
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.lifecycle.backup_wait import WAITING_MAX, BackupWait
+from streammeta.controller.lifecycle.backup_gate import WAITING_MAX, BackupWait
 from streammeta.controller.lifecycle.deletion_pace import RateLimiter, Refusal, RetryQueue
 from streammeta.controller.lifecycle.inherited_ids import KEPT_MS, InheritedIds
 from streammeta.controller.lifecycle.tasks import in_thread
 from streammeta.controller.lifecycle.uncommitted import Ahead, UncommittedObjects
-from streammeta.controller.metadata.maintenance import DeletionHold
-from streammeta.controller.metadata.requests import RemoveObjects
-from streammeta.controller.metadata.validation import TTL_MS_MAX
+from streammeta.controller.metadata.api.requests import RemoveObjects
+from streammeta.controller.metadata.api.validation import TTL_MS_MAX
+from streammeta.controller.metadata.decisions.maintenance import DeletionHold
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.log_time import JUMP_MS
+from streammeta.controller.runtime.replication.log_time import JUMP_MS
+from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import (
     AccessDeniedError,
@@ -42,7 +42,7 @@ from streammeta.storage.errors import (
     StoreUnavailableError,
 )
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import DeleteResult, ObjectStore
+from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectStore
 
 _log = structlog.get_logger(component="lifecycle")
 
@@ -197,7 +197,9 @@ class Deletion:
             # The marks bear the time of an earlier leader's clock: wait the delay by this one's.
             self._resume_ms = self._clock.monotonic_ms() + self._delay_ms
             self._doubt_hold()
-            self._inherited.note_takeover(self._controller.cluster_map, self._clock.monotonic_ms())
+            self._inherited.note_takeover(
+                self._controller.cluster_metadata, self._clock.monotonic_ms()
+            )
 
     def _start_due(self, requests: asyncio.TaskGroup) -> bool:
         """Start requests for due objects; return whether more wait for their turn."""
@@ -220,7 +222,7 @@ class Deletion:
             self._in_flight.update(batch)
             self._requests += 1
             self._retry_requests += is_retry
-            uncommitted = self._controller.cluster_map.uncommitted(batch)
+            uncommitted = self._controller.cluster_metadata.uncommitted(batch)
             self._looks += bool(uncommitted)
             requests.create_task(self._delete(batch, uncommitted, is_retry=is_retry))
 
@@ -264,7 +266,10 @@ class Deletion:
             is_looking = self._looks >= LOOKS_IN_FLIGHT_MAX
             due = self._due(WAITING_MAX if is_looking else DELETE_BATCH_MAX)
             return self._choose(due, limit)
-        now_ms, end = self._clock.monotonic_ms(), self._controller.cluster_map.applied_end_offset
+        now_ms, end = (
+            self._clock.monotonic_ms(),
+            self._controller.cluster_metadata.applied_end_offset,
+        )
         covered = self._backup_wait.covered(
             self._due(WAITING_MAX), end, now_ms, lambda due: self._choose(due, limit)
         )
@@ -278,7 +283,7 @@ class Deletion:
         """
         if not due:
             return ()
-        uncommitted = self._controller.cluster_map.uncommitted(due)
+        uncommitted = self._controller.cluster_metadata.uncommitted(due)
         looks = due[0] in uncommitted and self._looks < LOOKS_IN_FLIGHT_MAX
         alike = (object_id for object_id in due if (object_id in uncommitted) == looks)
         return list(islice(alike, limit))
@@ -288,10 +293,13 @@ class Deletion:
 
         While the bucket fails they come in any order: the oldest may be the cause.
         """
-        now_ms, cluster_map = self._controller.log_time.now_ms(), self._controller.cluster_map
+        now_ms, cluster_metadata = (
+            self._controller.log_time.now_ms(),
+            self._controller.cluster_metadata,
+        )
         known = (self._in_flight, self._retries, self._ahead, self._unproven)
         most = limit + sum(len(part) for part in known)
-        due = cluster_map.destroyed(now_ms - self._delay_ms, most, self._hold_time_ms())
+        due = cluster_metadata.destroyed(now_ms - self._delay_ms, most, self._hold_time_ms())
         fresh = (one for one in due if not any(one in part for part in known))
         found = list(islice(fresh, limit))
         if self._store_failures:
@@ -300,7 +308,7 @@ class Deletion:
 
     def _hold_time_ms(self) -> int:
         """Return the time to compare the end of the deletion hold with."""
-        log_time, hold = self._controller.log_time, self._controller.cluster_map.deletion_hold
+        log_time, hold = self._controller.log_time, self._controller.cluster_metadata.deletion_hold
         if log_time.elapsed_ms < self._hold_rest_ms and hold == self._doubted_hold:
             return min(log_time.now_ms(), hold.until_ms - 1)
         return log_time.now_ms()
@@ -310,13 +318,16 @@ class Deletion:
 
         Wait for the rest of it, as of the newest time in the map, by the monotonic clock.
         """
-        began_ms, cluster_map = self._controller.log_time.began_ms, self._controller.cluster_map
-        hold = self._doubted_hold = cluster_map.deletion_hold
+        began_ms, cluster_metadata = (
+            self._controller.log_time.began_ms,
+            self._controller.cluster_metadata,
+        )
+        hold = self._doubted_hold = cluster_metadata.deletion_hold
         self._hold_rest_ms = 0
         if not 0 <= hold.until_ms <= began_ms:
             return
         since_ms = hold.since_ms if hold.since_ms <= began_ms else -1
-        newest_ms = max(since_ms, cluster_map.newest_stamp_ms(began_ms))
+        newest_ms = max(since_ms, cluster_metadata.newest_stamp_ms(began_ms))
         jump_ms = began_ms - newest_ms
         if jump_ms > JUMP_MS and newest_ms < hold.until_ms:
             self._hold_rest_ms = min(hold.until_ms - newest_ms, TTL_MS_MAX)

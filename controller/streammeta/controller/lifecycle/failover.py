@@ -22,15 +22,19 @@ from streammeta.controller.lifecycle.assignments import (
     plan_compactions,
     plan_recoveries,
 )
-from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
+from streammeta.controller.lifecycle.broker_sessions import Sessions, SupervisedNode
 from streammeta.controller.lifecycle.tasks import PeriodicTask
-from streammeta.controller.metadata import answer_budget as budget
-from streammeta.controller.metadata.answers import AbandonUploadsAnswer, NodeDescription
-from streammeta.controller.metadata.nodes import Node
-from streammeta.controller.metadata.requests import AssignRecoveries, ReleaseStreams, SuperviseNode
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api import answer_budget as budget
+from streammeta.controller.metadata.api.answers import AbandonUploadsAnswer, NodeDescription
+from streammeta.controller.metadata.api.requests import (
+    AssignRecoveries,
+    ReleaseStreams,
+    SuperviseNode,
+)
+from streammeta.controller.metadata.registries.nodes import Node
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.writer.controller import MetadataController
 
 COMPACTIONS_LISTED_MAX = 10_000
 """Maximum number of nodes that one heartbeat's answer lists for compaction; others follow later."""
@@ -96,7 +100,7 @@ class Heartbeats:
         """
         if not self._controller.is_active:
             await self._controller.settled()  # raises with the leader's address
-        known = self._controller.cluster_map.node(node.node_id)
+        known = self._controller.cluster_metadata.node(node.node_id)
         error = _check(node, known)
         granted_ms = self._sessions.granted_ms(session_timeout_ms)
         if known is None or error is not ErrorCode.NONE:
@@ -167,7 +171,7 @@ def read_nodes(
     controller: MetadataController, node_ids: tuple[int, ...] = ()
 ) -> Sequence[NodeDescription]:
     """Read nodes, or all, as the leader's map has them now, uncommitted changes included."""
-    return controller.cluster_map.nodes(node_ids)
+    return controller.cluster_metadata.nodes(node_ids)
 
 
 def _check(caller: NodeIdentity, known: Node | None) -> ErrorCode:

@@ -8,8 +8,8 @@ nothing, so they stay for a while, in which an operator can notice the rollback.
 
 from __future__ import annotations
 
-from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.values import INT64_MAX
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import INT64_MAX
 
 KEPT_MS = 24 * 3600 * 1000
 """Time that bytes under such ids stay, by the timer of this process, in milliseconds."""
@@ -25,13 +25,13 @@ class InheritedIds:
         self._ids: frozenset[int] = frozenset()
         self._until_ms: int | None = None
 
-    def note_takeover(self, cluster_map: ClusterMap, now_ms: int) -> None:
+    def note_takeover(self, cluster_metadata: ClusterMetadata, now_ms: int) -> None:
         """Remember the prepared ids of the map, on the first takeover of this process alone.
 
         What is prepared afterwards this process has seen itself, and nobody can take it back.
         """
         if self._until_ms is None:
-            self._ids = frozenset(cluster_map.expired(INT64_MAX, IDS_MAX))
+            self._ids = frozenset(cluster_metadata.expired(INT64_MAX, IDS_MAX))
             self._until_ms = now_ms + KEPT_MS
 
     def is_over(self, now_ms: int) -> bool:

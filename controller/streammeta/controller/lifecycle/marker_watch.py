@@ -21,9 +21,9 @@ from streammeta.controller.errors import (
     SupersededError,
 )
 from streammeta.controller.lifecycle.tasks import T, in_thread
-from streammeta.controller.metadata.maintenance import Claim
-from streammeta.controller.runtime.marker_lease import MarkerLease
-from streammeta.storage.bucket_marker import (
+from streammeta.controller.metadata.decisions.maintenance import Claim
+from streammeta.controller.runtime.writer.marker_lease import MarkerLease
+from streammeta.storage.cluster_files.bucket_marker import (
     FENCE_WAIT_MS,
     Fenced,
     Generation,
@@ -33,7 +33,7 @@ from streammeta.storage.bucket_marker import (
     read_ownership,
 )
 from streammeta.storage.errors import CorruptObjectError, StorageError, WrongBucketError
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _log = structlog.get_logger(component="lifecycle")
 

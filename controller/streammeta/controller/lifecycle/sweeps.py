@@ -12,11 +12,14 @@ from itertools import islice
 import structlog
 
 from streammeta.controller.errors import ApiError
+from streammeta.controller.lifecycle.broker_sessions import NodeState, Sessions
 from streammeta.controller.lifecycle.failover import read_nodes
-from streammeta.controller.lifecycle.sessions import NodeState, Sessions
 from streammeta.controller.lifecycle.tasks import PeriodicTask, in_thread
-from streammeta.controller.metadata.answers import CheckObjectsAnswer, DestroyDeadSetObjectsAnswer
-from streammeta.controller.metadata.requests import (
+from streammeta.controller.metadata.api.answers import (
+    CheckObjectsAnswer,
+    DestroyDeadSetObjectsAnswer,
+)
+from streammeta.controller.metadata.api.requests import (
     CheckObjects,
     DestroyDeadSetObjects,
     ExpireObjects,
@@ -24,13 +27,13 @@ from streammeta.controller.metadata.requests import (
     SweepDeletedStreams,
     WriteRequest,
 )
-from streammeta.controller.metadata.validation import TTL_MS_MAX
-from streammeta.controller.metadata.values import INT64_MAX, ObjectState
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.log_time import JUMP_MS
+from streammeta.controller.metadata.api.validation import TTL_MS_MAX
+from streammeta.controller.metadata.tables.values import INT64_MAX, ObjectState
+from streammeta.controller.runtime.replication.log_time import JUMP_MS
+from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
-from streammeta.storage.object_store.base import MultipartUpload, ObjectStore
+from streammeta.storage.object_store.protocol.base import MultipartUpload, ObjectStore
 
 EXPIRE_BATCH_MAX = 2_000
 """Objects expired in one log entry."""
@@ -98,22 +101,29 @@ class Expiry(_Sweep):
         """Log the deadlines that this term does not believe."""
         if not leads:
             return
-        cluster_map, began_ms = self._controller.cluster_map, self._controller.log_time.began_ms
+        cluster_metadata, began_ms = (
+            self._controller.cluster_metadata,
+            self._controller.log_time.began_ms,
+        )
         beyond_ms = began_ms + TTL_MS_MAX + JUMP_MS
-        doubted = cluster_map.expired(began_ms - JUMP_MS, EXPIRE_BATCH_MAX, beyond_ms=beyond_ms)
+        doubted = cluster_metadata.expired(
+            began_ms - JUMP_MS, EXPIRE_BATCH_MAX, beyond_ms=beyond_ms
+        )
         if doubted:
-            jump_ms = began_ms - cluster_map.newest_stamp_ms(INT64_MAX)
+            jump_ms = began_ms - cluster_metadata.newest_stamp_ms(INT64_MAX)
             _log.warning(
                 "deadlines_doubted", objects=len(doubted), jump_ms=jump_ms, kept_ms=DOUBTED_MS
             )
 
     def _is_hold_doubted(self) -> bool:
-        until_ms = self._controller.cluster_map.deletion_hold.until_ms
+        until_ms = self._controller.cluster_metadata.deletion_hold.until_ms
         return until_ms > self._controller.log_time.now_ms() + TTL_MS_MAX + JUMP_MS
 
     def _is_due(self, request: ExpireObjects) -> bool:
         now_ms = self._controller.log_time.now_ms()
-        due = self._controller.cluster_map.expired(now_ms, 1, request.since_ms, request.beyond_ms)
+        due = self._controller.cluster_metadata.expired(
+            now_ms, 1, request.since_ms, request.beyond_ms
+        )
         return bool(due)
 
 
@@ -123,7 +133,7 @@ class StreamSweep(_Sweep):
     async def step(self) -> None:
         """Sweep until nothing is left."""
         await self._write_while(
-            lambda: self._controller.cluster_map.has_sweepings(),  # noqa: PLW0108 (maps change)
+            lambda: self._controller.cluster_metadata.has_sweepings(),  # noqa: PLW0108 (maps change)
             SweepDeletedStreams(limit=SWEEP_BATCH_MAX),
         )
 
@@ -218,7 +228,7 @@ class UploadSweep(_Sweep):
 
     def _dead(self, batch: Sequence[tuple[int, MultipartUpload]]) -> list[MultipartUpload]:
         request = CheckObjects(object_ids=tuple(object_id for object_id, _ in batch))
-        answer = self._controller.cluster_map.query(request)
+        answer = self._controller.cluster_metadata.query(request)
         assert isinstance(answer, CheckObjectsAnswer)
         return [
             upload

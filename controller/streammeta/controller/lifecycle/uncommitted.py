@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streammeta.controller.lifecycle.tasks import in_thread
-from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.storage.adoption.ahead import entries_ahead
 from streammeta.storage.adoption.last_entries import read_last_entries
 from streammeta.storage.errors import ObjectNotFoundError, StorageError
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 READERS = 16
 """Maximum threads that look at objects."""
@@ -120,6 +120,6 @@ class UncommittedObjects:
     def _find_ahead(self, last: Sequence[IndexEntry]) -> Ahead | None:
         """Return the first of the entries that the map has not reached, if there is one."""
         stream_ids = np.array([entry.stream_id for entry in last], dtype=np.int64)
-        ends = self._controller.cluster_map.stream_ends(stream_ids)
+        ends = self._controller.cluster_metadata.stream_ends(stream_ids)
         ahead = entries_ahead(last, ends)
         return Ahead(ahead[0], ends[ahead[0].stream_id]) if ahead else None

@@ -9,14 +9,14 @@ import numpy as np
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.metadata import answer_budget as budget
-from streammeta.controller.metadata import answers, requests
-from streammeta.controller.metadata.maintenance import BucketClaim
-from streammeta.controller.metadata.nodes import Node, Nodes
-from streammeta.controller.metadata.object_queries import ObjectQueries
-from streammeta.controller.metadata.stream_ranges import StreamSpans
-from streammeta.controller.metadata.streams import Head, Streams
-from streammeta.controller.metadata.values import (
+from streammeta.controller.metadata.api import answer_budget as budget
+from streammeta.controller.metadata.api import answers, requests
+from streammeta.controller.metadata.decisions.maintenance import BucketClaim
+from streammeta.controller.metadata.registries.nodes import Node, Nodes
+from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
+from streammeta.controller.metadata.registries.streams import Head, Streams
+from streammeta.controller.metadata.tables.values import (
     Int64Column,
     ObjectState,
     PageRequest,

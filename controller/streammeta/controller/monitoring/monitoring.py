@@ -12,36 +12,40 @@ from shutil import disk_usage
 from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.grpc_server.server import open_connections
 from streammeta.controller.journal.journal import Journal
+from streammeta.controller.lifecycle.broker_sessions import Sessions
 from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.failover import Heartbeats
-from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.metadata.answers import MapSize
-from streammeta.controller.metadata.map_limits import MapLimits
-from streammeta.controller.monitoring.exposition import CONTENT_TYPE, Exposition, new_registry
-from streammeta.controller.monitoring.loop_lag import LoopLag
-from streammeta.controller.monitoring.metrics import ControllerCollector, Sources
-from streammeta.controller.monitoring.pages import StatusPages
-from streammeta.controller.monitoring.plane import HttpPlane, Page, Route
-from streammeta.controller.monitoring.probes import Condition, Phase, report, unready
-from streammeta.controller.monitoring.sampling import Sampler
-from streammeta.controller.monitoring.status_api import StatusApi, StatusParts
-from streammeta.controller.monitoring.told_runs import Told, read_told
-from streammeta.controller.monitoring.work_metrics import Leaderships, WorkSources
-from streammeta.controller.own_tls import OwnTls
+from streammeta.controller.metadata.api.answers import MapSize
+from streammeta.controller.metadata.registries.limits import MetadataLimits
+from streammeta.controller.monitoring.history.loop_lag import LoopLag
+from streammeta.controller.monitoring.history.sampling import Sampler
+from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
+from streammeta.controller.monitoring.http.probes import Condition, Phase, report, unready
+from streammeta.controller.monitoring.metrics.exposition import (
+    CONTENT_TYPE,
+    Exposition,
+    new_registry,
+)
+from streammeta.controller.monitoring.metrics.metrics import ControllerCollector, Sources
+from streammeta.controller.monitoring.metrics.reconcile_runs import ReportedRuns, read_told
+from streammeta.controller.monitoring.metrics.work_metrics import Leaderships, WorkSources
+from streammeta.controller.monitoring.pages.pages import StatusPages
+from streammeta.controller.monitoring.status.status_api import StatusApi, StatusParts
 from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.transport import TcpPeerTransport
-from streammeta.controller.rpc import request_guard
-from streammeta.controller.rpc.memory_budget import MemoryBudget
-from streammeta.controller.rpc.request_tally import RequestTally
+from streammeta.controller.rpc.calls import error_mapping as request_guard
+from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
+from streammeta.controller.rpc.calls.tally import RequestTally
 from streammeta.controller.runtime.clock import SystemClock
-from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.process_memory import ProcessMemory
-from streammeta.controller.runtime.quorum_driver import QuorumDriver
-from streammeta.controller.trust.audit_writer import AuditWriter
-from streammeta.controller.trust.door import Door
+from streammeta.controller.runtime.load.process_memory import ProcessMemory
+from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
+from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.tls.manager import TlsManager
+from streammeta.controller.trust.audit.writer import AuditWriter
+from streammeta.controller.trust.authenticator import Authenticator
+from streammeta.storage.cluster_files.reconcile_runs import KEY, NAMESPACE
 from streammeta.storage.installation import DISTRIBUTION
-from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.reconcile_runs import KEY, NAMESPACE
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,7 @@ class Parts:
     driver: QuorumDriver
     controller: MetadataController
     peers: PeerServer
-    tls: OwnTls
+    tls: TlsManager
     memory: ProcessMemory
     request_memory: MemoryBudget
     audit: AuditWriter | None
@@ -65,7 +69,7 @@ class Parts:
     store: ObjectStore
     sessions: Sessions
     heartbeats: Heartbeats
-    map_limits: MapLimits
+    map_limits: MetadataLimits
     status: StatusParts | None
     """None: the status is not served."""
 
@@ -73,7 +77,7 @@ class Parts:
 class Monitoring:
     """Probes and metrics of a controller; a caller gets what the door allows."""
 
-    def __init__(self, parts: Parts, door: Door) -> None:
+    def __init__(self, parts: Parts, door: Authenticator) -> None:
         self._parts = parts
         pages = {
             "/livez": Route("livez", self._livez),
@@ -152,7 +156,7 @@ class Monitoring:
             audit=parts.audit,
             backup=lambda: None if parts.backup is None else parts.backup.status,
             deletion=parts.deletion.describe,
-            feature_level=lambda: parts.controller.cluster_map.feature_level,
+            feature_level=lambda: parts.controller.cluster_metadata.feature_level,
             lease_left_ms=lambda: parts.controller.lease.left_ms,
             reconcile_runs=self._reconcile_runs,
             work=self._work(),
@@ -182,13 +186,13 @@ class Monitoring:
         )
 
     def _map_size(self) -> MapSize:
-        return self._parts.controller.cluster_map.size()  # a snapshot may replace the map
+        return self._parts.controller.cluster_metadata.size()  # a snapshot may replace the map
 
-    def _reconcile_runs(self) -> Told:
-        return read_told(self._parts.controller.cluster_map.kv_value(NAMESPACE, KEY))
+    def _reconcile_runs(self) -> ReportedRuns:
+        return read_told(self._parts.controller.cluster_metadata.kv_value(NAMESPACE, KEY))
 
     def _map_used(self) -> Mapping[str, int]:
-        return self._parts.controller.cluster_map.used()
+        return self._parts.controller.cluster_metadata.used()
 
     def _connections(self) -> Mapping[str, int]:
         return {

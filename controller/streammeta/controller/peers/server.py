@@ -20,7 +20,6 @@ import structlog
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.features import UNTOLD
 from streammeta.controller.ids import NodeId
-from streammeta.controller.listener import Listener
 from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.connection import FramedConnection, ProtocolError
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
@@ -42,12 +41,13 @@ from streammeta.controller.peers.hello import (
     Purpose,
     Refusal,
 )
-from streammeta.controller.peers.tls import PeerTls, StrangerError
 from streammeta.controller.peers.voter_hosts import VoterHosts
 from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
-from streammeta.controller.runtime.peer_versions import PeerVersions
+from streammeta.controller.runtime.replication.peer_versions import PeerVersions
+from streammeta.controller.tls.peer_contexts import PeerTls, StrangerError
+from streammeta.tls.listener import Listener
 
 CONNECTIONS_MAX = 96
 """Maximum number of connections; more are closed as soon as they are made.

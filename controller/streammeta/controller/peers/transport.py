@@ -26,7 +26,6 @@ from streammeta.controller.peers.dialled import (
 from streammeta.controller.peers.frames import STOPPING
 from streammeta.controller.peers.hello import OLDEST_VERSION, VERSION, Purpose
 from streammeta.controller.peers.patience import Patience
-from streammeta.controller.peers.tls import PeerTls
 from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
     QuorumError,
@@ -35,6 +34,7 @@ from streammeta.controller.quorum.messages import (
 )
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints, PeerListener
+from streammeta.controller.tls.peer_contexts import PeerTls
 
 _MEANT_FOR_ANOTHER = {
     QuorumError.INCONSISTENT_CLUSTER_ID: FOREIGN_CLUSTER,

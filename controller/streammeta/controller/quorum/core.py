@@ -13,7 +13,8 @@ from typing import assert_never
 
 from streammeta.controller.errors import InvariantError, LogOfBeforeError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
-from streammeta.controller.quorum import events, jump, messages, roles
+from streammeta.controller.quorum import events, messages, roles
+from streammeta.controller.quorum import recovered_log as jump
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.election import Election
 from streammeta.controller.quorum.following import Following

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from streammeta.controller.fast_dataclass import value
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch, Message, QuorumError
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.value import value
 
 
 @value()

@@ -15,9 +15,9 @@ from enum import IntEnum, unique
 from typing import TypeAlias
 
 from streammeta.controller.errors import InvariantError
+from streammeta.controller.fast_dataclass import value
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.value import value
 
 
 @unique

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streammeta.controller.backup.restoring import EPOCH_JUMP, RestorePlan, jumped_object_id
 from streammeta.controller.ids import DirectoryId, NodeId
-from streammeta.controller.quorum.jump import next_era
+from streammeta.controller.quorum.recovered_log import next_era
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet, majority
 from streammeta.controller.recover.errors import RecoveryError
 from streammeta.controller.recover.report import Report, voters_of

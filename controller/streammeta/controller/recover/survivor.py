@@ -20,14 +20,14 @@ from streammeta.controller.journal.directory import DirectoryIdentity
 from streammeta.controller.journal.inspection import Inspection
 from streammeta.controller.journal.recovery import NO_SNAPSHOT
 from streammeta.controller.journal.segment import open_segments
-from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind, voters_named_by
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import RecordCodecError, decode_records
 from streammeta.controller.recover.errors import RecoveryError
 from streammeta.controller.recover.report import Report, voters_text
-from streammeta.controller.runtime.map_checkpoint import read_map, snapshot_check
-from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map, snapshot_check
+from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.storage.durable_files import FileSystem, as_binary_io
 from streammeta.storage.segmented_log import BadFrameError
 
@@ -51,7 +51,7 @@ def read_survivor(path: Path, files: FileSystem, identity: DirectoryIdentity) ->
     inspection = Inspection(path, files, identity)
     inspection.run(snapshot_check(identity.cluster_id))
     if inspection.findings:
-        nothing = Replayed(ClusterMap(), Position(0, EMPTY_LOG_HASH), 0, 0)
+        nothing = Replayed(ClusterMetadata(), Position(0, EMPTY_LOG_HASH), 0, 0)
         return Survivor(_report(inspection, nothing, VoterSet(), NO_SNAPSHOT), nothing)
     base = inspection.snapshots[-1].snapshot_id if inspection.snapshots else NO_SNAPSHOT
     replayed, voters = _base(inspection, base)
@@ -65,14 +65,14 @@ def read_survivor(path: Path, files: FileSystem, identity: DirectoryIdentity) ->
 def _base(inspection: Inspection, base: SnapshotId) -> tuple[Replayed, VoterSet]:
     first = inspection.identity.bootstrap_voters
     if base == NO_SNAPSHOT:
-        return Replayed(ClusterMap(), Position(0, EMPTY_LOG_HASH), 0, 0), first
+        return Replayed(ClusterMetadata(), Position(0, EMPTY_LOG_HASH), 0, 0), first
     path = inspection.path / base.file_name
     with as_binary_io(inspection.files.open(path)) as file:
         named = snapshot_check(inspection.identity.cluster_id)(base, file) or first
         file.seek(0)
         loaded = read_map(file, base)
     position = Position(base.end_offset, loaded.log_hash)
-    replayed = Replayed(loaded.cluster_map, position, base.epoch, 0)
+    replayed = Replayed(loaded.cluster_metadata, position, base.epoch, 0)
     return replayed, named
 
 
@@ -113,14 +113,14 @@ def _replay(replayed: Replayed, batch: Batch) -> None:
     if batch.kind is BatchKind.DATA:
         for index, payload in enumerate(batch.payloads):
             try:
-                replayed.cluster_map.apply(batch.base_offset + index, decode_records(payload))
+                replayed.cluster_metadata.apply(batch.base_offset + index, decode_records(payload))
             except (InvariantError, RecordCodecError) as error:
                 raise RecoveryError(
                     "UNREADABLE",
                     f"the entry at offset {batch.base_offset + index} can't be replayed: {error}",
                     "use the version of streammeta that wrote the log",
                 ) from error
-        replayed.cluster_map.forget_undo(batch.end_offset)
+        replayed.cluster_metadata.forget_undo(batch.end_offset)
     replayed.position = advanced(replayed.position, [batch])
     replayed.epoch = batch.epoch
 
@@ -129,11 +129,11 @@ def _report(
     inspection: Inspection, replayed: Replayed, voters: VoterSet, base: SnapshotId
 ) -> Report:
     identity, record = inspection.identity, inspection.record
-    cluster_map = replayed.cluster_map
+    cluster_metadata = replayed.cluster_metadata
     repairs = 0 if record is None else len(record.findings)
     return Report(
         cluster_id=identity.cluster_id,
-        cluster_uuid=cluster_map.bucket_claim.cluster_uuid,
+        cluster_uuid=cluster_metadata.bucket_claim.cluster_uuid,
         node_id=identity.node_id,
         directory_id=identity.directory_id,
         epoch=inspection.state.epoch if inspection.state else 0,
@@ -144,8 +144,8 @@ def _report(
         voters=voters_text(voters),
         damages=len(inspection.findings) - repairs,
         is_repairing=int(record is not None),
-        feature_level=cluster_map.feature_level,
-        next_object_id=cluster_map.next_object_id,
-        issued_below=cluster_map.bucket_claim.issued_below,
-        undecided_from=undecided_from(cluster_map.freeze(), cluster_map.next_object_id),
+        feature_level=cluster_metadata.feature_level,
+        next_object_id=cluster_metadata.next_object_id,
+        issued_below=cluster_metadata.bucket_claim.issued_below,
+        undecided_from=undecided_from(cluster_metadata.freeze(), cluster_metadata.next_object_id),
     )

@@ -5,8 +5,8 @@ Whoever may not make the call may not send the part, whatever else its role may 
 
 from __future__ import annotations
 
-from streammeta.controller.metadata import requests
-from streammeta.controller.trust.door import Caller
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.trust.authenticator import Caller
 from streammeta.controller.trust.method_rules import RULES
 from streammeta.controller.trust.namespaces import require_namespaces
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streammeta.rpc.identity import Role
-from streammeta.storage import reconcile_runs
+from streammeta.storage.cluster_files import reconcile_runs
+from streammeta.tls.identity import Role
 
 PEER, BROKER, COMPACTOR, READER, RECONCILER, BACKUP, ADMIN = (
     Role.CONTROLLER,

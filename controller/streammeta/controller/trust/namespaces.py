@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from streammeta.controller.errors import InvalidRequestError
-from streammeta.controller.metadata import requests
-from streammeta.controller.trust.audit_anchors import NAMESPACE
-from streammeta.controller.trust.door import Caller
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.trust.audit.anchors import NAMESPACE
+from streammeta.controller.trust.authenticator import Caller
 from streammeta.controller.trust.method_rules import NAMESPACE_OF
 from streammeta.controller.trust.refusals import NotYourNamespaceError
-from streammeta.rpc.identity import Role
+from streammeta.tls.identity import Role
 
 
 def require_namespaces(caller: Caller, request: object) -> None:

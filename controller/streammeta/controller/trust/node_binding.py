@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.nodes import Node
-from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.registries.nodes import Node
+from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.trust.refusals import NotYourNodeError
-from streammeta.rpc.identity import Principal
+from streammeta.tls.identity import Principal
 
 
 def _is_recovery(request: requests.WriteRequest) -> bool:

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
-from streammeta.rpc.identity import SCHEME, IdentityError, Principal, Role, principal_of
 from streammeta.storage.parsing import DocumentError, parse_toml
+from streammeta.tls.identity import SCHEME, IdentityError, Principal, Role, principal_of
 
 RESERVED_NAMESPACES = "_streammeta/"
 """Namespaces with this prefix are the product's own; of callers only admins use them."""
@@ -71,7 +71,7 @@ class Denials:
             return True
         if not self.serials:
             return False
-        from streammeta.rpc.certificates import CertificateError, serial_of  # slow to import
+        from streammeta.tls.certificates import CertificateError, serial_of  # slow to import
 
         try:
             return serial_of(certificate) in self.serials

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streammeta.controller.errors import RateExceededError
-from streammeta.controller.trust.door import Caller
+from streammeta.controller.trust.authenticator import Caller
 
 BURST_S = 10.0
 """Time for which a principal that was silent may ask at once, in seconds."""

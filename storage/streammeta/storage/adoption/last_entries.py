@@ -17,7 +17,7 @@ from streammeta.storage.object_format.index_block import (
     IndexEntry,
 )
 from streammeta.storage.object_format.object_reader import ObjectReader, exactly, tail_guess
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 INDEX_BYTES_MAX = 16 << 20
 """Maximum bytes of an index that is read: over 400,000 entries, or a link table and its entries."""

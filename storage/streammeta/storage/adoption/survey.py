@@ -24,7 +24,7 @@ from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.object_key import OwnKey, key_for, parse_key
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.protocol.base import ObjectStore
 
 READERS = 8
 """Objects that are read at a time."""

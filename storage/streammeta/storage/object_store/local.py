@@ -31,7 +31,19 @@ from streammeta.storage.errors import (
     StoreUnavailableError,
     UploadNotFoundError,
 )
-from streammeta.storage.object_store.base import (
+from streammeta.storage.object_store.local_files import (
+    copy_bytes,
+    etag_of,
+    info_of,
+    join_files,
+    modified_ms,
+    read_all,
+    read_scattered,
+    read_tags,
+    write_all,
+    write_tags,
+)
+from streammeta.storage.object_store.protocol.base import (
     Body,
     DeleteResult,
     MultipartUpload,
@@ -45,20 +57,14 @@ from streammeta.storage.object_store.base import (
     check_range,
     check_tags,
 )
-from streammeta.storage.object_store.calls import Meter, StoreMetrics, Tally, earlier, with_clean_up
-from streammeta.storage.object_store.local_files import (
-    copy_bytes,
-    etag_of,
-    info_of,
-    join_files,
-    modified_ms,
-    read_all,
-    read_scattered,
-    read_tags,
-    write_all,
-    write_tags,
+from streammeta.storage.object_store.protocol.calls import (
+    Meter,
+    StoreMetrics,
+    Tally,
+    earlier,
+    with_clean_up,
 )
-from streammeta.storage.object_store.reads import Scatter
+from streammeta.storage.object_store.protocol.reads import Scatter
 from streammeta.storage.private_files import DIRECTORY_MODE, FILE_MODE
 
 _RENAME_TRIES = 20

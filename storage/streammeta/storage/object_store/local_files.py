@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streammeta.storage.errors import StoreRejectedError
-from streammeta.storage.object_store.base import ObjectInfo, Tags
-from streammeta.storage.object_store.reads import Scatter
+from streammeta.storage.object_store.protocol.base import ObjectInfo, Tags
+from streammeta.storage.object_store.protocol.reads import Scatter
 from streammeta.storage.parsing import parse_json
 
 _COPY_CHUNK = 1024 * 1024

@@ -17,8 +17,12 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from streammeta.storage.errors import ObjectExistsError, ObjectNotFoundError, StorageError
-from streammeta.storage.object_store.address import Checksum
-from streammeta.storage.object_store.base import MIN_PART_SIZE, MultipartUpload, ObjectStore
+from streammeta.storage.object_store.protocol.address import Checksum
+from streammeta.storage.object_store.protocol.base import (
+    MIN_PART_SIZE,
+    MultipartUpload,
+    ObjectStore,
+)
 
 FOLDER = "streammeta-precheck"
 CREATORS = 16

@@ -1,0 +1,1 @@
+"""The broker's client in one object."""

@@ -1,0 +1,167 @@
+"""Named objects: bytes of a broker's own in the cluster's bucket, found by name.
+
+A stream or a key of the cluster owns each, and it is deleted with its owner. Objects are whole:
+they are written once, read whole, and never changed; a new content needs a new name, or the old one
+deleted first. Knows nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streammeta.client.arguments import check_kind, check_store
+from streammeta.client.controllers import methods
+from streammeta.client.controllers.bucket_check import BucketCheck
+from streammeta.client.errors import refusal
+from streammeta.client.model import node_message
+from streammeta.client.nodes.session import BrokerSession
+from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client.writing.object_ids import ObjectIds
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.v1 import common_pb2, objects_pb2
+
+PUT_WITHIN_S = 600.0
+"""Time to upload and commit in, after which the controllers forget a prepared object."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerStream:
+    """A stream that owns an object."""
+
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerKey:
+    """A key of the cluster that owns an object."""
+
+    key: str
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedObject:
+    """A named object; `crc32c` -1: not known, times are ms since 1970, leader's clock."""
+
+    name: str
+    object_id: int
+    object_size: int
+    crc32c: int
+    committed_at_ms: int
+    owner: OwnerStream | OwnerKey
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class NamedObjects:
+    """Named objects of a cluster, written in the name of a session's node."""
+
+    def __init__(self, session: BrokerSession, store: ObjectStore) -> None:
+        check_store(store)
+        self._session = session
+        self._client = session.client
+        self._store = store
+        self._ids = ObjectIds(session, PUT_WITHIN_S)
+        self._bucket = BucketCheck(session.client, store, session.namespace)
+
+    async def put(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        owner: OwnerStream | OwnerKey,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Store bytes under a name that is free; return the object's id.
+
+        Raises `KeyConflictError` if the name is taken, `StreamNotFoundError` or `KeyNotFoundError`
+        if there is no such owner, what bars the node, and errors of the store.
+        """
+        check_kind("data", data, bytes, "bytes")
+        await self._bucket.passed()
+        (object_id,) = (await self._ids.take(1)).ids
+        key = key_for(object_id, self._session.namespace)
+        await run_blocking(self._store.put, key, data)
+        item = objects_pb2.NamedObjectToCommit(
+            object_id=object_id,
+            name=name,
+            object_size=len(data),
+            crc32c=ObjectChecksum.of(data).value,
+            metadata=[
+                common_pb2.Tag(key=tag, value=text) for tag, text in (metadata or {}).items()
+            ],
+        )
+        if isinstance(owner, OwnerStream):
+            item.owner_stream_id = owner.stream_id
+        else:
+            item.owner_key.key, item.owner_key.namespace = owner.key, owner.namespace
+        answer = await self._client.call(
+            methods.COMMIT_NAMED_OBJECTS,
+            objects_pb2.CommitNamedObjectsRequest(
+                node=node_message(self._session.node), objects=[item]
+            ),
+        )
+        if answer.errors[0] != common_pb2.ERROR_CODE_NONE:
+            raise refusal(answer.errors[0], f"object {name!r}")
+        return object_id
+
+    async def get(self, name: str) -> bytes:
+        """Return the bytes of an object.
+
+        Raises `KeyNotFoundError` if there is no such name, and errors of the store: its
+        `CorruptObjectError` if the bytes are not those that were stored.
+        """
+        found = [one async for one in self.describe([name])]
+        if not found:
+            raise refusal(common_pb2.ERROR_CODE_KEY_NOT_EXIST, f"object {name!r}")
+        (one,) = found
+        key = key_for(one.object_id, self._session.namespace)
+        data = await run_blocking(self._store.get_range, key)
+        if one.crc32c >= 0:
+            ObjectChecksum.of(data).verify(one.crc32c, source=key)
+        return data
+
+    async def describe(
+        self, names: Sequence[str] = (), *, prefix: str = ""
+    ) -> AsyncIterator[NamedObject]:
+        """List objects in name order: of these names, unknown ones left out, or with a prefix."""
+        request = objects_pb2.DescribeNamedObjectsRequest(names=names, prefix=prefix)
+        async for answer in self._client.pages(methods.DESCRIBE_NAMED_OBJECTS, request):
+            for one in answer.objects:
+                yield _named_object(one)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Take names away and destroy their objects; names that there are not are passed over.
+
+        Raises what bars the node.
+        """
+        items = [objects_pb2.NamedObjectToDelete(name=name) for name in names]
+        answer = await self._client.call(
+            methods.DELETE_NAMED_OBJECTS,
+            objects_pb2.DeleteNamedObjectsRequest(
+                node=node_message(self._session.node), objects=items
+            ),
+        )
+        for name, error in zip(names, answer.errors, strict=True):
+            if error not in (
+                common_pb2.ERROR_CODE_NONE,
+                common_pb2.ERROR_CODE_OBJECT_NOT_EXIST,
+            ):
+                raise refusal(error, f"object {name!r}")
+
+
+def _named_object(one: objects_pb2.NamedObject) -> NamedObject:
+    owner: OwnerStream | OwnerKey = OwnerKey(one.owner_key.key, one.owner_key.namespace)
+    if one.HasField("owner_stream_id"):
+        owner = OwnerStream(one.owner_stream_id)
+    return NamedObject(
+        name=one.name,
+        object_id=one.object_id,
+        object_size=one.object_size,
+        crc32c=one.crc32c if one.HasField("crc32c") else -1,
+        committed_at_ms=one.committed_at_ms,
+        owner=owner,
+        metadata={tag.key: tag.value for tag in one.metadata},
+    )

@@ -1,0 +1,479 @@
+"""A broker's whole client in one object: from endpoints and bucket to append, read, tail, compact.
+
+Composes the parts of this package and owns their order of construction and of closing. Every part
+can be reached for what the short calls leave out; the parts work without the facade, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Self
+
+from streammeta.client.api.background_compaction import INTERVAL_S, BackgroundCompaction
+from streammeta.client.arguments import (
+    INT32_MAX,
+    check_int,
+    check_int_mapping,
+    check_ints,
+    check_seconds,
+    check_store,
+)
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.report import CompactionReport, GroupReport
+from streammeta.client.compaction.sso_compactor import SetObjectCompactor
+from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
+from streammeta.client.config import ReaderConfig, UploadObserver, WriterConfig
+from streammeta.client.controllers.bucket_check import BucketCheck
+from streammeta.client.controllers.controller_client import DEFAULT_DEADLINE_S, ControllerClient
+from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
+from streammeta.client.nodes.node_epochs import register
+from streammeta.client.nodes.session import BrokerSession, OpenedStream, Outcomes, Tags
+from streammeta.client.reading.metadata_follower import StreamTail
+from streammeta.client.reading.range_reader import Fetched
+from streammeta.client.reading.reader import DEFAULT_READ_BYTES, StreamReader
+from streammeta.client.resources.resources import ClosedAtExit
+from streammeta.client.resources.tally import ClientMetrics, snapshot
+from streammeta.client.wal.bucket.config import WAL_CONFIG, ObjectLogConfig
+from streammeta.client.wal.bucket.failover import FailoverReport, FailoverWorker
+from streammeta.client.wal.bucket.log import ObjectLog
+from streammeta.client.wal.disk.config import LogConfig, LogIdentity
+from streammeta.client.wal.disk.log import WriteAheadLog, find_log_id
+from streammeta.client.wal.disk.recovery import RecoveryReport
+from streammeta.client.wal.registered_log import require_registered_log
+from streammeta.client.writing.writer import StreamWriter
+from streammeta.storage.cluster_files.wal_config import DISK_LOG, NO_LOG
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.tls.files import TlsFiles
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClientConfig:
+    """Configurations of the parts; None stands for the defaults of a part.
+
+    `deadline_s` bounds a call to the controllers, in seconds. A `wal_directory` makes the writer
+    acknowledge appends from a write-ahead log there (`durability="wal"`), an `object_log` from one
+    in the bucket, which other brokers recover if this one is gone for good. A node's session ends
+    after `session_timeout_s` seconds of silence, at least 2; 0 stands for the controllers' own.
+
+    A client with a node compacts by itself every `compaction_interval_s` seconds, never with None.
+    `network_rate` limits its traffic with the bucket, in bytes a second of each direction, 0: no
+    limit. Uploads come before reads, and reads before compaction.
+
+    A process that does not bring the log that its node has registered is refused while the node has
+    streams open. With `allow_missing_log` it starts, and that log is set aside if it comes back.
+    """
+
+    deadline_s: float = DEFAULT_DEADLINE_S
+    writer: WriterConfig | None = None
+    reader: ReaderConfig | None = None
+    wal_directory: str | os.PathLike[str] | None = None
+    wal: LogConfig | None = None
+    object_log: ObjectLogConfig | None = None
+    compaction: CompactionConfig | None = None
+    compaction_interval_s: float | None = INTERVAL_S
+    network_rate: float = 0.0
+    session_timeout_s: float = 0.0
+    allow_missing_log: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse two logs, and numbers that mean nothing."""
+        if self.compaction_interval_s is not None:
+            check_seconds("compaction_interval_s", self.compaction_interval_s)
+        if not 0 <= self.network_rate < math.inf:
+            raise ValueError(f"network_rate is {self.network_rate}, wanted bytes a second, or 0")
+        if self.wal_directory is not None and self.object_log is not None:
+            raise ValueError("wal_directory and object_log are both given, wanted at most one")
+
+    def check_node(self, node_id: int | None) -> None:
+        """Raise `ValueError` for a write-ahead log without the node that it belongs to."""
+        if node_id is None and self.has_log:
+            name = "wal_directory" if self.object_log is None else "object_log"
+            raise ValueError(f"{name} needs a node_id: a write-ahead log belongs to a node")
+
+    @property
+    def has_log(self) -> bool:
+        """True if appends are acknowledged from a write-ahead log."""
+        return self.wal_directory is not None or self.object_log is not None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCompaction:
+    """One cycle of compaction: of the set objects of each node, and of the node's own streams.
+
+    The first of `set_objects` is the node itself, the others are departed nodes that the
+    controllers assigned to it. Streams without work are left out of `streams`.
+    """
+
+    set_objects: tuple[CompactionReport, ...]
+    streams: tuple[GroupReport, ...]
+
+
+@dataclass(eq=False, repr=False)
+class StreamClient(ClosedAtExit):
+    """Everything a broker needs of one cluster. Make it with `open`, and `close` it.
+
+    Safe for many concurrent calls on one event loop. A client that was opened without `node_id`
+    only reads. `controllers`, `store` and `reader` are its parts; look-ups by time, many streams at
+    once and statistics are the reader's. `recovery` says what was found in the write-ahead log when
+    it was opened, None without one. `background_compaction` is None where it is switched off.
+    Every call raises subclasses of `BrokerClientError`, of
+    `StorageError` for failures of the bucket, and `TypeError` or `ValueError` for wrong arguments.
+    """
+
+    controllers: ControllerClient
+    store: ObjectStore
+    reader: StreamReader
+    _writer: StreamWriter | None
+    _log: WriteAheadLog | ObjectLog | None
+    _session: BrokerSession | None
+    _config: StreamClientConfig
+    _epochs: dict[int, int]
+    _closing: AsyncExitStack
+    _compacting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _compactors: tuple[SetObjectCompactor, StreamObjectCompactor] | None = None
+    _failovers: FailoverWorker | None = None
+    background_compaction: BackgroundCompaction | None = None
+    recovery: RecoveryReport | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        endpoints: Sequence[str],
+        bucket: str | ObjectStore,
+        *,
+        node_id: int | None = None,
+        node_epoch: int | None = None,
+        tags: Tags | None = None,
+        observer: UploadObserver | None = None,
+        tls: TlsFiles | None = None,
+        config: StreamClientConfig | None = None,
+    ) -> Self:
+        """Connect to the controllers at `endpoints` (HOST:PORT) and the cluster's bucket.
+
+        `bucket` is an address, `s3://bucket?options` or `file:///absolute/directory`, or a store.
+        With `tls` the controllers are called over TLS with the broker's certificate.
+        With a `node_id` the process registers as that node and older processes of it are fenced;
+        `node_epoch` must grow with each start. By default it is the time in ms, or above the
+        registered epoch where that lies ahead of this machine's clock. Streams that an earlier
+        process of the node left open are taken over, and what a write-ahead log holds is uploaded:
+        see `inherited` and `recovery`.
+
+        Raises `BucketNotFoundError` or `WrongBucketError` for another bucket than the cluster's,
+        before the process registers, `NodeEpochExpiredError` when a newer process of the node has
+        registered, and what opening and recovering a write-ahead log raises.
+        """
+        config = StreamClientConfig() if config is None else config
+        store = open_object_store(bucket) if isinstance(bucket, str) else bucket
+        check_store(store)
+        config.check_node(node_id)
+        async with AsyncExitStack() as closing:
+            controllers = await closing.enter_async_context(
+                ControllerClient(
+                    endpoints,
+                    deadline_s=config.deadline_s,
+                    tls=tls,
+                    network_rate=config.network_rate,
+                )
+            )
+            session = writer = log = failovers = None
+            namespace = await controllers.object_namespace()
+            await BucketCheck(controllers, store, namespace).look_once()
+            if node_id is not None:
+                check_int("node_id", node_id, 0, INT32_MAX)
+                session = await _open_session(controllers, node_id, node_epoch, tags, config)
+                log = await _open_log(session, store, config, closing)
+                if config.wal_directory is not None:
+                    await session.register_log(await _find_log(config), tags)
+                bounds = config.writer or WriterConfig(
+                    durability="object" if log is None else "wal"
+                )
+                writer = StreamWriter(session, store, bounds, observer, log)
+                await closing.enter_async_context(writer)
+                writer.attach(session.inherited)
+                failovers = FailoverWorker(session, store, writer.heartbeat)
+                await closing.enter_async_context(failovers)
+            reader = StreamReader(controllers, store, namespace, config.reader)
+            await closing.enter_async_context(reader)
+            inherited = () if session is None else session.inherited
+            epochs = {one.stream_id: one.epoch for one in inherited}
+            parts = (controllers, store, reader, writer, log, session)
+            client = cls(*parts, config, epochs, closing)
+            client._failovers = failovers
+            if writer is not None and config.has_log:
+                client.recovery = await writer.recover()
+            closing.callback(client._close_compactors)
+            if writer is not None and config.compaction_interval_s is not None:
+                client._compact_in_background(config.compaction_interval_s, closing)
+            client._closing = closing.pop_all()
+            return client
+
+    async def close(self, *, close_streams: bool = False) -> None:
+        """Upload and commit the appended records, then stop every part.
+
+        Streams stay open for the node's next process, unless `close_streams` is set: then other
+        nodes can open them at once. Raises the first failure to close one, once all has stopped.
+        """
+        try:
+            if close_streams and self._epochs:
+                (await self.close_streams(list(self._epochs))).require_all()
+        finally:
+            await self._closing.aclose()
+
+    def _compact_in_background(self, interval_s: float, closing: AsyncExitStack) -> None:
+        background = BackgroundCompaction(self.compact, interval_s)
+        closing.push_async_callback(background.close)
+        background.start()
+        self.background_compaction = background
+
+    def _close_compactors(self) -> None:
+        for compactor in self._compactors or ():
+            compactor.close()
+        self._compactors = None
+
+    # -- the parts
+
+    @property
+    def session(self) -> BrokerSession:
+        """The registered process. Raises `ValueError` on a client without `node_id`."""
+        if self._session is None:
+            raise ValueError("node_id is None: this client only reads; open one with a node_id")
+        return self._session
+
+    @property
+    def writer(self) -> StreamWriter:
+        """The writer: futures instead of waiting. Raises `ValueError` without `node_id`."""
+        if self._writer is None:
+            raise ValueError("node_id is None: this client only reads; open one with a node_id")
+        return self._writer
+
+    @property
+    def inherited(self) -> tuple[OpenedStream, ...]:
+        """Streams that an earlier process of the node left open; they take appends at once."""
+        return self.session.inherited
+
+    @property
+    def failovers(self) -> tuple[FailoverReport, ...]:
+        """Results of the failovers that this process has carried out for others, oldest first."""
+        return () if self._failovers is None else tuple(self._failovers.reports)
+
+    def metrics(self) -> ClientMetrics:
+        """Return what this client has counted so far; cheap enough to ask at any time."""
+        log, writer = self._log, self._writer
+        on_disk = log if isinstance(log, WriteAheadLog) else None
+        in_bucket = log if isinstance(log, ObjectLog) else None
+        return snapshot(
+            self.controllers.tally,
+            self.reader.stats,
+            store=self.store.metrics(),
+            buffered_bytes=0 if writer is None else writer.buffered_bytes,
+            oldest_unsettled_s=0.0 if writer is None else writer.oldest_age_s,
+            leader_changes=self.controllers.router.leader_changes,
+            leader_silent_s=self.controllers.router.silent_s,
+            log_bytes=(on_disk.flushed_bytes if on_disk is not None else 0)
+            + (in_bucket.slot_bytes if in_bucket is not None else 0),
+            log_flushes=0 if on_disk is None else on_disk.flushes,
+            log_slots=0 if in_bucket is None else in_bucket.slots,
+            log_used_bytes=0 if log is None else log.used_bytes,
+            log_limit_bytes=0 if log is None else log.max_bytes,
+        )
+
+    # -- streams
+
+    async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
+        """Create a closed, empty stream for each element of `tags`; return their ids in order."""
+        return await self.session.create_streams(tags)
+
+    async def open_streams(
+        self, streams: Iterable[int] | Mapping[int, int]
+    ) -> Outcomes[OpenedStream]:
+        """Open streams for this node and accept appends to them.
+
+        `streams` are stream ids, or stream ids with the stream epochs to open them with. Without
+        an epoch a stream gets the next larger one, which also clears the failure of an earlier
+        write. Raises `ValueError` for a stream with appends under way: `flush` first.
+        """
+        if isinstance(streams, Mapping):
+            epochs = check_int_mapping("streams", streams, "stream epochs")
+            missing: set[int] = set()
+        else:
+            ids = check_ints("streams", streams, "a sequence of stream ids")
+            epochs = {
+                one.stream_id: 0 if one.epoch is None else one.epoch + 1
+                async for one in self.controllers.describe_streams(ids)
+            } if ids else {}  # fmt: skip
+            missing = set(ids) - epochs.keys()
+        self.writer.require_attachable(epochs)
+        outcomes = await self.session.open_streams(epochs)
+        self.writer.attach(outcomes.done.values())
+        self._epochs |= {one.stream_id: one.epoch for one in outcomes.done.values()}
+        for stream_id in missing:
+            outcomes.failed[stream_id] = StreamNotFoundError(f"opening stream {stream_id}")
+        return outcomes
+
+    async def close_streams(self, stream_ids: Iterable[int]) -> Outcomes[None]:
+        """Commit what was appended to open streams, and close them."""
+        epochs = self._epochs_of(stream_ids)
+        await self.writer.flush()
+        outcomes = await self.session.close_streams(epochs)
+        self.writer.detach(list(outcomes.done))
+        for stream_id in outcomes.done:
+            del self._epochs[stream_id]
+        return outcomes
+
+    async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
+        """Move the first visible offset of open streams forward; return where each starts now.
+
+        A stream is trimmed up to its next offset at the latest: later appends stay visible. If a
+        trim covers records that are not committed yet, it waits until they are, or have failed.
+        """
+        starts = check_int_mapping("new_starts", new_starts, "new start offsets")
+        epochs = self._epochs_of(list(starts))
+        ends = {stream_id: self.writer.ends(stream_id) for stream_id in starts}
+        wanted = {stream_id: min(start, ends[stream_id][1]) for stream_id, start in starts.items()}
+        if any(start > ends[stream_id][0] for stream_id, start in wanted.items()):
+            await self.writer.flush()
+        return await self.session.trim_streams(epochs, wanted)
+
+    def _epochs_of(self, stream_ids: Iterable[int]) -> dict[int, int]:
+        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        for stream_id in ids:
+            if stream_id not in self._epochs:
+                raise StreamNotOpenedError(f"stream {stream_id}", detail="not opened here")
+        return {stream_id: self._epochs[stream_id] for stream_id in ids}
+
+    # -- records
+
+    async def append(
+        self, stream_id: int, payload: bytes, count: int = 1, *, timestamp_ms: int | None = None
+    ) -> int:
+        """Append a record of `count` offsets; return its base offset once it is durable.
+
+        Concurrent appends share objects and commits. `writer.append` gives a future instead.
+        """
+        future = await self.writer.append(stream_id, payload, count, timestamp_ms=timestamp_ms)
+        return await future
+
+    async def append_many(
+        self, stream_id: int, payloads: Sequence[bytes], *, timestamp_ms: int | None = None
+    ) -> int:
+        """Append a record of one offset for each payload; return the first offset once durable."""
+        future = await self.writer.append_many(stream_id, payloads, timestamp_ms=timestamp_ms)
+        return await future
+
+    async def flush(self) -> None:
+        """Upload what was appended now, and wait until it is committed or has failed."""
+        await self.writer.flush()
+
+    async def read(
+        self,
+        stream_id: int,
+        start: int,
+        end: int | None = None,
+        max_bytes: int = DEFAULT_READ_BYTES,
+    ) -> list[RecordBatch]:
+        """Read record batches that cover `[start, end)`, or its front; see `StreamReader.read`."""
+        return await self.reader.read(stream_id, start, end, max_bytes)
+
+    async def fetch(
+        self,
+        stream_id: int,
+        offset: int,
+        max_bytes: int = DEFAULT_READ_BYTES,
+        *,
+        min_bytes: int = 1,
+        wait_s: float = 0.0,
+    ) -> Fetched:
+        """Read from `offset` on, waiting up to `wait_s` for data; see `StreamReader.fetch`."""
+        return await self.reader.fetch(
+            stream_id, offset, max_bytes, min_bytes=min_bytes, wait_s=wait_s
+        )
+
+    def iterate(
+        self, stream_id: int, start: int | None = None, end: int | None = None
+    ) -> AsyncIterator[RecordBatch]:
+        """Iterate over a stream from `start` (None: its first visible offset) to `end`."""
+        return self.reader.iterate(stream_id, start, end)
+
+    def tail(
+        self, stream_id: int, offset: int, *, max_bytes: int = DEFAULT_READ_BYTES
+    ) -> StreamTail:
+        """Iterate over a stream from `offset` on, waiting for records that are yet to come."""
+        return self.reader.tail(stream_id, offset, max_bytes=max_bytes)
+
+    # -- compaction
+
+    async def compact(self) -> NodeCompaction:
+        """Run one cycle of compaction: set objects first, then the node's stream objects.
+
+        Cycles follow each other, those in the background too. What fails for one group or stream is
+        in the reports. Raises `NodeFencedError` when a newer
+        process of the node has registered.
+        """
+        async with self._compacting:
+            return await self._compact()
+
+    async def _compact(self) -> NodeCompaction:
+        session, heartbeat = self.session, self.writer.heartbeat
+        if self._compactors is None:
+            place = (self.controllers, session.node, session.namespace, self.store)
+            self._compactors = (
+                SetObjectCompactor(*place, self._config.compaction),
+                StreamObjectCompactor(*place, self._config.compaction),
+            )
+        set_objects, stream_objects = self._compactors
+        own = CompactionTarget.of(session.node)
+        departed = [CompactionTarget.of(one, failover=True) for one in heartbeat.compactions]
+        reports = [await set_objects.run_once(target) for target in (own, *departed)]
+        streams = [report async for report in stream_objects.compact_node()]
+        return NodeCompaction(tuple(reports), tuple(streams))
+
+
+async def _open_session(
+    controllers: ControllerClient,
+    node_id: int,
+    node_epoch: int | None,
+    tags: Tags | None,
+    config: StreamClientConfig,
+) -> BrokerSession:
+    """Register the process, unless the log is missing that its node has registered."""
+    wal_config = await _find_log(config)
+    if not config.allow_missing_log:
+        await require_registered_log(controllers, node_id, wal_config)
+    timeout_s = config.session_timeout_s
+    return await register(
+        controllers, node_id, node_epoch, wal_config=wal_config, tags=tags, timeout_s=timeout_s
+    )
+
+
+async def _find_log(config: StreamClientConfig) -> str:
+    """Return what a process registers about its log; a log that is yet to be made has no id."""
+    if config.object_log is not None:
+        return WAL_CONFIG
+    if config.wal_directory is None:
+        return NO_LOG
+    log_id = await asyncio.to_thread(find_log_id, config.wal_directory)
+    return DISK_LOG + (log_id or b"").hex()
+
+
+async def _open_log(
+    session: BrokerSession,
+    store: ObjectStore,
+    config: StreamClientConfig,
+    closing: AsyncExitStack,
+) -> WriteAheadLog | ObjectLog | None:
+    identity = LogIdentity(session.namespace, session.node.node_id, session.node.node_epoch)
+    if config.object_log is not None:
+        await BucketCheck(session.client, store, session.namespace).passed()
+        in_bucket = await ObjectLog.open(store, identity, config.object_log)
+        return await closing.enter_async_context(in_bucket)
+    if config.wal_directory is None:
+        return None
+    log = await WriteAheadLog.open(config.wal_directory, identity, config.wal)
+    return await closing.enter_async_context(log)

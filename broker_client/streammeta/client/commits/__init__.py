@@ -1,0 +1,1 @@
+"""Commits as messages of one stream to the leader."""

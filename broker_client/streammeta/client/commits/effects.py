@@ -1,0 +1,155 @@
+"""Uploads with effects: values put and streams trimmed if and only if the upload is committed.
+
+For `CommitPipeline.upload_with_effects`. The cluster must be at feature level 3: leaders of older
+versions commit the upload and know nothing of the rest, which shows in their answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streammeta.client.arguments import check_kind
+from streammeta.client.commits.messages import Upload
+from streammeta.client.errors import ProtocolViolationError
+from streammeta.v1 import common_pb2, kv_pb2, objects_pb2, streams_pb2
+from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueToPut:
+    """A value of a key; without `overwrite` or `expected_version` only if the key is absent.
+
+    With `expected_version` only if the key is at that version; 0: absent.
+    """
+
+    key: str
+    value: bytes
+    namespace: str = ""
+    overwrite: bool = False
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTrim:
+    """The first offset of a stream that stays visible, and the epoch it was opened with.
+
+    The trim ends at the stream's end after the commit at the latest, or at `appended_end_offset` if
+    that is larger: the end of what the stream's writer has appended.
+    """
+
+    stream_id: int
+    stream_epoch: int
+    new_start_offset: int
+    appended_end_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """Outcome of a value: its version, or with KEY_EXIST what stands in its way.
+
+    `version` 0: nothing stands in the way, or in a repeat: something else has been put since.
+    """
+
+    error: ErrorCode.ValueType
+    version: int
+    value: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectsVerdict:
+    """Outcome of the upload and all that came with it: all is done, or nothing.
+
+    `put_results` and `trim_errors` are empty if the upload was refused for its own sake.
+    `trim_starts` says where each trimmed stream starts now; it is empty unless the upload is
+    committed, and from leaders of older versions.
+    """
+
+    error: ErrorCode.ValueType
+    range_errors: Sequence[ErrorCode.ValueType] = ()
+    put_results: Sequence[PutResult] = ()
+    trim_errors: Sequence[ErrorCode.ValueType] = ()
+    trim_starts: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UploadWithEffects:
+    """An upload, values to put and streams of the node to trim: all of it, or nothing."""
+
+    upload: Upload
+    puts: Sequence[ValueToPut] = ()
+    trims: Sequence[StreamTrim] = ()
+
+    def __post_init__(self) -> None:
+        check_kind("upload", self.upload, Upload, "an Upload")
+
+
+@dataclass(frozen=True, slots=True)
+class EffectsCommit:
+    """The commit of an upload with effects."""
+
+    asked: UploadWithEffects
+
+    def request(self, node: common_pb2.NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
+        """Make the request; one bad row, value or trim rejects all."""
+        upload = self.asked.upload
+        request = objects_pb2.CommitStreamSetObjectRequest(
+            node=node,
+            object_id=upload.object_id,
+            object_size=upload.object_size,
+            ranges=objects_pb2.RangeColumns(
+                stream_id=upload.stream_ids,
+                stream_epoch=upload.stream_epochs,
+                start_offset=upload.start_offsets,
+                end_offset=upload.end_offsets,
+            ),
+            on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
+            kv_puts=map(_put_message, self.asked.puts),
+            trims=map(_trim_message, self.asked.trims),
+        )
+        if upload.min_timestamp_ms >= 0:
+            request.min_timestamp_ms = upload.min_timestamp_ms
+            request.max_timestamp_ms = upload.max_timestamp_ms
+        if upload.crc32c >= 0:
+            request.crc32c = upload.crc32c
+        return request
+
+    def verdict(self, answer: objects_pb2.CommitStreamSetObjectResponse) -> EffectsVerdict:
+        """Return what the answer means.
+
+        Raises `ProtocolViolationError` if the upload is committed and the rest was not looked at.
+        """
+        got = (len(answer.kv_results), len(answer.trim_errors))
+        wanted = (len(self.asked.puts), len(self.asked.trims))
+        if got != wanted and (answer.error == ERROR_CODE_NONE or got != (0, 0)):
+            raise ProtocolViolationError(
+                f"commit of object {self.asked.upload.object_id}",
+                detail=f"{got} verdicts answer {wanted} values and trims; the leader's version may "
+                "not know them, as before the cluster is at feature level 3",
+            )
+        return EffectsVerdict(
+            error=answer.error,
+            range_errors=list(answer.range_errors),
+            put_results=[PutResult(one.error, one.version, one.value) for one in answer.kv_results],
+            trim_errors=list(answer.trim_errors),
+            trim_starts=list(answer.trim_start_offsets),
+        )
+
+
+def _put_message(item: ValueToPut) -> kv_pb2.KVToPut:
+    return kv_pb2.KVToPut(
+        namespace=item.namespace,
+        key=item.key,
+        value=item.value,
+        overwrite=item.overwrite,
+        expected_version=item.expected_version,
+    )
+
+
+def _trim_message(item: StreamTrim) -> streams_pb2.StreamToTrim:
+    return streams_pb2.StreamToTrim(
+        stream_id=item.stream_id,
+        stream_epoch=item.stream_epoch,
+        new_start_offset=item.new_start_offset,
+        appended_end_offset=item.appended_end_offset,
+    )

@@ -1,0 +1,276 @@
+"""Compaction of stream set objects: many small objects of a node become few large ones.
+
+Owns a cycle: list, select, plan, execute, commit, group after group; and the state kept for the
+next cycle: indexes, outputs not known to be committed, objects set aside. A fault of one object or
+group is reported and does not stop the others, except errors that bar the node. A process that dies
+leaves only prepared ids and their objects, which the controllers delete when the ids expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import replace
+
+from streammeta.client.compaction.commit import Replacement, commit
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.listing import NodeListing
+from streammeta.client.compaction.output_writer import OutputJournal
+from streammeta.client.compaction.report import CompactionReport, GroupReport, SourceError
+from streammeta.client.compaction.runner import BARRED, Compactor, repeat
+from streammeta.client.compaction.sso_planning import GroupPlanner, PlannedGroup, SetAside
+from streammeta.client.compaction.sso_run import CommitRun, RunContext
+from streammeta.client.compaction.sso_sources import SourceIndexes
+from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.errors import (
+    BrokerClientError,
+    CompactedObjectsNotFoundError,
+    ObjectExpiredError,
+    OutcomeUnknownError,
+    RefusedError,
+)
+from streammeta.client.model import NodeIdentity
+from streammeta.client.resources.resources import give_back
+from streammeta.storage.compaction.selection import Group, Selection, select_set_objects
+from streammeta.storage.compaction.verification import CoverageError
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.v1.common_pb2 import ERROR_CODE_OFFSET_NOT_MATCHED
+
+_log = logging.getLogger(__name__)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class NodePlan:
+    """The compaction that would be done for a node now."""
+
+    def __init__(self, planner: GroupPlanner, listing: NodeListing, selection: Selection) -> None:
+        self._planner = planner
+        self.listing = listing
+        self.selection = selection
+        self.left_out: dict[int, str] = {}
+        """Objects of the groups planned so far that cannot be compacted, each with the reason."""
+
+    async def groups(self) -> AsyncGenerator[PlannedGroup, None]:
+        """Plan one group after the other, in the order of execution."""
+        for group in self.selection.groups:
+            planned = await self._planner.plan(group, self.listing)
+            self.left_out |= planned.left_out
+            yield planned
+
+
+class SetObjectCompactor(Compactor):
+    """Compacts set objects of any node of a cluster, one node at a time.
+
+    `now_ms` is the time that ages are measured by, in ms since 1970. See `Compactor` for the rest.
+    """
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        writer: NodeIdentity,
+        namespace: str,
+        store: ObjectStore,
+        config: CompactionConfig | None = None,
+        *,
+        is_busy: Callable[[], bool] | None = None,
+        now_ms: Callable[[], int] = _wall_ms,
+    ) -> None:
+        super().__init__(client, writer, namespace, store, config, is_busy=is_busy)
+        self._now_ms = now_ms
+        self._set_aside = SetAside()
+        self._journal = OutputJournal()
+        self._listed: frozenset[int] = frozenset()
+        self._turn = asyncio.Lock()
+        self._indexes = SourceIndexes(
+            self._calls, self._listing, self._key_of, self._config.index_cache_bytes
+        )
+        self._planner = GroupPlanner(
+            self._config, self._listing, self._indexes, self._set_aside, self._calls
+        )
+        self._context = RunContext(
+            self._config, self._calls, client, writer, self._key_of, self._journal
+        )
+
+    async def plan(self, target: CompactionTarget, *, force_split: bool = False) -> NodePlan:
+        """Return the plan of a node as of now, changing nothing.
+
+        Raises what bars listing the node, and `streammeta.storage.errors.WrongBucketError`.
+        """
+        await self._bucket.passed()
+        listing = await self._listing.set_objects(target)
+        policy = self._config.group_limits
+        if target.failover:
+            # A departed node adds no objects: there is nothing to wait for.
+            policy = replace(policy, growth=1)
+        if force_split:
+            policy = replace(policy, split_after_s=0, split_along_s=0)
+        aside = self._set_aside.reasons()
+        selection = select_set_objects(listing.objects, policy, self._now_ms(), set_aside=aside)
+        return NodePlan(self._planner, listing, selection)
+
+    async def compact(
+        self, target: CompactionTarget, *, force_split: bool = False
+    ) -> AsyncGenerator[GroupReport, None]:
+        """Compact what is due of a node; yield a report after each group.
+
+        With `force_split` every stream gets stream objects, and no set object is left. Closing the
+        generator stops the compaction. A cycle ends early when the store or the controllers do not
+        answer. Raises `NodeFencedError` or `NodeNotRegisteredError` when the target, or the writer,
+        has been taken over; and what bars listing the node.
+        """
+        async with self._turn:
+            plan = await self.plan(target, force_split=force_split)
+            self._listed = frozenset(plan.listing.objects.object_id.tolist())
+            for group in plan.selection.groups:
+                started = time.monotonic()
+                report = GroupReport(group.kind)
+                goes_on = await self._compact_group(target, group, plan.listing, report)
+                give_back()
+                report.seconds = time.monotonic() - started
+                yield report
+                if not goes_on:
+                    return
+
+    async def run_once(
+        self, target: CompactionTarget, *, force_split: bool = False
+    ) -> CompactionReport:
+        """Run one cycle to its end. Raises as `compact`."""
+        started = time.monotonic()
+        groups = [one async for one in self.compact(target, force_split=force_split)]
+        reasons = self._set_aside.reasons()
+        aside = {one: reason for one, reason in reasons.items() if one in self._listed}
+        return CompactionReport(target.node_id, tuple(groups), aside, time.monotonic() - started)
+
+    async def run(
+        self,
+        targets: Callable[[], Iterable[CompactionTarget]],
+        interval_s: float,
+        on_report: Callable[[CompactionReport], None] = lambda _: None,
+    ) -> None:
+        """Run cycles until cancelled: every `interval_s` seconds one for each of `targets()`.
+
+        The process's own node comes without `failover`. Raises `NodeFencedError` or
+        `NodeNotRegisteredError` when it has been taken over; for a departed node they only mean
+        that it is back.
+        """
+
+        async def cycle(_now_s: float) -> None:
+            for target in targets():
+                try:
+                    on_report(await self.run_once(target))
+                except BARRED as error:
+                    if not target.failover:
+                        raise
+                    _log.info("%s is not compacted any more: %s", target, error)
+                except (BrokerClientError, StorageError) as error:
+                    _log.warning("%s could not be compacted: %s", target, error)
+
+        await repeat(interval_s, cycle)
+
+    # -- one group: each step tells whether the cycle goes on
+
+    async def _compact_group(
+        self, target: CompactionTarget, group: Group, listing: NodeListing, report: GroupReport
+    ) -> bool:
+        reads, bytes_read = self._indexes.reads, self._indexes.bytes_read
+        try:
+            planned = await self._planner.plan(group, listing)
+        except BARRED:
+            raise
+        except BrokerClientError as error:
+            report.fail(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a fault of one group must not stop the others
+            self._give_up(group.object_ids, error, report)
+            return True
+        report.left_out.update(planned.left_out)
+        report.figures.add_reads(self._indexes.reads - reads, self._indexes.bytes_read - bytes_read)
+        expired = planned.expired_ids
+        if expired and not planned.plan.commits:
+            return await self._commit(Replacement(target, expired), report)
+        for commit_plan in planned.plan.commits:
+            run = CommitRun(
+                self._context,
+                target,
+                commit_plan,
+                expired,
+                listing.time_bounds,
+                report.figures,
+                planned.checksums,
+            )
+            if not await self._execute(run, commit_plan.source_ids, report):
+                return False
+            expired = ()
+        return True
+
+    async def _execute(
+        self, run: CommitRun, source_ids: Sequence[int], report: GroupReport
+    ) -> bool:
+        try:
+            replacement = await run.run()
+        except SourceError as error:
+            report.left_out[error.object_id] = error.reason
+            report.fail(error, f"{error}; the rest of its group is compacted in the next cycle")
+            self._set_aside.add(error.object_id, error.reason, passing=error.passing)
+            return not error.passing
+        except BARRED:
+            raise
+        except CoverageError as error:
+            self._give_up(source_ids, error, report)
+        except (StorageError, BrokerClientError) as error:
+            report.fail(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a fault of one group must not stop the others
+            self._give_up(source_ids, error, report)
+        else:
+            return await self._commit(replacement, report)
+        return True
+
+    def _give_up(self, object_ids: Iterable[int], error: Exception, report: GroupReport) -> None:
+        """Set objects aside after an unexpected error."""
+        reason = f"{type(error).__name__}: {error}"
+        _log.error("objects %s could not be compacted", object_ids, exc_info=error)
+        report.fail(error, reason)
+        for object_id in object_ids:
+            report.left_out[object_id] = reason
+            self._set_aside.add(object_id, reason)
+
+    async def _commit(self, replacement: Replacement, report: GroupReport) -> bool:
+        """Commit, and decide what a refusal means for the next cycle."""
+        made = replacement.made
+        try:
+            await commit(self._client, replacement, self._config.commit_deadline_s)
+        except BARRED:
+            raise
+        except OutcomeUnknownError as error:
+            # After a commit the sources are not listed any more; else the outputs are used again.
+            report.fail(error, f"{error.__cause__}; the next cycle finds out")
+            return False
+        except RefusedError as error:
+            self._journal.drop(one.object_id for one in made)
+            report.fail(error, " ".join([str(error), *getattr(error, "__notes__", ())]))
+            if not isinstance(error, CompactedObjectsNotFoundError | ObjectExpiredError):
+                self._distrust(replacement, error)
+        else:
+            report.figures.commits += 1
+            report.source_ids.extend(replacement.source_ids)
+            report.made.extend(made)
+            self._journal.drop(one.object_id for one in made)
+            for source_id in replacement.source_ids:
+                self._indexes.cache.forget(source_id)
+        return True
+
+    def _distrust(self, replacement: Replacement, error: RefusedError) -> None:
+        """Compare sources with the metadata the next time; after that, set them aside."""
+        if error.code == ERROR_CODE_OFFSET_NOT_MATCHED and self._indexes.suspect(
+            replacement.source_ids
+        ):
+            return
+        for source_id in replacement.source_ids:
+            self._set_aside.add(source_id, f"the commit of its compaction was refused: {error}")

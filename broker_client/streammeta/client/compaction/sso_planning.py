@@ -1,0 +1,232 @@
+"""Plans for groups of set objects: their sources are read, faulty ones left out.
+
+Owns the questions a plan needs answered, indexes of the objects and starts of their streams, and
+the objects set aside. An object that cannot be compacted divides its group: the policy grouped
+neighbours, and the rest would be compacted around a gap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.listing import Listing, NodeListing
+from streammeta.client.compaction.report import SourceError
+from streammeta.client.compaction.sso_sources import (
+    Source,
+    SourceIndex,
+    SourceIndexes,
+    is_whole,
+)
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.storage.compaction.entries import EntryTable, live_entries, objects_without_entries
+from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason
+from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
+from streammeta.storage.compaction.selection import Group, GroupKind
+from streammeta.storage.compaction.verification import RecordedChecksum
+
+SET_ASIDE_S = 3600.0
+"""Time until an object that could not be compacted is tried again, in seconds."""
+
+SET_ASIDE_SHORTLY_S = 300.0
+"""The same in seconds if the reason may pass."""
+
+_FAULTS = (ExclusionReason.OVERSIZED_ENTRY, ExclusionReason.OVERLAP)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedGroup:
+    """A group, the live entries of its objects, and the plan for them.
+
+    Objects in `expired_ids` hold only trimmed offsets and are removed without replacement.
+    `left_out` has the objects that stay, each with the reason, and `checksums` those of objects
+    that have one.
+    """
+
+    kind: GroupKind
+    object_ids: tuple[int, ...]
+    entries: EntryTable
+    plan: CompactionPlan
+    expired_ids: tuple[int, ...]
+    left_out: dict[int, str] = field(default_factory=dict)
+    checksums: dict[int, RecordedChecksum] = field(default_factory=dict)
+
+
+class SetAside:
+    """Objects that could not be compacted lately, each until a time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[int, tuple[float, str]] = {}
+
+    def add(self, object_id: int, reason: str, *, passing: bool = False) -> None:
+        """Leave an object alone for `SET_ASIDE_S`, or shortly if the reason may pass."""
+        seconds = SET_ASIDE_SHORTLY_S if passing else SET_ASIDE_S
+        self._until[object_id] = (self._clock() + seconds, reason)
+
+    def reasons(self) -> dict[int, str]:
+        """Return the objects, each with the reason."""
+        now = self._clock()
+        self._until = {key: kept for key, kept in self._until.items() if kept[0] > now}
+        return {key: reason for key, (_, reason) in self._until.items()}
+
+
+class GroupPlanner:
+    """Plans groups of one node's objects, one at a time."""
+
+    def __init__(
+        self,
+        config: CompactionConfig,
+        listing: Listing,
+        indexes: SourceIndexes,
+        set_aside: SetAside,
+        calls: StoreCalls,
+    ) -> None:
+        self._config = config
+        self._calls = calls
+        self._listing = listing
+        self._indexes = indexes
+        self._set_aside = set_aside
+
+    async def plan(self, group: Group, listing: NodeListing) -> PlannedGroup:
+        """Plan a group. Raises errors of the controllers."""
+        left_out: dict[int, str] = {}
+        sources = _sources(group.object_ids, listing)
+        indexes = self._readable(await self._indexes.load(sources), left_out)
+        self._limit_entries(indexes, left_out)
+        starts = await self._starts(indexes.values())
+
+        def work() -> PlannedGroup:
+            for object_id, index in list(indexes.items()):
+                if not is_whole(index, starts):
+                    self._leave_out(object_id, _NOT_WHOLE, left_out)
+                    del indexes[object_id]
+            live = {key: live_entries(one.entries, starts) for key, one in indexes.items()}
+            return self._planned(group, live, left_out)
+
+        planned = await self._calls.compute(work)
+        for object_id, one in indexes.items():
+            crc32c = listing.checksums.get(object_id)
+            if crc32c is not None:
+                seen = (one.data_size, one.tail_size, one.tail_crc32c)
+                planned.checksums[object_id] = RecordedChecksum(crc32c, *seen)
+        return planned
+
+    def _readable(
+        self, loaded: dict[int, SourceIndex | SourceError], left_out: dict[int, str]
+    ) -> dict[int, SourceIndex]:
+        readable: dict[int, SourceIndex] = {}
+        for object_id, one in loaded.items():
+            if isinstance(one, SourceIndex):
+                readable[object_id] = one
+            elif one.passing:
+                left_out[object_id] = one.reason
+            else:
+                self._leave_out(object_id, one.reason, left_out)
+        return readable
+
+    def _limit_entries(self, indexes: dict[int, SourceIndex], left_out: dict[int, str]) -> None:
+        """Leave for later the objects without room beside the indexes before them."""
+        most, total = self._config.max_entries, 0
+        is_full = False
+        for object_id, index in list(indexes.items()):
+            count = len(index.entries)
+            if count > most:
+                reason = (
+                    f"its index has {count} entries, and memory is for {most}; raise the budget"
+                )
+                self._leave_out(object_id, reason, left_out)
+            elif is_full or total + count > most:
+                is_full = True
+                left_out[object_id] = "the indexes before it have all the memory for indexes"
+            else:
+                total += count
+                continue
+            del indexes[object_id]
+
+    async def _starts(self, indexes: Iterable[SourceIndex]) -> dict[int, int]:
+        streams = [one.entries.stream_id for one in indexes]
+        distinct = np.unique(np.concatenate(streams)) if streams else np.empty(0, dtype=np.int64)
+        return await self._listing.stream_starts(distinct.tolist())
+
+    def _planned(
+        self, group: Group, live: dict[int, EntryTable], left_out: dict[int, str]
+    ) -> PlannedGroup:
+        """Plan each stretch of neighbours; again without objects found faulty."""
+        while True:
+            stretches = list(_stretches(group.object_ids, live))
+            tables = [EntryTable.concatenate([live[key] for key in one]) for one in stretches]
+            plans = [self._plan_of(group, table) for table in tables if len(table)]
+            excluded = [one for plan in plans for one in plan.excluded]
+            faulty = [one for one in excluded if one.reason in _FAULTS]
+            for one in faulty:
+                self._leave_out(one.object_id, one.detail, left_out)
+                del live[one.object_id]
+            if not faulty:
+                break
+        entries = EntryTable.concatenate(tables)
+        left_out |= {one.object_id: one.detail for one in excluded}
+        return PlannedGroup(
+            group.kind,
+            group.object_ids,
+            entries,
+            CompactionPlan(
+                tuple(commit for plan in plans for commit in plan.commits),
+                tuple(excluded),
+                tuple(object_id for plan in plans for object_id in plan.left_alone),
+            ),
+            objects_without_entries(live, entries),
+            left_out,
+        )
+
+    def _plan_of(self, group: Group, table: EntryTable) -> CompactionPlan:
+        config = self._config
+        limits = CompactionLimits(
+            memory_budget=config.block_bytes(len(table)),
+            split_size=group.split_size,
+            max_streams=config.max_streams,
+            max_stream_objects=config.max_stream_objects,
+        )
+        if group.kind is GroupKind.SPLIT:
+            return plan_force_split(table, limits)
+        return plan_compaction(table, limits, sharing_only=False)
+
+    def _leave_out(self, object_id: int, reason: str, left_out: dict[int, str]) -> None:
+        left_out[object_id] = reason
+        self._set_aside.add(object_id, reason)
+
+
+_NOT_WHOLE = (
+    "its index lacks offsets that the metadata lists; compare it with `streammeta object`, and"
+    " keep it"
+)
+
+
+def _sources(object_ids: Collection[int], listing: NodeListing) -> list[Source]:
+    """Return these objects as listed, in the order given."""
+    objects = listing.objects
+    rows = zip(
+        objects.object_id.tolist(),
+        objects.object_size.tolist(),
+        objects.range_count.tolist(),
+        strict=True,
+    )
+    listed = {row[0]: Source(*row) for row in rows}
+    return [listed[object_id] for object_id in object_ids]
+
+
+def _stretches(object_ids: Sequence[int], live: Collection[int]) -> Iterator[list[int]]:
+    """Cut neighbours where one is missing."""
+    stretch: list[int] = []
+    for object_id in object_ids:
+        if object_id in live:
+            stretch.append(object_id)
+        elif stretch:
+            yield stretch
+            stretch = []
+    if stretch:
+        yield stretch

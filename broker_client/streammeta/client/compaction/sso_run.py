@@ -1,0 +1,331 @@
+"""Execution of one planned commit of set objects: read, write, check, iteration by iteration.
+
+Owns the order of the steps and the memory: the buffer of one iteration, or of two if both fit. On a
+failure unfinished uploads are dropped; finished outputs stay in the journal. Knows nothing of where
+plans come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from streammeta.client.compaction.commit import (
+    UNKNOWN_BOUNDS,
+    CompactionOutput,
+    Replacement,
+    TimeBounds,
+    WrittenObject,
+    prepare_ids,
+)
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.output_writer import OutputJournal, OutputWriter
+from streammeta.client.compaction.report import Figures, SourceError
+from streammeta.client.compaction.source_reading import damaged_source, read_gaps
+from streammeta.client.compaction.store_calls import StoreCalls, run_each, run_to_end
+from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.model import NodeIdentity
+from streammeta.client.resources.resources import give_back
+from streammeta.storage.compaction.entries import EntryTable, stream_ranges
+from streammeta.storage.compaction.layout import (
+    DEAD_BYTES_MAX,
+    Layout,
+    PlacedOutput,
+    PlacedRead,
+    SetObjectSoFar,
+    lay_out,
+)
+from streammeta.storage.compaction.plan import CommitPlan, Output, OutputKind
+from streammeta.storage.compaction.verification import (
+    DamagedBlockError,
+    RecordedChecksum,
+    SourceChecks,
+    check_blocks,
+    check_coverage,
+)
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_format.checksum import ObjectChecksum
+
+HUGE_PAGE_WORTH = 8 * 1024 * 1024
+"""Smallest buffer, in bytes, for which pages of 2 MiB waste little."""
+
+
+def new_buffer(size: int) -> memoryview:
+    """Return `size` writable bytes of 0, freed with the last view of them.
+
+    They come from the system itself: the allocator of the C library keeps freed memory, and cannot
+    use it again when something small has settled in it.
+    """
+    if not size:
+        return memoryview(b"")
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_PAGE_WORTH:
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(pages)
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The means of one compactor; ids are prepared in the name of `writer`."""
+
+    config: CompactionConfig
+    calls: StoreCalls
+    client: ControllerClient
+    writer: NodeIdentity
+    key_of: Callable[[int], str]
+    journal: OutputJournal
+
+
+class CommitRun:
+    """One planned commit of a target: brings all outputs into the store.
+
+    `expired_ids` are sources that nothing replaces; `time_bounds` and `checksums` are those of
+    sources that have some. `figures` are counted up while it runs.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        target: CompactionTarget,
+        plan: CommitPlan,
+        expired_ids: Sequence[int],
+        time_bounds: Mapping[int, TimeBounds],
+        figures: Figures,
+        checksums: Mapping[int, RecordedChecksum] | None = None,
+    ) -> None:
+        self._context = context
+        self._target = target
+        self._plan = plan
+        self._expired_ids = tuple(expired_ids)
+        self._time_bounds = time_bounds
+        self._figures = figures
+        self._checks = SourceChecks(checksums or {})
+        self._room = context.config.buffer_bytes(len(plan.entries))
+        self._ids: deque[int] = deque()
+        self._unfinished: set[OutputWriter] = set()
+        self._split: list[tuple[Output, WrittenObject]] = []
+        outputs = (output for iteration in plan.iterations for output in iteration.outputs)
+        self._pieces = [one for one in outputs if one.kind is OutputKind.COMPACT]
+        self._so_far = SetObjectSoFar()
+        self._set_writer: OutputWriter | None = None
+        self._set_object: WrittenObject | None = None
+
+    async def run(self) -> Replacement:
+        """Write and check all outputs; a failure leaves no unfinished upload.
+
+        Raises `SourceError`, `storage.errors` of the store, `CoverageError`, and what bars
+        the writer from preparing ids.
+        """
+        steps = self._steps()
+        await self._take_ids(steps)
+        try:
+            await self._work_off(steps)
+        except BaseException:
+            await run_to_end(self._abort())
+            raise
+        context = self._context
+        source_ids, figures = self._plan.source_ids, self._figures
+        await read_gaps(self._checks, context.calls, context.key_of, source_ids, figures)
+        await self._check_sources()
+        return await self._context.calls.compute(self._replacement)
+
+    # -- steps
+
+    def _steps(self) -> list[list[Output]]:
+        """Return the outputs left to write by iteration: those of an earlier attempt are reused."""
+        if self._pieces:
+            self._set_object = self._context.journal.find(self._set_entries())
+        every = (
+            [one for one in it.outputs if not self._is_written(one)] for it in self._plan.iterations
+        )
+        steps = [outputs for outputs in every if outputs]
+        self._figures.reused += len(self._split) + (self._set_object is not None)
+        return steps
+
+    def _is_written(self, output: Output) -> bool:
+        if output.kind is OutputKind.COMPACT:
+            return self._set_object is not None
+        written = self._context.journal.find(output.entries)
+        if written is not None:
+            self._split.append((output, written))
+        return written is not None
+
+    def _set_entries(self) -> EntryTable:
+        """Return the entries of the set object, with their places in the sources."""
+        return EntryTable.concatenate([piece.entries for piece in self._pieces])
+
+    async def _take_ids(self, steps: Iterable[Sequence[Output]]) -> None:
+        kinds = [output.kind for step in steps for output in step]
+        count = kinds.count(OutputKind.SPLIT) + (OutputKind.COMPACT in kinds)
+        context = self._context
+        self._ids.extend(
+            await prepare_ids(context.client, context.writer, count, context.config.id_ttl_s)
+        )
+
+    # -- iterations
+
+    async def _work_off(self, steps: Iterable[Sequence[Output]]) -> None:
+        """Read an iteration while the one before is written, if there is room for both."""
+        writing: asyncio.Task[None] | None = None
+        held = 0
+        try:
+            for step in steps:
+                layout = await self._context.calls.compute(partial(self._lay_out, step))
+                if writing is not None and held + layout.size > self._room:
+                    await writing
+                buffer = await self._read(layout)
+                if writing is not None:
+                    await writing
+                writing, held = asyncio.create_task(self._write(layout, buffer)), layout.size
+                del buffer
+                self._figures.iterations += 1
+            if writing is not None:
+                await writing
+        finally:
+            if writing is not None and not writing.done():
+                writing.cancel()
+                await asyncio.wait([writing])
+
+    def _lay_out(self, step: Sequence[Output]) -> Layout:
+        return lay_out(
+            step,
+            self._so_far,
+            ends_set_object=bool(self._pieces) and self._pieces[-1] in step,
+            part_size=self._context.config.part_size,
+            max_read_bytes=self._context.config.read_bytes,
+        )
+
+    async def _read(self, layout: Layout) -> memoryview:
+        give_back()  # many small pieces of the iteration before
+        view, dropped = new_buffer(layout.size), memoryview(bytearray(DEAD_BYTES_MAX))
+        await run_each(
+            2 * self._context.config.read_threads,
+            layout.reads,
+            lambda one: self._read_one(one, view, dropped),
+        )
+        try:
+            await self._context.calls.compute(
+                lambda: check_blocks(view, layout.places, layout.entries, self._context.key_of)
+            )
+        except DamagedBlockError as error:
+            raise SourceError(error.object_id, str(error)) from error
+        return view
+
+    async def _read_one(self, read: PlacedRead, view: memoryview, dropped: memoryview) -> None:
+        store, key = self._context.calls.store, self._context.key_of(read.object_id)
+        checked = self._checks.wants(read.object_id) and not read.drops
+
+        def fetch() -> tuple[int, int]:
+            views, checksum = read.views(view, dropped), ObjectChecksum()
+            got = store.read_into(key, read.position, views)
+            for one in views if checked else ():
+                checksum.update(one)
+            return got, checksum.value
+
+        try:
+            got, crc32c = await self._context.calls.read(read.size, fetch)
+        except StorageError as error:
+            raise SourceError(read.object_id, str(error), passing=error.may_pass) from error
+        if got != read.size:
+            end = read.position + got
+            reason = f"{key!r} ends at byte {end}, its index says at {read.position + read.size}"
+            raise SourceError(read.object_id, reason)
+        if checked:
+            self._checks.add(read.object_id, read.position, got, crc32c)
+        self._figures.add_reads(1, got)
+
+    async def _write(self, layout: Layout, view: memoryview) -> None:
+        """Write the outputs; first the set object, which may have most of the bytes."""
+        await self._context.calls.compute(lambda: _put_trailers(layout, view))
+        await run_each(
+            2 * self._context.config.write_threads,
+            reversed(layout.outputs),
+            lambda one: self._write_one(one, view[one.start : one.end]),
+        )
+
+    async def _write_one(self, placed: PlacedOutput, data: memoryview) -> None:
+        if placed.output.kind is OutputKind.COMPACT:
+            await self._write_piece(placed, data)
+            return
+        writer = self._begin()
+        written = await writer.finish(data)
+        self._unfinished.discard(writer)
+        self._split.append((placed.output, written))
+        self._keep(placed.output.entries, written)
+
+    async def _write_piece(self, placed: PlacedOutput, data: memoryview) -> None:
+        if self._set_writer is None:
+            self._set_writer = self._begin()
+        writer = self._set_writer
+        data[: placed.carried] = writer.carried
+        if not placed.trailer:
+            await writer.write(data)
+            return
+        self._set_object = await writer.finish(data)
+        self._unfinished.discard(writer)
+        self._keep(self._set_entries(), self._set_object)
+
+    def _begin(self) -> OutputWriter:
+        object_id, context = self._ids.popleft(), self._context
+        key = context.key_of(object_id)
+        writer = OutputWriter(context.calls, key, object_id, context.config, self._figures)
+        self._unfinished.add(writer)
+        return writer
+
+    def _keep(self, sources: EntryTable, written: WrittenObject) -> None:
+        self._context.journal.keep(sources, written, self._context.config.id_ttl_s / 2)
+
+    async def _abort(self) -> None:
+        await self._context.calls.settled()
+        for writer in tuple(self._unfinished):
+            await writer.abort()
+
+    # -- the commit
+
+    async def _check_sources(self) -> None:
+        """Refuse outputs of a damaged source, now and in later attempts."""
+        context = self._context
+        error = await damaged_source(self._checks, context.calls, context.key_of, self._figures)
+        if error is not None:
+            made = [written for _, written in self._split]
+            made += [] if self._set_object is None else [self._set_object]
+            context.journal.drop(one.object_id for one in made)
+            raise error
+        self._figures.sources_checked += self._checks.checked
+
+    def _replacement(self) -> Replacement:
+        made = [(written, output.entries) for output, written in self._split]
+        if self._set_object is not None:
+            made.append((self._set_object, self._set_entries()))
+        held = EntryTable.concatenate([_as_of(entries, written) for written, entries in made])
+        check_coverage(self._plan.entries, held)
+        outputs = [
+            CompactionOutput(written, tuple(stream_ranges(entries)), self._bounds(entries))
+            for written, entries in made
+        ]
+        set_object = None if self._set_object is None else outputs.pop()
+        source_ids = (*self._plan.source_ids, *self._expired_ids)
+        return Replacement(self._target, source_ids, set_object, tuple(outputs))
+
+    def _bounds(self, entries: EntryTable) -> TimeBounds:
+        """Return the time bounds of these entries, if all their sources have some."""
+        bounds = [self._time_bounds.get(one, UNKNOWN_BOUNDS) for one in entries.object_ids()]
+        if UNKNOWN_BOUNDS in bounds:
+            return UNKNOWN_BOUNDS
+        return min(low for low, _ in bounds), max(high for _, high in bounds)
+
+
+def _put_trailers(layout: Layout, view: memoryview) -> None:
+    for one in layout.outputs:
+        view[one.trailer_start : one.end] = one.trailer
+
+
+def _as_of(entries: EntryTable, written: WrittenObject) -> EntryTable:
+    """Return entries as those of the object they were written to."""
+    return replace(entries, object_id=np.full(len(entries), written.object_id, dtype=np.int64))

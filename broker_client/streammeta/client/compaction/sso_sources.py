@@ -1,0 +1,219 @@
+"""Indexes of source set objects: read once, kept for the next cycle, compared with the metadata.
+
+Owns the cache, the fetch of an index, and the fault of one object, which is left out alone. An
+index may name ranges that the metadata lacks (refused at the commit): they are not the object's,
+and never copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from streammeta.client.compaction.listing import Listing
+from streammeta.client.compaction.report import SourceError
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.client.resources.resources import RecentlyUsed
+from streammeta.storage.compaction.entries import Column, EntryTable, Mask, contiguous_runs
+from streammeta.storage.errors import (
+    CorruptObjectError,
+    ObjectNotFoundError,
+    RangeNotSatisfiableError,
+    StorageError,
+)
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
+from streammeta.storage.object_format.object_reader import ObjectReader, tail_guess
+
+_BYTES_PER_ENTRY = 56
+_BYTES_PER_INDEX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A set object as the metadata lists it."""
+
+    object_id: int
+    size: int
+    range_count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceIndex:
+    """Entries of an object that its metadata has too.
+
+    Behind `data_size` bytes of blocks come `tail_size` bytes with the CRC-32C `tail_crc32c`.
+    `known_ranges` are set where index and metadata differ: rows of stream, start and end.
+    """
+
+    entries: EntryTable
+    data_size: int
+    tail_size: int
+    tail_crc32c: int
+    known_ranges: Column | None = None
+
+    @property
+    def cost(self) -> int:
+        """Approximate memory in bytes."""
+        known = 0 if self.known_ranges is None else self.known_ranges.nbytes
+        return _BYTES_PER_INDEX + _BYTES_PER_ENTRY * len(self.entries) + known
+
+
+def likely_index_start(size: int, range_count: int, key: str) -> int:
+    """Return the start of a read that has index and footer of an object in one request.
+
+    Raises `CorruptObjectError` when the object is too small to have a footer.
+    """
+    likely = FOOTER_SIZE + INDEX_ENTRY_SIZE * 2 * range_count
+    return max(0, min(tail_guess(size, key).start, size - likely))
+
+
+class SourceIndexes:
+    """Reads indexes of one cluster's set objects, and caches up to `cache_bytes` of them."""
+
+    def __init__(
+        self, calls: StoreCalls, listing: Listing, key_of: Callable[[int], str], cache_bytes: int
+    ) -> None:
+        self._calls = calls
+        self._listing = listing
+        self._key_of = key_of
+        self.cache: RecentlyUsed[SourceIndex] = RecentlyUsed(cache_bytes)
+        self._suspects: set[int] = set()
+        self.reads = 0
+        self.bytes_read = 0
+
+    async def load(self, sources: Iterable[Source]) -> dict[int, SourceIndex | SourceError]:
+        """Return the index of each source, or the reason that there is none."""
+        wanted = {one.object_id: one for one in sources}
+        found = await asyncio.gather(*map(self._index, wanted.values()), return_exceptions=True)
+        loaded: dict[int, SourceIndex | SourceError] = {}
+        for object_id, one in zip(wanted, found, strict=True):
+            if not isinstance(one, SourceIndex | SourceError):
+                raise one
+            loaded[object_id] = one
+        await self._match_with_metadata(wanted.values(), loaded)
+        for object_id, index in loaded.items():
+            if isinstance(index, SourceIndex):
+                self.cache.put(object_id, index)
+        return loaded
+
+    def suspect(self, object_ids: Sequence[int]) -> bool:
+        """Compare these objects' indexes with the metadata from now on; tell whether any is new."""
+        is_new = not self._suspects.issuperset(object_ids)
+        self._suspects.update(object_ids)
+        for object_id in object_ids:
+            self.cache.forget(object_id)
+        return is_new
+
+    async def _index(self, source: Source) -> SourceIndex:
+        cached = self.cache.get(source.object_id)
+        if cached is not None:
+            return cached
+        object_id, key = source.object_id, self._key_of(source.object_id)
+        try:
+            return await self._fetch(source, key)
+        except ObjectNotFoundError as error:
+            reason = (
+                f"{key!r} is not in the store; if it is still listed, run the reconciliation report"
+            )
+            raise SourceError(object_id, reason) from error
+        except CorruptObjectError as error:
+            raise SourceError(object_id, str(error)) from error
+        except StorageError as error:
+            reason = f"its index could not be read: {error}"
+            raise SourceError(object_id, reason, passing=True) from error
+
+    async def _fetch(self, source: Source, key: str) -> SourceIndex:
+        """Read the index, nearly always with one request, as the number of ranges is known."""
+        parser = ObjectReader(key, source.size)
+        start = likely_index_start(source.size, source.range_count, key)
+        tail = memoryview(await self._get(key, start, source.size))
+        while (needed := parser.needed) is not None:
+            if needed.start < start:
+                start = needed.start
+                tail = memoryview(await self._get(key, start, needed.end))
+            parser.receive(tail[needed.start - start : needed.end - start])
+        index = parser.index
+        end = ObjectChecksum.of(tail[index.data_size - start :])
+        entries = EntryTable.of_index(source.object_id, index)
+        return SourceIndex(entries, index.data_size, end.size, end.value)
+
+    async def _get(self, key: str, start: int, end: int) -> bytes:
+        store = self._calls.store
+        try:
+            data = await self._calls.read(end - start, lambda: store.get_range(key, start, end))
+        except RangeNotSatisfiableError as error:
+            raise CorruptObjectError(
+                key, start, "size of the object", str(error), f"{end} bytes"
+            ) from error
+        self.reads += 1
+        self.bytes_read += len(data)
+        return data
+
+    async def _match_with_metadata(
+        self, sources: Iterable[Source], loaded: dict[int, SourceIndex | SourceError]
+    ) -> None:
+        """Drop entries that the metadata lacks, where numbers of ranges differ."""
+        differing: dict[int, SourceIndex] = {}
+        for source in sources:
+            one = loaded[source.object_id]
+            if isinstance(one, SourceIndex) and one.known_ranges is None:
+                ranges = len(contiguous_runs(one.entries))
+                if ranges != source.range_count or source.object_id in self._suspects:
+                    differing[source.object_id] = one
+        if not differing:
+            return
+        known = await self._listing.ranges(list(differing))
+        for object_id, one in differing.items():
+            if object_id not in known:
+                loaded[object_id] = SourceError(
+                    object_id, "it was replaced meanwhile", passing=True
+                )
+                continue
+            inside = one.entries.take(_inside(one.entries, known[object_id]))
+            loaded[object_id] = replace(one, entries=inside, known_ranges=known[object_id])
+
+
+def is_whole(index: SourceIndex, starts: dict[int, int]) -> bool:
+    """Tell whether the entries hold every live offset that the metadata has of the object.
+
+    `starts` has the first readable offset of each stream there is.
+    """
+    if index.known_ranges is None:
+        return True
+    entries, ranges = index.entries, index.known_ranges
+    held = _live_offsets(entries.stream_id, entries.start_offset, entries.end_offset, starts)
+    return held == _live_offsets(ranges[:, 0], ranges[:, 1], ranges[:, 2], starts)
+
+
+def _live_offsets(stream: Column, start: Column, end: Column, starts: dict[int, int]) -> int:
+    ids, numbers = np.unique(stream, return_inverse=True)
+    gone = np.iinfo(np.int64).max
+    lowest = np.array([starts.get(one, gone) for one in ids.tolist()], dtype=np.int64)
+    return int(np.maximum(end - np.maximum(start, lowest[numbers]), 0).sum())
+
+
+def _inside(entries: EntryTable, ranges: Column) -> Mask:
+    """Mark the entries that lie within a range; `ranges` may be in any order, but not overlap.
+
+    Both are sorted together, ranges first where they start alike: the range that may hold an entry
+    is the last one before it.
+    """
+    ordered = ranges[np.lexsort((ranges[:, 1], ranges[:, 0]))]
+    count = len(ordered)
+    streams = np.concatenate((ordered[:, 0], entries.stream_id))
+    starts = np.concatenate((ordered[:, 1], entries.start_offset))
+    is_entry = np.arange(len(streams)) >= count
+    order = np.lexsort((is_entry, starts, streams))
+    latest = np.maximum.accumulate(np.where(is_entry, -1, np.arange(len(streams)))[order])
+    range_of = np.empty(len(streams), dtype=np.int64)
+    range_of[order] = latest
+    at = range_of[count:]
+    found: Mask = at >= 0
+    found[found] = (ordered[at[found], 0] == entries.stream_id[found]) & (
+        entries.end_offset[found] <= ordered[at[found], 2]
+    )
+    return found

@@ -1,0 +1,1 @@
+"""Controllers as a client finds, calls and watches them."""

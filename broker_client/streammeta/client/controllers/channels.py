@@ -1,0 +1,104 @@
+"""Channels to controllers: one for each endpoint, and new ones when certificates are replaced.
+
+A channel keeps the certificate that it was made with. So the files are looked at now and then, when
+a channel is asked for; when they hold another set, calls from then on get channels of their own,
+and the old ones end after a grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+
+from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client.resources.fork_check import note_connection
+from streammeta.rpc.connections import client_channel
+from streammeta.tls.files import TlsError, TlsFiles, WatchedTls
+
+LOOKED_AT_EVERY_S = 5.0
+"""Least time between two looks at the files, in seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class Channels:
+    """Open channels; plain text without `tls`. `grace_s` is the time that old ones have left."""
+
+    def __init__(self, tls: TlsFiles | None, grace_s: float) -> None:
+        """Read the files.
+
+        Raises:
+            TlsError: they are of no use.
+        """
+        self._watched = None if tls is None else WatchedTls(tls)
+        self._grace_s = grace_s
+        self._looks_at = float("-inf")
+        self._open: dict[str, grpc.aio.Channel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._old: set[grpc.aio.Channel] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def endpoints(self) -> set[str]:
+        """The endpoints that have one."""
+        return set(self._open)
+
+    @property
+    def are_encrypted(self) -> bool:
+        """Return whether the channels speak TLS."""
+        return self._watched is not None
+
+    def get(self, endpoint: str) -> grpc.aio.Channel:
+        """Return the channel to an endpoint, made when it is first asked for."""
+        if self._watched is not None:
+            self._look_now_and_then(self._watched)
+        channel = self._open.get(endpoint)
+        if channel is None:
+            note_connection()
+            tls = None if self._watched is None else self._watched.contents
+            channel = self._open[endpoint] = client_channel(endpoint, tls)
+        return channel
+
+    async def close(self) -> None:
+        """Close all; calls under way fail."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        channels = [*self._open.values(), *self._old]
+        self._open.clear()
+        self._old.clear()
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    def _look_now_and_then(self, watched: WatchedTls) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._looks_at:
+            return
+        is_first = self._looks_at == float("-inf")
+        self._looks_at = loop.time() + LOOKED_AT_EVERY_S
+        if not is_first:
+            task = loop.create_task(self._look(watched))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _look(self, watched: WatchedTls) -> None:
+        try:
+            if not await run_blocking(watched.look):
+                return
+        except TlsError as error:
+            _log.warning("certificates not replaced: %s", error)
+            return
+        await self._renew()
+
+    async def _renew(self) -> None:
+        """Give calls from now on other channels, and those under way their time to end."""
+        old = list(self._open.values())
+        self._open.clear()
+        self._old.update(old)
+        await asyncio.sleep(self._grace_s)
+        for channel in old:
+            self._old.discard(channel)
+            await channel.close()

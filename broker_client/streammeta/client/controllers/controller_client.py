@@ -1,0 +1,409 @@
+"""Client of the controllers: finds the leader, retries safe requests, gives up at the deadline.
+
+Owns the channels, the deadline of each call and the reading of gRPC statuses. What may be repeated
+is decided here and nowhere else: every RPC of the contract is idempotent by request id, object id
+or epoch, so whatever a lost answer may have done, the same request is sent again; what the
+controller refused is not. Which endpoint comes next is the router's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from streammeta.client.arguments import (
+    INT32_MAX,
+    check_endpoints,
+    check_int,
+    check_ints,
+    check_kind,
+    check_seconds,
+)
+from streammeta.client.controllers.channels import Channels
+from streammeta.client.controllers.methods import (
+    DESCRIBE_CLUSTER,
+    DESCRIBE_STREAMS,
+    HEARTBEAT,
+    Method,
+    RequestT,
+    ResponseT,
+)
+from streammeta.client.controllers.spread import ControllerSpread
+from streammeta.client.errors import (
+    BucketRefusedError,
+    ClientClosedError,
+    ControllerDefectError,
+    ControllerUnavailableError,
+    InvalidRequestError,
+    LimitExceededError,
+    MapOlderThanBucketError,
+    PermissionDeniedError,
+    ProtocolViolationError,
+    RefusedError,
+    UnsupportedError,
+)
+from streammeta.client.model import (
+    ClusterDescription,
+    StreamDescription,
+    cluster_description,
+    stream_description,
+)
+from streammeta.client.resources.bandwidth import Network
+from streammeta.client.resources.fork_check import check_not_forked
+from streammeta.client.resources.resources import ClosedAtExit, warn_unclosed
+from streammeta.client.resources.tally import ClientTally
+from streammeta.rpc import tracing
+from streammeta.rpc.failures import Reason, RpcFailure, read_failure
+from streammeta.rpc.leader_router import (
+    ELECTION_BACKOFF,
+    LeaderRouter,
+    LeaderSearch,
+    kind_of,
+)
+from streammeta.tls.files import TlsFiles
+from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
+
+DEFAULT_DEADLINE_S = 30.0
+DEFAULT_ATTEMPT_TIMEOUT_S = 2.0
+
+_GRACE_S = 10.0
+"""Time that calls have left on a channel when its certificate is replaced, in seconds."""
+
+LEARNED_FOR_S = 10.0
+"""Time for which a list of all controllers is relied on, in seconds."""
+_LEARNING_S = 1.0
+
+_READ_AFTER_KEY = "streammeta-read-after"
+_OFFSET_KEY = "streammeta-offset"
+
+_PAGE_SIZE = 10_000
+_REFUSALS: dict[grpc.StatusCode | str, type[RefusedError]] = {
+    Reason.WRONG_BUCKET: BucketRefusedError,
+    Reason.SUPERSEDED: BucketRefusedError,
+    Reason.MAP_OLDER_THAN_BUCKET: MapOlderThanBucketError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceededError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.UNAUTHENTICATED: PermissionDeniedError,
+    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
+    grpc.StatusCode.FAILED_PRECONDITION: RefusedError,
+}
+
+
+class ControllerClient(ClosedAtExit):
+    """Calls any of the controllers at `endpoints`, wherever the leader is or moves to.
+
+    Safe for many concurrent calls on one event loop; use it as an async context manager or call
+    `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
+    call that names no other. With `tls` connections are encrypted and show a certificate; its files
+    may be replaced at any time. All calls share `router`, `spread` says where watches and session
+    reads go, and all parts over this client count in `tally`. They share `network`: `network_rate`
+    bytes a second of traffic with the store, 0: no limit. `rng` draws the jitter of waits.
+    Raises `TypeError` or `ValueError` that names what is wrong with an argument or a file.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        attempt_timeout_s: float = DEFAULT_ATTEMPT_TIMEOUT_S,
+        tls: TlsFiles | None = None,
+        network_rate: float = 0.0,
+        rng: random.Random | None = None,
+        new_request_id: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self._is_closed = False
+        rng = rng or random.Random()
+        self.router = LeaderRouter(check_endpoints("endpoints", endpoints), rng)
+        self.spread = ControllerSpread(self.router.endpoints, rng)
+        self.tally = ClientTally()
+        self.network = Network(network_rate)
+        self._learned_at = float("-inf")
+        self._seen_offset = 0
+        self.deadline_s = check_seconds("deadline_s", deadline_s)
+        self.attempt_timeout_s = check_seconds("attempt_timeout_s", attempt_timeout_s)
+        self._new_request_id = new_request_id
+        if tls is not None:
+            check_kind("tls", tls, TlsFiles, "TlsFiles(ca, certificate, key)")
+        self._channels = Channels(tls, max(_GRACE_S, 2 * self.attempt_timeout_s))
+
+    def __del__(self) -> None:
+        if getattr(self, "_channels", None):
+            warn_unclosed(
+                self,
+                f"{len(self._channels)} connections to controllers",
+                "use `async with ControllerClient(...)` or `await client.close()`",
+            )
+
+    async def close(self) -> None:
+        """Close all channels; calls that wait, and later ones, fail with `ClientClosedError`."""
+        self._is_closed = True
+        await self._channels.close()
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints given, in order."""
+        return self.router.endpoints
+
+    @property
+    def leader(self) -> str | None:
+        """The endpoint believed to lead; None before the first answer and after a failure."""
+        return self.router.leader
+
+    def channel(self, endpoint: str) -> grpc.aio.Channel:
+        """Return the connection to `endpoint`, made when it is first asked for.
+
+        Raises `ClientClosedError` after `close`, and `ForkedProcessError` in a forked process.
+        """
+        check_not_forked(f"connection to {endpoint}")
+        if self._is_closed:
+            raise ClientClosedError(f"connection to {endpoint}")
+        return self._channels.get(endpoint)
+
+    def failure(self, error: grpc.RpcError) -> RpcFailure:
+        """Return the status of a failed call."""
+        return read_failure(error, over_tls=self._channels.are_encrypted)
+
+    def unavailable(
+        self, method: str, deadline_s: float, search: LeaderSearch, *, is_read: bool = False
+    ) -> ControllerUnavailableError:
+        """Return the error of a call whose deadline, `deadline_s` seconds, has passed."""
+        return ControllerUnavailableError(
+            method,
+            deadline_s,
+            search.failures,
+            search.refusal,
+            is_read=is_read,
+            over_tls=self._channels.are_encrypted,
+        )
+
+    def was_replaced(self) -> bool:
+        """Return whether a cancelled call, in the task that runs, lost its channel to a new one."""
+        task = asyncio.current_task()
+        return not self._is_closed and task is not None and not task.cancelling()
+
+    async def call(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        deadline_s: float | None = None,
+    ) -> ResponseT:
+        """Send `request` until a controller answers it, for at most `deadline_s` seconds.
+
+        An empty `request_id` is filled in, and is the same in every attempt. Error codes inside
+        the answer are left to the caller. What the leader can't take now, for a full disk or too
+        much under way, is repeated with growing waits. Raises `ControllerUnavailableError` when
+        the deadline passes, and a `RefusedError` for a request that was refused for good.
+        """
+        check_kind("request", request, method.request, f"a {method.request.__name__}")
+        seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
+        fields: Any = request
+        if "request_id" in request.DESCRIPTOR.fields_by_name and not fields.request_id:
+            fields.request_id = self._new_request_id()
+        search = LeaderSearch(self.router, is_for_leader=method.leader_only)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._until_answered(method, request, search)
+        except TimeoutError:
+            raise self.unavailable(method.name, seconds, search, is_read=method.is_read) from None
+
+    @property
+    def seen_offset(self) -> int:
+        """The least offset below which lies everything that answers to this client held."""
+        return self._seen_offset
+
+    async def read(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        *,
+        at_least: int | None = None,
+        deadline_s: float | None = None,
+    ) -> ResponseT:
+        """Ask any controller that has applied the log below `at_least`, by default `seen_offset`.
+
+        Such a session read observes what this client has read and written by `call` and `read`,
+        perhaps no more, and costs the leader nothing while another controller serves. Raises as
+        `call` does.
+        """
+        check_kind("request", request, method.request, f"a {method.request.__name__}")
+        after = self._seen_offset if at_least is None else check_int("at_least", at_least)
+        seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
+        tried: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(seconds):
+                await self.learn_controllers()
+                for round_number in itertools.count():
+                    for endpoint in self.spread.order(self.leader):
+                        try:
+                            return await self._send(endpoint, method, request, after)
+                        except grpc.aio.AioRpcError as error:
+                            tried[endpoint] = self._passed_over(endpoint, method.name, error)
+                    await asyncio.sleep(ELECTION_BACKOFF.wait(round_number, random.random()))
+        except TimeoutError:
+            raise ControllerUnavailableError(
+                method.name, seconds, tried, is_read=True, over_tls=self._channels.are_encrypted
+            ) from None
+        raise AssertionError("rounds without end have ended")
+
+    def _passed_over(self, endpoint: str, method: str, error: grpc.aio.AioRpcError) -> str:
+        """Return why another controller is asked; raise the error if that is of no use."""
+        failure = self.failure(error)
+        kind = kind_of(failure)
+        if kind is None:
+            raise refusal(method, failure) from error
+        self.tally.failed(kind)
+        self.spread.failed(endpoint)
+        return failure.text
+
+    async def learn_controllers(self) -> None:
+        """Ask for the list of all controllers, unless it is known and not old.
+
+        Nothing changes without an answer at once.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._learned_at < LEARNED_FOR_S:
+            return
+        self._learned_at = now
+        try:
+            request = admin_pb2.DescribeClusterRequest()
+            answer = await self.call(DESCRIBE_CLUSTER, request, _LEARNING_S)
+        except (ControllerUnavailableError, RefusedError):
+            return
+        self._take_list(answer)
+
+    def _take_list(self, answer: admin_pb2.DescribeClusterResponse) -> None:
+        listed = [controller.endpoint for controller in answer.controllers]
+        self.spread.learn(listed, answer.leader_endpoint)
+        self.router.learn(listed)
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """Return the leader and the size of the map, as any one controller knows them."""
+        answer = await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
+        self._take_list(answer)
+        return cluster_description(answer)
+
+    async def object_namespace(self) -> str:
+        """Return the namespace in the keys of this cluster's objects."""
+        answer = await self.describe_cluster()
+        if not answer.object_namespace:
+            raise ProtocolViolationError("DescribeCluster", detail="object_namespace is empty")
+        return answer.object_namespace
+
+    async def describe_streams(
+        self,
+        stream_ids: Sequence[int] = (),
+        *,
+        owner_node_id: int | None = None,
+        include_ranges: bool = False,
+    ) -> AsyncIterator[StreamDescription]:
+        """List streams in id order, page by page: these ids (unknown ones are left out), or all."""
+        if owner_node_id is not None:
+            check_int("owner_node_id", owner_node_id, 0, INT32_MAX)
+        request = streams_pb2.DescribeStreamsRequest(
+            stream_ids=check_ints("stream_ids", stream_ids, "a sequence of stream ids"),
+            owner_node_id=owner_node_id,
+            include_ranges=include_ranges,
+        )
+        async for answer in self.pages(DESCRIBE_STREAMS, request):
+            for description in answer.streams:
+                yield stream_description(description)
+
+    async def pages(
+        self, method: Method[RequestT, ResponseT], request: RequestT
+    ) -> AsyncIterator[ResponseT]:
+        """Call `method` for page after page; the request may name the size of a page."""
+        page: common_pb2.PageRequest = request.page  # type: ignore[attr-defined]
+        page.page_size = page.page_size or _PAGE_SIZE
+        while True:
+            answer: Any = await self.call(method, request)
+            yield answer
+            if not answer.next_page_token:
+                return
+            page.page_token = answer.next_page_token
+
+    async def _send(
+        self,
+        endpoint: str,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        read_after: int | None = None,
+    ) -> ResponseT:
+        """Make one attempt; a session read if it names an offset."""
+        send = self.channel(endpoint).unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        metadata = None if read_after is None else ((_READ_AFTER_KEY, str(read_after)),)
+        # Heartbeats are sent from where the session began, for as long as it lasts.
+        if method is not HEARTBEAT and tracing.is_traced():
+            return await self._send_traced(send, method, request, metadata)
+        sent = send(request, timeout=self.attempt_timeout_s, metadata=metadata)
+        answer: ResponseT = await self._sent(sent)
+        return answer
+
+    async def _send_traced(
+        self,
+        send: Any,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        metadata: tuple[tuple[str, str], ...] | None,
+    ) -> ResponseT:
+        with tracing.span(method.path[1:], {"rpc.system": "grpc"}):
+            joined = (*(metadata or ()), *tracing.call_metadata())
+            answer: ResponseT = await self._sent(
+                send(request, timeout=self.attempt_timeout_s, metadata=joined)
+            )
+            return answer
+
+    async def _sent(self, sent: Any) -> Any:
+        answer = await sent
+        self._seen_offset = max(self._seen_offset, _offset_in(await sent.trailing_metadata() or ()))
+        return answer
+
+    async def _until_answered(
+        self, method: Method[RequestT, ResponseT], request: RequestT, search: LeaderSearch
+    ) -> ResponseT:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                answer = await self._send(search.endpoint, method, request)
+            except asyncio.CancelledError:
+                search.given_up(loop.time() - began)
+                task = asyncio.current_task()
+                if self._is_closed and task is not None and not task.cancelling():
+                    raise ClientClosedError(method.name) from None
+                raise
+            except grpc.aio.AioRpcError as error:
+                failure = self.failure(error)
+                wait = search.failed(failure)
+                if wait is None:
+                    raise refusal(method.name, failure) from error
+                self.tally.failed(kind_of(failure))
+            else:
+                if method.leader_only:
+                    search.answered()
+                return answer
+            await asyncio.sleep(wait)
+
+
+def _offset_in(metadata: Iterable[tuple[str, str | bytes]]) -> int:
+    """Return the offset that an answer holds at; 0 if it names none."""
+    text = next((str(value) for key, value in metadata if key == _OFFSET_KEY), "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def refusal(method: str, failure: RpcFailure) -> RefusedError:
+    """Return the error of a call that a controller has refused for good."""
+    kind = _REFUSALS.get(failure.reason) or _REFUSALS.get(failure.code, ControllerDefectError)
+    return kind(method, detail=failure.text)

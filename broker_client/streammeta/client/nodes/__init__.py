@@ -1,0 +1,1 @@
+"""The broker's own registration: its session and its epochs."""

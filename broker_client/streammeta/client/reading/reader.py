@@ -1,0 +1,382 @@
+"""Stream reader: ordered, gapless reads of streams, and tails that follow their growth.
+
+Owns the contract with callers: records of a stream follow each other without a gap from the offset
+asked for, whatever happens to the objects that hold them; each call ends by its deadline; memory
+stays within the bounds of the configuration. The parts are in `streammeta.client.reading`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from streammeta.client.arguments import (
+    INT64_MAX,
+    check_callable,
+    check_client,
+    check_int,
+    check_ints,
+    check_items,
+    check_kind,
+    check_seconds,
+    check_store,
+    check_text,
+)
+from streammeta.client.config import ReaderConfig, ReaderStats
+from streammeta.client.controllers.bucket_check import BucketCheck
+from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.errors import (
+    OffsetTrimmedError,
+    ReadDeadlineError,
+    ReaderClosedError,
+    RefusedError,
+)
+from streammeta.client.reading.block_cache import BlockCache, Cursors
+from streammeta.client.reading.block_fetcher import BlockFetcher
+from streammeta.client.reading.bulk_reader import BulkReader
+from streammeta.client.reading.lookups import (
+    Located,
+    Lookups,
+    StreamQuery,
+    check_located,
+    located_of,
+)
+from streammeta.client.reading.metadata_follower import ChangeWait, MetadataFollower, StreamTail
+from streammeta.client.reading.object_source import ObjectSource
+from streammeta.client.reading.range_reader import Fetched, RangeReader
+from streammeta.client.reading.slice_cache import SliceCache
+from streammeta.client.reading.time_lookup import Bound, OffsetAtTime, TimedStreams, TimestampOf
+from streammeta.client.resources.resources import ClosedAtExit, StoreThreads, warn_unclosed
+from streammeta.client.resources.tally import TAIL
+from streammeta.storage.object_format.index_block import UNLIMITED
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.protocol.base import ObjectStore
+
+DEFAULT_READ_BYTES = 8 * 1024 * 1024
+
+_ResultT = TypeVar("_ResultT")
+
+
+class StreamReader(ClosedAtExit):
+    """Reads streams of the cluster whose objects have `namespace` in their keys.
+
+    Safe for many concurrent calls on one event loop; use it as an async context manager or call
+    `close`. Every call raises `StreamNotFoundError`, `OffsetTrimmedError`, `CorruptObjectError`,
+    `MissingObjectError`, `ReadDeadlineError`, `ReaderClosedError`, what a call to the controllers
+    raises, and `storage.errors` that are no fault of the object. The first one looks whether the
+    store is the cluster's bucket: `storage.errors.WrongBucketError`. `deadline_s` is in seconds.
+    """
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        store: ObjectStore,
+        namespace: str,
+        config: ReaderConfig | None = None,
+    ) -> None:
+        check_client(client)
+        check_store(store)
+        check_text("namespace", namespace, "that of the cluster, `session.namespace`")
+        self._config = config = ReaderConfig() if config is None else config
+        check_kind("config", config, ReaderConfig, "a ReaderConfig, or None for its defaults")
+        self._stats = ReaderStats()
+        self._tally = client.tally
+        self._bucket = BucketCheck(client, store, namespace)
+        self._threads = StoreThreads(store, config.fetch_threads, "fetch")
+        self._lookups = Lookups(client)
+        self._slices = SliceCache(
+            self._lookups, self._stats, config.max_slices, config.max_staleness_s
+        )
+        self._follower = MetadataFollower(client, self._slices)
+        self._slices.follow(self._follower)
+        self._source = ObjectSource(
+            self._threads,
+            namespace,
+            config.index_cache_bytes,
+            config.request_timeout_s,
+            self._stats,
+            config.verified_bytes,
+            received=client.network.received,
+        )
+        self._blocks = BlockCache(config.block_cache_bytes)
+        self._fetcher = BlockFetcher(self._source, self._blocks, self._stats, config.read_bytes)
+        self._source.on_whole = self._fetcher.take_whole
+        cursors = Cursors(
+            self._blocks,
+            self._stats,
+            config.readahead_bytes,
+            max(1, min(config.max_readahead_bytes, config.block_cache_bytes // 2)),
+        )
+        self._ranges = RangeReader(
+            namespace,
+            self._slices,
+            self._source,
+            self._fetcher,
+            cursors,
+            self._stats,
+            config.read_bytes // 2,
+        )
+        self._bulk = BulkReader(namespace, self._lookups, self._source, config.bulk_bytes)
+        self._timed = TimedStreams(self._lookups, self._source, self._fetcher, self._ranges)
+        self._closed = False
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warn_unclosed(
+                self,
+                "its threads, its watch and the reads that wait",
+                "use `async with StreamReader(...)` or `await reader.close()`",
+            )
+
+    @property
+    def stats(self) -> ReaderStats:
+        """What was asked of the store and the map so far, and what was found in memory."""
+        return self._stats
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of indexes, blocks and unfinished reads in memory now."""
+        return self._source.cache.held_bytes + self._blocks.size + self._fetcher.held_bytes
+
+    async def close(self) -> None:
+        """Stop everything; reads that wait fail with `ReaderClosedError`."""
+        self._closed = True
+        self._follower.close()
+        self._slices.on_gap()  # wakes waiting reads
+        self._ranges.close()
+        self._lookups.close()
+        self._source.close()
+        self._fetcher.close()
+        self._threads.close()
+
+    async def locate(self, queries: Sequence[StreamQuery]) -> list[Located]:
+        """Ask the map about many ranges in few calls; the answers are in the order of `queries`.
+
+        A refused query has its refusal in `Located.error`.
+        """
+        asked = check_items("queries", queries, "a sequence of StreamQuery")
+        for index, one in enumerate(asked):
+            check_kind(f"queries[{index}]", one, StreamQuery, "a StreamQuery")
+        answers = await self._lookups.ask_many(asked)
+        found: list[Located] = []
+        for query, answer in zip(asked, answers, strict=True):
+            located = located_of(query, answer)
+            try:
+                check_located(query, answer)
+            except RefusedError as error:
+                located = replace(located, error=error)
+            found.append(located)
+        return found
+
+    async def fetch(
+        self,
+        stream_id: int,
+        offset: int,
+        max_bytes: int = DEFAULT_READ_BYTES,
+        *,
+        min_bytes: int = 1,
+        wait_s: float = 0.0,
+        deadline_s: float | None = None,
+    ) -> Fetched:
+        """Read from `offset` on; wait up to `wait_s` until there are `min_bytes` of payload.
+
+        About `max_bytes` of payload are read, at least one batch if there is any, fewer if the
+        memory allowed does not suffice. The first batch may begin before `offset`. Where the stream
+        ends nothing is returned; offsets that were given up are passed over. The deadline counts
+        beside `wait_s`.
+        """
+        _check_read(stream_id, offset, None, max_bytes, "offset")
+        check_int("min_bytes", min_bytes)
+        check_seconds("wait_s", wait_s, may_be_zero=True)
+        if min_bytes > max_bytes:
+            raise ValueError(
+                f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wanted at most max_bytes,"
+                f" {max_bytes}"
+            )
+        query = StreamQuery(stream_id, offset)
+        fetched = await self._fetch_once(query, max_bytes, deadline_s)
+        if wait_s <= 0 or fetched.payload_bytes >= min_bytes:
+            return fetched
+        ends_at = asyncio.get_running_loop().time() + wait_s
+        with self._news(stream_id) as news:
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await news.ready()
+                while fetched.payload_bytes < min_bytes:
+                    news.expect()
+                    if not news.nothing_at(fetched.next_offset):
+                        left = max_bytes - fetched.payload_bytes
+                        query = StreamQuery(stream_id, fetched.next_offset)
+                        more = await self._fetch_once(query, left, deadline_s)
+                        fetched = _joined(fetched, more)
+                        if more.records:
+                            continue
+                    async with asyncio.timeout_at(ends_at):
+                        await news.wait()
+            except TimeoutError:
+                pass
+        return fetched
+
+    async def read(
+        self,
+        stream_id: int,
+        start: int,
+        end: int | None = None,
+        max_bytes: int = DEFAULT_READ_BYTES,
+        *,
+        deadline_s: float | None = None,
+    ) -> list[RecordBatch]:
+        """Read record batches that cover `[start, end)`, or the front of it, without a gap.
+
+        The first may begin before `start` and the last reach beyond `end`, since batches are not
+        cut. About `max_bytes` of payload are read, at least one batch if there is any; none at
+        the stream's end.
+        """
+        _check_read(stream_id, start, end, max_bytes)
+        query = StreamQuery(stream_id, start, UNLIMITED if end is None else end)
+        return (await self._fetch_once(query, max_bytes, deadline_s)).records
+
+    async def iterate(
+        self, stream_id: int, start: int | None = None, end: int | None = None
+    ) -> AsyncIterator[RecordBatch]:
+        """Go through a stream from `start` (None: its first visible offset) to `end`.
+
+        Without `end` it stops where the stream ends when it gets there.
+        """
+        check_int("stream_id", stream_id)
+        if end is not None:
+            check_int("end", end)
+        at = await self._first_offset(stream_id) if start is None else start
+        while end is None or at < end:
+            records = await self.read(stream_id, at, end)
+            if not records:
+                return
+            for record in records:
+                yield record
+            at = records[-1].end_offset
+
+    def tail(
+        self, stream_id: int, offset: int, *, max_bytes: int = DEFAULT_READ_BYTES
+    ) -> StreamTail:
+        """Go through a stream from `offset` on without end, waiting for what is not there yet.
+
+        It also waits while no controller leads or the store fails for a reason that may pass; a log
+        message says so. All tails of a reader share one watch. About `max_bytes` of payload are
+        read at a time.
+        """
+        _check_read(stream_id, offset, None, max_bytes, "offset")
+
+        def read(at: int) -> Awaitable[Fetched]:
+            return self._fetch_once(StreamQuery(stream_id, at), max_bytes, None)
+
+        return StreamTail(self._news(stream_id), read, offset, self._note_retry)
+
+    async def read_streams(
+        self, stream_ids: Iterable[int]
+    ) -> AsyncIterator[tuple[int, list[RecordBatch]]]:
+        """Read whole streams, as far as objects hold them now, in ascending order of id.
+
+        Blocks of many streams lie together in a stream set object, so streams are read in groups
+        of neighbouring ids of at most `bulk_bytes`, each object once for a group. A stream larger
+        than that makes a group alone, whole in memory: use `iterate` for such.
+        """
+        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        await self._bucket.passed()
+        async for one in self._bulk.read(ids):
+            yield one
+
+    async def offset_for_timestamp(
+        self,
+        stream_id: int,
+        timestamp_ms: int,
+        bound: Bound = "lower",
+        *,
+        timestamp_of: TimestampOf,
+        deadline_s: float | None = None,
+    ) -> OffsetAtTime:
+        """Find an offset by time, which `timestamp_of` reads from a record, in ms.
+
+        `lower`: the first record that is not older; `upper`: the last one that is not newer. See
+        `OffsetAtTime` for what is found if there is none, and `reading.time_lookup` for streams
+        whose times do not ascend.
+        """
+        check_int("stream_id", stream_id)
+        check_int("timestamp_ms", timestamp_ms, -INT64_MAX)
+        check_callable("timestamp_of", timestamp_of, "a function of a record, its time in ms")
+        if bound not in ("lower", "upper"):
+            raise ValueError(f"bound is {bound!r}, wanted 'lower' or 'upper'")
+        return await self._bounded(
+            lambda: self._timed.find(stream_id, timestamp_ms, bound, timestamp_of),
+            f"look-up of time {timestamp_ms} in stream {stream_id}",
+            stream_id,
+            deadline_s,
+        )
+
+    async def _first_offset(self, stream_id: int) -> int:
+        located = (await self.locate([StreamQuery(stream_id, 0, limit=1)]))[0]
+        if located.error is not None and not isinstance(located.error, OffsetTrimmedError):
+            raise located.error
+        return located.start_offset
+
+    async def _fetch_once(
+        self, query: StreamQuery, max_bytes: int, deadline_s: float | None
+    ) -> Fetched:
+        return await self._bounded(
+            lambda: self._ranges.read(query, max_bytes),
+            f"read of stream {query.stream_id}",
+            query.stream_id,
+            deadline_s,
+        )
+
+    def _note_retry(self) -> None:
+        self._tally.retries[TAIL] += 1
+
+    def _news(self, stream_id: int) -> ChangeWait:
+        return ChangeWait(self._slices, self._follower, stream_id, self._config.poll_interval_s)
+
+    async def _bounded(
+        self,
+        work: Callable[[], Awaitable[_ResultT]],
+        subject: str,
+        stream_id: int,
+        deadline_s: float | None,
+    ) -> _ResultT:
+        """Await `work()` until the deadline, or until the reader is closed."""
+        seconds = self._config.deadline_s if deadline_s is None else deadline_s
+        check_seconds("deadline_s", seconds)
+        if self._closed:
+            raise ReaderClosedError(stream_id)
+        expiry = asyncio.timeout(seconds)
+        try:
+            async with expiry:
+                await self._bucket.passed()
+                return await work()
+        except TimeoutError:
+            if expiry.expired():
+                raise ReadDeadlineError(subject, seconds) from None
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise ReaderClosedError(stream_id) from None  # what it waited for was given up
+            raise
+
+
+def _check_read(
+    stream_id: int, start: int, end: int | None, max_bytes: int, first: str = "start"
+) -> None:
+    check_int("stream_id", stream_id)
+    check_int(first, start)
+    check_int("max_bytes", max_bytes, 1)
+    if end is not None and check_int("end", end) <= start:
+        raise ValueError(
+            f"read of stream {stream_id}: end is {end}, wanted more than start, {start}"
+        )
+
+
+def _joined(one: Fetched, more: Fetched) -> Fetched:
+    return Fetched(
+        [*one.records, *more.records], more.next_offset, more.start_offset, more.end_offset
+    )

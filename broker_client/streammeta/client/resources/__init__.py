@@ -1,0 +1,1 @@
+"""Bounded resources: threads, byte budgets, bandwidth, counts."""

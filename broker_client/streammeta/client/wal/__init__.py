@@ -1,0 +1,1 @@
+"""Write-ahead logs: on a disk or in the bucket."""

@@ -1,0 +1,269 @@
+"""File formats of a write-ahead log: file header, segments, frame bodies and the state file.
+
+File header, big-endian: magic of 4 bytes, CRC-32C u32 of all that follows, version u16, namespace
+length u16, node id i32, log id of 16 bytes drawn when the log is made, offset of the first record
+u64, namespace in UTF-8. Then come frames of `streammeta.storage.segmented_log` with the magic
+`SMWF`, their flushed end before the node epoch. Bodies: kind 1 is records of the object format, end
+to end; kind 2 is empty and stands for records that were lost; kind 3, with a count of 0, is a text
+in UTF-8.
+
+A segment gets its name once its header is durable; the one before it is wholly synced by then.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import google_crc32c
+
+from streammeta.client.wal.disk.config import MAX_NAMESPACE_BYTES, LogIdentity
+from streammeta.client.wal.disk.errors import DamagedLogError, WrongLogError
+from streammeta.storage.durable_files import File, FileSystem, replace_file
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.record import RecordBatch, decode_record
+from streammeta.storage.segmented_log import (
+    BadFrameError,
+    FrameCodec,
+    FrameHeader,
+    Segment,
+    SlotFile,
+    segment_base,
+    segment_path,
+)
+
+SEGMENT_MAGIC = b"SMWL"
+STATE_MAGIC = b"SMWS"
+SET_ASIDE_MAGIC = b"SMWA"
+VERSION = 1
+
+STATE_NAME = "state"
+SUFFIX = ".wal"
+
+_PREFIX = struct.Struct(">4sI")
+_FIELDS = struct.Struct(">HHi16sQ")
+_FIXED_SIZE = _PREFIX.size + _FIELDS.size
+MAX_HEADER_SIZE = _FIXED_SIZE + MAX_NAMESPACE_BYTES
+
+_STATE_LAYOUT = struct.Struct(">QQQ")  # slot number, trimmed end, flushed end
+_STATE_SLOTS = (4096, 8192)
+
+_KEPT_NAME = re.compile(r"([0-9]{20}-[0-9]+\.aside|([0-9]{20}\.wal|state)\.damaged)")
+_TEMPORARY_NAME = re.compile(r"([0-9]{20}-[0-9]+\.aside|([0-9]{20}\.wal|state)(\.damaged)?)\.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """The beginning of one file; the first record in it, if any, has `base_offset`."""
+
+    magic: bytes
+    namespace: str
+    node_id: int
+    log_id: bytes
+    base_offset: int
+
+    def encode(self) -> bytes:
+        """Return the header's bytes."""
+        name = self.namespace.encode()
+        fields = _FIELDS.pack(VERSION, len(name), self.node_id, self.log_id, self.base_offset)
+        return _PREFIX.pack(self.magic, google_crc32c.value(fields + name)) + fields + name
+
+    @property
+    def size(self) -> int:
+        """Bytes of the encoded header."""
+        return _FIXED_SIZE + len(self.namespace.encode())
+
+
+class BadHeaderError(Exception):
+    """These bytes are not the header of a file of a log; the message says why."""
+
+
+def decode_file_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
+    """Read the header at the beginning of `data`.
+
+    Raises:
+        BadHeaderError: it is damaged.
+        WrongLogError: another release wrote it; `path` is for the message.
+    """
+    if len(data) < _FIXED_SIZE:
+        raise BadHeaderError(f"{len(data)} bytes, a header has at least {_FIXED_SIZE}")
+    found, checksum = _PREFIX.unpack_from(data)
+    if found != magic:
+        raise BadHeaderError(f"starts with {bytes(found)!r}, wanted {magic!r}")
+    version, length, node_id, log_id, first = _FIELDS.unpack_from(data, _PREFIX.size)
+    end = _FIXED_SIZE + length
+    if checksum != google_crc32c.value(data[_PREFIX.size : end]) or len(data) < end:
+        raise BadHeaderError("the checksum of the file's header does not match")
+    if version != VERSION:
+        raise WrongLogError(
+            f"{path} has version {version}, this release reads {VERSION}; use the release that"
+            " wrote it"
+        )
+    return FileHeader(magic, data[_FIXED_SIZE:end].decode(), node_id, log_id, first)
+
+
+def check_owner(header: FileHeader, identity: LogIdentity, path: Path) -> None:
+    """Raise `WrongLogError` unless the file belongs to the node and namespace of `identity`."""
+    if header.namespace != identity.namespace:
+        raise WrongLogError(
+            f"{path} belongs to namespace {header.namespace!r}, this broker to"
+            f" {identity.namespace!r}; give it a directory of its own, or connect it to its cluster"
+        )
+    if header.node_id != identity.node_id:
+        raise WrongLogError(
+            f"{path} belongs to node {header.node_id}, this broker is node {identity.node_id};"
+            " give it a directory of its own, or correct its node id"
+        )
+
+
+class FrameKind(IntEnum):
+    """Contents of a frame's body."""
+
+    RECORDS = 1
+    LOST = 2
+    TEXT = 3
+
+
+def frame_codec(log_id: bytes) -> FrameCodec:
+    """Return the layout of a write-ahead log's frames."""
+    return FrameCodec(b"SMWF", log_id, has_epoch_first=False)
+
+
+def records_in(header: FrameHeader, body: bytes) -> Iterator[RecordBatch]:
+    """Yield the records of a checked frame; raises `BadFrameError` if they are not `count`."""
+    if header.kind in (FrameKind.LOST, FrameKind.TEXT):
+        return
+    if header.kind != FrameKind.RECORDS:
+        raise BadFrameError(f"its kind is {header.kind}, this release knows 1 to 3")
+    view = memoryview(body)
+    position = 0
+    for _ in range(header.count):
+        try:
+            record = decode_record(view, position)
+        except CorruptObjectError as error:
+            raise BadFrameError(f"a record in it is malformed: {error.problem}") from error
+        position += record.encoded_size
+        yield record
+    if position != len(body):
+        raise BadFrameError(f"{len(body) - position} bytes follow its last record")
+
+
+def is_leftover(name: str) -> bool:
+    """Whether this is a half-made file that a crash left."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
+
+
+def is_kept_aside(name: str) -> bool:
+    """Whether the log made this file for the operator, and never touches it again."""
+    return _KEPT_NAME.fullmatch(name) is not None
+
+
+def segment_paths(files: FileSystem, directory: Path) -> list[Path]:
+    """Return the segments in a directory, oldest first."""
+    names = files.names(directory)
+    return [directory / name for name in names if segment_base(name, SUFFIX) is not None]
+
+
+class LogSegment(Segment):
+    """An open segment of a write-ahead log."""
+
+    def __init__(self, path: Path, file: File, header: FileHeader) -> None:
+        super().__init__(path, file, frame_codec(header.log_id), header.base_offset, header.size)
+        self.header = header
+
+    @classmethod
+    def create(cls, files: FileSystem, directory: Path, header: FileHeader) -> LogSegment:
+        """Make an empty segment, durably."""
+        path = segment_path(directory, header.base_offset, SUFFIX)
+        replace_file(files, path, [header.encode()])
+        return cls(path, files.open(path), header)
+
+    @classmethod
+    def open(cls, files: FileSystem, path: Path) -> LogSegment:
+        """Open a segment; raises `BadHeaderError` unless its header fits its name."""
+        file = files.open(path)
+        try:
+            header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SEGMENT_MAGIC, path)
+            if header.base_offset != segment_base(path.name, SUFFIX):
+                raise BadHeaderError(
+                    f"its header says first record {header.base_offset}, not what its name says"
+                )
+        except BaseException:
+            file.close()
+            raise
+        return cls(path, file, header)
+
+
+class StateFile:
+    """How far the log is on the disk and how far it is trimmed, behind a file header."""
+
+    def __init__(self, file: File, header: FileHeader) -> None:
+        self._file = file
+        self._slots = SlotFile(file, header.log_id, _STATE_LAYOUT, _STATE_SLOTS)
+        self.header = header
+        self.trimmed = 0
+        """Records before this offset need not be recovered."""
+        self.flushed = 0
+        """Records before this offset were on the disk; perhaps more were."""
+
+    @classmethod
+    def create(
+        cls, files: FileSystem, path: Path, header: FileHeader, trimmed: int, flushed: int
+    ) -> None:
+        """Write a new state file, durably."""
+        data = header.encode()
+        for sequence, position in enumerate(_STATE_SLOTS):
+            data = data.ljust(position, b"\0")
+            data += SlotFile.encode(header.log_id, _STATE_LAYOUT.pack(sequence, trimmed, flushed))
+        replace_file(files, path, [data])
+
+    @classmethod
+    def open(cls, files: FileSystem, path: Path) -> StateFile:
+        """Open the state; raises `DamagedLogError` or `WrongLogError`."""
+        file = files.open(path)
+        try:
+            state = cls(file, _read_header(file, path))
+            values = state._slots.read()
+            if values is None:
+                raise DamagedLogError(
+                    path, _STATE_SLOTS[0], "neither of its two slots has a valid checksum"
+                )
+        except BaseException:
+            file.close()
+            raise
+        state.trimmed, state.flushed = values
+        return state
+
+    def note(self, trimmed: int, flushed: int) -> None:
+        """Write the state; durable after `sync`."""
+        if (trimmed, flushed) != (self.trimmed, self.flushed):
+            self._slots.write(trimmed, flushed)
+            self.trimmed, self.flushed = trimmed, flushed
+
+    def sync(self) -> None:
+        """Make the state, as it is, durable."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+
+def read_state_header(files: FileSystem, path: Path) -> FileHeader | None:
+    """Return whose log it is, None if there is no state file; raises as `StateFile.open`."""
+    if path.name not in files.names(path.parent):
+        return None
+    with closing(files.open(path)) as file:
+        return _read_header(file, path)
+
+
+def _read_header(file: File, path: Path) -> FileHeader:
+    try:
+        return decode_file_header(file.read(0, MAX_HEADER_SIZE), STATE_MAGIC, path)
+    except BadHeaderError as error:
+        raise DamagedLogError(path, 0, str(error)) from None

@@ -1,0 +1,191 @@
+"""Quarantine: makes a damaged log readable again, on the operator's request.
+
+Of each damaged file a copy is kept as `<name>.damaged`. The file itself is replaced by one with
+all frames that can still be read, and a frame of kind 2 in the place of those that can't, which
+says how many records are lost there. Can be repeated after a crash at any point.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.client.wal.disk.errors import DamagedLogError, WrongLogError
+from streammeta.client.wal.disk.files import (
+    MAX_HEADER_SIZE,
+    SEGMENT_MAGIC,
+    STATE_MAGIC,
+    STATE_NAME,
+    SUFFIX,
+    BadHeaderError,
+    FileHeader,
+    FrameKind,
+    LogSegment,
+    StateFile,
+    check_owner,
+    decode_file_header,
+    segment_paths,
+)
+from streammeta.storage.durable_files import FileSystem, pieces_of, replace_file
+from streammeta.storage.segmented_log import Damage, FrameHeader, segment_base
+
+_MAX_COUNT = 2**32 - 1
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Salvage:
+    """The readable part of one segment: its good frames in order, and the end they vouch for.
+
+    `is_whole` tells that nothing but good frames follows the header, `is_gapless` that nothing is
+    missing before the last of them.
+    """
+
+    end: int
+    frames: list[tuple[int, FrameHeader]] = field(default_factory=list)
+    vouched_end: int = 0
+    is_whole: bool = True
+    is_gapless: bool = True
+
+
+def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int:
+    """Mend everything that opening the log would report as damage; does nothing without damage.
+
+    Returns how many records are lost with missing segments at the beginning; opening the log counts
+    those lost behind.
+
+    Raises:
+        WrongLogError: the log is another's.
+        DamagedLogError: nothing of it can be read, not even whose it is.
+        OSError: the disk failed or is full; it can be repeated.
+    """
+    state = _mended_state(files, directory, identity)
+    try:
+        paths = segment_paths(files, directory)
+        first = _base_of(paths[0]) if paths else state.flushed
+        missing = max(0, first - state.trimmed)
+        if missing:
+            _log.error("%s: records %d to %d are lost", directory, state.trimmed, first - 1)
+            state.note(first, state.flushed)
+            state.sync()
+        for path, following in zip_longest(paths, paths[1:]):
+            _mend_segment(files, path, following, identity, state)
+        return missing
+    finally:
+        state.close()
+
+
+def _mended_state(files: FileSystem, directory: Path, identity: LogIdentity) -> StateFile:
+    path = directory / STATE_NAME
+    with suppress(DamagedLogError, FileNotFoundError):
+        return StateFile.open(files, path)
+    headers = [_header_of(files, one, identity) for one in segment_paths(files, directory)]
+    known = next((header for header in headers if header is not None), None)
+    if known is None:
+        raise DamagedLogError(path, 0, "neither it nor any segment tells whose log it is")
+    if STATE_NAME in files.names(directory):
+        files.rename(path, path.with_name(f"{STATE_NAME}.damaged"))
+    header = FileHeader(STATE_MAGIC, identity.namespace, identity.node_id, known.log_id, 0)
+    first = min(_base_of(one) for one in segment_paths(files, directory))
+    StateFile.create(files, path, header, first, first)
+    return StateFile.open(files, path)
+
+
+def _header_of(files: FileSystem, path: Path, identity: LogIdentity) -> FileHeader | None:
+    """Read a segment's header, None if it is damaged; raises `WrongLogError`."""
+    with closing(files.open(path)) as file, suppress(BadHeaderError):
+        header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SEGMENT_MAGIC, path)
+        check_owner(header, identity, path)
+        return header
+    return None
+
+
+def _mend_segment(
+    files: FileSystem,
+    path: Path,
+    following: Path | None,
+    identity: LogIdentity,
+    state: StateFile,
+) -> None:
+    old_header = _header_of(files, path, identity)
+    if old_header is not None and old_header.log_id != state.header.log_id:
+        raise WrongLogError(f"{path} belongs to another write-ahead log; move the file away")
+    header = FileHeader(
+        SEGMENT_MAGIC, identity.namespace, identity.node_id, state.header.log_id, _base_of(path)
+    )
+    with closing(LogSegment(path, files.open(path), header)) as segment:
+        salvage = _salvage(segment)
+        if following is not None:
+            end = _base_of(following)
+        else:
+            end = max(salvage.end, salvage.vouched_end, state.flushed)
+        may_end_so = end == salvage.end and (salvage.is_whole or following is None)
+        if old_header == header and may_end_so and salvage.is_gapless:
+            return
+        replace_file(files, path.with_name(f"{path.name}.damaged"), pieces_of(segment.file))
+        mended = _mended_pieces(segment, salvage, end, identity.node_epoch)
+        replace_file(files, path, mended)
+
+
+def _salvage(segment: LogSegment) -> _Salvage:
+    """Find the good frames of a segment, wherever they are."""
+    found = _Salvage(segment.base_offset)
+    for position, frame in segment.frames_past_damage(segment.header_size):
+        if isinstance(frame, Damage):
+            header, found.is_whole = frame.next_header, False
+        else:
+            header, _ = frame
+        if header is not None:
+            found.vouched_end = max(found.vouched_end, header.flushed_end)
+        if header is None or isinstance(frame, Damage):
+            continue
+        if header.base_offset < found.end:
+            found.is_whole = False  # it repeats records
+            continue
+        found.is_gapless &= found.is_whole and header.base_offset == found.end
+        found.frames.append((position, header))
+        found.end = header.end_offset
+    return found
+
+
+def _mended_pieces(
+    segment: LogSegment, salvage: _Salvage, end: int, node_epoch: int
+) -> Iterator[bytes]:
+    """Yield the bytes of the segment that takes the damaged one's place."""
+    yield segment.header.encode()
+    expected = segment.base_offset
+    for position, frame in salvage.frames:
+        if frame.end_offset > end:
+            break
+        yield from _lost(segment, expected, frame.base_offset, node_epoch)
+        yield segment.file.read(position, frame.size)
+        expected = frame.end_offset
+    yield from _lost(segment, expected, end, node_epoch)
+
+
+def _lost(segment: LogSegment, begin: int, end: int, node_epoch: int) -> Iterator[bytes]:
+    if begin < end:
+        _log.error("%s: records %d to %d are lost", segment.path, begin, end - 1)
+    while begin < end:
+        count = min(end - begin, _MAX_COUNT)
+        yield segment.codec.encode(
+            b"",
+            base_offset=begin,
+            epoch=node_epoch,
+            flushed_end=begin,
+            kind=FrameKind.LOST,
+            count=count,
+        )
+        begin += count
+
+
+def _base_of(path: Path) -> int:
+    base_offset = segment_base(path.name, SUFFIX)
+    assert base_offset is not None, f"{path} is not a segment"
+    return base_offset

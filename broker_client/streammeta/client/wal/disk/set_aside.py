@@ -1,0 +1,122 @@
+"""Files of records that were acknowledged and can't be committed, kept for the operator.
+
+A file `<20 digits>-<n>.aside` is a file header, a frame of kind 3 with the reason, and frames of
+records as in a segment. It appears under its name only when it is whole and durable. The log never
+reads, changes or removes it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+
+from streammeta.client.arguments import check_path
+from streammeta.client.wal.disk.errors import DamagedLogError
+from streammeta.client.wal.disk.files import (
+    MAX_HEADER_SIZE,
+    SET_ASIDE_MAGIC,
+    BadHeaderError,
+    FileHeader,
+    FrameKind,
+    decode_file_header,
+    frame_codec,
+    records_in,
+)
+from streammeta.storage.durable_files import FileSystem, PosixFileSystem, replace_file
+from streammeta.storage.object_format.record import RecordBatch, encode_record
+from streammeta.storage.segmented_log import BadFrameError
+
+_FRAME_BYTES = 1 << 20
+
+
+def set_aside_path(directory: Path, trimmed: int, number: int) -> Path:
+    """Name file `number` of those that a process made while the log was trimmed at `trimmed`.
+
+    A later process that finds the log trimmed there finds the same records in it, too, so it may
+    replace the file.
+    """
+    return directory / f"{trimmed:020d}-{number}.aside"
+
+
+def write_set_aside(
+    files: FileSystem,
+    path: Path,
+    header: FileHeader,
+    node_epoch: int,
+    records: Iterable[RecordBatch],
+    reason: str,
+) -> bool:
+    """Write the file, durably; return whether there is one: none for no records."""
+    frames = _frames(header, node_epoch, records)
+    first = next(frames, None)
+    if first is None:
+        return False
+    text = frame_codec(header.log_id).encode(
+        reason.encode(),
+        base_offset=0,
+        epoch=node_epoch,
+        flushed_end=0,
+        kind=FrameKind.TEXT,
+        count=0,
+    )
+    replace_file(files, path, chain([header.encode() + text + first], frames))
+    return True
+
+
+def read_set_aside(
+    path: str | os.PathLike[str], files: FileSystem | None = None
+) -> Iterator[str | RecordBatch]:
+    """Yield the reason, then the records; needs no log, and changes nothing.
+
+    Raises `DamagedLogError` at the first damaged place.
+    """
+    return _read(check_path("path", path), files)
+
+
+def _read(path: Path, files: FileSystem | None) -> Iterator[str | RecordBatch]:
+    with closing((files or PosixFileSystem()).open(path)) as file:
+        position = 0
+        try:
+            header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SET_ASIDE_MAGIC, path)
+            position = header.size
+            frames = frame_codec(header.log_id).frames(file, position)
+            while frame := frames.next():
+                if frame[0].kind == FrameKind.TEXT:
+                    yield frame[1].decode()
+                yield from records_in(*frame)
+                position = frames.position
+        except BadHeaderError as error:
+            raise DamagedLogError(path, position, str(error)) from None
+        except BadFrameError as error:
+            raise DamagedLogError(path, position, f"the frame there: {error}") from None
+
+
+def _frames(header: FileHeader, node_epoch: int, records: Iterable[RecordBatch]) -> Iterator[bytes]:
+    codec = frame_codec(header.log_id)
+    count = 0
+    for group in _groups(records):
+        yield codec.encode(
+            b"".join(group),
+            base_offset=count,
+            epoch=node_epoch,
+            flushed_end=count,
+            kind=FrameKind.RECORDS,
+            count=len(group),
+        )
+        count += len(group)
+
+
+def _groups(records: Iterable[RecordBatch]) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
+    size = 0
+    for record in records:
+        group.append(encode_record(record))
+        size += record.encoded_size
+        if size >= _FRAME_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

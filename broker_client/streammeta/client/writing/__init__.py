@@ -1,0 +1,1 @@
+"""Writes: records are buffered, encoded, uploaded and committed in order."""

@@ -1,0 +1,63 @@
+"""Admission of appends: what a writer refuses before anything is buffered.
+
+One append, or stream, that no object can hold must not fail the others of its batch, so each is
+refused by itself, and leaves the writer as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from streammeta.client.arguments import INT64_MAX, check_int, check_items, check_kind
+from streammeta.client.config import RUN_OVERHEAD, UPLOAD_BYTES_MAX, WriterConfig
+from streammeta.client.errors import LimitExceededError
+from streammeta.client.nodes.session import OpenedStream
+from streammeta.client.wal.disk.record_log import RecordLog
+from streammeta.client.writing.record_buffer import WriterStream
+
+
+def checked_streams(streams: Iterable[OpenedStream]) -> Sequence[OpenedStream]:
+    """Return streams to attach; each has numbers that an object can hold."""
+    wanted = "streams as `open_streams(...).require_all().values()` has them"
+    opened = check_items("streams", streams, wanted)
+    for index, stream in enumerate(opened):
+        check_kind(f"streams[{index}]", stream, OpenedStream, f"an OpenedStream: {wanted}")
+        for name in ("stream_id", "epoch", "next_offset"):
+            check_int(f"streams[{index}].{name}", getattr(stream, name))
+    return opened
+
+
+def check_offsets(stream: WriterStream, offsets: int) -> None:
+    """Require that a stream has so many offsets left.
+
+    Raises:
+        LimitExceededError: it has not.
+    """
+    if offsets > INT64_MAX - stream.next_offset:
+        raise LimitExceededError(
+            f"append to stream {stream.stream_id}",
+            detail=f"{offsets} offsets from {stream.next_offset} on would end above {INT64_MAX},"
+            " the largest; write to another stream",
+        )
+
+
+def check_fits(
+    stream_id: int, cost: int, size: int, config: WriterConfig, log: RecordLog | None
+) -> None:
+    """Require that an append of `size` bytes, which costs `cost` bytes of the buffer, ever fits.
+
+    Raises:
+        LimitExceededError: it does not.
+    """
+    limits = [
+        (cost + RUN_OVERHEAD, "the buffer has", config.max_buffer_bytes),
+        (size, "an object at most", UPLOAD_BYTES_MAX),
+    ]
+    if log is not None:
+        limits.append((size, "the log has", log.max_record_bytes))
+    for taken, holder, most in limits:
+        if taken > most:
+            raise LimitExceededError(
+                f"record of stream {stream_id}",
+                detail=f"it takes {taken} bytes, {holder} {most}",
+            )

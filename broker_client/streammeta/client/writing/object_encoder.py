@@ -1,0 +1,193 @@
+"""Object encoder: moves runs of encoded records into the bytes of an object.
+
+Owns where data blocks are cut and the buffer the object is built in. The records leave their run
+piece by piece as they enter the object, so that a batch is never held twice. The bytes are those
+of the format, `streammeta.storage.object_format`. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from streammeta.client.resources.resources import give_back
+from streammeta.client.writing.record_buffer import UNKNOWN_TIME, ObjectPlan, StreamRun
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE, IndexEntry
+from streammeta.storage.object_format.object_writer import encode_trailer
+from streammeta.storage.object_format.record import (
+    BLOCK_HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    RecordBatch,
+    decode_blocks,
+    encode_block_header,
+)
+
+_OWN_PAGES_FROM = 128 * 1024
+"""Objects of this size and more get pages of their own, which go back to the system at once."""
+
+_GIVE_BACK_BYTES = 1024 * 1024
+"""So much of an object may be in memory twice: in it, and in pieces freed behind its runs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedObject:
+    """The bytes of an object without an id yet, and its contents.
+
+    `starts` are the positions where the blocks of each run start, and where those of the last end.
+    `crc32c` is that of all bytes. Time bounds are in ms since 1970, both `UNKNOWN_TIME` if some
+    record has no time.
+    """
+
+    runs: tuple[StreamRun, ...]
+    shared: bool
+    data: memoryview
+    starts: tuple[int, ...]
+    crc32c: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the object."""
+        return len(self.data)
+
+    def records_of(self, run: StreamRun) -> list[RecordBatch]:
+        """Decode the records of one of its runs."""
+        index = self.runs.index(run)
+        return decode_blocks(self.data[self.starts[index] : self.starts[index + 1]])
+
+
+def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
+    """Build the object of `plan`; its runs keep nothing but their ranges and callers.
+
+    Data blocks close when the payload since the last such cut reaches `block_bytes`, a count that
+    outlives the end of a stream.
+    """
+    cutter = _Cutter(block_bytes)
+    blocks = [cutter.cut(run) for run in plan.runs]
+    data_size = sum(BLOCK_HEADER_SIZE + one.data_length for cuts in blocks for one in cuts)
+    entry_count = sum(map(len, blocks))
+    data = _allocate(data_size + INDEX_ENTRY_SIZE * entry_count + FOOTER_SIZE)
+    entries: list[IndexEntry] = []
+    starts = [0]
+    position = kept_from = 0
+    for run, cuts in zip(plan.runs, blocks, strict=True):
+        for block, entry in zip(cuts, _entries(run, cuts, position), strict=True):
+            body = position + BLOCK_HEADER_SIZE
+            data[position:body] = encode_block_header(block.records, block.data_length)
+            position = body + block.data_length
+            _move(run.segments, data[body:position])
+            entries.append(entry)
+            if position - kept_from >= _GIVE_BACK_BYTES:
+                give_back()
+                kept_from = position
+        starts.append(position)
+        del run.lengths[:], run.offsets[:]
+    data[position:] = encode_trailer(entries, position)
+    checksum = ObjectChecksum()
+    checksum.update(data)
+    return EncodedObject(
+        plan.runs,
+        plan.shared,
+        data.toreadonly(),
+        tuple(starts),
+        checksum.value,
+        *_time_bounds(plan.runs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A data block of offsets `[start_offset, end_offset)`; `data_length` without its header."""
+
+    records: int
+    data_length: int
+    start_offset: int
+    end_offset: int
+
+
+class _Cutter:
+    """Divides runs, in the order of the object, into data blocks."""
+
+    def __init__(self, threshold: int) -> None:
+        self._threshold = threshold
+        self._carried = 0
+
+    def cut(self, run: StreamRun) -> list[_Block]:
+        """Return the blocks of the next run."""
+        if self._carried + run.payload_bytes < self._threshold:
+            self._carried += run.payload_bytes
+            whole = _Block(len(run.lengths), run.encoded_bytes, run.start_offset, run.end_offset)
+            return [whole]
+        return self._cut_large(run)
+
+    def _cut_large(self, run: StreamRun) -> list[_Block]:
+        payload = np.cumsum(np.frombuffer(run.lengths, dtype=np.uint32), dtype=np.int64)
+        blocks: list[_Block] = []
+        first, before = 0, 0
+        while first < len(payload):
+            last = int(np.searchsorted(payload, before + self._threshold - self._carried))
+            self._carried = 0
+            if last == len(payload):
+                last -= 1
+                self._carried += int(payload[last]) - before
+            records = last + 1 - first
+            length = int(payload[last]) - before + RECORD_HEADER_SIZE * records
+            ends = last + 1 == len(payload)
+            end_offset = run.end_offset if ends else run.offsets[last + 1]
+            blocks.append(_Block(records, length, run.offsets[first], end_offset))
+            first, before = last + 1, int(payload[last])
+        return blocks
+
+
+def _entries(run: StreamRun, blocks: Sequence[_Block], position: int) -> list[IndexEntry]:
+    entries: list[IndexEntry] = []
+    for block in blocks:
+        size = BLOCK_HEADER_SIZE + block.data_length
+        entries.append(
+            IndexEntry(
+                run.stream.stream_id,
+                block.start_offset,
+                block.end_offset,
+                block.records,
+                position,
+                size,
+            )
+        )
+        position += size
+    return entries
+
+
+def _allocate(size: int) -> memoryview:
+    """Return zeroed memory that costs nothing before it is written to."""
+    if size < _OWN_PAGES_FROM:
+        return memoryview(bytearray(size))
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def _move(segments: deque[bytearray], target: memoryview) -> None:
+    """Fill `target` from the front of `segments`; what is used up is freed."""
+    at = 0
+    while at < len(target):
+        segment = segments.popleft()
+        wanted = len(target) - at
+        if len(segment) <= wanted:
+            target[at : at + len(segment)] = segment
+            at += len(segment)
+        else:
+            target[at:] = memoryview(segment)[:wanted]
+            del segment[:wanted]  # moves nothing: the object keeps an offset to its first byte
+            segments.appendleft(segment)
+            return
+
+
+def _time_bounds(runs: Sequence[StreamRun]) -> tuple[int, int]:
+    earliest = min(run.min_timestamp_ms for run in runs)
+    if earliest < 0:
+        return UNKNOWN_TIME, UNKNOWN_TIME
+    return earliest, max(run.max_timestamp_ms for run in runs)

@@ -1,0 +1,121 @@
+"""Object ids, prepared ahead in batches.
+
+Owns the stock of ids, their order and how long they are still good for. Ids are given out
+ascending: what asks later gets larger ones. What is not used expires on the controllers by itself.
+Knows neither objects nor what becomes of an id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streammeta.client.controllers import methods
+from streammeta.client.errors import refusal
+from streammeta.client.model import node_message
+from streammeta.client.nodes.session import BrokerSession
+from streammeta.v1 import common_pb2, objects_pb2
+
+PREPARE_MAX = 10_000
+"""Ids that one call may ask for."""
+
+STOCK_MIN = 16
+STOCK_MAX = 1024
+"""Between these the stock doubles when it was used up in time, and halves when it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIds:
+    """Ascending ids; those that are not committed expire at `deadline_ms`, leader's clock."""
+
+    ids: tuple[int, ...]
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class _Stock:
+    """Ids that are given out until the clock says `stale`."""
+
+    ids: range
+    deadline_ms: int
+    stale: float
+
+
+class ObjectIds:
+    """Prepared ids of one session, each valid for at least half of `ttl_s` when taken.
+
+    `deadline_s` bounds one call for more; None: the client's. `clock` gives seconds that
+    never go back.
+    """
+
+    def __init__(
+        self,
+        session: BrokerSession,
+        ttl_s: float,
+        deadline_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._deadline = deadline_s
+        self._session = session
+        self._ttl_s = ttl_s
+        self._stocks: deque[_Stock] = deque()
+        self._amount = STOCK_MIN
+        self._order = asyncio.Lock()
+
+    async def take(self, count: int) -> TakenIds:
+        """Return `count` ids, larger than all before; calls are served in their order.
+
+        Raises what bars the node and `ControllerUnavailableError`; nothing is lost then.
+        """
+        async with self._order:
+            self._drop_stale()
+            # Counted again after each call: the stock may have been discarded meanwhile.
+            while (missing := count - sum(len(stock.ids) for stock in self._stocks)) > 0:
+                wanted = min(PREPARE_MAX, max(self._amount, missing))
+                self._stocks.append(await self._fetch(wanted))
+            return self._hand_out(count)
+
+    def discard(self) -> None:
+        """Forget the stock: ids of its age were found to have expired."""
+        self._stocks.clear()
+
+    def _drop_stale(self) -> None:
+        now = self._clock()
+        while self._stocks and self._stocks[0].stale <= now:
+            self._stocks.popleft()
+            self._amount = max(STOCK_MIN, self._amount // 2)
+
+    def _hand_out(self, count: int) -> TakenIds:
+        ids: list[int] = []
+        deadline_ms = self._stocks[0].deadline_ms
+        while len(ids) < count:
+            stock = self._stocks[0]
+            some = stock.ids[: count - len(ids)]
+            ids.extend(some)
+            stock.ids = stock.ids[len(some) :]
+            if not stock.ids:
+                self._stocks.popleft()
+                self._amount = min(STOCK_MAX, self._amount * 2)
+        return TakenIds(tuple(ids), deadline_ms)
+
+    async def _fetch(self, count: int) -> _Stock:
+        node = self._session.node
+        asked = self._clock()
+        answer = await self._session.client.call(
+            methods.PREPARE_OBJECTS,
+            objects_pb2.PrepareObjectsRequest(
+                node=node_message(node), count=count, ttl_ms=round(self._ttl_s * 1000)
+            ),
+            self._deadline,
+        )
+        if answer.error != common_pb2.ERROR_CODE_NONE:
+            raise refusal(
+                answer.error,
+                f"preparing {count} objects for node {node.node_id} at epoch {node.node_epoch}",
+            )
+        ids = range(answer.first_object_id, answer.first_object_id + count)
+        return _Stock(ids, answer.deadline_ms, asked + self._ttl_s / 2)

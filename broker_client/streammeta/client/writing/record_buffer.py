@@ -1,0 +1,216 @@
+"""Record buffer: per-stream runs of encoded records, and their layout in objects.
+
+Owns the bytes of buffered records, the checks of what an append passes, and the split rule: a
+stream with at least the split size of payload becomes a stream object of its own, the others share
+one stream set object, and a single stream is always a stream object. Pure: no I/O, no clock, no
+controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from streammeta.client.arguments import INT64_MAX, as_payload, check_int, check_items
+from streammeta.client.errors import StreamFailedError, WriterClosedError
+from streammeta.storage.object_format.record import (
+    RECORD_HEADER_SIZE,
+    RECORD_MAGIC,
+    pack_record_header,
+)
+
+UNKNOWN_TIME = -1
+"""Time bound of an object that holds records without a time."""
+
+_SEGMENT_BYTES = 64 * 1024
+"""Memory is given back in pieces of about this size while a run is moved into its object."""
+
+
+@dataclass(slots=True, eq=False)
+class WriterStream:
+    """A stream attached to a writer: its epoch, its ends, and why it failed.
+
+    The next append gets `next_offset`; everything below `acknowledged` is committed. `repeated` is
+    the number of the last submission that committed a part of it anew.
+    """
+
+    stream_id: int
+    epoch: int
+    next_offset: int
+    acknowledged: int
+    failure: Exception | None = None
+    repeated: int = -1
+
+    @property
+    def is_pending(self) -> bool:
+        """True if something was appended that is not known to be committed."""
+        return self.acknowledged < self.next_offset
+
+    def failed_before(self) -> StreamFailedError:
+        """Make the error of what follows the failure of the stream."""
+        error = StreamFailedError(
+            f"write to stream {self.stream_id}", detail=f"first failure: {self.failure}"
+        )
+        error.__cause__ = self.failure
+        return error
+
+
+@dataclass(slots=True, eq=False)
+class StreamRun:
+    """Consecutive records of one stream, encoded, and what each append's caller awaits.
+
+    `segments` holds the records back to back until they are moved into an object; `lengths` and
+    `offsets` have the payload size and base offset of each. `cost` is what the run takes of the
+    buffer's bound, `outcome` the error of a run that is settled, None if it is committed.
+    """
+
+    stream: WriterStream
+    start_offset: int = field(init=False)
+    end_offset: int = field(init=False)
+    payload_bytes: int = 0
+    cost: int = 0
+    segments: deque[bytearray] = field(default_factory=lambda: deque([bytearray()]))
+    lengths: array[int] = field(default_factory=lambda: array("I"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    acks: list[asyncio.Future[int]] = field(default_factory=list)
+    ack_offsets: array[int] = field(default_factory=lambda: array("q"))
+    min_timestamp_ms: int = UNKNOWN_TIME
+    max_timestamp_ms: int = UNKNOWN_TIME
+    is_settled: bool = False
+    outcome: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.start_offset = self.end_offset = self.stream.next_offset
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes of all records, headers included."""
+        return self.payload_bytes + RECORD_HEADER_SIZE * len(self.lengths)
+
+    def add(self, payload: bytes, count: int) -> bytes:
+        """Append a record of `count` offsets; return its header."""
+        stream, base, size = self.stream, self.end_offset, len(payload)
+        header = pack_record_header(RECORD_MAGIC, stream.stream_id, stream.epoch, base, count, size)
+        segment = self.segments[-1]
+        if len(segment) >= _SEGMENT_BYTES:
+            segment = bytearray()
+            self.segments.append(segment)
+        segment += header
+        segment += payload
+        self.lengths.append(size)
+        self.offsets.append(base)
+        self.payload_bytes += size
+        self.end_offset = base + count
+        return header
+
+    def add_ack(self, ack: asyncio.Future[int], base_offset: int) -> None:
+        """Answer the append at `base_offset` when the run is settled, or now if it is."""
+        self.acks.append(ack)
+        self.ack_offsets.append(base_offset)
+        if self.is_settled:
+            self._answer()
+
+    def cover(self, times: tuple[int, int]) -> None:
+        """Widen the time bounds for the next record; one without a time makes them unknown."""
+        earliest_ms, latest_ms = times
+        if not self.lengths:
+            self.min_timestamp_ms, self.max_timestamp_ms = times
+        elif self.min_timestamp_ms >= 0:
+            if earliest_ms < self.min_timestamp_ms:
+                self.min_timestamp_ms = earliest_ms
+            if earliest_ms < 0:
+                self.max_timestamp_ms = earliest_ms
+            elif latest_ms > self.max_timestamp_ms:
+                self.max_timestamp_ms = latest_ms
+
+    def succeed(self) -> None:
+        """Tell every caller the base offset of its append."""
+        self.is_settled = True
+        self._answer()
+
+    def fail(self, error: Exception) -> None:
+        """Tell every caller that its append is not known to be committed; the first error stays."""
+        if not self.is_settled:
+            self.is_settled, self.outcome = True, error
+        self._answer()
+
+    def cut_short(self, *, was_submitted: bool) -> WriterClosedError:
+        """Make the error of a run whose upload was cancelled."""
+        end = (
+            "it may have been committed, open the stream again to see its next offset"
+            if was_submitted
+            else "it was not committed"
+        )
+        return WriterClosedError(
+            f"the upload of stream {self.stream.stream_id} [{self.start_offset},"
+            f" {self.end_offset}) was cancelled; {end}"
+        )
+
+    def _answer(self) -> None:
+        error = self.outcome
+        for base_offset, ack in zip(self.ack_offsets, self.acks, strict=True):
+            if ack.done():
+                continue
+            if error is None:
+                ack.set_result(base_offset)
+            else:
+                ack.set_exception(error)
+        self.acks = []
+        self.ack_offsets = array("q")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPlan:
+    """One object to build: the runs in it, by stream id; `shared` for the stream set object."""
+
+    runs: tuple[StreamRun, ...]
+    shared: bool
+
+
+def plan_objects(runs: Iterable[StreamRun], split_bytes: int) -> list[ObjectPlan]:
+    """Lay out `runs`, one for each stream: the stream set object first, then ascending streams."""
+    ordered = sorted(runs, key=lambda run: run.stream.stream_id)
+    if len(ordered) == 1:
+        return [ObjectPlan((ordered[0],), shared=False)]
+    shared = tuple(run for run in ordered if run.payload_bytes < split_bytes)
+    alone = [
+        ObjectPlan((run,), shared=False) for run in ordered if run.payload_bytes >= split_bytes
+    ]
+    return [ObjectPlan(shared, shared=True), *alone] if shared else alone
+
+
+NO_TIME = (UNKNOWN_TIME, UNKNOWN_TIME)
+
+
+def checked_payloads(payloads: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the payloads of many records; a single bytes object is no sequence of them."""
+    wanted = "a sequence of payloads; `append` takes a single one"
+    payloads = check_items("payloads", payloads, wanted)
+    if not payloads:
+        raise ValueError("payloads is empty, wanted at least one")
+    if set(map(type, payloads)) == {bytes}:
+        return payloads
+    return [
+        one if type(one) is bytes else as_payload(f"payloads[{index}]", one)
+        for index, one in enumerate(payloads)
+    ]
+
+
+def time_bounds(earliest_ms: int | None, latest_ms: int | None) -> tuple[int, int]:
+    """Return the bounds of an append, `UNKNOWN_TIME` twice without a time; refuse nonsense."""
+    if earliest_ms is None and latest_ms is None:
+        return NO_TIME
+    for name, value in (("timestamp_ms", earliest_ms), ("max_timestamp_ms", latest_ms)):
+        if value is not None and type(value) is not int:
+            check_int(name, value)
+    if earliest_ms is not None and latest_ms is None:
+        latest_ms = earliest_ms
+    if earliest_ms is None or latest_ms is None or not 0 <= earliest_ms <= latest_ms <= INT64_MAX:
+        raise ValueError(
+            f"timestamp_ms is {earliest_ms} and max_timestamp_ms {latest_ms}, wanted the first or"
+            " both, 0 <= timestamp_ms <= max_timestamp_ms"
+        )
+    return earliest_ms, latest_ms

@@ -1,0 +1,1 @@
+"""Kafka's calls about records, topics and configurations."""

@@ -1,0 +1,351 @@
+"""Calls about records: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
+
+A call that takes time comes in two parts: what is done in the order of the connection, and a
+coroutine of the answer, which others need not wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from streammeta.brokers.kafka.cluster.broker import Broker
+from streammeta.brokers.kafka.cluster.refused_batches import TOPIC_MAX
+from streammeta.brokers.kafka.protocol.codes import NO_TRANSACTIONS, Code, KafkaError, code_of
+from streammeta.brokers.kafka.protocol.wire import Request, Tree
+from streammeta.brokers.partition.errors import PartitionError
+from streammeta.brokers.partition.log import Appended, PartitionLog
+from streammeta.brokers.partition.time_search import offset_by_time
+from streammeta.client import BrokerClientError, StorageError
+from streammeta.rpc import tracing
+from streammeta.rpc.tracing import OpenSpan
+
+FAILURES = (KafkaError, PartitionError, BrokerClientError, StorageError)
+"""Errors that an item of a request is answered with."""
+
+_RETRIED = frozenset(
+    (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.STORAGE_ERROR)
+)
+"""Refusals that an idempotent producer sends the same batch again for."""
+_LATEST, _EARLIEST = -1, -2
+_ROWS_A_TURN = 500
+"""Partitions of a Fetch that are read in one turn of the event loop."""
+_FETCH_MAX_BYTES = 55 * 1024 * 1024
+_NAMED_MAX = 5
+UNANSWERED_WITHIN_S = 30.0
+"""Least time that batches with acks=0 have to be stored: their timeout is for replicas alone."""
+_UNANSWERED = "the connection ended before the answer"
+
+Answer = Coroutine[Any, Any, Tree | None]
+
+
+class UnansweredRefusalError(Exception):
+    """Batches without an answer (acks 0) are not stored: their connection has to end."""
+
+    def __init__(self, refused: Sequence[str]) -> None:
+        named = ", ".join(refused[:_NAMED_MAX])
+        super().__init__(f"{len(refused)} batches with acks=0 are not stored: {named}")
+
+
+async def produce(broker: Broker, request: Request) -> Answer:
+    """Admit batches in order; the answer comes when they are durable, none for acks 0.
+
+    With acks 0 the answer raises `UnansweredRefusalError` if a batch is refused or lost.
+    """
+    body = request.body
+    items = [
+        _Produced(topic.name, item.index, bytes(item.records or b""))
+        for topic in body.topic_data
+        for item in topic.partition_data
+    ]
+    span = tracing.begin("streammeta.kafka.Produce")
+    with span.current():
+        for one in items:
+            try:
+                _check_acks(body)
+                await _admit(broker, one)
+            except FAILURES as error:
+                one.refused = error
+    return _traced(span, broker, body, items) if tracing.is_on() else _produced(broker, body, items)
+
+
+@dataclass(slots=True)
+class _Produced:
+    """A batch for a partition: admitted to its log, or refused."""
+
+    topic: str
+    partition: int
+    records: bytes
+    log: PartitionLog | None = None
+    appended: Appended | None = None
+    refused: Exception | None = None
+
+
+async def _admit(broker: Broker, one: _Produced) -> None:
+    """Append a batch, unless it was sent behind one that was refused and has not come again."""
+    if broker.refused and broker.refused.is_overtaking(one.topic, one.partition, one.records):
+        broker.refused.note(one.topic, one.partition, one.records)
+        raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER, "an earlier batch of the producer is missing")
+    try:
+        log = broker.log_of(one.topic, one.partition)
+        one.log, one.appended = log, await log.append(one.records)
+    except FAILURES as error:
+        if code_of(error) in _RETRIED:
+            broker.refused.note(one.topic, one.partition, one.records)
+        raise
+    broker.tally.produced_bytes += len(one.records)
+    one.appended.durable.add_done_callback(lambda durable: _note_failed(broker, one, durable))
+
+
+def _note_failed(broker: Broker, one: _Produced, durable: asyncio.Future[None]) -> None:
+    """Note a batch that its log could not keep, at once.
+
+    The answer may be given much later, for other partitions of the request, or have been given when
+    its time was over. By then the log may be open again, and takes the batches behind this one.
+    """
+    if durable.cancelled() or durable.exception() is not None:
+        broker.refused.note(one.topic, one.partition, one.records)
+
+
+def _check_acks(body: Any) -> None:
+    if body.acks not in (-1, 0, 1):
+        raise KafkaError(Code.INVALID_REQUIRED_ACKS)
+    if body.transactional_id is not None:
+        raise KafkaError(Code.INVALID_REQUEST, NO_TRANSACTIONS)
+
+
+async def _produced(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tree | None:
+    if body.acks == 0:
+        _require_stored([item for item in items if item.refused is not None])
+    futures = [one.appended.durable for one in items if one.appended is not None]
+    if futures:
+        least_s = UNANSWERED_WITHIN_S if body.acks == 0 else 0.001
+        await asyncio.wait(futures, timeout=max(body.timeout.total_seconds(), least_s))
+    if body.acks == 0:
+        _require_stored(items)
+        return None
+    rows = [(one.topic, _produce_row(one)) for one in items]
+    return {
+        "responses": [
+            {"name": name, "partition_responses": [row for _, row in of_topic]}
+            for name, of_topic in groupby(rows, key=lambda row: row[0])
+        ]
+    }
+
+
+def _require_stored(items: Sequence[_Produced]) -> None:
+    """Raise `UnansweredRefusalError` for batches that are not known to be stored."""
+    outcomes = [(item, _outcome(item)) for item in items]
+    refused = [
+        f"{item.topic[:TOPIC_MAX]!r}-{item.partition} {code.name}"
+        for item, code in outcomes
+        if code is not Code.NONE
+    ]
+    if refused:
+        raise UnansweredRefusalError(refused)
+
+
+async def _traced(
+    span: OpenSpan, broker: Broker, body: Any, items: Sequence[_Produced]
+) -> Tree | None:
+    """Give the answer to a Produce, and end its span with what came of each batch."""
+    errors = _UNANSWERED
+    try:
+        tree = await _produced(broker, body, items)
+        errors = _names(map(_outcome, items))
+    finally:
+        sent = sum(len(one.records) for one in items)
+        span.end(errors, {"partitions": len(items), "bytes": sent})
+    return tree
+
+
+def _names(codes: Iterable[Code]) -> str:
+    """Return the names of the errors among the codes of partitions, each once."""
+    return ", ".join(code.name for code in sorted(set(codes) - {Code.NONE}))
+
+
+def _outcome(one: _Produced) -> Code:
+    """Return what has come of a batch by now."""
+    if one.appended is None:
+        assert one.refused is not None
+        return code_of(one.refused)
+    if not one.appended.durable.done():
+        return Code.REQUEST_TIMED_OUT
+    failed = one.appended.durable.exception() is not None
+    return Code.NOT_LEADER_OR_FOLLOWER if failed else Code.NONE
+
+
+def _produce_row(one: _Produced) -> Tree:
+    code = _outcome(one)
+    if one.log is None or one.appended is None:
+        return {
+            "index": one.partition,
+            "error_code": code,
+            "base_offset": -1,
+            "error_message": str(one.refused),
+        }
+    return {
+        "index": one.partition,
+        "error_code": code,
+        "base_offset": one.appended.base_offset if code is Code.NONE else -1,
+        "log_start_offset": one.log.start_offset,
+    }
+
+
+async def fetch(broker: Broker, request: Request) -> Answer:
+    """Read from many partitions; wait until there are `min_bytes`, or time is over."""
+    return _fetched(broker, request.body)
+
+
+async def _fetched(broker: Broker, body: Any) -> Tree:
+    changed = asyncio.Event()
+    deadline = asyncio.get_running_loop().time() + body.max_wait.total_seconds()
+    span = tracing.begin("streammeta.kafka.Fetch")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(span.current())
+        for log in _logs(broker, body):
+            stack.enter_context(log.watched(changed.set))
+        while True:
+            changed.clear()
+            responses, size, has_error = await _fetch_once(broker, body)
+            if size >= body.min_bytes or has_error:
+                break
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                break
+    _end_fetch(span, responses, size)
+    broker.tally.fetched_bytes += size
+    return {"error_code": Code.NONE, "session_id": 0, "responses": responses}
+
+
+def _end_fetch(span: OpenSpan, responses: Sequence[Tree], size: int) -> None:
+    """End a Fetch that found records or an error; leave one out that waited in vain."""
+    if not tracing.is_on():
+        return
+    rows = [row for topic in responses for row in topic["partitions"]]
+    errors = _names(row["error_code"] for row in rows)
+    if not (size or errors):
+        span.drop()
+    span.end(errors, {"partitions": len(rows), "bytes": size})
+
+
+def _logs(broker: Broker, body: Any) -> list[PartitionLog]:
+    found = []
+    for topic in body.topics:
+        for item in topic.partitions:
+            with contextlib.suppress(KafkaError):
+                found.append(broker.log_of(topic.topic, item.partition))
+    return found
+
+
+async def _fetch_once(broker: Broker, body: Any) -> tuple[Sequence[Tree], int, bool]:
+    left = min(body.max_bytes, _FETCH_MAX_BYTES)
+    size, has_error, asked = 0, False, 0
+    responses: list[Tree] = []
+    for topic in body.topics:
+        rows = []
+        for item in topic.partitions:
+            asked += 1
+            if asked % _ROWS_A_TURN == 0:
+                await asyncio.sleep(0)  # a partition without news is read without a pause
+            row = await _fetch_row(broker, topic.topic, item, left - size, is_first=size == 0)
+            size += len(row["records"])
+            has_error = has_error or row["error_code"] is not Code.NONE
+            rows.append(row)
+        responses.append({"topic": topic.topic, "partitions": rows})
+    return responses, size, has_error
+
+
+async def _fetch_row(broker: Broker, topic: str, item: Any, left: int, *, is_first: bool) -> Tree:
+    row = {
+        "partition_index": item.partition,
+        "error_code": Code.NONE,
+        "high_watermark": -1,
+        "last_stable_offset": -1,
+        "log_start_offset": -1,
+        "aborted_transactions": None,
+        "records": b"",
+    }
+    try:
+        epoch = getattr(item, "current_leader_epoch", -1)
+        log = broker.log_of(topic, item.partition, epoch)
+        wanted = min(item.partition_max_bytes, left)
+        data = b""
+        if wanted > 0 or is_first:
+            data = await log.read(item.fetch_offset, max(wanted, 1))
+        row |= {
+            "high_watermark": log.high_watermark,
+            "last_stable_offset": log.high_watermark,
+            "log_start_offset": log.start_offset,
+            "records": data if is_first or len(data) <= left else b"",
+        }
+    except FAILURES as error:
+        row["error_code"] = code_of(error)
+    return row
+
+
+async def list_offsets(broker: Broker, request: Request) -> Tree:
+    """Return offsets by time, and the first and the next of partitions."""
+    topics = []
+    for topic in request.body.topics:
+        rows = [await _offset_row(broker, topic.name, item) for item in topic.partitions]
+        topics.append({"name": topic.name, "partitions": rows})
+    return {"topics": topics}
+
+
+async def _offset_row(broker: Broker, topic: str, item: Any) -> Tree:
+    row = {"partition_index": item.partition_index, "error_code": Code.NONE}
+    try:
+        epoch = getattr(item, "current_leader_epoch", -1)
+        log = broker.log_of(topic, item.partition_index, epoch)
+        if item.timestamp == _LATEST:
+            time, offset = -1, log.high_watermark
+        elif item.timestamp == _EARLIEST:
+            time, offset = -1, log.start_offset
+        else:
+            time, offset = await offset_by_time(log, item.timestamp) or (-1, -1)
+        return {**row, "timestamp": time, "offset": offset, "leader_epoch": log.epoch_at(offset)}
+    except FAILURES as error:
+        return {**row, "error_code": code_of(error), "timestamp": -1, "offset": -1}
+
+
+async def offset_for_leader_epoch(broker: Broker, request: Request) -> Tree:
+    """Return the ends of leader epochs."""
+    topics = []
+    for topic in request.body.topics:
+        rows = []
+        for item in topic.partitions:
+            row: dict[str, Any] = {"partition": item.partition, "error_code": Code.NONE}
+            try:
+                log = broker.log_of(topic.topic, item.partition, item.current_leader_epoch)
+                epoch, end = log.end_of_epoch(item.leader_epoch)
+                row |= {"leader_epoch": epoch, "end_offset": end}
+            except FAILURES as error:
+                row |= {"error_code": code_of(error), "leader_epoch": -1, "end_offset": -1}
+            rows.append(row)
+        topics.append({"topic": topic.topic, "partitions": rows})
+    return {"topics": topics}
+
+
+async def delete_records(broker: Broker, request: Request) -> Tree:
+    """Delete records below offsets; -1 stands for the high watermark."""
+    topics = []
+    for topic in request.body.topics:
+        rows = []
+        for item in topic.partitions:
+            row: dict[str, Any] = {"partition_index": item.partition_index}
+            try:
+                log = broker.log_of(topic.name, item.partition_index)
+                start = await log.trim(log.high_watermark if item.offset == -1 else item.offset)
+                row |= {"error_code": Code.NONE, "low_watermark": start}
+            except FAILURES as error:
+                row |= {"error_code": code_of(error), "low_watermark": -1}
+            rows.append(row)
+        topics.append({"name": topic.name, "partitions": rows})
+    return {"topics": topics}

@@ -1,0 +1,193 @@
+"""View of a Kafka cluster: live brokers, topics, leaders, and appointments where there are none.
+
+A view is read from keys and from the controllers' sessions, and is a moment old. Nothing relies on
+its being right: a leader is fenced by the epoch of its streams, a change by the version it read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streammeta.brokers.kafka.cluster.keys import Keys
+from streammeta.client import ControllerClient, NodeIdentity
+from streammeta.client.controllers.methods import GET_NODES
+from streammeta.storage.cluster_files.wal_config import NO_LOG
+from streammeta.v1 import nodes_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Address at which clients reach a broker, and the epoch of its process."""
+
+    host: str
+    port: int
+    node_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    configs: Mapping[str, str]
+    version: int = 0
+
+    def document(self) -> Mapping[str, Any]:
+        """Return the JSON value of its key."""
+        return {"id": self.topic_id, "partitions": self.partitions, "configs": dict(self.configs)}
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Leader of a partition since an epoch; `version` is that of its key."""
+
+    node_id: int
+    epoch: int
+    version: int = 0
+
+    def document(self) -> Mapping[str, Any]:
+        """Return the JSON value of its key."""
+        return {"leader": self.node_id, "epoch": self.epoch}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Live brokers by node id, topics by name, leaders by topic id and partition.
+
+    `recoveries` are the processes whose streams a node is to close, by that node's id.
+    """
+
+    brokers: Mapping[int, Endpoint] = field(default_factory=dict)
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+    leaders: Mapping[tuple[str, int], Leader] = field(default_factory=dict)
+    recoveries: Mapping[int, Sequence[NodeIdentity]] = field(default_factory=dict)
+
+    def partitions(self) -> Iterator[tuple[Topic, int]]:
+        """Iterate over all partitions of all topics."""
+        for topic in self.topics.values():
+            for partition in range(topic.partitions):
+                yield topic, partition
+
+    def leader(self, topic: Topic, partition: int) -> Leader | None:
+        """Return the leader of a partition if it has one that lives."""
+        found = self.leaders.get((topic.topic_id, partition))
+        return found if found is not None and found.node_id in self.brokers else None
+
+    @property
+    def controller(self) -> int:
+        """Node id of the broker that names leaders: the smallest that lives, -1 for none."""
+        return min(self.brokers, default=-1)
+
+    def coordinator(self, group: str) -> int:
+        """Node id of the broker that coordinates a group, -1 for none."""
+        nodes = sorted(self.brokers)
+        return nodes[zlib.crc32(group.encode()) % len(nodes)] if nodes else -1
+
+    def appointments(self) -> dict[tuple[str, int], Leader]:
+        """Return a leader for each partition without one: brokers that lead least come first.
+
+        Each is one epoch above the former leader, with the version that its key has now.
+        """
+        if not self.brokers:
+            return {}
+        load: Counter[int] = Counter(dict.fromkeys(self.brokers, 0))
+        vacant = []
+        for topic, partition in self.partitions():
+            leader = self.leader(topic, partition)
+            if leader is None:
+                vacant.append((topic.topic_id, partition))
+            else:
+                load[leader.node_id] += 1
+        chosen = {}
+        for place in vacant:
+            node_id = min(load, key=lambda one: (load[one], one))
+            load[node_id] += 1
+            former = self.leaders.get(place)
+            epoch = 0 if former is None else former.epoch + 1
+            chosen[place] = Leader(node_id, epoch, 0 if former is None else former.version)
+        return chosen
+
+    def moves(self, most: int = 10) -> dict[tuple[str, int], Leader]:
+        """Return next leaders for partitions of brokers that lead more than others, `most` at once.
+
+        None while a partition is without leader. Brokers that lead one more than others keep it.
+        """
+        led: dict[int, list[tuple[str, int]]] = {node_id: [] for node_id in self.brokers}
+        for topic, partition in self.partitions():
+            leader = self.leader(topic, partition)
+            if leader is None:
+                return {}
+            led[leader.node_id].append((topic.topic_id, partition))
+        moved: dict[tuple[str, int], Leader] = {}
+        while led and len(moved) < most:
+            giver = max(led, key=lambda one: (len(led[one]), -one))
+            taker = min(led, key=lambda one: (len(led[one]), one))
+            if len(led[giver]) - len(led[taker]) < 2:
+                break
+            place = led[giver].pop()
+            led[taker].append(place)
+            former = self.leaders[place]
+            moved[place] = Leader(taker, former.epoch + 1, former.version)
+        return moved
+
+
+async def read_view(
+    keys: Keys, controllers: ControllerClient, own: NodeIdentity | None = None
+) -> ClusterView:
+    """Read the view of now, as the broker `own` has it.
+
+    A broker that was silent for too long counts for itself as living until its process is replaced
+    or released: it resumes with its partitions, unless the view says that others were appointed.
+    """
+    listed = await keys.list("broker/")
+    topics = await keys.list("topic/")
+    leaders = await keys.list("leader/")
+    nodes = (await controllers.call(GET_NODES, nodes_pb2.GetNodesRequest())).nodes
+    alive = _living(nodes, own)
+    brokers = {
+        int(node): Endpoint(value["host"], value["port"], value["node_epoch"])
+        for node, (value, _) in listed.items()
+    }
+    return ClusterView(
+        {node: one for node, one in brokers.items() if alive.get(node) == one.node_epoch},
+        {
+            name: Topic(name, value["id"], value["partitions"], value["configs"], version)
+            for name, (value, version) in topics.items()
+        },
+        {_place(key): Leader(v["leader"], v["epoch"], at) for key, (v, at) in leaders.items()},
+        _recoveries(nodes),
+    )
+
+
+def _place(key: str) -> tuple[str, int]:
+    topic_id, _, partition = key.partition("/")
+    return topic_id, int(partition)
+
+
+_GONE = (nodes_pb2.NODE_STATE_FENCED, nodes_pb2.NODE_STATE_CONTROLLED_SHUTDOWN)
+
+
+def _recoveries(nodes: Iterable[nodes_pb2.NodeDescription]) -> dict[int, list[NodeIdentity]]:
+    """Return what nodes are to recover; one with a log in the bucket is not for this shape."""
+    found: dict[int, list[NodeIdentity]] = {}
+    for one in nodes:
+        if one.HasField("recovered_by") and one.wal_config in ("", NO_LOG):
+            owed = NodeIdentity(one.node_id, one.node_epoch)
+            found.setdefault(one.recovered_by, []).append(owed)
+    return found
+
+
+def _living(nodes: Iterable[nodes_pb2.NodeDescription], own: NodeIdentity | None) -> dict[int, int]:
+    """Return the epochs of nodes that no leader knows to be gone."""
+    return {
+        node.node_id: node.node_epoch
+        for node in nodes
+        if not (node.failover or node.departed)
+        and (node.state not in _GONE or NodeIdentity(node.node_id, node.node_epoch) == own)
+    }

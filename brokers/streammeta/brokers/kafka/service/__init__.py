@@ -1,0 +1,1 @@
+"""The broker process: listeners, connections, authentication, metrics."""

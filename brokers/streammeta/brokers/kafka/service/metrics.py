@@ -1,0 +1,174 @@
+"""Metrics of a broker, read at each scrape from what it counts anyway; probes, and their listener.
+
+Serves `/metrics`, `/livez` and `/readyz` in plain text, beside the listener of Kafka's protocol: no
+page names a topic, a group or a client. A live broker answers. A ready one serves Kafka's clients,
+and has had answers from the leading controller of late. `/livez` names what `/readyz` fails for but
+stays 200: a restart would end the connections of clients and bring no controller back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+
+from streammeta.brokers.kafka.protocol.codes import Code
+from streammeta.brokers.kafka.protocol.tally import API_NAMES, BrokerTally
+from streammeta.brokers.kafka.service.state import BrokerState
+from streammeta.client import ClientMetrics
+from streammeta.storage.installation import optional_packages
+
+with optional_packages("--http-listen", "kafka"):
+    from aiohttp import web
+    from prometheus_client import (
+        CollectorRegistry,
+        GCCollector,
+        PlatformCollector,
+        ProcessCollector,
+        disable_created_metrics,
+        generate_latest,
+    )
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+    from prometheus_client.registry import Collector
+
+    from streammeta.client.resources.prometheus import ClientCollector
+
+_PREFIX = "streammeta_kafka_"
+_IDLE_S = 5.0
+_STOP_S = 1.0
+_HEADER_BYTES_MAX = 8 << 10
+
+
+class KafkaCollector(Collector):
+    """Gives the metrics of a broker."""
+
+    def __init__(self, tally: BrokerTally, state: Callable[[], BrokerState]) -> None:
+        self._tally = tally
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric with its values of now."""
+        tally, state = self._tally, self._state()
+        yield _gauge("serving", "1 while clients are served.", state.is_serving)
+        yield _counter(
+            "requests",
+            "Requests that were read, by API.",
+            "api",
+            ((API_NAMES[key], number) for key, number in tally.requests.items()),
+        )
+        yield _counter(
+            "errors",
+            "Errors in answers, one for each topic, partition or group that has it.",
+            "error",
+            ((Code(code).name, number) for code, number in tally.errors.items()),
+        )
+        yield _count("produced_bytes", "Batches of records taken.", tally.produced_bytes)
+        yield _count("fetched_bytes", "Batches of records sent.", tally.fetched_bytes)
+        yield _gauge("connections", "Open connections.", state.connections)
+        yield _count("connections_opened", "Connections begun.", tally.connections_opened)
+        yield _count(
+            "connections_refused",
+            "Connections ended because they did not authenticate, or sent what can't be read.",
+            tally.connections_refused,
+        )
+        yield _gauge("partitions_led", "Partitions that are open here.", state.partitions)
+        yield _gauge(
+            "partitions_unavailable",
+            "Partitions without a leader, and those led here that are not open.",
+            state.unavailable,
+        )
+        yield GaugeMetricFamily(
+            f"{_PREFIX}tls_certificate_not_after_timestamp_seconds",
+            "End of the certificate that clients are shown; no value without TLS.",
+            value=state.certificate_ends_s,
+        )
+        yield _gauge("groups", "Consumer groups coordinated here.", state.groups)
+        yield _gauge(
+            "recoveries_assigned",
+            "Brokers that died and whose streams this one is to close.",
+            state.recoveries,
+        )
+        yield _count(
+            "recovered_streams",
+            "Streams of dead brokers that this broker closed, for others to open. Controllers of"
+            " this version close them themselves.",
+            tally.recovered_streams,
+        )
+        yield _count(
+            "joins",
+            "Times that the process joined the cluster; again after it was replaced.",
+            tally.lives,
+        )
+
+
+def registry_of(
+    tally: BrokerTally, state: Callable[[], BrokerState], client: Callable[[], ClientMetrics]
+) -> CollectorRegistry:
+    """Return the metrics of a broker, of its client, of the process and the interpreter."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    registry.register(KafkaCollector(tally, state))
+    registry.register(ClientCollector(client))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+@asynccontextmanager
+async def serving_http(
+    address: tuple[str, int], registry: CollectorRegistry, state: Callable[[], BrokerState]
+) -> AsyncIterator[int]:
+    """Serve probes and metrics; yield the port, chosen if it is 0.
+
+    Raises `OSError` if the address is taken or none of this host's.
+    """
+
+    async def metrics(_: web.Request) -> web.Response:
+        headers = {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4}
+        return web.Response(body=generate_latest(registry), headers=headers)
+
+    async def livez(_: web.Request) -> web.Response:
+        reason = state().unready
+        return web.Response(text="[+] live\n" + (f"[-] serving: {reason}\n" if reason else ""))
+
+    async def readyz(_: web.Request) -> web.Response:
+        reason = state().unready
+        if reason:
+            return web.Response(status=503, text=f"[-] serving: {reason}\n")
+        return web.Response(text="[+] serving\n")
+
+    pages = web.Application()
+    pages.add_routes(
+        [web.get("/metrics", metrics), web.get("/livez", livez), web.get("/readyz", readyz)]
+    )
+    runner = web.AppRunner(
+        pages,
+        access_log=None,
+        keepalive_timeout=_IDLE_S,
+        shutdown_timeout=_STOP_S,
+        max_line_size=_HEADER_BYTES_MAX,
+        max_field_size=_HEADER_BYTES_MAX,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, *address)
+        await site.start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def _gauge(name: str, text: str, number: float) -> Metric:
+    return GaugeMetricFamily(_PREFIX + name, text, value=float(number))
+
+
+def _count(name: str, text: str, number: int) -> Metric:
+    return CounterMetricFamily(_PREFIX + name, text, value=number)
+
+
+def _counter(name: str, text: str, label: str, rows: Iterable[tuple[str, int]]) -> Metric:
+    family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
+    for of_label, number in rows:
+        family.add_metric([of_label], number)
+    return family

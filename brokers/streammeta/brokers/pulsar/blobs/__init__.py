@@ -1,0 +1,1 @@
+"""Named bytes: in memory, in a bucket, or as named objects of a cluster."""

@@ -1,0 +1,1 @@
+"""RocketMQ's tiered storage on a cluster of controllers."""

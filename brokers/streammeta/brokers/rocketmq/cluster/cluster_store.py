@@ -1,0 +1,310 @@
+"""A broker's tiered storage on a cluster: its queues, its key index, and what follows a restart.
+
+Composes the parts and owns their order: keys are saved before it is noted how far they reach, and
+a start indexes what was committed behind that. Everything a queue does is `MessageFile`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Self
+
+from streammeta.brokers.rocketmq.cluster.cluster_metadata import ClusterKeeper
+from streammeta.brokers.rocketmq.cluster.cluster_segments import ClusterSegmentStore
+from streammeta.brokers.rocketmq.cluster.index_shelf import ClusterShelf
+from streammeta.brokers.rocketmq.cluster.retention import Expiry, Retention
+from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig, UploadPool
+from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalQueue
+from streammeta.brokers.rocketmq.fetch import Fetcher
+from streammeta.brokers.rocketmq.formats.message import (
+    decode_message,
+    physical_offset_of,
+    store_timestamp_of,
+)
+from streammeta.brokers.rocketmq.formats.metadata import Queue
+from streammeta.brokers.rocketmq.formats.names import SegmentType, index_path
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
+from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
+from streammeta.brokers.rocketmq.segments.chunk_store import ChunkStore
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace
+from streammeta.brokers.rocketmq.segments.storage import SegmentStorage
+from streammeta.brokers.stamped_time import stamped_clock
+from streammeta.client import NamedObjects, StreamClient
+from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
+
+_INDEXED_AT_ONCE = 1024
+
+
+class Backend(StrEnum):
+    """Where new segments are stored."""
+
+    STREAMS = "streams"
+    """Streams of the cluster: segments of many queues share objects."""
+    CHUNKS = "chunks"
+    """Objects of a bucket: one for each commit, merged when the segment is sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Sizes of segments and index files, bounds of uploads and groups, retention, and backend.
+
+    `backend` says where new segments go; existing ones stay where they are. Chunks need `bucket`,
+    an address as `s3://bucket?options` or a store, which the caller closes. Without `merge_chunks`
+    sealed segments stay in chunks.
+
+    An index file is held in memory and saved as a whole, so it is smaller than the peer's: 7 MB.
+    """
+
+    files: FileSizes = field(default_factory=FileSizes)
+    index: IndexSizes = field(default_factory=lambda: IndexSizes(100_000, 200_000))
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    groups: GroupCommit = field(default_factory=GroupCommit)
+    retention: Retention = field(default_factory=Retention)
+    backend: Backend = Backend.STREAMS
+    bucket: str | ObjectStore | None = None
+    merge_chunks: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse chunks without a bucket."""
+        if self.backend is Backend.CHUNKS and self.bucket is None:
+            raise ValueError(
+                "bucket is None, wanted the bucket for the chunks, such as s3://bucket, or the"
+                " backend 'streams'"
+            )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _timer_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class BrokerSegments:
+    """All segments of a broker: those that have a stream, and those in chunks."""
+
+    def __init__(self, streams: ClusterSegmentStore, chunks: ChunkStore | None) -> None:
+        self._streams = streams
+        self._chunks = chunks
+
+    def segment(self, path: str, kind: SegmentType, base_offset: int) -> SegmentStorage:
+        """Return a segment, whether it exists or not."""
+        keeper, place = self._streams.keeper, (path, kind, base_offset)
+        is_chunked = place in keeper.chunked or (
+            keeper.new_in_chunks and place not in keeper.streams
+        )
+        if self._chunks is None or not is_chunked:
+            return self._streams.segment(*place)
+        return self._chunks.segment(*place)
+
+
+class QueueStore:
+    """The queues of one broker. Make it with `open`, and `close` it before its client.
+
+    The client has the broker's node id. The cluster must be at feature level 3.
+    """
+
+    def __init__(
+        self,
+        client: StreamClient,
+        keeper: ClusterKeeper,
+        broker: str,
+        config: StoreConfig,
+        now_ms: Callable[[], int],
+        chunks: ChunkStore | None,
+    ) -> None:
+        self.client = client
+        self.keeper = keeper
+        self.broker = broker
+        self.config = config
+        self.pool = UploadPool(client, config.pool)
+        self.chunks = chunks
+        self.segments = BrokerSegments(ClusterSegmentStore(client, keeper, self.pool), chunks)
+        self.files: dict[Queue, MessageFile] = {}
+        self.index: KeyIndexService
+        self.fetcher: Fetcher
+        self.expiry: Expiry
+        self._now_ms = now_ms
+        self._own_time_ms = stamped_clock(
+            f"the tiered storage of broker {broker}", keeper.table.stamps_ms, now_ms, _timer_ms
+        )
+        self._place = FlatFilePlace(self.segments, keeper, self._own_time_ms)
+        self._dispatchers: dict[Queue, Dispatcher] = {}
+        self._closing = contextlib.AsyncExitStack()
+
+    @classmethod
+    async def open(
+        cls,
+        client: StreamClient,
+        cluster: str,
+        broker: str,
+        config: StoreConfig | None = None,
+        now_ms: Callable[[], int] = _now_ms,
+    ) -> Self:
+        """Take over what earlier processes of the broker committed, and index what they had not.
+
+        Expiry and merges of chunks run from then on. Raises what bars the node or a stream, errors
+        of the bucket, `PayloadError` for an index file that is damaged, `ChunkLayoutError` and
+        `SegmentCutError` for lost chunks, `ValueError` for chunks in a bucket that is not named.
+        """
+        config = config or StoreConfig()
+        keeper = await ClusterKeeper.open(
+            client, cluster, broker, new_in_chunks=config.backend is Backend.CHUNKS
+        )
+        async with contextlib.AsyncExitStack() as closing:
+            chunks = await _open_chunks(keeper, cluster, broker, config, closing)
+            store = cls(client, keeper, broker, config, now_ms, chunks)
+            await store._load(cluster)
+            store.expiry.start()
+            if chunks is not None:
+                chunks.start()
+            store._closing = closing.pop_all()
+        return store
+
+    async def _load(self, cluster: str) -> None:
+        """Open the key index and all queues."""
+        keeper, broker, now_ms = self.keeper, self.broker, self._now_ms
+        path = index_path(broker)
+        named = NamedObjects(self.client.session, self.client.store)
+        shelf = ClusterShelf(named, keeper, f"rocketmq/{cluster}/{broker}/index/", path)
+        self.index = await KeyIndexService.open(
+            path, self.segments, shelf, now_ms, self.config.index
+        )
+        self.fetcher = Fetcher(self.files, self.index, now_ms)
+        for queue in _queues(keeper):
+            await self._index_rest(await self.file(queue.topic, queue.queue_id))
+        self.expiry = Expiry(
+            self.files, self.index, keeper, self._own_time_ms, self.config.retention
+        )
+
+    async def close(self) -> None:
+        """Stop expiry, merges and uploads; save the key index with `checkpoint` before."""
+        await self.expiry.stop()
+        await self._closing.aclose()
+        await self.pool.close()
+
+    async def set_reserve_time(self, topic: str, hours: int | None) -> None:
+        """Keep the messages of a topic for so many hours, None: as long as the store's others.
+
+        The topic need not have a queue yet. Raises `ValueError` below 1 hour.
+        """
+        if hours is not None and hours < 1:
+            raise ValueError(f"hours is {hours}, wanted at least 1, or None")
+        table, now_ms = self.keeper.table, self._own_time_ms()
+        table.set_reserve_time(topic, -1 if hours is None else hours, now_ms)
+        await self.keeper.save()
+
+    async def file(self, topic: str, queue_id: int) -> MessageFile:
+        """Return the files of a queue; of one that is new they have no offset yet."""
+        queue = Queue(self.broker, topic, queue_id)
+        if queue not in self.files:
+            self.keeper.table.add_topic(topic, now_ms=self._own_time_ms())
+            file = MessageFile(self._place, queue, self.config.files)
+            await file.open()
+            self.files.setdefault(queue, file)  # another call may have opened it meanwhile
+        return self.files[queue]
+
+    async def dispatcher(self, topic: str, queue_id: int, local: LocalQueue) -> Dispatcher:
+        """Return the dispatch of a queue, which must be the only one that appends to it."""
+        file = await self.file(topic, queue_id)
+        if file.queue not in self._dispatchers:
+            topic_id = self.keeper.table.topics[topic].topic_id
+            self._dispatchers[file.queue] = Dispatcher(
+                local, file, self.index, topic_id, self._now_ms, self.config.groups
+            )
+        return self._dispatchers[file.queue]
+
+    async def checkpoint(self) -> None:
+        """Save the key index, upload what of it is full, and note how far it reaches.
+
+        Without it a start reads all messages that were committed since the last one.
+        """
+        reached = {
+            queue: file.commit_offset
+            for queue, file in self.files.items()
+            if queue not in self._dispatchers or self._dispatchers[queue].context is None
+        }
+        await self.index.flush()
+        while await self.index.compact_oldest():
+            pass
+        self.keeper.indexed.update(reached)
+        await self.keeper.save()
+
+    async def expire(self, before_ms: int) -> None:
+        """Delete segments of all queues whose newest message is older, without reserve times."""
+        for file in list(self.files.values()):
+            await file.expire(before_ms)
+
+    async def destroy(self, topic: str) -> None:
+        """Delete all queues of a topic, and forget it."""
+        for queue in [one for one in self.files if one.topic == topic]:
+            await self.files.pop(queue).destroy()
+            self._dispatchers.pop(queue, None)
+            self.fetcher.forget(queue)
+            self.keeper.indexed.pop(queue, None)
+        self.keeper.table.delete_topic(topic)
+        await self.keeper.save()
+
+    async def _index_rest(self, file: MessageFile) -> None:
+        """Index what was committed behind the saved index."""
+        queue = file.queue
+        topic_id = self.keeper.table.topics[queue.topic].topic_id
+        offset = max(self.keeper.indexed.get(queue, 0), await file.first_offset())
+        while offset < file.commit_offset:
+            read = await file.read(offset, _INDEXED_AT_ONCE, self.config.groups.size)
+            for one in read:
+                self.index.put(
+                    queue.topic,
+                    topic_id,
+                    queue.queue_id,
+                    decode_message(one.data).keys,
+                    physical_offset_of(one.data),
+                    len(one.data),
+                    store_timestamp_of(one.data),
+                )
+            offset = read[-1].queue_offset + 1 if read else file.commit_offset
+
+
+async def _open_chunks(
+    keeper: ClusterKeeper,
+    cluster: str,
+    broker: str,
+    config: StoreConfig,
+    closing: contextlib.AsyncExitStack,
+) -> ChunkStore | None:
+    """Return the chunks of a broker, None without a bucket; `closing` closes them.
+
+    Raises errors of a bucket that is missing or refuses access.
+    """
+    bucket = config.bucket
+    if bucket is None:
+        if keeper.chunked:
+            raise ValueError(
+                f"bucket is None, but {len(keeper.chunked)} segments of broker {broker} lie in"
+                " chunks; name the bucket that they are in"
+            )
+        return None
+    if isinstance(bucket, str):
+        bucket = open_object_store(bucket)
+        closing.callback(bucket.close)
+    await run_blocking(bucket.check)
+    chunks = ChunkStore(bucket, keeper, cluster, broker, merges=config.merge_chunks)
+    closing.push_async_callback(chunks.close)
+    return chunks
+
+
+def _queues(keeper: ClusterKeeper) -> list[Queue]:
+    """Return the queues that have segments or a noted end."""
+    found = set(keeper.table.queues)
+    for path, kind, _ in keeper.table.segments:
+        if kind is not SegmentType.INDEX:
+            broker, topic, queue_id = path.split("/")
+            found.add(Queue(broker, topic, int(queue_id)))
+    return sorted(found, key=lambda one: (one.topic, one.queue_id))

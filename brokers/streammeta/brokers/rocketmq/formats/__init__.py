@@ -1,0 +1,1 @@
+"""Formats of RocketMQ's tiered storage. Pure."""

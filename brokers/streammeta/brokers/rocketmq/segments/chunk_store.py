@@ -1,0 +1,218 @@
+"""Segments of a broker as chunks in a bucket, and the merges of those that are sealed.
+
+Owns the place of each segment in the bucket, and the task that merges. A merge that fails is
+repeated; those that a crash interrupted are found by one listing when the store is opened. The
+metadata say which segments are sealed, so chunks are merged only after no writer adds to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from dataclasses import replace
+
+from streammeta.brokers.rocketmq.formats.metadata import SegmentMetadata, SegmentStatus
+from streammeta.brokers.rocketmq.formats.names import SegmentType, broker_prefix, chunk_prefix
+from streammeta.brokers.rocketmq.segments.chunked_segment import ChunkedSegment
+from streammeta.brokers.rocketmq.segments.flat_file import MetadataKeeper
+from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError, TimeBounds
+from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.storage.errors import ObjectNotFoundError, StorageError
+from streammeta.storage.object_store.protocol.base import ObjectStore
+
+_RETRY_S = (1.0, 60.0)
+"""First and longest pause after a merge that failed, in seconds."""
+
+_log = logging.getLogger(__name__)
+
+_Place = tuple[str, SegmentType, int]
+
+
+class ChunkStore:
+    """The segments of one broker in a bucket; `start` its merges, and `close` it.
+
+    Without `merges` sealed segments stay in chunks, until a store that merges is opened.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        keeper: MetadataKeeper,
+        cluster: str,
+        broker: str,
+        *,
+        merges: bool = True,
+        retry_s: tuple[float, float] = _RETRY_S,
+    ) -> None:
+        self.store = store
+        self.keeper = keeper
+        self._cluster = cluster
+        self._broker = broker
+        self._merges = merges
+        self._retry_s = retry_s
+        self._segments: dict[_Place, BucketSegment] = {}
+        self._waiting: deque[BucketSegment] = deque()
+        self._sealed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def segment(self, path: str, kind: SegmentType, base_offset: int) -> BucketSegment:
+        """Return a segment, whether it exists or not."""
+        place = (path, kind, base_offset)
+        if place not in self._segments:
+            prefix = chunk_prefix(self._cluster, path, kind, base_offset)
+            self._segments[place] = BucketSegment(self, place, prefix)
+        return self._segments[place]
+
+    def forget(self, place: _Place) -> None:
+        """Forget a segment that is deleted."""
+        self._segments.pop(place, None)
+
+    # -- merges
+
+    def start(self) -> None:
+        """Merge in the background, first what earlier processes left, until `close`."""
+        if self._merges:
+            self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop merging; the next process finishes it."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def merge_later(self, segment: BucketSegment) -> None:
+        """Merge a segment that is sealed."""
+        if self._merges:
+            self._waiting.append(segment)
+            self._sealed.set()
+
+    async def _run(self) -> None:
+        pause_s, most_s = self._retry_s
+        is_recovered = False
+        while True:
+            try:
+                if not is_recovered:
+                    await self._recover()
+                    is_recovered = True
+                await self._merge_next()
+                pause_s = self._retry_s[0]
+            except Exception as error:  # noqa: BLE001 - the other segments must be merged
+                _log.warning(
+                    "merging chunks of broker %s failed, retrying in %g s: %s",
+                    self._broker,
+                    pause_s,
+                    error,
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, most_s)
+
+    async def _merge_next(self) -> None:
+        """Merge the segment that waits longest; after a failure it is the last one."""
+        while not self._waiting:
+            self._sealed.clear()
+            await self._sealed.wait()
+        segment = self._waiting[0]
+        try:
+            await segment.merge()
+        except BaseException:
+            self._waiting.rotate(-1)
+            raise
+        self._waiting.remove(segment)
+
+    async def _recover(self) -> None:
+        """Find sealed segments that still have chunks, and drop uploads that nobody completes."""
+        prefix = f"{broker_prefix(self._cluster, self._broker)}/"
+        left = await run_blocking(self._list_unmerged, prefix)
+        for place, noted in self.keeper.table.segments.items():
+            is_sealed = noted.status is SegmentStatus.SEALED and noted.kind is not SegmentType.INDEX
+            if is_sealed and chunk_prefix(self._cluster, *place) in left:
+                self.merge_later(self.segment(*place))
+
+    def _list_unmerged(self, prefix: str) -> set[str]:
+        """Return the prefixes of segments that have chunks."""
+        with contextlib.suppress(StorageError):  # they cost space alone
+            for upload in self.store.list_multipart_uploads(prefix):
+                self.store.abort_multipart(upload)
+        keys = (found.key.partition("/chunk/chunk-") for found in self.store.list_objects(prefix))
+        return {segment for segment, is_chunk, _ in keys if is_chunk}
+
+
+class BucketSegment:
+    """One segment in the bucket; its objects are listed when it is first used."""
+
+    def __init__(self, owner: ChunkStore, place: _Place, prefix: str) -> None:
+        self._owner = owner
+        self._place = place
+        self._prefix = prefix
+        self._chunks: ChunkedSegment | None = None
+        self._changing = asyncio.Lock()
+
+    async def _opened(self) -> ChunkedSegment:
+        if self._chunks is None:
+            opened = await ChunkedSegment.open(self._owner.store, self._prefix)
+            self._chunks = self._chunks or opened
+        return self._chunks
+
+    async def size(self) -> int | None:
+        """Return the number of stored bytes, None if the bucket does not answer."""
+        try:
+            return await (await self._opened()).size()
+        except StorageError:
+            return None
+
+    async def reload(self) -> int | None:
+        """Return the number of stored bytes, whoever wrote them."""
+        try:
+            return await (await self._opened()).reload()
+        except StorageError:
+            return None
+
+    async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
+        """Store a chunk, and note the segment's size and times in the table of the metadata.
+
+        The caller saves the table. Raises `SegmentWriteError`, and what saving the metadata raises.
+        """
+        keeper = self._owner.keeper
+        keeper.require_owner()
+        if self._place not in keeper.table.segments:
+            keeper.table.put_segment(SegmentMetadata(*self._place))
+            await keeper.save()
+        async with self._changing:
+            try:
+                chunks = await self._opened()
+            except StorageError as error:
+                raise SegmentWriteError(str(error)) from error
+            await chunks.write(position, data, times)
+
+        noted = keeper.table.segments[self._place]
+        begin_ms, end_ms = times
+        keeper.table.put_segment(replace(noted, size=chunks.end, begin_ms=begin_ms, end_ms=end_ms))
+
+    async def read(self, position: int, length: int) -> bytes:
+        """Return stored bytes, fewer at the end of the segment; raise `StorageError`."""
+        return await (await self._opened()).read(position, length)
+
+    async def seal(self) -> None:
+        """Let the store merge the chunks later."""
+        self._owner.merge_later(self)
+
+    async def merge(self) -> None:
+        """Merge the chunks into one object; raise `StorageError` if that has to be repeated."""
+        async with self._changing:
+            try:
+                await (await self._opened()).seal()
+            except ObjectNotFoundError:
+                # Another process of the broker has merged them: they are listed again next time.
+                self._chunks = None
+                raise
+
+    async def destroy(self) -> None:
+        """Delete all objects, and forget the segment; raise `StorageError` if one is left."""
+        async with self._changing:
+            await ChunkedSegment(self._owner.store, self._prefix).destroy()
+            self._chunks = None
+        self._owner.keeper.table.delete_segments(*self._place)
+        self._owner.forget(self._place)

@@ -1,0 +1,116 @@
+"""Where segments are kept: the calls a backend answers, and one in memory.
+
+A backend keeps the bytes of segments and nothing of what they mean. Writes continue what is there;
+after a failed write the backend's size decides what of it has happened.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from streammeta.brokers.rocketmq.formats.names import SegmentType
+
+
+class SegmentWriteError(Exception):
+    """A write failed; `position` is the end of the segment if the backend knows it."""
+
+    def __init__(self, reason: str, position: int | None = None) -> None:
+        self.position = position
+        super().__init__(f"segment write failed: {reason}; commit again")
+
+
+class OtherWriterError(SegmentWriteError):
+    """Another process wrote other bytes at the end of the segment; reload it."""
+
+
+TimeBounds = tuple[int, int]
+"""Earliest and latest time of messages, in ms since 1970."""
+
+
+class SegmentStorage(Protocol):
+    """The bytes of one segment; positions are bytes from its begin."""
+
+    async def size(self) -> int | None:
+        """Return the number of stored bytes, None if it is not known now.
+
+        Raises `OtherWriterError` if they are not the caller's.
+        """
+        ...
+
+    async def reload(self) -> int | None:
+        """Return the number of stored bytes, whoever wrote them, and forget earlier writes."""
+        ...
+
+    async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
+        """Store bytes behind those that are there; `position` is the segment's size.
+
+        `times` bound those of all that was appended to the segment. Raises `SegmentWriteError`;
+        what has been stored then is not known.
+        """
+        ...
+
+    async def read(self, position: int, length: int) -> bytes:
+        """Return stored bytes, fewer at the end of the segment."""
+        ...
+
+    async def seal(self) -> None:
+        """Prepare for no more writes, once the metadata says that the segment is sealed.
+
+        May be repeated. A backend may do its work later, and after a restart.
+        """
+        ...
+
+    async def destroy(self) -> None:
+        """Delete the segment; one that is gone counts as deleted."""
+        ...
+
+
+class SegmentStore(Protocol):
+    """Backends of the segments of all flat files."""
+
+    def segment(self, path: str, kind: SegmentType, base_offset: int) -> SegmentStorage:
+        """Return the backend of a segment, whether it exists or not."""
+        ...
+
+
+class MemorySegment:
+    """A segment in memory."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+
+    async def size(self) -> int | None:
+        """Return the number of stored bytes."""
+        return len(self.data)
+
+    async def reload(self) -> int | None:
+        """Return the number of stored bytes."""
+        return len(self.data)
+
+    async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
+        """Store bytes at the end; raise `SegmentWriteError` elsewhere."""
+        if position != len(self.data):
+            raise SegmentWriteError(f"position is {position}", len(self.data))
+        self.data += data
+
+    async def read(self, position: int, length: int) -> bytes:
+        """Return stored bytes."""
+        return bytes(self.data[position : position + length])
+
+    async def seal(self) -> None:
+        """Do nothing: bytes in memory have one form."""
+
+    async def destroy(self) -> None:
+        """Drop all bytes."""
+        self.data.clear()
+
+
+class MemorySegmentStore:
+    """Segments in memory, for tests and trials."""
+
+    def __init__(self) -> None:
+        self.segments: dict[tuple[str, SegmentType, int], MemorySegment] = {}
+
+    def segment(self, path: str, kind: SegmentType, base_offset: int) -> MemorySegment:
+        """Return the segment, empty if it is new."""
+        return self.segments.setdefault((path, kind, base_offset), MemorySegment())

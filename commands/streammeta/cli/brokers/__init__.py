@@ -1,0 +1,1 @@
+"""Commands about brokers, their compaction, and the Kafka broker."""

@@ -1,0 +1,241 @@
+"""`streammeta compact`: compaction of set objects from outside a broker, or a plan of it.
+
+Owns the options and their contradictions. The broker client does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streammeta.cli.brokers.node_command import NODE_ID_MAX
+from streammeta.cli.framework.client import store_option
+from streammeta.cli.framework.connecting import connection_options
+from streammeta.cli.framework.output import ByteCount, Duration, Output, with_output
+from streammeta.tls.files import TlsFiles, TokenFiles
+
+if TYPE_CHECKING:
+    from streammeta.client.compaction.config import CompactionConfig
+    from streammeta.storage.object_store.protocol.base import ObjectStore
+
+DEFAULT_BUDGET = "200MiB"
+DEFAULT_SPLIT_SIZE = "8MiB"
+DEFAULT_GROWTH = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionRequest:
+    """One call of the command; sizes in bytes, `rate` in bytes per second, 0: no limit.
+
+    Nodes are chosen by id; without ids, departed and fenced ones with `gone`, else all.
+    """
+
+    connect: tuple[str, ...]
+    timeout_s: float
+    store: str
+    node_ids: tuple[int, ...]
+    gone: bool
+    force_split: bool
+    budget: int
+    split_size: int
+    growth: float
+    rate: int
+    tls: TlsFiles | None = None
+
+    def config(self) -> CompactionConfig:
+        """Return the bounds of the compactor. Raises `click.UsageError` on what can't work."""
+        from streammeta.client.compaction.config import CompactionConfig
+        from streammeta.storage.compaction.selection import SelectionConfig
+
+        try:
+            return CompactionConfig(
+                memory_budget=self.budget,
+                read_rate=self.rate,
+                write_rate=self.rate,
+                selection=SelectionConfig(growth=self.growth, split_size=self.split_size),
+            )
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+
+    def open_store(self) -> ObjectStore:
+        """Open the bucket without a request to it. Raises `click.UsageError`."""
+        from streammeta.storage.object_store.opening import open_object_store
+
+        try:
+            return open_object_store(self.store)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+
+
+_FIELDS = fields(CompactionRequest)
+
+
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the shared options: argument `request: CompactionRequest`."""
+
+    @functools.wraps(command)
+    def with_request(*, every_node: bool, **given: Any) -> None:
+        if isinstance(given["tls"], TokenFiles):
+            raise click.UsageError(
+                "token-file: compaction needs a certificate; give --tls-cert and --tls-key"
+            )
+        request = CompactionRequest(**{each.name: given.pop(each.name) for each in _FIELDS})
+        if sum((bool(request.node_ids), every_node, request.gone)) != 1:
+            raise click.UsageError("say whose set objects: --node ID, --all or --gone")
+        command(request=request, **given)
+
+    for option in reversed(_OPTIONS):
+        with_request = option(with_request)
+    return connection_options()(with_request)
+
+
+_OPTIONS = (
+    store_option,
+    click.option(
+        "--node",
+        "node_ids",
+        type=click.IntRange(0, NODE_ID_MAX),
+        multiple=True,
+        metavar="ID",
+        help="Set objects of this node; may be repeated.",
+    ),
+    click.option("--all", "every_node", is_flag=True, help="Set objects of every node."),
+    click.option(
+        "--gone", is_flag=True, help="Set objects of nodes that have departed or are fenced."
+    ),
+    click.option(
+        "--force-split",
+        is_flag=True,
+        help="Take set objects apart whatever their age: each stream gets objects of its own.",
+    ),
+    click.option(
+        "--budget",
+        type=ByteCount(),
+        default=DEFAULT_BUDGET,
+        show_default=True,
+        metavar="SIZE",
+        help="Memory for blocks and indexes in flight.",
+    ),
+    click.option(
+        "--split-size",
+        type=ByteCount(),
+        default=DEFAULT_SPLIT_SIZE,
+        show_default=True,
+        metavar="SIZE",
+        help="A stream with more than this gets a stream object of its own.",
+    ),
+    click.option(
+        "--growth",
+        type=click.FloatRange(1, 1000),
+        default=DEFAULT_GROWTH,
+        show_default=True,
+        help="Merge neighbours once they are together so many times as large as the largest:"
+        " larger rewrites less, smaller leaves fewer objects.",
+    ),
+    click.option(
+        "--rate",
+        type=ByteCount(),
+        default="0B",
+        metavar="SIZE",
+        help="Most bytes read, and most written, per second.  [default: no limit]",
+    ),
+)
+
+
+RUN = "run"
+
+
+class RunByDefault(click.Group):
+    """A group that runs `run` when its first word is an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `run` before options that are not the group's own."""
+        if args and args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx):
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=RunByDefault)
+def compact() -> None:
+    """Merge many small set objects into few large ones, or show what that would save.
+
+    `streammeta compact OPTIONS` is short for `streammeta compact run OPTIONS`. Brokers that use the
+    Python client can compact by themselves; this is for other brokers, for departed nodes, and for
+    experiments. It registers and fences no node, and is safe beside another compaction of the same
+    objects.
+
+    \b
+    Examples:
+      streammeta compact plan --connect 127.0.0.1:9091 --store file:///data --node 7
+      streammeta compact --connect 127.0.0.1:9091 --store file:///data --node 7
+    """
+
+
+@compact.command(RUN)
+@request_options
+@click.option(
+    "--stream-objects",
+    is_flag=True,
+    help="Also merge and link the stream objects of the streams that these nodes own, except those"
+    " of departed and fenced nodes.",
+)
+@click.option("--once", is_flag=True, help="Compact what is due, then end.  [default]")
+@click.option(
+    "--interval",
+    "interval_ms",
+    type=Duration(),
+    metavar="DURATION",
+    help="Do it again and again, so long after one another, until SIGTERM or Ctrl-C.",
+)
+@with_output
+def run_command(
+    *,
+    request: CompactionRequest,
+    stream_objects: bool,
+    once: bool,
+    interval_ms: int | None,
+    output: Output,
+) -> None:
+    """Compact the set objects of some nodes.
+
+    Speaks for each node with the epoch that its own process has registered. An object that can't be
+    compacted is left as it is and named with the reason, which does not make the command fail. Exit
+    code 1: more was left undone, because the store, the controllers or an object failed meanwhile.
+
+    \b
+    Examples:
+      streammeta compact --connect 127.0.0.1:9091 --store file:///data --node 7 --budget 64MiB
+      streammeta compact --connect 127.0.0.1:9091 --store file:///data --gone --interval 5m
+    """
+    if once and interval_ms is not None:
+        raise click.UsageError("give --once or --interval, not both")
+    from streammeta.cli.brokers.compaction_run import run  # numpy and boto3 load slowly
+
+    try:
+        asyncio.run(run(request, interval_ms, output, stream_objects=stream_objects))
+    except asyncio.CancelledError:
+        raise click.Abort from None
+
+
+@compact.command("plan")
+@request_options
+@with_output
+def plan_command(*, request: CompactionRequest, output: Output) -> None:
+    """Say what a compaction would do now, and what it would save. Changes nothing.
+
+    Reads the indexes of the set objects that would be compacted. Metadata is counted as bytes of a
+    checkpoint. A cold read is one of all that the objects hold of one stream, with empty caches.
+    Write amplification is what would be written for each byte that no compaction has written yet.
+
+    \b
+    Example:
+      streammeta compact plan --connect 127.0.0.1:9091 --store file:///data --node 7
+    """
+    from streammeta.cli.brokers.compaction_run import plan
+
+    asyncio.run(plan(request, output))

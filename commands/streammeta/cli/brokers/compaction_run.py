@@ -1,0 +1,323 @@
+"""One call of `streammeta compact`: find the nodes, plan or compact each, show the result.
+
+Owns the choice among the nodes in the metadata, the order of work, and its end by a signal. The
+failure of one node does not stop the others. No node is registered or fenced: commits carry the
+epoch that the node's own process registered. Object ids are prepared in the name of a live node, as
+those of a departed node are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, suppress
+from dataclasses import dataclass
+
+import grpc
+
+from streammeta.cli.brokers.compact_command import CompactionRequest
+from streammeta.cli.brokers.compaction_view import (
+    CommitFigures,
+    ListedObject,
+    NodePlan,
+    Totals,
+    commit_figures,
+    listed_objects,
+    show_plan,
+    show_totals,
+)
+from streammeta.cli.framework.client import call_error
+from streammeta.cli.framework.output import CommandError, Output, explain
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.report import GroupReport
+from streammeta.client.compaction.sso_compactor import SetObjectCompactor
+from streammeta.client.compaction.sso_planning import PlannedGroup
+from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
+from streammeta.client.controllers.bucket_check import BucketCheck
+from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.controllers.methods import GET_NODES
+from streammeta.client.errors import (
+    BrokerClientError,
+    ControllerUnavailableError,
+    PermissionDeniedError,
+    RefusedError,
+    code_name,
+)
+from streammeta.client.model import NodeIdentity
+from streammeta.rpc.advice import advice
+from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.storage.compaction.entries import EntryTable
+from streammeta.storage.compaction.plan import CommitPlan
+from streammeta.storage.errors import StorageError, WrongBucketError
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.tls.files import TlsFiles
+from streammeta.v1 import nodes_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Nodes with set objects, and the live node in whose name ids are prepared.
+
+    `writer` is None if, and only if, there is nothing to compact.
+    """
+
+    targets: tuple[CompactionTarget, ...]
+    writer: NodeIdentity | None
+
+
+async def find_targets(
+    client: ControllerClient, node_ids: Sequence[int] = (), *, gone: bool = False
+) -> Targets:
+    """Look up the nodes of these ids; without ids, all or the `gone` ones that have set objects.
+
+    Raises `CommandError` when a node that was named has not registered, or no node is live.
+    """
+    pages = client.pages(GET_NODES, nodes_pb2.GetNodesRequest())
+    known = {node.node_id: node async for page in pages for node in page.nodes}
+    unknown = [node_id for node_id in node_ids if node_id not in known]
+    if unknown:
+        raise CommandError(
+            "NODE_EPOCH_NOT_EXIST",
+            f"node {unknown[0]} has not registered",
+            "`streammeta node list` shows the nodes that have registered",
+        )
+    chosen = [known[node_id] for node_id in dict.fromkeys(node_ids)] or [
+        node
+        for node in known.values()
+        if node.stream_set_object_count and (is_gone(node) or not gone)
+    ]
+    targets = tuple(
+        CompactionTarget(node.node_id, node.node_epoch, failover=is_gone(node)) for node in chosen
+    )
+    return Targets(targets, _writer(list(known.values()), chosen) if targets else None)
+
+
+def is_gone(node: nodes_pb2.NodeDescription) -> bool:
+    """Tell whether the node has no process that could compact by itself."""
+    return _is_barred(node) or node.state == nodes_pb2.NODE_STATE_FENCED
+
+
+def _is_barred(node: nodes_pb2.NodeDescription) -> bool:
+    """Tell whether the controllers refuse requests of the node's own process."""
+    return node.departed or node.failover
+
+
+def _writer(
+    nodes: Sequence[nodes_pb2.NodeDescription], chosen: Sequence[nodes_pb2.NodeDescription]
+) -> NodeIdentity:
+    """Return a node that may prepare ids: a chosen one if possible, one with heartbeats first."""
+    able = [node for node in (*chosen, *nodes) if not _is_barred(node)]
+    able.sort(key=is_gone)
+    if not able:
+        raise CommandError(
+            "NO_LIVE_NODE",
+            "no live node can prepare object ids",
+            "start a broker, or register a node, and repeat",
+        )
+    return NodeIdentity(node_id=able[0].node_id, node_epoch=able[0].node_epoch)
+
+
+_WAITS = "its time has not come; it would be merged with more of its size, or once it is old"
+
+
+async def plan(request: CompactionRequest, output: Output) -> None:
+    """Show the plan of each chosen node. Raises `CommandError` if one cannot be planned."""
+    async with _session(request) as session:
+        found = await session.targets()
+        try:
+            plans = [await session.plan(found, target) for target in found.targets]
+        except BrokerClientError as error:
+            raise _command_error(error, request.tls) from error
+    show_plan(output, plans)
+
+
+async def run(
+    request: CompactionRequest,
+    interval_ms: int | None,
+    output: Output,
+    *,
+    stream_objects: bool = False,
+) -> None:
+    """Compact for each chosen node, once or again and again; show the result in the end.
+
+    The first signal ends it after what is under way, a second one at once. Raises `CommandError` if
+    a node could not be worked on in the last pass.
+    """
+    stopping = _stopped_by_signals()
+    totals = Totals()
+    async with _session(request) as session:
+        while True:
+            try:
+                found = await session.targets()
+                await session.compact_all(found, totals, stopping, stream_objects=stream_objects)
+            except CommandError as error:
+                if totals.passes == 1:
+                    raise
+                totals.failures[-1] = str(error)  # it may pass until the next repetition
+            if interval_ms is None or await _is_set(stopping, interval_ms / 1000):
+                break
+            totals.begin_pass()
+    if totals.failures and not stopping.is_set():
+        raise CommandError(
+            "INCOMPLETE",
+            "; ".join(totals.failures.values()),
+            "what was committed stands; repeat the command once this is mended",
+            details=totals.summary(),
+        )
+    show_totals(output, totals)
+
+
+@dataclass(slots=True)
+class Session:
+    """A cluster, its bucket, and a compactor that is kept while its writer is the same."""
+
+    client: ControllerClient
+    store: ObjectStore
+    namespace: str
+    request: CompactionRequest
+    config: CompactionConfig
+    _compactor: SetObjectCompactor | None = None
+    _writer: NodeIdentity | None = None
+
+    def close(self) -> None:
+        """Release the threads."""
+        if self._compactor is not None:
+            self._compactor.close()
+
+    async def targets(self) -> Targets:
+        """Find the nodes that were asked for. Raises `CommandError`."""
+        try:
+            request = self.request
+            return await find_targets(self.client, request.node_ids, gone=request.gone)
+        except BrokerClientError as error:
+            raise _command_error(error, request.tls) from error
+
+    async def plan(self, found: Targets, target: CompactionTarget) -> NodePlan:
+        """Plan for one of the nodes that were found."""
+        planned = await self._compactor_of(found).plan(target, force_split=self.request.force_split)
+        listed = listed_objects(planned.listing.objects)
+        commits: list[CommitFigures] = []
+        left_out = dict.fromkeys(planned.selection.waiting, _WAITS)
+        async with aclosing(planned.groups()) as groups:
+            async for group in groups:
+                commits.extend(self._figures(group, listed))
+                left_out |= dict.fromkeys(group.plan.left_alone, _SHARES_NOTHING)
+        return NodePlan(target.node_id, tuple(commits), left_out | planned.left_out)
+
+    def _figures(self, group: PlannedGroup, listed: dict[int, ListedObject]) -> list[CommitFigures]:
+        """Return the figures of each commit of a group; expired objects go with the first."""
+        plans = [(one, one.source_ids) for one in group.plan.commits]
+        if group.expired_ids:
+            first, ids = plans[0] if plans else (_NOTHING, ())
+            plans[:1] = [(first, (*ids, *group.expired_ids))]
+        return [
+            commit_figures(one, [listed[key] for key in ids], self.config, group.kind)
+            for one, ids in plans
+        ]
+
+    async def compact_all(
+        self, found: Targets, totals: Totals, stopping: asyncio.Event, *, stream_objects: bool
+    ) -> None:
+        """Compact what is due of every node that was found, until `stopping` is set."""
+        for target in found.targets:
+            if stopping.is_set():
+                return
+            try:
+                compactor = self._compactor_of(found)
+                reports = compactor.compact(target, force_split=self.request.force_split)
+                await _add(reports, target, totals, stopping)
+                if stream_objects and not target.failover and not stopping.is_set():
+                    with closing(self._stream_object_compactor(target)) as of_streams:
+                        await _add(of_streams.compact_node(), target, totals, stopping)
+            except (BrokerClientError, StorageError) as error:
+                totals.failures[target.node_id] = f"node {target.node_id}: {error}"
+
+    def _stream_object_compactor(self, target: CompactionTarget) -> StreamObjectCompactor:
+        return StreamObjectCompactor(
+            self.client, target.identity, self.namespace, self.store, self.config
+        )
+
+    def _compactor_of(self, found: Targets) -> SetObjectCompactor:
+        """Return the compactor that writes in the name of the node found for that."""
+        assert found.writer is not None, "there is a writer where there is a target"
+        if self._compactor is None or self._writer != found.writer:
+            if self._compactor is not None:
+                self._compactor.close()
+            self._writer = found.writer
+            self._compactor = SetObjectCompactor(
+                self.client, found.writer, self.namespace, self.store, self.config
+            )
+        return self._compactor
+
+
+async def _add(
+    work: AsyncGenerator[GroupReport],
+    target: CompactionTarget,
+    totals: Totals,
+    stopping: asyncio.Event,
+) -> None:
+    """Add the reports of work as they come, until `stopping` is set."""
+    async with aclosing(work) as reports:
+        async for report in reports:
+            totals.add(target.node_id, report)
+            if stopping.is_set():
+                return
+
+
+_SHARES_NOTHING = "it would be written again as it is"
+_NOTHING = CommitPlan((), EntryTable.of_rows(()), ())
+
+
+@asynccontextmanager
+async def _session(request: CompactionRequest) -> AsyncIterator[Session]:
+    """Open cluster and bucket for one call of the command."""
+    config = request.config()
+    with closing(request.open_store()) as store:
+        async with ControllerClient(
+            request.connect, deadline_s=request.timeout_s, tls=request.tls
+        ) as client:
+            try:
+                namespace = await client.object_namespace()
+                await BucketCheck(client, store, namespace).passed()
+            except BrokerClientError as error:
+                raise _command_error(error, request.tls) from error
+            except WrongBucketError as error:
+                raise CommandError("WRONG_BUCKET", str(error)) from error
+            with closing(Session(client, store, namespace, request, config)) as session:
+                yield session
+
+
+def _command_error(error: BrokerClientError, tls: TlsFiles | None) -> CommandError:
+    """Return the failure as the command reports it; its message says what to do."""
+    over_tls = tls is not None
+    if isinstance(error, ControllerUnavailableError):
+        failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, str(error))
+        return CommandError("NO_CONTROLLER", str(error), advice(failure, over_tls=over_tls))
+    if isinstance(error, PermissionDeniedError) and isinstance(error.__cause__, grpc.RpcError):
+        failure = read_failure(error.__cause__)
+        return explain(call_error(failure, "a controller", over_tls=over_tls))
+    code = error.code if isinstance(error, RefusedError) else None
+    return CommandError("REFUSED" if code is None else code_name(code), str(error))
+
+
+def _stopped_by_signals() -> asyncio.Event:
+    """Return an event set by the first SIGTERM or Ctrl-C; the second cancels the calling task."""
+    stopping = asyncio.Event()
+    task = asyncio.current_task()
+
+    def on_signal() -> None:
+        if stopping.is_set() and task is not None:
+            task.cancel()
+        stopping.set()
+
+    for one in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(one, on_signal)
+    return stopping
+
+
+async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for `event`, at most `timeout_s` seconds; tell whether it is set."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)
+    return event.is_set()

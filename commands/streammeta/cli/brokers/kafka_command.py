@@ -1,0 +1,274 @@
+"""`streammeta kafka`: a broker that Kafka's clients accept, until it is asked to end.
+
+Owns options and the line printed once the broker serves. `streammeta.brokers.kafka` does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from streammeta.cli.brokers.node_command import NODE_ID_MAX
+from streammeta.cli.framework.client import store_option
+from streammeta.cli.framework.connecting import connecting
+from streammeta.cli.framework.output import (
+    CommandError,
+    Duration,
+    Output,
+    OutputFormat,
+    explain,
+    fail,
+    format_option,
+    with_output,
+)
+from streammeta.cli.framework.tracing import exporting_traces, tracing_option
+from streammeta.cli.local.local_cluster import READY_PREFIX
+from streammeta.tls.files import CallerFiles, TlsError, TlsFiles, tls_files
+
+if TYPE_CHECKING:
+    from streammeta.brokers.kafka.service.process import KafkaConfig
+
+SESSION_MS_MIN = 2_000
+"""Shortest session that controllers give."""
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _address(
+    _: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    host, separator, port = value.rpartition(":")
+    if not (host and separator and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise click.BadParameter(f"{value!r} is no HOST:PORT", param=parameter)
+    return host.strip("[]"), int(port)
+
+
+@click.command()
+@connecting()
+@store_option
+@click.option(
+    "--node-id",
+    type=click.IntRange(0, NODE_ID_MAX),
+    required=True,
+    help="Id of this broker; no other broker of the cluster has it.",
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:9092",
+    show_default=True,
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Where Kafka's clients connect; port 0: a free one.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Address that clients are told to use.  [default: that of --listen]",
+)
+@click.option(
+    "--listen-tls-ca",
+    type=_FILE,
+    help="Authorities of clients' certificates; with it clients connect over TLS alone.",
+)
+@click.option("--listen-tls-cert", type=_FILE, help="Certificate that clients are shown.")
+@click.option("--listen-tls-key", type=_FILE, help="The certificate's key.")
+@click.option(
+    "--users",
+    type=_FILE,
+    help="File of users and hashes of their passwords, read again when it changes; with it clients"
+    " authenticate by SASL/PLAIN, and need no certificate.",
+)
+@click.option(
+    "--plain-text-passwords",
+    is_flag=True,
+    help="Let --users be without TLS on an address that is not loopback.",
+)
+@click.option(
+    "--linger",
+    type=Duration(),
+    default="50ms",
+    show_default=True,
+    help="Time that records wait for others of the same object.",
+)
+@click.option(
+    "--session",
+    type=Duration(),
+    default="6s",
+    show_default=True,
+    help="Silence after which others take the partitions over; 2s at least, and no longer than the"
+    " controllers' own.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    help="Partitions of topics that are created without a number.",
+)
+@click.option(
+    "--auto-create/--no-auto-create",
+    default=True,
+    show_default=True,
+    help="Create topics that producers and consumers name.",
+)
+@click.option(
+    "--http-listen",
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Serve probes and metrics over HTTP here, in plain text: /livez, /readyz and /metrics.",
+)
+@tracing_option("Produce and Fetch requests, down to the controllers")
+@format_option
+def kafka(
+    *,
+    connect: tuple[str, ...],
+    tls: CallerFiles | None,
+    store: str,
+    node_id: int,
+    listen: tuple[str, int],
+    advertise: tuple[str, int] | None,
+    listen_tls_ca: Path | None,
+    listen_tls_cert: Path | None,
+    listen_tls_key: Path | None,
+    users: Path | None,
+    plain_text_passwords: bool,
+    linger: int,
+    session: int,
+    partitions: int,
+    auto_create: bool,
+    http_listen: tuple[str, int] | None,
+    tracing: bool,
+    output_format: OutputFormat,
+) -> None:
+    """Run a broker that Kafka's clients accept, until Ctrl-C.
+
+    Partitions are logs on streams: several brokers of a cluster share them, and take over those of
+    one that dies. Records are acknowledged once an object that holds them is committed.
+
+    \b
+    Example:
+      streammeta dev --port 9101 --data-dir /tmp/dev
+      streammeta kafka --connect 127.0.0.1:9101 --store file:///tmp/dev/bucket --node-id 1
+    """
+    from streammeta.brokers.kafka.service.process import KafkaConfig
+    from streammeta.brokers.kafka.service.users import UsersFileError
+
+    if tls is not None and not isinstance(tls, TlsFiles):
+        raise click.UsageError(
+            "token-file: a broker needs a certificate; give --tls-cert and --tls-key"
+        )
+    try:
+        listen_tls = tls_files(listen_tls_ca, listen_tls_cert, listen_tls_key, "listen-tls")
+    except TlsError as error:
+        raise click.UsageError(str(error)) from error
+    if users is not None and listen_tls is None and not plain_text_passwords:
+        _require_loopback(listen[0])
+    if session < SESSION_MS_MIN:
+        raise click.UsageError(f"--session is {session} ms, wanted at least 2s")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    config = KafkaConfig(
+        controllers=connect,
+        store=store,
+        node_id=node_id,
+        host=listen[0],
+        port=listen[1],
+        advertised=advertise,
+        linger_s=linger / 1000,
+        session_s=session / 1000,
+        default_partitions=partitions,
+        creates_topics=auto_create,
+        tls=tls,
+        listen_tls=listen_tls,
+        users=users,
+        http=http_listen,
+    )
+    try:
+        with exporting_traces("streammeta-kafka", wanted=tracing):
+            asyncio.run(_run(config, output_format))
+    except UsersFileError as error:
+        fail(output_format, CommandError("USERS_FILE", str(error), "correct the file"))
+    except Exception as error:  # noqa: BLE001 - whatever ends the broker is told in one form
+        fail(output_format, explain(error))
+
+
+def _require_loopback(host: str) -> None:
+    """Refuse an address at which passwords could be overheard."""
+    try:
+        is_loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise click.UsageError(
+            f"--users: passwords would cross the network in plain text to {host}; give"
+            " --listen-tls-ca, --listen-tls-cert and --listen-tls-key, or --plain-text-passwords"
+            " if another layer encrypts"
+        )
+
+
+@click.command("kafka-user")
+@click.argument("name")
+@with_output
+def kafka_user(name: str, output: Output) -> None:
+    """Make the line of a file of users (--users) for NAME.
+
+    The password is asked for on a terminal, else it is the first line of standard input.
+
+    \b
+    Example:
+      streammeta kafka-user alice >> users
+    """
+    from streammeta.brokers.kafka.service.users import user_entry
+
+    if sys.stdin.isatty():
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    try:
+        entry = user_entry(name, password)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    output.text("entry", entry)
+
+
+async def _run(config: KafkaConfig, output_format: OutputFormat) -> None:
+    """Run a broker until a signal asks for its end, also while it still joins the cluster."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(_serve(config, output_format))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _serve(config: KafkaConfig, output_format: OutputFormat) -> NoReturn:
+    """Serve until cancelled. Raises what ends a broker, such as a newer process of its node."""
+    from streammeta.brokers.kafka.service.process import running_broker
+
+    async with running_broker(config) as broker:
+        address = f"{broker.host}:{broker.port}"
+        if output_format is OutputFormat.JSON:
+            answer = {"ok": True, "bootstrap_servers": address, "node_id": config.node_id}
+            if broker.http:
+                answer["http"] = broker.http
+            click.echo(json.dumps(answer))
+        else:
+            http = f" http={broker.http}" if broker.http else ""
+            click.echo(f"{READY_PREFIX}bootstrap.servers={address} node_id={config.node_id}{http}")
+        raise await asyncio.shield(broker.replaced)  # it ends after its listener

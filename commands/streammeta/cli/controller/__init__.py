@@ -1,0 +1,1 @@
+"""Commands that prepare and run one controller."""

@@ -1,0 +1,1 @@
+"""Parts that every command shares: output, connections, profiles, settings."""

@@ -1,0 +1,101 @@
+"""Settings of a command from a TOML file: `--config FILE`, below the environment and the options.
+
+A key is an option's name without its dashes, `snapshot-log-bytes = 20000000`. Knows no particular
+command: which keys there are is what the command's options are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from streammeta.cli.framework.client import Command
+from streammeta.storage.parsing import parse_toml
+
+_ORIGINS = {
+    ParameterSource.COMMANDLINE: "option",
+    ParameterSource.ENVIRONMENT: "environment",
+    ParameterSource.DEFAULT_MAP: "file",
+    ParameterSource.DEFAULT: "default",
+}
+
+_NOT_SETTINGS = frozenset({"config", "help", "check_config"})
+
+
+def config_option(command: Command) -> Command:
+    """Add `--config`. The environment and the command line go before the file."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_take,
+        metavar="FILE",
+        help="Settings as TOML: a key for each option, by its name without dashes, such as"
+        ' listen = "10.0.0.1:9091". Options and the environment go before it.',
+    )(command)
+
+
+def settings(command: click.Command) -> Mapping[str, click.Option]:
+    """Return the options of a command that are settings, by the key that a file has for them."""
+    return {
+        max(option.opts, key=len).lstrip("-"): option
+        for option in command.params
+        if isinstance(option, click.Option) and option.name not in _NOT_SETTINGS
+    }
+
+
+def origins(context: click.Context) -> Iterator[tuple[str, Any, str]]:
+    """Yield name, value and origin of each setting that a command was called with.
+
+    Origins are "option", "environment", "file" and "default".
+    """
+    for key, option in settings(context.command).items():
+        assert option.name is not None
+        source = context.get_parameter_source(option.name)
+        origin = "default" if source is None else _ORIGINS.get(source, "default")
+        yield key, context.params[option.name], origin
+
+
+def _take(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        known = settings(context.command)
+        context.default_map = {
+            str(known[key].name): _checked(path, key, known[key], value)
+            for key, value in _read(path, known).items()
+        }
+
+
+def _read(path: Path, known: Mapping[str, click.Option]) -> Mapping[str, Any]:
+    try:
+        found = parse_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _refused(path, f"{error.strerror}; must be a file that can be read") from error
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise _refused(path, f"{error}; must be TOML") from error
+    for key in found:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            raise _refused(path, f"{key}: no such setting; {meant}")
+    return found
+
+
+def _checked(path: Path, key: str, option: click.Option, value: Any) -> Any:
+    """Return a value as the option takes it; a list stands for what commas divide elsewhere."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ",".join(value)
+    wanted: type = bool if option.is_flag else int if option.type is click.INT else str
+    if type(value) is not wanted:
+        names = {bool: "true or false", int: "a whole number", str: "a text in quotes"}
+        raise _refused(path, f"{key}: {value!r}; must be {names[wanted]}")
+    return value
+
+
+def _refused(path: Path, problem: str) -> click.UsageError:
+    return click.UsageError(f"config: {path}: {problem}")

@@ -1,0 +1,37 @@
+"""The option `--tracing`, and traces of a process that runs as a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from streammeta.cli.framework.client import Command
+from streammeta.rpc.trace_export import otlp_provider, tracing_by
+from streammeta.storage.installation import optional_packages
+
+
+def tracing_option(traced: str) -> Callable[[Command], Command]:
+    """Add `--tracing` to a command; `traced` says in its help what it traces."""
+    return click.option(
+        "--tracing",
+        is_flag=True,
+        help=f"Trace {traced}, and send spans by OTLP; the variables OTEL_* say where and how."
+        " Needs the extra tracing.",
+    )
+
+
+@contextmanager
+def exporting_traces(service: str, *, wanted: bool) -> Iterator[None]:
+    """Trace in the body if that is `wanted`, as `service` unless the environment names another.
+
+    Raises `MissingPackageError` if the extra is not installed.
+    """
+    if not wanted:
+        yield
+        return
+    with optional_packages("--tracing", "tracing"):
+        provider = otlp_provider(service)
+    with tracing_by(provider):
+        yield

@@ -1,0 +1,1 @@
+"""Commands that inspect objects, stores and the metadata."""

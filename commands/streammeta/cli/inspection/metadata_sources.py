@@ -1,0 +1,205 @@
+"""Maps that the shell opens: a live cluster, a checkpoint file, an export, a backup at an offset.
+
+Every copy becomes a checkpoint file first, a temporary one for clusters, exports and backups, so
+that there is one way to check and read it. Nothing but those is ever written.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import grpc
+
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.framework.output import CommandError
+from streammeta.cli.recovery.backup_command import opened_backup
+from streammeta.cli.recovery.restore_command import replay_backup
+from streammeta.cli.recovery.snapshot_command import download
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.rpc.failures import read_failure
+from streammeta.shell.state import Change, MetadataCopy
+from streammeta.shell.tree import Directory
+from streammeta.storage.parsing import parse_json
+from streammeta.v1 import admin_pb2, metadata_pb2
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
+
+LIVE = "live"
+"""Name of the cluster's own map."""
+
+_HINT = "name a checkpoint file, the folder of a Parquet export, or BACKUP_URI@OFFSET"
+
+
+class MetadataSources:
+    """Maps by name, for one shell; close it to give up the temporary files.
+
+    `client` is the cluster's, None without one; `address` the map that the shell walks, None: that
+    of the cluster.
+    """
+
+    def __init__(self, client: ControllerClient | None, address: str | None) -> None:
+        self._client = client
+        self.address = address
+        self._files = ExitStack()
+        self._opened: dict[str, MetadataCopy] = {}
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()
+
+    def copy(self) -> MetadataCopy:
+        """See `MetadataSource.copy`."""
+        return self.other(LIVE if self.address is None else self.address)
+
+    def other(self, address: str) -> MetadataCopy:
+        """See `MetadataSource.other`; raises `CommandError` for what can't be opened."""
+        if address == LIVE:
+            return self._live()
+        if address not in self._opened:
+            self._opened[address] = self._open(address)
+        return self._opened[address]
+
+    def tree(self) -> Directory:
+        """Return the tree of the map that the shell walks, which is not the cluster's."""
+        from streammeta.controller.errors import DamagedMapError
+        from streammeta.shell.copy_tree import copy_tree
+
+        copy = self.copy()
+        try:
+            return copy_tree(copy)
+        except DamagedMapError as error:
+            raise CommandError("CHECKPOINT", f"{copy.name}: {error}", _HINT) from error
+
+    def changes(self, from_offset: int | None) -> Iterator[Change]:
+        """See `MetadataSource.changes`; goes on at another controller when one fails."""
+        client = self._required_client("changes are")
+        if from_offset is None:
+            from_offset = client.call(
+                lambda channel: AdminServiceStub(channel).DescribeCluster,
+                admin_pb2.DescribeClusterRequest(),
+            ).high_watermark
+        next_offset = from_offset
+        while True:
+            responses, first = client.ask(_watch(next_offset))
+            try:
+                for response in chain([first], responses):
+                    if response.snapshot_required:
+                        raise _gone(next_offset)
+                    if response.records:
+                        yield Change(response.offset, response.records)
+                        next_offset = response.offset + 1
+            except grpc.RpcError as error:
+                if read_failure(error).code is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+            finally:
+                responses.cancel()
+
+    def now_ms(self) -> int:
+        """See `MetadataSource.now_ms`."""
+        return time.time_ns() // 1_000_000
+
+    def _required_client(self, what: str) -> ControllerClient:
+        if self._client is None:
+            raise CommandError("NO_CLUSTER", f"{what} of a cluster, none is given", "add --connect")
+        return self._client
+
+    def _live(self) -> MetadataCopy:
+        file = self._temporary()
+        download(self._required_client("a live map is"), cast(BinaryIO, file))
+        return _read(file, LIVE)
+
+    def _open(self, address: str) -> MetadataCopy:
+        place, at, offset = address.rpartition("@")
+        if at and offset.isascii() and offset.isdigit() and not Path(address).exists():
+            return self._backup(address, place, int(offset))
+        path = Path(address)
+        if path.is_dir():
+            return self._export(path)
+        try:
+            file = self._files.enter_context(path.open("rb"))
+        except OSError as error:
+            raise CommandError("NO_MAP", f"{address}: {error.strerror}", _HINT) from error
+        return _read(file, address)
+
+    def _temporary(self) -> IO[bytes]:
+        return self._files.enter_context(tempfile.TemporaryFile())
+
+    def _export(self, path: Path) -> MetadataCopy:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
+        from streammeta.controller.snapshot.parquet_export import MANIFEST
+
+        try:
+            manifest = parse_json((path / MANIFEST).read_text())
+            if not manifest["complete"]:
+                raise CommandError(
+                    "EXPORT", f"{path}: the export was interrupted", "repeat it with --overwrite"
+                )
+            snapshot_id = SnapshotId(EndOffset(manifest["end_offset"]), Epoch(manifest["epoch"]))
+            tables = {
+                one["section"]: pq.read_table(path / one["file"]) for one in manifest["files"]
+            }
+            rows = {one["section"]: one["rows"] for one in manifest["files"]}
+            if any(table.num_rows != rows[name] for name, table in tables.items()):
+                raise ValueError(f"files with other numbers of rows than {MANIFEST} says")
+            file = self._temporary()
+            write_checkpoint(file, snapshot_id, manifest["cluster_id"], tables)
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise CommandError("EXPORT", f"{path} is no whole export: {error!r}", _HINT) from error
+        return _read(file, str(path))
+
+    def _backup(self, address: str, place: str, offset: int) -> MetadataCopy:
+        from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
+
+        with opened_backup(place, None, None) as archive:
+            found = replay_backup(archive, archive.inventory(), offset)
+            cluster_id = archive.folder.cluster_id
+        snapshot_id = SnapshotId(
+            EndOffset(found.cluster_metadata.applied_end_offset), Epoch(found.epoch)
+        )
+        file = self._temporary()
+        write_checkpoint(file, snapshot_id, cluster_id, found.cluster_metadata.freeze().sections())
+        return _read(file, address)
+
+
+def _read(file: IO[bytes], name: str) -> MetadataCopy:
+    """Check every byte of a checkpoint; return it as a copy."""
+    from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
+
+    try:
+        reader = CheckpointReader(cast(BinaryIO, file), Path(name).name)
+        reader.verify()
+    except CheckpointError as error:
+        raise CommandError("CHECKPOINT", str(error), _HINT) from error
+    return MetadataCopy(name, reader.cluster_id, reader.id.end_offset, reader.sections())
+
+
+def _watch(
+    from_offset: int,
+) -> Callable[[grpc.Channel, float], tuple[Any, metadata_pb2.WatchResponse]]:
+    """Return what opens a watch and waits for its first answer, which tells that it is served."""
+
+    def begin(
+        channel: grpc.Channel, _seconds_left: float
+    ) -> tuple[Any, metadata_pb2.WatchResponse]:
+        request = metadata_pb2.WatchRequest(from_offset=from_offset)
+        responses = MetadataServiceStub(channel).Watch(request)
+        return responses, next(responses, metadata_pb2.WatchResponse())
+
+    return begin
+
+
+def _gone(offset: int) -> CallError:
+    return CallError(
+        "GONE",
+        f"changes from offset {offset} on are no longer kept",
+        "leave the offset out, or compare maps with `diff`",
+    )

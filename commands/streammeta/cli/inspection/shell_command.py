@@ -1,0 +1,191 @@
+"""`streammeta shell`: walk a map as a tree, at a prompt or with one command."""
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
+
+import click
+
+from streammeta.cli.framework.client import DEADLINE_S, ControllerClient
+from streammeta.cli.framework.connecting import Endpoints, connecting, timeout_option
+from streammeta.cli.framework.output import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    EXPECTED_ERRORS,
+    CommandError,
+    Output,
+    OutputFormat,
+    explain,
+    with_output,
+)
+from streammeta.cli.framework.paging import show_lines, write_lines
+from streammeta.cli.inspection.metadata_sources import MetadataSources
+from streammeta.shell.commands import COMMANDS, execute
+from streammeta.shell.events import Event, Problem, ProblemCode, json_value, text_lines
+from streammeta.shell.live_tree import live_tree
+from streammeta.shell.state import ShellState
+from streammeta.shell.tree import Directory
+from streammeta.tls.files import CallerFiles
+from streammeta.v1.admin_pb2 import DescribeClusterRequest, DescribeClusterResponse
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+
+COMMANDS_WITHOUT_MAP = ("help", "history", "pwd", "exit")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--file",
+    "address",
+    metavar="MAP",
+    help="Walk this map: a checkpoint file, the folder of a Parquet export, or BACKUP_URI@OFFSET.",
+)
+@connecting(Endpoints.OPTIONAL)
+@timeout_option(DEADLINE_S)
+@with_output
+@click.argument("words", nargs=-1, metavar="[-- COMMAND ARGS...]")
+def shell(
+    *,
+    address: str | None,
+    connect: tuple[str, ...] | None,
+    tls: CallerFiles | None,
+    timeout_s: float,
+    output: Output,
+    words: tuple[str, ...],
+) -> None:
+    """Walk the map of a running cluster, or one in files, as a tree of files.
+
+    With COMMAND runs it and ends, with exit code 1 if it failed; without, opens a prompt. Commands
+    are ls, cd, pwd, cat, tree, find, du, diff, tail, history, help and exit; paths may hold ?, *
+    and {a,b}. Output longer than the terminal goes through the pager that PAGER names.
+
+    \b
+    Examples:
+      streammeta shell --connect 127.0.0.1:9091
+      streammeta shell --connect 127.0.0.1:9091 -- cat /streams/3
+      streammeta shell --connect 127.0.0.1:9091 --format json -- tail 10
+      streammeta shell --file 00000000000000001234-0000000005.checkpoint -- du stream
+      streammeta shell --file ./map --connect 127.0.0.1:9091 -- diff live streams
+    """
+    if address is None and connect is None:
+        raise click.MissingParameter(
+            "Or give --file.", param_hint="'--connect'", param_type="option"
+        )
+    with contextlib.ExitStack() as parts:
+        client = None
+        if connect is not None:
+            client = parts.enter_context(ControllerClient(connect, timeout_s, tls))
+        sources = parts.enter_context(contextlib.closing(MetadataSources(client, address)))
+        if words:
+            _run_once(sources, client, words, output)
+        else:
+            _open_prompt(sources, client, output)
+
+
+def _root(sources: MetadataSources, client: ControllerClient | None) -> Directory:
+    return sources.tree() if sources.address is not None else live_tree(_known(client))
+
+
+def _known(client: ControllerClient | None) -> ControllerClient:
+    assert client is not None, "without a map of its own a shell has a cluster"
+    return client
+
+
+def _run_once(
+    sources: MetadataSources, client: ControllerClient | None, words: Sequence[str], output: Output
+) -> None:
+    if words[0] in COMMANDS_WITHOUT_MAP:
+        root: Directory = live_tree(_Nobody())
+    else:
+        if sources.address is None:
+            _describe(_known(client))  # a path such as / is listed without asking
+        root = _root(sources, client)
+    if words[0] == "tail" and len(words) == 1 and output.format is OutputFormat.JSON:
+        raise CommandError(
+            "USAGE",
+            "tail: without a number of changes it never ends, and one JSON object would never come",
+            "give one, as in `tail 10`",
+            exit_code=EXIT_USAGE,
+        )
+    problems: list[Problem] = []
+    state = ShellState(root, source=sources)
+    events = _without_problems(execute(state, list(words)), problems)
+    if output.format is OutputFormat.JSON:
+        output.summary({"command": words[0], **json_value(events)})
+    elif output.format is OutputFormat.TABLE:
+        lines = text_lines(events, shutil.get_terminal_size().columns)
+        command = COMMANDS.get(words[0])
+        show = write_lines if command is not None and command.goes_on else show_lines
+        show(lines)
+    else:
+        for line in text_lines(events):
+            output.note(line)
+    if problems:
+        raise _as_error(problems)
+
+
+class _Nobody:
+    """Answers for commands that ask nothing."""
+
+    def call(self, *_: object) -> NoReturn:
+        """See `live_tree.Caller`."""
+        raise AssertionError("nothing is to be asked")
+
+
+def _without_problems(events: Iterable[Event], problems: list[Problem]) -> Iterator[Event]:
+    for event in events:
+        if isinstance(event, Problem):
+            problems.append(event)
+        else:
+            yield event
+
+
+def _as_error(problems: list[Problem]) -> CommandError:
+    """One error for all: programs get the first one's code, people every message."""
+    is_usage = problems[0].code is ProblemCode.USAGE
+    return CommandError(
+        problems[0].code,
+        "; ".join(problem.message for problem in problems),
+        problems[0].hint,
+        exit_code=EXIT_USAGE if is_usage else EXIT_FAILED,
+    )
+
+
+def _describe(client: ControllerClient) -> DescribeClusterResponse:
+    """Ask the cluster for its name, so that a wrong address shows at once; raises `CallError`."""
+    return client.call(
+        lambda channel: AdminServiceStub(channel).DescribeCluster, DescribeClusterRequest()
+    )
+
+
+def _open_prompt(sources: MetadataSources, client: ControllerClient | None, output: Output) -> None:
+    if output.format is OutputFormat.JSON or not sys.stdin.isatty():
+        raise CommandError(
+            "USAGE",
+            "a prompt needs a terminal and no --format json",
+            "give a command, as in `streammeta shell --connect HOST:PORT -- ls /`",
+            exit_code=EXIT_USAGE,
+        )
+    if sources.address is None:
+        banner = f"Connected to cluster {_describe(_known(client)).cluster_id}."
+    else:
+        copy = sources.copy()
+        banner = f"Map of cluster {copy.cluster_id} below offset {copy.end_offset}."
+    from streammeta.shell.prompt import run_interactive
+
+    run_interactive(
+        _root(sources, client),
+        f"{banner} Try `help`; Ctrl-D leaves.",
+        source=sources,
+        show=show_lines,
+        explain=explain_for_prompt,
+    )
+
+
+def explain_for_prompt(error: Exception) -> tuple[str, str]:
+    """Return message and next step of a failure, as the command says them after `--`."""
+    if not isinstance(error, EXPECTED_ERRORS):
+        return f"defect in streammeta ({type(error).__name__}: {error})", "report it"
+    explained = explain(error)
+    return str(explained), explained.hint

@@ -1,0 +1,1 @@
+"""Controllers on this machine, for development and tests."""

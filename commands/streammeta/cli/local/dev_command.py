@@ -1,0 +1,224 @@
+"""`streammeta dev`: three controllers on loopback until Ctrl-C, over TLS if asked for.
+
+Owns the printed lines: one once clients can connect, the variables to connect with, and where each
+controller is. A controller that ends is restarted.
+"""
+
+import contextlib
+import json
+import shlex
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.framework.output import CommandError, OutputFormat, fail, format_option
+from streammeta.cli.framework.signal_event import SignalEvent
+from streammeta.cli.local.local_cluster import (
+    READY_PREFIX,
+    ChildFailedError,
+    LocalCluster,
+    free_ports,
+    taken_ports,
+)
+from streammeta.cli.local.restarting import Supervisor
+from streammeta.cli.quorum.features_command import change_level
+from streammeta.controller.features import SUPPORTED
+from streammeta.tls.files import TlsFiles
+from streammeta.tls.identity import USER_ROLES, Role
+
+CONTROLLER_COUNT = 3
+PORT_COUNT = 3 * CONTROLLER_COUNT
+"""Each controller listens for clients, for the other controllers and for browsers."""
+
+BROKER_IDS = range(1, 11)
+"""Node ids of brokers that get a certificate; `streammeta certs` makes others."""
+
+LEVEL_PENDING = "feature-level-pending"
+"""File in the data directory of a new cluster that does not run at the newest level yet."""
+
+_LEVEL_TIMEOUT_S = 60.0
+_LOOK_S = 0.25
+
+
+@click.command()
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep logs and objects here.  [default: a temporary directory, removed at the end]",
+)
+@click.option("--cluster-id", default="dev", show_default=True, help="The cluster's name.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65_536 - PORT_COUNT),
+    help="First of nine consecutive ports: three for clients, three for the controllers among"
+    " themselves, three for status pages.  [default: free ones]",
+)
+@click.option(
+    "--tls",
+    "has_tls",
+    is_flag=True,
+    help="Speak TLS, with certificates of a throw-away authority for controllers, brokers and"
+    " users; prints the variables by which commands connect as an administrator. Status pages stay"
+    " in plain text.",
+)
+@format_option
+def dev(
+    *,
+    data_dir: Path | None,
+    cluster_id: str,
+    port: int | None,
+    has_tls: bool,
+    output_format: OutputFormat,
+) -> None:
+    """Run three controllers and a local-directory store until Ctrl-C.
+
+    A controller that ends is restarted: kill one to watch a fail-over. A new cluster starts at the
+    newest feature level. With --tls the folder `certificates` of its data directory holds those of
+    brokers 1 to 10 and one for each role, such as reader-dev.pem.
+
+    \b
+    Examples:
+      streammeta dev --port 9091
+      streammeta shell --connect 127.0.0.1:9091 -- tree /
+      streammeta dev --tls --data-dir ./dev
+    """
+    stop = SignalEvent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    ports = free_ports(PORT_COUNT) if port is None else _check_ports(port, output_format)
+    with contextlib.ExitStack() as stack:
+        if data_dir is None:
+            folder = tempfile.TemporaryDirectory(prefix="streammeta-dev-")
+            data_dir = Path(stack.enter_context(folder))
+        cluster = _plan_cluster(data_dir.absolute(), cluster_id, ports, has_tls=has_tls)
+        admin = _certify(cluster) if has_tls else None
+        try:
+            cluster.start_all()
+            _raise_level(cluster, admin, stop)
+            _say_ready(cluster, admin, output_format)
+            supervisor = Supervisor(cluster, _say)
+            while not stop.wait(_LOOK_S):
+                supervisor.look()
+        except ChildFailedError as error:
+            hint = "correct what its log says and start again"
+            fail(output_format, CommandError("CONTROLLER_ENDED", str(error), hint))
+        finally:
+            cluster.stop_all()
+
+
+def _check_ports(first: int, output_format: OutputFormat) -> list[int]:
+    """Return the ports from `first` on; end the command if another process uses one."""
+    ports = list(range(first, first + PORT_COUNT))
+    if taken := taken_ports(ports):
+        names = ", ".join(map(str, taken))
+        message = f"port: {first} takes {ports[0]} to {ports[-1]}, and another process uses {names}"
+        hint = "end that process, or give another --port; without it dev takes free ports"
+        fail(output_format, CommandError("PORT_IN_USE", message, hint))
+    return ports
+
+
+def _plan_cluster(
+    root: Path, cluster_id: str, ports: Sequence[int], *, has_tls: bool
+) -> LocalCluster:
+    """Return a cluster that is not started; mark a new one for the newest feature level."""
+    bucket = root / "bucket"
+    bucket.mkdir(parents=True, exist_ok=True)
+    clients, peers, pages = (
+        list(ports[start : start + CONTROLLER_COUNT])
+        for start in range(0, PORT_COUNT, CONTROLLER_COUNT)
+    )
+    listeners = {
+        node_id: ("--http-listen", f"127.0.0.1:{page}")
+        for node_id, page in enumerate(pages, start=1)
+    }
+    # A browser has no certificate, and the pages of a cluster on loopback hold no secret.
+    in_plain_text = ("--http-plain-text", "--http-plain-text-pages") if has_tls else ()
+    cluster = LocalCluster(
+        root,
+        cluster_id,
+        f"file://{bucket}",
+        clients,
+        in_plain_text,
+        peer_ports=peers,
+        own_options=listeners,
+    )
+    if not cluster.is_formatted:
+        (root / LEVEL_PENDING).touch()
+    return cluster
+
+
+def _certify(cluster: LocalCluster) -> TlsFiles:
+    """Make all certificates; return the administrator's."""
+    from streammeta.cli.local.local_certificates import LocalCertificates
+
+    certificates = LocalCertificates(cluster.root, cluster.cluster_id)
+    cluster.tls = certificates.controllers(cluster.node_ids)
+    for node_id in BROKER_IDS:
+        certificates.of(Role.BROKER, node_id)
+    users = {role: certificates.of(role, "dev") for role in USER_ROLES}
+    return users[Role.ADMIN]
+
+
+def _raise_level(cluster: LocalCluster, admin: TlsFiles | None, stop: SignalEvent) -> None:
+    """Bring a new cluster to the newest feature level, once all controllers have connected.
+
+    A cluster that was made before keeps its level, which its operator raises.
+    """
+    pending = cluster.root / LEVEL_PENDING
+    if not pending.exists():
+        return
+    deadline = time.monotonic() + _LEVEL_TIMEOUT_S
+    with ControllerClient(cluster.endpoints, tls=admin) as client:
+        while not stop.is_set():
+            try:
+                change_level(client, SUPPORTED.highest)
+            except CallError as error:  # no leader yet, or a follower has not connected to it
+                if time.monotonic() > deadline:
+                    _say(
+                        f"the cluster stays below feature level {SUPPORTED.highest}, raise it with"
+                        f" `streammeta features upgrade --to {SUPPORTED.highest}`: {error}"
+                    )
+                    return
+                stop.wait(_LOOK_S)
+            else:
+                pending.unlink()
+                return
+
+
+def _say_ready(cluster: LocalCluster, admin: TlsFiles | None, output_format: OutputFormat) -> None:
+    """Print how to connect, once clients can."""
+    from streammeta.cli.local.local_certificates import environment
+
+    variables = {} if admin is None else environment(cluster.connect, admin)
+    places = [
+        {
+            "node_id": node_id,
+            "pid": cluster.children[node_id].pid,
+            "endpoint": cluster.endpoints[node_id - 1],
+            "status": f"http://{cluster.own_options[node_id][1]}/",
+        }
+        for node_id in cluster.node_ids
+    ]
+    if output_format is OutputFormat.JSON:
+        answer = {"ok": True, "connect": cluster.connect, "store": cluster.store_uri}
+        answer_with_tls = answer | ({"environment": variables} if variables else {})
+        click.echo(json.dumps(answer_with_tls | {"controllers": places}))
+        return
+    click.echo(f"{READY_PREFIX}connect={cluster.connect} store={cluster.store_uri}")
+    for name, value in variables.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+    for place in places:
+        click.echo(
+            f"# controller {place['node_id']} at {place['endpoint']}: pid {place['pid']},"
+            f" status page {place['status']}"
+        )
+
+
+def _say(line: str) -> None:
+    """Report on standard error: standard output holds the answer, in json one object."""
+    click.echo(f"streammeta: {line}", err=True)

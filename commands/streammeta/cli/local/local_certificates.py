@@ -1,0 +1,71 @@
+"""Certificates of a cluster on this machine: a throw-away authority and its issue.
+
+Owns two folders of the cluster's: `certificates`, and `private` with the authority's key. Their
+files let a process do everything there, which is what they are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from streammeta.cli.security.certificate_authority import Authority, IssuedFiles, create_authority
+from streammeta.tls.files import TlsError, TlsFiles
+from streammeta.tls.identity import Principal, Role
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class LocalCertificates:
+    """Certificates of one cluster below `root`; those of an earlier run are used again."""
+
+    def __init__(self, root: Path, cluster_id: str) -> None:
+        """Make the authority if it is not there.
+
+        Raises:
+            CertificateError: the one that is there is of no use.
+            OSError: the files can't be written.
+        """
+        self.folder = root / "certificates"
+        self.ca_key = root / "private" / "ca.key"
+        self._cluster_id = cluster_id
+        files = IssuedFiles(self.folder / "ca.pem", self.ca_key)
+        if not files.certificate.exists():
+            create_authority(files, f"throw-away authority of {cluster_id}")
+        self._authority = Authority(files)
+
+    def of(self, role: Role, name: str | int) -> TlsFiles:
+        """Return the files of a principal on loopback, made when they are first asked for."""
+        stem = f"{role}-{name}"
+        ca, certificate, key = (self.folder / n for n in ("ca.pem", f"{stem}.pem", f"{stem}.key"))
+        files = TlsFiles(ca, certificate, key)
+        if not self._is_of_use(files):
+            certificate.unlink(missing_ok=True)
+            key.unlink(missing_ok=True)
+            principal = Principal(self._cluster_id, role, str(name))
+            self._authority.issue(IssuedFiles(certificate, key), principal, LOOPBACK)
+        return files
+
+    def controllers(self, node_ids: Sequence[int]) -> Mapping[int, TlsFiles]:
+        """Return the files of these controllers."""
+        return {node_id: self.of(Role.CONTROLLER, node_id) for node_id in node_ids}
+
+    @staticmethod
+    def _is_of_use(files: TlsFiles) -> bool:
+        if not files.certificate.exists():
+            return False
+        try:
+            files.load()
+        except TlsError:
+            return False  # it has expired
+        return True
+
+
+def environment(connect: str, files: TlsFiles) -> Mapping[str, str]:
+    """Return the variables by which commands connect; `connect` is as `--connect` takes it."""
+    return {
+        "STREAMMETA_CONNECT": connect,
+        "STREAMMETA_TLS_CA": str(files.ca),
+        "STREAMMETA_TLS_CERT": str(files.certificate),
+        "STREAMMETA_TLS_KEY": str(files.key),
+    }

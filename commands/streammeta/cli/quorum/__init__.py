@@ -1,0 +1,1 @@
+"""Commands about controllers and their quorum."""

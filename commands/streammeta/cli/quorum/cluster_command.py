@@ -1,0 +1,378 @@
+"""`streammeta cluster` and `streammeta health`: questions to members of a cluster.
+
+`cluster hash` asks all members for the hash of their map at one offset. A member's map goes on
+changing, so the offset is one that all can still reach: ahead of the leader by what is likely to be
+written meanwhile, or the present end when nothing is written. A wrong guess costs another attempt,
+never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import click
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from streammeta.cli.framework.client import CallError, ControllerClient, no_controller_error
+from streammeta.cli.framework.connecting import Endpoints, connecting, connection_options
+from streammeta.cli.framework.output import CommandError, Output, with_output
+from streammeta.cli.quorum.quorum_views import (
+    QuorumViews,
+    gather_views,
+    leaders_view,
+    live_observers,
+)
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.tls.files import CallerFiles
+from streammeta.v1 import admin_pb2
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+
+SERVICES = ("serving", "leader")
+
+
+@click.command()
+@connecting(Endpoints.ONE)
+@click.option(
+    "--service",
+    type=click.Choice(SERVICES),
+    default="serving",
+    show_default=True,
+    help="serving: it answers requests; leader: it leads and takes writes.",
+)
+@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to wait.")
+@with_output
+def health(
+    *,
+    connect: tuple[str, ...],
+    tls: CallerFiles | None,
+    service: str,
+    timeout_s: float,
+    output: Output,
+) -> None:
+    """Exit 0 if a controller is healthy, 1 if not.
+
+    \b
+    Example:
+      streammeta health --connect 127.0.0.1:9090 --service leader
+    """
+    (endpoint,) = connect
+    status = _health_of(endpoint, tls, service, timeout_s)
+    if status != "SERVING":
+        raise CommandError(
+            status, f"{endpoint} answers {status} for {service}", "see the controller's log"
+        )
+    output.summary({"endpoint": endpoint, "service": service, "status": status})
+
+
+def _health_of(endpoint: str, tls: CallerFiles | None, service: str, timeout_s: float) -> str:
+    with operator_channel(endpoint, tls) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise no_controller_error(
+                {endpoint: read_failure(error, over_tls=tls is not None)},
+                "start it, or correct --connect",
+                over_tls=tls is not None,
+            ) from error
+    name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return name
+
+
+RATE_SAMPLE_S = 0.25
+"""Time in seconds over which the leader's write rate is measured."""
+
+FIRST_LEAD_S = 0.5
+"""Lead of the first offset, in seconds at the measured rate; doubled with each attempt."""
+
+STALLED_S = 1.0
+"""Time in seconds without writes after which an offset ahead of the leader is given up."""
+
+_POLL_S = 0.1
+_PASSED = "OFFSET_PASSED"
+_TRY_AGAIN = frozenset({_PASSED, "CANCELLED"})
+
+
+class Verdict(StrEnum):
+    """Verdict on a member."""
+
+    OK = "ok"
+    DIFFERENT = "DIFFERENT"
+    NO_ANSWER = "no answer"
+    NOT_ASKED = "not asked"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """A controller, and hashes of its map in hex or the reason why there are none.
+
+    `node_id` is None and the texts are empty where they are not known.
+    """
+
+    node_id: int | None
+    endpoint: str
+    verdict: Verdict
+    is_leader: bool = False
+    state_hash: str = ""
+    log_hash: str = ""
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The member as people are told of it."""
+        return self.endpoint if self.node_id is None else f"controller {self.node_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All members at one offset."""
+
+    cluster_id: str
+    at_offset: int
+    members: tuple[MemberState, ...]
+
+    def of(self, verdict: Verdict) -> list[MemberState]:
+        """Return the members of this verdict."""
+        return [each for each in self.members if each.verdict is verdict]
+
+
+Answer = admin_pb2.StateHashResponse | RpcFailure
+
+
+def compare_members(
+    endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None = None
+) -> Comparison:
+    """Compare the maps of the given controllers, and of all voters that their leader names.
+
+    Without `tls` in plain text.
+
+    Raises:
+        CallError: no leader was found, or no offset that all members reach within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    views = gather_views(endpoints, timeout_s, tls)
+    with ControllerClient(endpoints, timeout_s, tls) as client:
+        silent = _silent_members(views, client)
+        asked = sorted(_answering_endpoints(views, endpoints))
+        lead_s = FIRST_LEAD_S
+        while True:
+            at_offset = _choose_offset(client, lead_s)
+            answers = _ask(client, asked, at_offset, deadline)
+            if not any(_is_to_be_repeated(answer) for answer in answers.values()):
+                break
+            if time.monotonic() > deadline:
+                raise CallError(
+                    "NO_COMMON_OFFSET",
+                    f"within {timeout_s:g} s there was no offset that all members reached",
+                    "raise --timeout, or repeat when less is written",
+                )
+            lead_s *= 2
+        leader_id = leaders_view(client).leader_id
+    states = judge(answers, leader_id)
+    return Comparison(views.newest.cluster_id, at_offset, (*states, *silent))
+
+
+def judge(answers: Mapping[str, Answer], leader_id: int) -> list[MemberState]:
+    """Compare with the majority's hashes, on a tie with the leader's; one row a member."""
+    said = {
+        answer.answered_by: (endpoint, answer)
+        for endpoint, answer in answers.items()
+        if isinstance(answer, admin_pb2.StateHashResponse)
+    }
+    wanted_hash = _most_common({node: one.hash for node, (_, one) in said.items()}, leader_id)
+    wanted_log = _most_common(
+        {node: one.log_hash for node, (_, one) in said.items() if one.log_hash}, leader_id
+    )
+    rows = []
+    for node_id, (endpoint, one) in sorted(said.items()):
+        is_equal = one.hash == wanted_hash and one.log_hash in (wanted_log, b"")
+        rows.append(
+            MemberState(
+                node_id,
+                endpoint,
+                Verdict.OK if is_equal else Verdict.DIFFERENT,
+                node_id == leader_id,
+                one.hash.hex(),
+                one.log_hash.hex(),
+            )
+        )
+    rows += [
+        MemberState(None, endpoint, Verdict.NO_ANSWER, problem=answer.message)
+        for endpoint, answer in sorted(answers.items())
+        if isinstance(answer, RpcFailure)
+    ]
+    return rows
+
+
+def _most_common(hashes: Mapping[int, bytes], leader_id: int) -> bytes:
+    counts = Counter(hashes.values())
+    most = max(counts.values(), default=0)
+    leaders = hashes.get(leader_id, b"")
+    if counts[leaders] == most:
+        return leaders
+    return next((value for value, count in counts.items() if count == most), b"")
+
+
+def _answering_endpoints(views: QuorumViews, endpoints: Sequence[str]) -> set[str]:
+    given = set(endpoints) - set(views.silent)
+    voters = {voter.endpoint for voter in views.newest.voters if voter.endpoint}
+    return given | voters - set(views.silent)
+
+
+def _silent_members(views: QuorumViews, client: ControllerClient) -> list[MemberState]:
+    """Return voters and observers that are not asked, because they do not answer."""
+    leader = leaders_view(client)
+    silent = []
+    for voter in leader.voters:
+        if voter.key.node_id not in views.answers:
+            failure = views.silent.get(voter.endpoint)
+            problem = failure.message if failure else "its address is not known"
+            member = (voter.key.node_id, voter.endpoint)
+            silent.append(MemberState(*member, Verdict.NO_ANSWER, problem=problem))
+    for observer in live_observers(leader):
+        if observer.key.node_id not in views.answers:
+            member = (observer.key.node_id, observer.endpoint)
+            problem = "observers are asked only where --connect names them"
+            silent.append(MemberState(*member, Verdict.NOT_ASKED, problem=problem))
+    named = {state.endpoint for state in silent}
+    silent += [
+        MemberState(None, endpoint, Verdict.NO_ANSWER, problem=failure.message)
+        for endpoint, failure in views.silent.items()
+        if endpoint not in named
+    ]
+    return silent
+
+
+def _choose_offset(client: ControllerClient, lead_s: float) -> int:
+    began = time.monotonic()
+    first = leaders_view(client)
+    time.sleep(RATE_SAMPLE_S)
+    second = leaders_view(client)
+    written = second.end_offset - first.end_offset
+    if written <= 0 and second.high_watermark == second.end_offset:
+        return second.end_offset
+    per_second = written / (time.monotonic() - began)
+    return int(second.end_offset) + 1 + math.ceil(per_second * lead_s)
+
+
+def _ask(
+    client: ControllerClient, endpoints: Sequence[str], at_offset: int, deadline: float
+) -> dict[str, Answer]:
+    """Ask all at once; cancel calls for an offset that is not going to be reached."""
+    channels = {endpoint: operator_channel(endpoint, client.tls) for endpoint in endpoints}
+    request = admin_pb2.StateHashRequest(at_offset=at_offset)
+    timeout_s = max(1.0, deadline - time.monotonic())
+    calls = {
+        endpoint: AdminServiceStub(channel).StateHash.future(request, timeout=timeout_s)
+        for endpoint, channel in channels.items()
+    }
+    moved_at, end_offset = time.monotonic(), -1
+    try:
+        while not all(call.done() for call in calls.values()):
+            time.sleep(_POLL_S)
+            if end_offset < at_offset:
+                now_at = leaders_view(client).end_offset
+                if now_at > end_offset:
+                    moved_at, end_offset = time.monotonic(), now_at
+            if end_offset < at_offset and time.monotonic() - moved_at > STALLED_S:
+                for call in calls.values():
+                    call.cancel()
+        return {endpoint: _result(call) for endpoint, call in calls.items()}
+    finally:
+        for channel in channels.values():
+            channel.close()
+
+
+def _result(call: grpc.Future[admin_pb2.StateHashResponse]) -> Answer:
+    try:
+        return call.result()
+    except grpc.FutureCancelledError:
+        return RpcFailure(grpc.StatusCode.CANCELLED, "the offset was not reached", "CANCELLED")
+    except grpc.RpcError as error:
+        return read_failure(error)
+
+
+def _is_to_be_repeated(answer: Answer) -> bool:
+    return isinstance(answer, RpcFailure) and answer.reason in _TRY_AGAIN
+
+
+HASH_TIMEOUT_S = 60.0
+"""Timeout in seconds: every member hashes its whole map, and a large one takes seconds."""
+
+_COLUMNS = ("node_id", "leader", "endpoint", "verdict", "state_hash", "log_hash", "problem")
+
+
+@click.group()
+def cluster() -> None:
+    """Look at all members of a cluster at once.
+
+    \b
+    Example:
+      streammeta cluster hash --connect 127.0.0.1:9091
+    """
+
+
+@cluster.command("hash")
+@connection_options(HASH_TIMEOUT_S)
+@with_output
+def hash_command(
+    connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, output: Output
+) -> None:
+    """Compare the maps of all members at one offset of the log; exit 1 unless all are equal.
+
+    Asks the leader's voters and the controllers that --connect names, while writes go on. The state
+    hash is of the map, the log hash of every record that led to it. Observers that --connect does
+    not name are listed as `not asked`, and are no failure: their addresses are not known.
+
+    \b
+    Example:
+      streammeta cluster hash --connect 127.0.0.1:9091,127.0.0.1:9092
+    """
+    compared = compare_members(connect, timeout_s, tls)
+    problem = _problem(compared)
+    output.summary(
+        {
+            "cluster_id": compared.cluster_id,
+            "at_offset": compared.at_offset,
+            "verdict": "ok" if problem is None else problem.code,
+        }
+    )
+    output.note("")
+    output.rows("members", _COLUMNS, _rows(compared))
+    if problem is not None:
+        problem.details = output.collected
+        raise problem
+
+
+def _rows(compared: Comparison) -> Iterator[tuple[object, ...]]:
+    for one in compared.members:
+        texts = (one.state_hash or None, one.log_hash or None, one.problem or None)
+        yield one.node_id, one.is_leader, one.endpoint or None, str(one.verdict), *texts
+
+
+def _problem(compared: Comparison) -> CommandError | None:
+    different = compared.of(Verdict.DIFFERENT)
+    if different:
+        names = ", ".join(each.name for each in different)
+        return CommandError(
+            "DIFFERENT",
+            f"{names}: the map at offset {compared.at_offset} differs from that of the others",
+            "keep a copy of its data directory and report the defect; then stop it and replace its "
+            "disk as docs/operations/repair.md says, so that it takes the map from the leader",
+        )
+    silent = compared.of(Verdict.NO_ANSWER)
+    if silent:
+        names = ", ".join(each.name for each in silent)
+        return CommandError(
+            "NO_ANSWER",
+            f"{names}: no answer, so it was not compared; the others are equal",
+            "start it, or name its address in --connect, then repeat",
+        )
+    return None

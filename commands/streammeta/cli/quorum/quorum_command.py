@@ -1,0 +1,340 @@
+"""`streammeta quorum`: describe leader, voters and lag; add and remove voters; hand over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.framework.connecting import connection_options, with_client
+from streammeta.cli.framework.output import CommandError, Output, with_output
+from streammeta.cli.quorum.quorum_views import (
+    QuorumViews,
+    find_replica,
+    gather_views,
+    leaders_view,
+    live_observers,
+    role_of,
+)
+from streammeta.controller.config import CONTROLLER_ID_MAX, check_reachable
+from streammeta.shell.documents import field_value, iso_time
+from streammeta.tls.files import CallerFiles
+from streammeta.v1 import admin_pb2
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
+
+CHANGE_TIMEOUT_S = 60.0
+"""Timeout in seconds of slow changes: a new voter catches up, a snapshot writes the whole map."""
+
+_SHARE_OF_TIMEOUT = 0.9
+"""The controller gives up a little before this command does, so that its reason arrives."""
+
+_REPLICA_COLUMNS = (
+    *("node_id", "role", "endpoint", "peer_endpoint", "end_offset", "lag"),
+    *("last_fetch_ms", "last_caught_up_ms", "directory_id"),
+)
+_CONTROLLER_COLUMNS = (
+    *("node_id", "role", "epoch", "log_start", "log_end", "high_watermark"),
+    *("snapshot_end", "repairing", "disk_full"),
+)
+
+_POLICY_COLUMNS = ("node_id", "sha256", "loaded")
+
+node_id_option = click.option(
+    "--node-id",
+    type=click.IntRange(0, CONTROLLER_ID_MAX),
+    required=True,
+    help="The controller's id.",
+)
+directory_id_option = click.option(
+    "--directory-id",
+    metavar="UUID",
+    help="The id of its data directory.  [default: the one the leader knows]",
+)
+
+
+@click.group()
+def quorum() -> None:
+    """Show and change the voters and the leader.
+
+    \b
+    Example:
+      streammeta quorum describe --connect 127.0.0.1:9091
+    """
+
+
+@quorum.command()
+@connection_options()
+@with_output
+def describe(
+    connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, output: Output
+) -> None:
+    """Show the quorum: a summary, every replica as the leader sees it, and every controller asked.
+
+    Lag is counted in offsets behind the leader; times are milliseconds since the replica last
+    fetched, and since it last had everything. Controllers say of themselves whether they repair
+    damage (and do not vote meanwhile) or have a full disk, and by which policy they judge callers.
+
+    \b
+    Example:
+      streammeta quorum describe --connect 127.0.0.1:9091,127.0.0.1:9092
+    """
+    _say(output, gather_views(connect, timeout_s, tls))
+
+
+def _say(output: Output, views: QuorumViews) -> None:
+    newest, leader = views.newest, views.leader
+    output.summary(
+        {
+            "cluster_id": newest.cluster_id,
+            "leader_id": leader.node_id if leader else None,
+            "epoch": newest.epoch,
+            "high_watermark": newest.high_watermark,
+            "voter_ids": [voter.key.node_id for voter in newest.voters],
+            "observer_ids": [observer.key.node_id for observer in live_observers(newest)],
+            "policy": _agreement(views),
+        }
+    )
+    output.note("")
+    output.rows("replicas", _REPLICA_COLUMNS, _replica_rows(newest))
+    output.note("")
+    output.rows("controllers", _CONTROLLER_COLUMNS, _controller_rows(views))
+    if any(view.policy_sha256 for view in views.answers.values()):
+        output.note("")
+        output.rows("policies", _POLICY_COLUMNS, _policy_rows(views))
+    if silent := [*_silent_rows(views)]:
+        output.note("")
+        output.rows("silent", ("endpoint", "reason"), silent)
+
+
+def _replica_rows(view: pb.DescribeQuorumResponse) -> Iterator[tuple[object, ...]]:
+    for role, replicas in (("follower", view.voters), ("observer", live_observers(view))):
+        for replica in replicas:
+            end_offset = replica.end_offset if replica.HasField("end_offset") else None
+            yield (
+                replica.key.node_id,
+                "leader" if replica.key.node_id == view.leader_id else role,
+                replica.endpoint or None,
+                replica.peer_endpoint or None,
+                end_offset,
+                None if end_offset is None else max(0, view.end_offset - end_offset),
+                field_value(replica, "last_fetch_age_ms"),
+                field_value(replica, "last_caught_up_age_ms"),
+                replica.key.directory_id or None,
+            )
+
+
+def _controller_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
+    for node_id, view in sorted(views.answers.items()):
+        yield (
+            node_id,
+            role_of(view),
+            view.epoch,
+            view.log_start_offset,
+            view.end_offset,
+            view.high_watermark,
+            view.snapshot_id.end_offset if view.HasField("snapshot_id") else None,
+            view.repairing,
+            view.disk_full,
+        )
+
+
+def _agreement(views: QuorumViews) -> str:
+    """Return whether the controllers that answer judge callers by one policy."""
+    policies = {view.policy_sha256 for view in views.answers.values()}
+    if policies == {""}:
+        return "none"
+    return "equal" if len(policies) == 1 else "DIFFERENT"
+
+
+def _policy_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
+    for node_id, view in sorted(views.answers.items()):
+        loaded = view.policy_loaded_ms if view.HasField("policy_loaded_ms") else None
+        yield node_id, view.policy_sha256 or None, None if loaded is None else iso_time(loaded)
+
+
+def _silent_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
+    """Controllers that did not answer, and voters that could not be asked."""
+    for endpoint, failure in views.silent.items():
+        yield endpoint, failure.message
+    for voter in views.newest.voters:
+        if not voter.endpoint and voter.key.node_id not in views.answers:
+            where = voter.peer_endpoint
+            yield None, f"voter {voter.key.node_id}, {where} to its peers, has no known address"
+
+
+@quorum.command("add-voter")
+@with_client(CHANGE_TIMEOUT_S)
+@node_id_option
+@click.option(
+    "--endpoint",
+    required=True,
+    metavar="HOST:PORT",
+    help="Where the other controllers reach that one: its --peer-advertise.",
+)
+@directory_id_option
+@with_output
+def add_voter(
+    *,
+    client: ControllerClient,
+    node_id: int,
+    endpoint: str,
+    directory_id: str | None,
+    output: Output,
+) -> None:
+    """Make a running observer a voter, and wait until that is committed.
+
+    Start the controller first, on a directory formatted with --join: it becomes an observer.
+    Repeating the command does no harm.
+
+    \b
+    Example:
+      streammeta quorum add-voter --connect 127.0.0.1:9091 --node-id 4 --endpoint 127.0.0.1:9104
+    """
+    check_reachable("endpoint", endpoint)
+    view = leaders_view(client)
+    if directory_id is None:
+        directory_id = _voting_disk(view, node_id, endpoint)
+    if directory_id is None:
+        observer = find_replica(node_id, None, live_observers(view), "observer")
+        directory_id = observer.key.directory_id
+    key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id)
+    answer = client.call(
+        lambda channel: QuorumServiceStub(channel).AddVoter,
+        pb.AddVoterRequest(
+            cluster_id=view.cluster_id,
+            voter=pb.Voter(key=key, endpoint=endpoint),
+            timeout_ms=_controllers_timeout_ms(client),
+        ),
+    )
+    output.summary(
+        {"added": node_id, "directory_id": directory_id, "end_offset": answer.end_offset}
+    )
+
+
+def _voting_disk(view: pb.DescribeQuorumResponse, node_id: int, endpoint: str) -> str | None:
+    """Return the disk with which this node votes already, None if it does not.
+
+    The command was repeated then. With another endpoint or another disk at hand it was not.
+
+    Raises:
+        CommandError: another replica of the node is wanted, in the words of the controller.
+    """
+    observers = [one for one in live_observers(view) if one.key.node_id == node_id]
+    for voter in view.voters:
+        if voter.key.node_id != node_id:
+            continue
+        if voter.peer_endpoint == endpoint and voter.key.directory_id and not observers:
+            return voter.key.directory_id
+        raise CommandError(
+            "DUPLICATE_VOTER",
+            f"node {node_id} votes already, at {voter.peer_endpoint}",
+            "nothing was changed; to replace its disk, remove this voter first: "
+            f"streammeta quorum remove-voter --node-id {node_id}",
+        )
+    return None
+
+
+@quorum.command("remove-voter")
+@with_client(CHANGE_TIMEOUT_S)
+@node_id_option
+@directory_id_option
+@with_output
+def remove_voter(
+    *,
+    client: ControllerClient,
+    node_id: int,
+    directory_id: str | None,
+    output: Output,
+) -> None:
+    """Take a voter's vote away, and wait until that is committed.
+
+    The controller may run or be lost; one that runs goes on as an observer until it is stopped.
+    The leader may be removed too, and hands over. Repeating the command does no harm: `was_voter`
+    is false for a node that does not vote.
+
+    \b
+    Example:
+      streammeta quorum remove-voter --connect 127.0.0.1:9091 --node-id 3
+    """
+    view = leaders_view(client)
+    was_voter = any(voter.key.node_id == node_id for voter in view.voters)
+    key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id or "")
+    if was_voter:
+        key = find_replica(node_id, directory_id, view.voters, "voter").key
+    answer = client.call(
+        lambda channel: QuorumServiceStub(channel).RemoveVoter,
+        pb.RemoveVoterRequest(
+            cluster_id=view.cluster_id, key=key, timeout_ms=_controllers_timeout_ms(client)
+        ),
+    )
+    output.summary(
+        {
+            "removed": node_id,
+            "was_voter": was_voter,
+            "directory_id": key.directory_id or None,
+            "end_offset": answer.end_offset,
+        }
+    )
+
+
+@quorum.command()
+@with_client()
+@click.option(
+    "--to",
+    type=click.IntRange(0, CONTROLLER_ID_MAX),
+    help="The voter to lead.  [default: the one that is furthest]",
+)
+@with_output
+def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
+    """Hand leadership to another voter, and wait until it leads.
+
+    \b
+    Example:
+      streammeta quorum transfer --connect 127.0.0.1:9091 --to 2
+    """
+    before = leaders_view(client).leader_id
+    if to != before:  # so that a repeated command does no harm
+        client.call(
+            lambda channel: AdminServiceStub(channel).TransferLeadership,
+            admin_pb2.TransferLeadershipRequest(to_node_id=to),
+        )
+    after = leaders_view(client)
+    if to not in (None, after.leader_id):
+        raise CommandError(
+            "ANOTHER_LEADS",
+            f"controller {after.leader_id} was elected, not {to}",
+            "see with `streammeta quorum describe` how far it is, then repeat",
+        )
+    output.summary({"leader_before": before, "leader_id": after.leader_id, "epoch": after.epoch})
+
+
+@quorum.command()
+@connection_options(CHANGE_TIMEOUT_S)
+@with_output
+def snapshot(
+    connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, output: Output
+) -> None:
+    """Write a snapshot now, at each controller that --connect names.
+
+    Controllers write snapshots by themselves; this is for before an upgrade or a backup.
+
+    \b
+    Example:
+      streammeta quorum snapshot --connect 127.0.0.1:9091
+    """
+    rows = []
+    for endpoint in connect:
+        with ControllerClient([endpoint], timeout_s, tls) as client:
+            taken = client.call(
+                lambda channel: AdminServiceStub(channel).TakeSnapshot,
+                admin_pb2.TakeSnapshotRequest(),
+            )
+        rows.append((taken.answered_by, endpoint, taken.end_offset, taken.epoch))
+    output.rows("snapshots", ("node_id", "endpoint", "end_offset", "epoch"), rows)
+
+
+def _controllers_timeout_ms(client: ControllerClient) -> int:
+    return max(1, int(client.timeout_s * 1000 * _SHARE_OF_TIMEOUT))

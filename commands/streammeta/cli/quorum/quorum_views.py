@@ -1,0 +1,153 @@
+"""Views of the quorum, gathered from every controller that can be found. Read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from streammeta.cli.framework.client import ControllerClient, no_controller_error
+from streammeta.cli.framework.output import CommandError
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.tls.files import CallerFiles
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
+
+ANSWER_TIMEOUT_S = 3.0
+"""Timeout for one controller, in seconds, so that one that hangs does not hide the others."""
+
+
+LIVE_MS = 10_000
+"""Time in ms without a fetch after which an observer counts as stopped."""
+
+
+@dataclass(slots=True)
+class QuorumViews:
+    """The answers by node id, and the endpoints that gave none with the reason."""
+
+    answers: dict[int, pb.DescribeQuorumResponse] = field(default_factory=dict)
+    silent: dict[str, RpcFailure] = field(default_factory=dict)
+
+    @property
+    def leader(self) -> pb.DescribeQuorumResponse | None:
+        """The answer of the leader; of several that take themselves for it, the newest."""
+        claims = [answer for answer in self.answers.values() if answer.role == "leader"]
+        return max(claims, key=lambda answer: answer.epoch, default=None)
+
+    @property
+    def newest(self) -> pb.DescribeQuorumResponse:
+        """The leader's answer, else the one of the highest epoch; there must be an answer."""
+        return self.leader or max(self.answers.values(), key=lambda answer: answer.epoch)
+
+
+def gather_views(
+    endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None = None
+) -> QuorumViews:
+    """Ask the given controllers, and the voters they name, all at once.
+
+    Without `tls` in plain text. Raises CallError if none answers.
+    """
+    views = QuorumViews()
+    asked: set[str] = set()
+    waiting = set(endpoints)
+    while waiting:
+        asked |= waiting
+        _ask(sorted(waiting), min(timeout_s, ANSWER_TIMEOUT_S), tls, views)
+        known = {voter.endpoint for answer in views.answers.values() for voter in answer.voters}
+        waiting = known - asked - {""}
+    if not views.answers:
+        raise no_controller_error(
+            views.silent, "start one, or correct --connect", over_tls=tls is not None
+        )
+    return views
+
+
+def _ask(
+    endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None, views: QuorumViews
+) -> None:
+    channels = {endpoint: operator_channel(endpoint, tls) for endpoint in endpoints}
+    calls = {
+        endpoint: QuorumServiceStub(channel).DescribeQuorum.future(
+            pb.DescribeQuorumRequest(), timeout=timeout_s
+        )
+        for endpoint, channel in channels.items()
+    }
+    for endpoint, call in calls.items():
+        try:
+            answer = call.result()
+        except grpc.RpcError as error:
+            views.silent[endpoint] = read_failure(error, over_tls=tls is not None)
+        else:
+            views.answers[answer.node_id] = answer
+    for channel in channels.values():
+        channel.close()
+
+
+def leaders_view(client: ControllerClient) -> pb.DescribeQuorumResponse:
+    """Return the quorum as its leader sees it; raises CallError."""
+    return client.call(
+        lambda channel: QuorumServiceStub(channel).DescribeQuorum,
+        pb.DescribeQuorumRequest(leader_only=True),
+    )
+
+
+def find_replica(
+    node_id: int, directory_id: str | None, among: Sequence[pb.ReplicaStatus], what: str
+) -> pb.ReplicaStatus:
+    """Return the one replica of this node, and of this disk if it is given.
+
+    `what` says what the replicas are: "voter" or "observer".
+
+    Raises:
+        CommandError: there is none, or there are several with different disks.
+    """
+    of_node = [replica for replica in among if replica.key.node_id == node_id]
+    found = [each for each in of_node if directory_id in (None, each.key.directory_id)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        disk = f" with directory {directory_id}" if directory_id else ""
+        there = ", ".join(_names(among)) or "none"
+        raise CommandError(
+            f"{what.upper()}_NOT_FOUND",
+            f"node {node_id}{disk} is no {what}; the leader knows these: {there}",
+            _MISSING_HINTS[what],
+        )
+    disks = ", ".join(each.key.directory_id or "unknown" for each in found)
+    raise CommandError(
+        "SEVERAL_DIRECTORIES",
+        f"node {node_id} is there with several directories: {disks}",
+        "say with --directory-id which one is meant",
+    )
+
+
+_MISSING_HINTS = {
+    "observer": "start that controller with --seeds naming this cluster, and see that it fetches: "
+    "`streammeta quorum describe`",
+    "voter": "`streammeta quorum describe` lists the voters",
+}
+
+
+def live_observers(view: pb.DescribeQuorumResponse) -> list[pb.ReplicaStatus]:
+    """Return the observers that fetch; a leader remembers stopped ones for a while."""
+    return [
+        observer
+        for observer in view.observers
+        if observer.key.directory_id
+        and observer.HasField("last_fetch_age_ms")
+        and observer.last_fetch_age_ms < LIVE_MS
+    ]
+
+
+def role_of(view: pb.DescribeQuorumResponse) -> str:
+    """Return a controller's role in its own view; one that only follows is an observer."""
+    votes = any(voter.key.node_id == view.node_id for voter in view.voters)
+    return view.role if votes or view.role == "leader" else "observer"
+
+
+def _names(replicas: Sequence[pb.ReplicaStatus]) -> Iterator[str]:
+    for replica in replicas:
+        directory = f" ({replica.key.directory_id})" if replica.key.directory_id else ""
+        yield f"node {replica.key.node_id}{directory}"

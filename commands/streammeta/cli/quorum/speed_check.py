@@ -1,0 +1,146 @@
+"""A bounded load of small writes on a running cluster, and what is judged of it.
+
+Values of keys in a namespace of its own are written at a fixed rate; each write is decided by the
+leader, replicated and flushed by a majority, as a commit is. Few keys are overwritten again and
+again, and removed at the end, so the map does not grow. Knows no command and prints nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+
+from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.controllers.methods import DELETE_KVS, LIST_KVS, PUT_KVS
+from streammeta.client.errors import BrokerClientError
+from streammeta.v1 import kv_pb2
+
+NAMESPACE = "streammeta.check-perf"
+VALUE_BYTES = 256
+IN_FLIGHT_MAX = 64
+"""Writes under way at a time, each to a key of its own."""
+
+RATE_SHARE_MIN = 0.9
+"""Share of the asked rate that must be acknowledged."""
+P99_MAX_MS = 100.0
+SLOWEST_MAX_MS = 1_000.0
+
+_LEFT_BEHIND_MS = 3_600_000
+"""Age from which keys of another check are removed: it has ended without doing so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is written: `rate` values a second, for `duration_s` seconds."""
+
+    rate: int
+    duration_s: float
+
+    @property
+    def writes(self) -> int:
+        """Number of all writes, at least one."""
+        return max(1, round(self.rate * self.duration_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Latencies of acknowledged writes in ms, from when each was due; failures as text."""
+
+    latencies_ms: Sequence[float]
+    failures: Sequence[str]
+    elapsed_s: float
+
+    def quantile_ms(self, share: float) -> float:
+        """Return the latency that this share of the writes does not exceed; 0 if there is none."""
+        ranked = sorted(self.latencies_ms)
+        return ranked[math.ceil(share * len(ranked)) - 1] if ranked else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One figure beside its threshold."""
+
+    name: str
+    measured: float
+    threshold: float
+    passed: bool
+
+
+def judge(load: Load, measured: Measured) -> Sequence[Judged]:
+    """Return the verdict on each figure; the check passes if all do."""
+    acknowledged = len(measured.latencies_ms)
+    rate = acknowledged / max(measured.elapsed_s, load.duration_s)
+    wanted = RATE_SHARE_MIN * load.writes / load.duration_s
+    p99, slowest = measured.quantile_ms(0.99), measured.quantile_ms(1)
+    failed = len(measured.failures)
+    return (
+        Judged("writes_per_s_at_least", round(rate, 1), round(wanted, 1), rate >= wanted),
+        Judged("p99_ms_at_most", round(p99, 1), P99_MAX_MS, p99 <= P99_MAX_MS),
+        Judged("slowest_ms_at_most", round(slowest, 1), SLOWEST_MAX_MS, slowest <= SLOWEST_MAX_MS),
+        Judged("failed_writes_at_most", failed, 0, failed == 0),
+    )
+
+
+async def run(client: ControllerClient, load: Load) -> Measured:
+    """Write, measure, and remove what was written.
+
+    Raises `BrokerClientError` if no write was acknowledged, or what was written could not be
+    removed.
+    """
+    prefix = f"{time.time_ns() // 1_000_000:014d}-{secrets.token_hex(4)}/"
+    await _remove(client, [key async for key in _left_behind(client)])
+    keys = [f"{prefix}{i}" for i in range(min(IN_FLIGHT_MAX, load.writes))]
+    # The first one finds the leader and connects; it is no part of what is measured.
+    await _put(client, keys[0])
+    try:
+        return await _measured(client, load, keys)
+    finally:
+        await _remove(client, keys)
+
+
+async def _measured(client: ControllerClient, load: Load, keys: Sequence[str]) -> Measured:
+    latencies: list[float] = []
+    failures: list[str] = []
+    started = time.monotonic()
+    dues = (started + i / load.rate for i in itertools.count())
+    turns = itertools.islice(dues, load.writes)
+
+    async def write(key: str, turns: Iterator[float]) -> None:
+        for due in turns:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            try:
+                await _put(client, key)
+            except BrokerClientError as error:
+                failures.append(str(error))
+            else:
+                latencies.append((time.monotonic() - due) * 1000)
+
+    await asyncio.gather(*(write(key, turns) for key in keys))
+    return Measured(latencies, failures, time.monotonic() - started)
+
+
+async def _put(client: ControllerClient, key: str) -> None:
+    value = secrets.token_bytes(VALUE_BYTES)
+    item = kv_pb2.KVToPut(namespace=NAMESPACE, key=key, value=value, overwrite=True)
+    await client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
+
+
+async def _remove(client: ControllerClient, keys: Sequence[str]) -> None:
+    if keys:
+        asked = [kv_pb2.KVKey(namespace=NAMESPACE, key=key) for key in keys]
+        await client.call(DELETE_KVS, kv_pb2.DeleteKVsRequest(keys=asked))
+
+
+async def _left_behind(client: ControllerClient) -> AsyncIterator[str]:
+    """Yield keys of checks that ended without removing them, one page of them."""
+    listed = await client.call(LIST_KVS, kv_pb2.ListKVsRequest(namespace=NAMESPACE, keys_only=True))
+    oldest = time.time_ns() // 1_000_000 - _LEFT_BEHIND_MS
+    for entry in listed.entries:
+        begun, _, _ = entry.key.partition("-")
+        if begun.isdecimal() and int(begun) < oldest:
+            yield entry.key

@@ -1,0 +1,375 @@
+"""`streammeta reconcile`: compare the bucket with the map, delete what the map has forgotten."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streammeta.cli.framework.client import store_option
+from streammeta.cli.framework.connecting import Endpoints, connecting
+from streammeta.cli.framework.output import EXIT_FAILED, CommandError, Moment, Output, with_output
+from streammeta.cli.framework.tracing import exporting_traces
+from streammeta.cli.reconcile.reconcile_options import (
+    EXIT_LOST,
+    SHARD_DIGITS,
+    engine_options,
+    limit_options,
+    removal_options,
+    tell_progress,
+)
+from streammeta.cli.reconcile.reconcile_reporting import tell_controllers
+from streammeta.cli.reconcile.reconcile_signals import Ending, ending_event, interruptible
+from streammeta.cli.reconcile.reconcile_watch_command import watch_command
+from streammeta.storage.installation import optional_packages
+
+if TYPE_CHECKING:
+    from streammeta.reconcile.apply import ApplyResult
+    from streammeta.reconcile.plans.plan_folder import PlanResult
+    from streammeta.reconcile.undo import UndoResult
+
+
+@click.group()
+def reconcile() -> None:
+    """Compare the bucket with the map, and delete what the map has forgotten.
+
+    Needs the extra `reconcile`; without it it says which command installs it. Spark, which works
+    on the largest buckets or when asked for, needs the extra `reconcile-spark` and a Java 17+
+    runtime.
+    """
+
+
+_plan_folder_option = click.option(
+    "--plan",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="The plan's folder; if Spark runs on several machines, one that all of them share.",
+)
+
+
+@reconcile.command("plan")
+@store_option
+@connecting()
+@_plan_folder_option
+@limit_options
+@click.option(
+    "--deep",
+    "deep_share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Read this fraction of the map's objects, and check checksum, footer and index; 1: all.",
+)
+@click.option(
+    "--versions",
+    is_flag=True,
+    help="List old versions and delete markers too, of a bucket that keeps versions.",
+)
+@click.option(
+    "--inventory",
+    metavar="ADDRESS",
+    help="Read this in place of a listing: s3://BUCKET/PATH/manifest.json of S3 Inventory, or"
+    " s3://BUCKET/PATH/ for the newest below it, a copy of one, or Parquet, ORC or CSV with path,"
+    " size and modified.",
+)
+@click.option(
+    "--taken-at",
+    "inventory_taken_ms",
+    type=Moment(),
+    help="When the listing of an --inventory without a manifest was begun.",
+)
+@engine_options
+@with_output
+def plan_command(
+    *,
+    folder: Path,
+    grace_ms: int,
+    unsafe_grace_ms: int | None,
+    shards: str,
+    engine: str,
+    master: str | None,
+    driver_memory: str,
+    tracing: bool,
+    output: Output,
+    **settings: Any,
+) -> None:
+    """Judge every key and write the plan to a new folder. Deletes nothing.
+
+    Refuses to start unless the controllers and the bucket's marker are of one cluster: the same id,
+    UUID and namespace.
+
+    Exits with 3, the plan written all the same, if objects of the map are missing in the bucket or
+    damaged, by a second look at both; else with 1 if there is another problem: GUARD if a guard
+    failed, so that the plan is a report that `apply` refuses; INCOMPLETE if something that the plan
+    does not depend on could not be found out; INTERRUPTED, without a plan, if SIGTERM or Ctrl-C
+    ended it. A loss alone is MISSING_OBJECTS: the plan may be applied.
+
+    \b
+    Examples:
+      streammeta reconcile plan --store 's3://data?endpoint=http://127.0.0.1:9000' \\
+          --connect 127.0.0.1:9091 --plan ./plan-1
+      streammeta reconcile plan --store s3://data --connect 127.0.0.1:9091 --plan ./plan-2 \\
+          --inventory s3://lists/data/daily/2026-05-01T01-00Z/manifest.json
+    """
+    with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.engines.engine import EngineName
+        from streammeta.reconcile.engines.spark_session import SparkConfig
+        from streammeta.reconcile.engines.task_tracing import SERVICE
+        from streammeta.reconcile.parquet.arrow_start import start_arrow
+        from streammeta.reconcile.plan import PlanConfig, plan
+        from streammeta.reconcile.run_reporter import run_of_plan
+
+    start_arrow()
+    config = PlanConfig(
+        folder=folder,
+        grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
+        unsafe_grace=unsafe_grace_ms is not None,
+        shard_digits=SHARD_DIGITS[shards],
+        engine=EngineName(engine),
+        spark=SparkConfig(master=master, driver_memory=driver_memory),
+        **settings,  # the fields of the same names
+    )
+    started_ms = _now_ms()
+    with (
+        interruptible(
+            f"no plan was written to {folder}, and nothing deleted", "run the command again"
+        ),
+        exporting_traces(SERVICE, wanted=tracing),
+    ):
+        result = plan(config, tell_progress)
+    run = run_of_plan(result, started_ms, _now_ms())
+    tell_controllers(run, config.connect, config.tls)
+    _show_plan(output, folder, result)
+    problem = _plan_problem(folder, result)
+    if problem is not None:
+        raise problem
+
+
+@reconcile.command("apply")
+@_plan_folder_option
+@click.option(
+    "--store", metavar="URI", help="The plan's bucket again, if its URI has to carry credentials."
+)
+@connecting(Endpoints.KNOWN)
+@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
+@removal_options
+@engine_options
+@with_output
+def apply_command(
+    *,
+    yes: bool,
+    engine: str,
+    master: str | None,
+    driver_memory: str,
+    tracing: bool,
+    output: Output,
+    **settings: Any,
+) -> None:
+    """Check every candidate of a plan at the leader and delete those the map has forgotten.
+
+    Refuses a plan whose guards failed, that is older than 24 h, or that is of another cluster,
+    bucket or endpoint than it is applied to. Writes what is known of an object to the plan's folder
+    before deleting it. Refuses to delete while another run does. May be repeated. Exits with 1:
+    INCOMPLETE if a key failed or was skipped; INTERRUPTED if SIGTERM or Ctrl-C ended it, after the
+    batches under way, before all candidates were settled. A second signal ends it at once.
+
+    \b
+    Examples:
+      streammeta reconcile apply --plan ./plan-1          # says what it would do
+      streammeta reconcile apply --plan ./plan-1 --yes    # does it
+      streammeta reconcile apply --plan ./plan-1 --yes --quarantine
+      streammeta reconcile apply --plan ./plan-1 --yes --tag
+    """
+    with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.apply import ApplyConfig, apply
+        from streammeta.reconcile.engines.engine import EngineName
+        from streammeta.reconcile.engines.spark_session import SparkConfig
+        from streammeta.reconcile.engines.task_tracing import SERVICE
+        from streammeta.reconcile.parquet.arrow_start import start_arrow
+        from streammeta.reconcile.plans.plan_folder import read_plan_file
+        from streammeta.reconcile.run_reporter import run_of_apply
+
+    start_arrow()
+    started_ms = _now_ms()
+    with ending_event() as ending:
+        config = ApplyConfig(
+            delete=yes,
+            engine=EngineName(engine),
+            spark=SparkConfig(master=master, driver_memory=driver_memory),
+            is_ending=ending.is_set,
+            **settings,  # the fields of the same names
+        )
+        with exporting_traces(SERVICE, wanted=tracing):
+            result = apply(config, tell_progress)
+        run = run_of_apply(result, started_ms, _now_ms())
+        connect = config.connect or read_plan_file(config.folder).connect
+        tell_controllers(run, connect, config.tls)
+    _show_run(output, result)
+    problem = _run_problem(result, ending)
+    if problem is not None:
+        raise problem
+
+
+reconcile.add_command(watch_command)
+
+
+@reconcile.command("undo")
+@_plan_folder_option
+@click.option(
+    "--store", metavar="URI", help="The plan's bucket again, if its URI has to carry credentials."
+)
+@with_output
+def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
+    """Bring back all that `apply --quarantine` of this plan has taken away.
+
+    Bytes, metadata and tags are those that they were; the time of change is new. What lies under a
+    key meanwhile is never replaced. Needs no controller, and works for a plan of any age. May be
+    repeated. Exits with 1: INCOMPLETE if an object is still in quarantine; INTERRUPTED if SIGTERM
+    or Ctrl-C ended it, after the batch under way, before all were looked at. A second signal ends
+    it at once.
+
+    \b
+    Example:
+      streammeta reconcile undo --plan ./plan-1
+    """
+    with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.parquet.arrow_start import start_arrow
+        from streammeta.reconcile.undo import undo
+
+    start_arrow()
+    with ending_event() as ending:
+        result = undo(folder, store, tell_progress, ending.is_set)
+    outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
+    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
+    problem = _undo_problem(result, ending)
+    if problem is not None:
+        raise problem
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
+    output.summary(
+        {
+            "plan": str(folder),
+            "report": str(folder / "report.html"),
+            "cluster_id": result.cluster_id,
+            "cluster_uuid": result.cluster_uuid,
+            "store": result.store,
+            "namespace": result.namespace,
+            "engine": result.engine,
+            "map_end_offset": result.map_end_offset,
+            "map_epoch": result.map_epoch,
+            "map_objects": result.map_objects,
+            "unfinished_uploads": result.unfinished_uploads,
+            **({"inventory": result.inventory} if result.inventory else {}),
+            "repeated_rows": result.repeated_rows,
+        }
+    )
+    _show_losses(output, result)
+    classes = [(str(verdict), t.keys, t.size) for verdict, t in result.classes.items()]
+    output.rows("classes", ("verdict", "keys", "bytes"), classes)
+    guards = [(one.name, "passed" if one.passed else "failed", one.detail) for one in result.guards]
+    output.rows("guards", ("guard", "finding", "detail"), guards)
+    if result.unknown:
+        output.rows("unknown", ("unknown",), [(sentence,) for sentence in result.unknown])
+    if not result.failed_guards:
+        output.note(f"next: streammeta reconcile apply --plan {folder}")
+
+
+def _show_losses(output: Output, result: "PlanResult") -> None:
+    if result.read:
+        output.rows("read", ("finding", "objects"), result.read.items())
+    if result.losses is None or not result.suspected:
+        return
+    counts = {name: getattr(result.losses, name) for name in ("objects", "streams", "ranges")}
+    output.summary({f"lost_{name}": count for name, count in counts.items()})
+    output.summary({"refuted_losses": result.losses.refuted})
+    columns = ("verdict", "key", "stream_id", "start_offset", "end_offset", "committed_ms")
+    first = [[getattr(one, name) for name in columns] for one in result.losses.first]
+    output.rows("losses", columns, first)
+
+
+def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
+    """Return the most serious failure of a written plan, if any."""
+    if result.failed_guards:
+        names = ", ".join(guard.name for guard in result.failed_guards)
+        return CommandError(
+            "GUARD",
+            f"the plan {folder} can't be applied, guards failed: {names}",
+            result.failed_guards[0].detail,
+            exit_code=EXIT_LOST if result.lost else EXIT_FAILED,
+        )
+    if result.losses is not None and result.lost:
+        return CommandError(
+            "MISSING_OBJECTS",
+            f"{result.lost} of the map's objects are missing in the bucket or damaged there, with"
+            f" {result.losses.ranges} ranges of {result.losses.streams} streams; their records"
+            " can't be read",
+            f"restore them; {folder / 'losses'} names keys, streams, offsets and times; the plan"
+            " may be applied",
+            exit_code=EXIT_LOST,
+        )
+    if result.unknown:
+        return CommandError(
+            "INCOMPLETE",
+            "; ".join(result.unknown),
+            "the plan may be applied; mend this and make a new one to learn the rest",
+        )
+    return None
+
+
+def _run_problem(result: "ApplyResult", ending: Ending) -> CommandError | None:
+    """Return what has kept an apply from settling every candidate, if anything has."""
+    settled = _settled(result)
+    ended = (
+        f"ended by {ending.by}: {settled} of {settled + result.left} candidates were settled,"
+        f" {result.left} are left"
+    )
+    return _unsettled("apply", result, ended)
+
+
+def _undo_problem(result: "UndoResult", ending: Ending) -> CommandError | None:
+    """Return what has kept an undo from bringing every object back, if anything has."""
+    ended = (
+        f"ended by {ending.by}: {_settled(result)} objects were settled, up to {result.left}"
+        " candidates of the plan are left"
+    )
+    return _unsettled("undo", result, ended)
+
+
+def _settled(result: "ApplyResult | UndoResult") -> int:
+    return sum(tally.keys for tally in result.outcomes.values())
+
+
+def _unsettled(command: str, result: "ApplyResult | UndoResult", ended: str) -> CommandError | None:
+    """Return the failure of a run that has left something, told by `ended` if a signal did."""
+    if result.left:
+        return CommandError(
+            "INTERRUPTED", "; ".join((ended, *result.problems)), f"run {command} again for the rest"
+        )
+    if not result.complete:
+        return CommandError(
+            "INCOMPLETE",
+            "; ".join(result.problems) or "some candidates were not settled",
+            f"nothing is lost by running {command} again once this is mended",
+        )
+    return None
+
+
+def _show_run(output: Output, result: "ApplyResult") -> None:
+    output.summary(
+        {"run": str(result.run_folder), "dry_run": not result.deleted, "left": result.left}
+    )
+    outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
+    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
+    output.rows("examples", ("key",), [(key,) for key in result.examples])
+    if result.warning:
+        output.rows("ahead_of_map", ("key", "detail"), result.ahead)
+        output.text("warning", result.warning)
+    if not result.deleted and result.complete:
+        output.note("nothing was deleted; give --yes to delete")

@@ -1,0 +1,187 @@
+"""`streammeta reconcile watch`: rounds of plan and apply, one after another, until SIGTERM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streammeta.cli.framework.client import store_option
+from streammeta.cli.framework.connecting import connecting
+from streammeta.cli.framework.output import EXIT_FAILED, CommandError, Duration, Output, with_output
+from streammeta.cli.framework.tracing import exporting_traces
+from streammeta.cli.reconcile.reconcile_options import (
+    EXIT_LOST,
+    SHARD_DIGITS,
+    engine_options,
+    limit_options,
+    removal_options,
+    tell_progress,
+)
+from streammeta.cli.reconcile.reconcile_reporting import tell_controllers
+from streammeta.cli.reconcile.reconcile_signals import ending_event
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.installation import optional_packages
+from streammeta.storage.private_files import READABLE_MODE
+
+if TYPE_CHECKING:
+    from streammeta.reconcile.watch import Round
+
+
+@click.command("watch")
+@store_option
+@connecting()
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder of all rounds; one process at a time works in it.",
+)
+@click.option(
+    "--every",
+    "every_ms",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    help="Time from the end of a round to the start of the next; 1s or more.",
+)
+@click.option("--yes", is_flag=True, help="Delete; without it, rounds only say what they would.")
+@removal_options
+@limit_options
+@click.option(
+    "--keep",
+    "kept",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="Rounds that stay whole; older ones that changed nothing are deleted.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="End after so many; without it, never.")
+@click.option(
+    "--inventory",
+    metavar="PREFIX",
+    help="Read the newest S3 Inventory below this in place of a listing, s3://BUCKET/PATH/ or a"
+    " folder with a slash at its end; looked for anew in each round.",
+)
+@click.option(
+    "--metrics-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write each round to this file too, for the textfile collector of node_exporter.",
+)
+@engine_options
+@with_output
+def watch_command(
+    *,
+    folder: Path,
+    every_ms: int,
+    yes: bool,
+    kept: int,
+    rounds: int | None,
+    metrics_file: Path | None,
+    tracing: bool,
+    output: Output,
+    **settings: Any,
+) -> None:
+    """Reconcile in small rounds, one after another, until SIGTERM or Ctrl-C.
+
+    Each round is a `plan` and an `apply` under all their guards, with the report of the plan in its
+    folder. A round that fails is told, and the next one is tried; so is one while another run
+    deletes. On a signal the batch that is being deleted is finished, and the command ends; a second
+    signal ends it at once, which loses nothing.
+
+    The exit code tells of the last round: 3 if objects are missing or damaged, 1 if it failed, a
+    guard did, or something was not settled; else 0, as of one that a signal has ended.
+
+    \b
+    Example:
+      streammeta reconcile watch --store 's3://data?endpoint=http://127.0.0.1:9000' \\
+          --connect 127.0.0.1:9091 --folder ./rounds --every 6h --yes
+    """
+    with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.cluster.identity import place_of
+        from streammeta.reconcile.engines.task_tracing import SERVICE
+        from streammeta.reconcile.parquet.arrow_start import start_arrow
+        from streammeta.reconcile.run_reporter import run_of_round
+        from streammeta.reconcile.watch import WatchConfig, watch
+        from streammeta.reconcile.watch_metrics import exposition
+
+    start_arrow()
+    planned, applied = _configs(folder, yes, settings)
+    config = WatchConfig(planned, applied, every_ms / 1000, kept, rounds)
+    place = place_of(planned.store)
+
+    def tell(one: Round) -> None:
+        click.echo(_line(one), err=True)
+        if metrics_file is not None:
+            text = exposition(one, place)
+            replace_file(PosixFileSystem(mode=READABLE_MODE), metrics_file, [text.encode()])
+        tell_controllers(run_of_round(one), planned.connect, planned.tls)
+
+    with exporting_traces(SERVICE, wanted=tracing), ending_event() as ending:
+        last = watch(config, ending, tell, tell_progress)
+    _show(output, last)
+    problem = _problem(last)
+    if problem is not None:
+        raise problem
+
+
+def _configs(folder: Path, yes: bool, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """What a round's plan and its apply are told."""
+    from streammeta.reconcile.apply import ApplyConfig
+    from streammeta.reconcile.engines.engine import EngineName
+    from streammeta.reconcile.engines.spark_session import SparkConfig
+    from streammeta.reconcile.plan import PlanConfig
+
+    removal = {name: settings.pop(name) for name in ("quarantine", "tag", "keys_per_s")}
+    unsafe_ms, grace_ms = settings.pop("unsafe_grace_ms"), settings.pop("grace_ms")
+    common = {
+        "store": settings.pop("store"),
+        "connect": settings.pop("connect"),
+        "tls": settings.pop("tls"),
+        "patience_s": settings.pop("patience_s"),
+        "engine": EngineName(settings.pop("engine")),
+        "spark": SparkConfig(
+            master=settings.pop("master"), driver_memory=settings.pop("driver_memory")
+        ),
+    }
+    planned = PlanConfig(
+        folder=folder,
+        grace_ms=grace_ms if unsafe_ms is None else unsafe_ms,
+        unsafe_grace=unsafe_ms is not None,
+        shard_digits=SHARD_DIGITS[settings.pop("shards")],
+        **common,
+        **settings,  # the fields of the same names
+    )
+    return planned, ApplyConfig(folder=folder, delete=yes, **common, **removal)
+
+
+def _line(one: Round) -> str:
+    found = ", ".join(f"{tally.keys} {name}" for name, tally in one.outcomes.items())
+    took_s = (one.ended_ms - one.started_ms) / 1000
+    parts = [f"round {one.plan or 'without a plan'}: {one.outcome} in {took_s:.1f} s"]
+    return "; ".join([*parts, *filter(None, (found, one.problem))])
+
+
+def _show(output: Output, last: Round) -> None:
+    names = ("outcome", "plan", "problem", "started_ms", "ended_ms", "last_success_ms", "lost")
+    output.summary({name: getattr(last, name) for name in names})
+    classes = [(name, tally.keys, tally.size) for name, tally in last.verdicts.items()]
+    output.rows("classes", ("verdict", "keys", "bytes"), classes)
+    outcomes = [(name, tally.keys, tally.size) for name, tally in last.outcomes.items()]
+    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
+
+
+def _problem(last: Round) -> CommandError | None:
+    """What is wrong with the last round, if anything is."""
+    from streammeta.reconcile.watch import RoundOutcome
+
+    if last.outcome in (RoundOutcome.SETTLED, RoundOutcome.ENDED):
+        return None
+    is_lost = bool(last.lost)
+    return CommandError(
+        last.outcome.name,
+        last.problem,
+        "look at the round's report and mend what it names; the next round goes on from there",
+        exit_code=EXIT_LOST if is_lost else EXIT_FAILED,
+    )

@@ -1,0 +1,337 @@
+"""`streammeta backup`: list and verify backups, tell how far one is behind, take one as a file.
+
+Controllers with `--backup-store` make the backups; see `controller.backup`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streammeta.cli.framework.client import Command, ControllerClient
+from streammeta.cli.framework.connecting import with_client
+from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
+from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
+from streammeta.controller.config import ConfigError
+from streammeta.storage.cluster_files.backup_files import Folder, inventories
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.storage.private_files import READABLE_MODE
+from streammeta.v1 import admin_pb2
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+
+if TYPE_CHECKING:
+    from streammeta.controller.backup.archive import Archive
+    from streammeta.controller.backup.single_file import SingleFile
+
+LAG_MAX_MS = 60_000
+"""Default of the lag above which `status` fails, in milliseconds."""
+
+_PIECE_BYTES = 1 << 20
+
+VERIFY_METRICS = {
+    "streammeta_backup_verify_damages": "Files that are damaged, missing or contradict others.",
+    "streammeta_backup_verify_timestamp_seconds": "Time at which the backup was read last.",
+}
+"""Gauges that `verify --metrics-file` writes, by name; labels are those of the cluster."""
+
+from_option = click.option(
+    "--from",
+    "address",
+    required=True,
+    metavar="URI",
+    help="The backup store: s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give"
+    " credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+)
+"""Adds `--from`: argument `address: str`."""
+
+_cluster_options = (
+    click.option("--cluster-id", help="The backup of this cluster.  [default: the only one]"),
+    click.option("--cluster-uuid", help="Of several clusters of one name, the one with this UUID."),
+)
+
+
+def cluster_options(command: Command) -> Command:
+    """Add `--cluster-id` and `--cluster-uuid`: arguments of these names, `str | None`."""
+    for option in reversed(_cluster_options):
+        command = option(command)
+    return command
+
+
+@click.group()
+def backup() -> None:
+    """Look after the backups that controllers make with --backup-store.
+
+    \b
+    Example:
+      streammeta backup verify --from 's3://backups?region=eu-central-1'
+    """
+
+
+@backup.command("list")
+@from_option
+@with_output
+def list_command(*, address: str, output: Output) -> None:
+    """List the clusters that have a backup in a store, and to which offsets each can be restored.
+
+    Looks at names alone; `streammeta backup verify` reads the files.
+
+    \b
+    Example:
+      streammeta backup list --from 's3://backups?region=eu-central-1'
+    """
+    from streammeta.controller.backup.chains import spans
+
+    with _opened(address) as store:
+        found = inventories(store.list_objects("backup/"))
+    clusters, restorable = [], []
+    for folder, inventory in found.items():
+        counts = (len(inventory.segments), len(inventory.checkpoints), len(inventory.unfinished))
+        newest_ms = max(inventory.written_ms.values())
+        clusters.append((folder.cluster_id, folder.cluster_uuid, *counts, newest_ms))
+        restorable += [(folder.cluster_id, folder.cluster_uuid, *one) for one in spans(inventory)]
+    columns = ("cluster_id", "cluster_uuid")
+    counted = ("segments", "checkpoints", "unfinished", "newest_ms")
+    output.rows("backups", (*columns, *counted), clusters)
+    output.note("")
+    output.rows("restorable", (*columns, "from_offset", "to_offset"), restorable)
+
+
+@backup.command("verify")
+@from_option
+@cluster_options
+@click.option(
+    "--all", "is_all", is_flag=True, help="Read every file, not only those of the newest point."
+)
+@click.option(
+    "--metrics-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the outcome to this file too, for the textfile collector of node_exporter.",
+)
+@with_output
+def verify_command(
+    *,
+    address: str,
+    cluster_id: str | None,
+    cluster_uuid: str | None,
+    is_all: bool,
+    metrics_file: Path | None,
+    output: Output,
+) -> None:
+    """Restore the newest point in memory, checking every byte; exit 1 if anything is wrong.
+
+    Compares digests, the rolling hash of the log from file to file, and the hash of the map at each
+    checkpoint on the way. Changes nothing.
+
+    \b
+    Example:
+      streammeta backup verify --from 's3://backups?region=eu-central-1' --cluster-id demo
+    """
+    from streammeta.controller.backup.verification import verify
+
+    with opened_backup(address, cluster_id, cluster_uuid) as archive:
+        inventory = archive.inventory()
+        verified = verify(inventory, archive, is_all=is_all)
+    replayed = verified.replayed
+    if metrics_file is not None:
+        is_lost = replayed is None and not verified.damages
+        _write_metrics(metrics_file, archive.folder, len(verified.damages) + is_lost)
+    output.summary(
+        {
+            "cluster_id": archive.folder.cluster_id,
+            "cluster_uuid": archive.folder.cluster_uuid,
+            "files": len(inventory.segments) + len(inventory.checkpoints),
+            "unfinished": len(inventory.unfinished),
+            "restorable_to": replayed and replayed.position.end_offset,
+            "committed_by_ms": replayed and replayed.last_ms,
+            "state_hash": replayed and replayed.cluster_metadata.state_hash().hex(),
+            "log_hash": replayed and replayed.position.log_hash.hex(),
+            "damages": len(verified.damages),
+        }
+    )
+    damages = [(str(one.name), one.offset, one.problem) for one in verified.damages]
+    output.rows("damage", ("file", "good_to_offset", "what"), damages)
+    if damages or replayed is None:
+        raise CommandError(
+            "DAMAGED",
+            f"files that are damaged, missing or contradict others: {len(damages)}; nothing was "
+            "changed",
+            "points up to `good_to_offset` can be restored without the file; keep the store as it "
+            "is, and let a controller begin a new backup with another --backup-store",
+        )
+
+
+def _write_metrics(file: Path, folder: Folder, damages: int) -> None:
+    labels = f'cluster_id="{folder.cluster_id}",cluster_uuid="{folder.cluster_uuid}"'
+    values = (damages, time.time())
+    text = "".join(
+        f"# HELP {name} {meaning}\n# TYPE {name} gauge\n{name}{{{labels}}} {value}\n"
+        for (name, meaning), value in zip(VERIFY_METRICS.items(), values, strict=True)
+    )
+    replace_file(PosixFileSystem(mode=READABLE_MODE), file, [text.encode()])
+
+
+@backup.command("status")
+@from_option
+@click.option(
+    "--lag-max",
+    "lag_max_ms",
+    type=Duration(),
+    default=LAG_MAX_MS,
+    metavar="DURATION",
+    help="Fail if committed entries have been missing for longer.  [default: 1m]",
+)
+@with_client()
+@with_output
+def status_command(
+    *, client: ControllerClient, address: str, lag_max_ms: int, output: Output
+) -> None:
+    """Tell how far the backup is behind the cluster; exit 1 if it is too far.
+
+    `lag_entries` are the committed entries that are not in the backup, `lag_ms` the age of the
+    newest file in it if there are any: what would be lost if all controllers were.
+
+    \b
+    Example:
+      streammeta backup status --from 's3://backups?region=eu-central-1' --connect 127.0.0.1:9091
+    """
+    from streammeta.controller.backup.verification import newest_file
+
+    described = client.call(
+        lambda channel: AdminServiceStub(channel).DescribeCluster,
+        admin_pb2.DescribeClusterRequest(),
+    )
+    with opened_backup(address, described.cluster_id, described.cluster_uuid) as archive:
+        newest = newest_file(archive.inventory(), archive)
+    end_offset, copied_ms = (0, 0) if newest is None else (newest.end_offset, newest.last_ms)
+    lag = max(0, described.high_watermark - end_offset)
+    lag_ms = max(0, time.time_ns() // 1_000_000 - copied_ms) if lag else 0
+    output.summary(
+        {
+            "cluster_id": described.cluster_id,
+            "committed_end": described.high_watermark,
+            "backup_end": end_offset,
+            "lag_entries": lag,
+            "lag_ms": lag_ms,
+            "copied_by_ms": copied_ms,
+        }
+    )
+    if lag_ms > lag_max_ms:
+        raise CommandError(
+            "LATE",
+            f"{lag} committed entries are not in the backup, the oldest for up to {lag_ms} ms",
+            "see `backup_failed` in the leader's log; nothing is lost while the controllers live",
+        )
+
+
+@backup.command("now")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@with_client(DOWNLOAD_TIMEOUT_S)
+@with_output
+def now_command(*, client: ControllerClient, file: Path, output: Output) -> None:
+    """Write a checked copy of the map, with everything acknowledged before, to a new file.
+
+    FILE is a checkpoint, as `streammeta snapshot` and `streammeta restore` take it. It is there
+    once it is whole; one that exists is refused.
+
+    \b
+    Example:
+      streammeta backup now --connect 127.0.0.1:9091 demo.checkpoint
+    """
+    from streammeta.controller.runtime.persistence.metadata_checkpoint import (
+        log_hash_of,
+        state_hash_of,
+    )
+    from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
+
+    if file.exists():
+        raise CommandError("EXISTS", f"{file} exists; it was left as it is", "give another name")
+    with tempfile.TemporaryFile(dir=file.absolute().parent) as copy:
+        download(client, copy)
+        try:
+            reader = CheckpointReader(copy, "the copy of the map")
+            reader.verify()
+            hashes = {"state_hash": state_hash_of(reader), "log_hash": log_hash_of(reader)}
+        except CheckpointError as error:
+            raise CommandError("CHECKPOINT", str(error), "repeat the command") from error
+        copy.seek(0)
+        digest = hashlib.file_digest(copy, "sha256")
+        copy.seek(0)
+        replace_file(PosixFileSystem(), file, iter(lambda: copy.read(_PIECE_BYTES), b""))
+    output.summary(
+        {
+            "file": str(file),
+            "cluster_id": reader.cluster_id,
+            "end_offset": reader.id.end_offset,
+            "epoch": reader.id.epoch,
+            "bytes": file.stat().st_size,
+            "sha256": digest.hexdigest(),
+            **{name: value.hex() for name, value in hashes.items()},
+        }
+    )
+
+
+@contextmanager
+def opened_backup(
+    address: str, cluster_id: str | None, cluster_uuid: str | None
+) -> Iterator[Archive | SingleFile]:
+    """Open the one backup of a store that is meant, or a checkpoint file.
+
+    Raises:
+        ConfigError: the address does not parse.
+        StorageError: the store can't be used.
+        CommandError: there is no such backup, or several; or it was found damaged meanwhile.
+    """
+    from streammeta.controller.backup.archive import Archive
+    from streammeta.controller.backup.errors import BackupError
+    from streammeta.controller.backup.single_file import SingleFile
+
+    try:
+        if "://" not in address:
+            yield SingleFile(Path(address))
+            return
+        with _opened(address) as store:
+            prefix = f"backup/{cluster_id}/" if cluster_id else "backup/"
+            folder = _chosen(inventories(store.list_objects(prefix)), cluster_uuid)
+            yield Archive(store, folder)
+    except BackupError as error:
+        hint = "`streammeta backup verify` tells all that is wrong"
+        raise CommandError("BACKUP", str(error), hint) from error
+
+
+@contextmanager
+def _opened(address: str) -> Iterator[ObjectStore]:
+    try:
+        store = open_object_store(address)
+    except ValueError as error:
+        raise ConfigError(f"from: {error}") from error
+    with closing(store):
+        store.check()
+        yield store
+
+
+def _chosen(found: Iterable[Folder], cluster_uuid: str | None) -> Folder:
+    fit = [one for one in found if cluster_uuid in (None, one.cluster_uuid)]
+    if not fit:
+        raise CommandError(
+            "NO_BACKUP",
+            "the store holds no such backup",
+            "`streammeta backup list` shows those that it holds; controllers make them with "
+            "--backup-store",
+        )
+    if len(fit) > 1:
+        names = ", ".join(f"{one.cluster_id} {one.cluster_uuid}" for one in fit)
+        raise CommandError(
+            "AMBIGUOUS",
+            f"the store holds several backups: {names}",
+            "name one by --cluster-id and --cluster-uuid",
+        )
+    return fit[0]

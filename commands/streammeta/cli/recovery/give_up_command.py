@@ -1,0 +1,186 @@
+"""`streammeta restore give-up`: what a restore has left behind in the bucket becomes orphans.
+
+Puts a mark into the bucket for each restore, once the leader has it in its audit log. Deletes
+nothing: reconciliation judges the objects by their age from then on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import click
+
+from streammeta.cli.framework.client import ControllerClient, store_option
+from streammeta.cli.framework.connecting import with_client
+from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
+from streammeta.cli.recovery.adoption_command import described, opened_store
+from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
+from streammeta.storage.adoption.survey import StoredObject, list_stored
+from streammeta.storage.cluster_files.bucket_marker import (
+    Generation,
+    GivenUp,
+    check_marker,
+    give_up,
+    read_marker,
+    read_undecided,
+)
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.v1 import admin_pb2
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+
+_COLUMNS = (
+    *("number", "cluster_id", "restored_at", "undecided_from", "undecided_below"),
+    *("objects", "bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A restore, and the objects under its undecided ids that the map does not know."""
+
+    generation: Generation
+    objects: Sequence[StoredObject]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the objects."""
+        return sum(one.size for one in self.objects)
+
+
+@click.command("give-up")
+@with_client(DOWNLOAD_TIMEOUT_S)
+@store_option
+@click.option(
+    "--older-than",
+    "older_than_ms",
+    type=Duration(),
+    default="7d",
+    show_default=True,
+    help="Leave restores and recoveries alone that are younger.",
+)
+@click.option("--dry-run", is_flag=True, help="List what would be given up; change nothing.")
+@click.option("--yes", is_flag=True, help="Give it up.")
+@with_output
+def give_up_command(
+    *,
+    client: ControllerClient,
+    store: str,
+    older_than_ms: int,
+    dry_run: bool,
+    yes: bool,
+    output: Output,
+) -> None:
+    """Give up for good what restores have left behind in the bucket, undecided.
+
+    For after `streammeta restore finish`. The objects are in no map, and their offsets may have
+    been issued again. They stay until `streammeta reconcile` finds them to be orphans that are old
+    enough. The act is in the leader's audit log. Can be repeated.
+
+    \b
+    Example:
+      streammeta restore give-up --connect 127.0.0.1:9091 --store file:///objects --dry-run
+    """
+    if dry_run == yes:
+        raise click.UsageError("give either --dry-run or --yes")
+    cluster = described(client)
+    now_ms = time.time_ns() // 1_000_000
+    with opened_store(store) as objects:
+        left = _surveyed(client, cluster, objects, now_ms - older_than_ms)
+        if yes and left:
+            numbers = [one.generation.number for one in left]
+            client.call(
+                lambda channel: AdminServiceStub(channel).FinishRestore,
+                admin_pb2.FinishRestoreRequest(given_up=numbers),
+            )
+            for one in left:
+                give_up(objects, cluster.object_namespace, _mark(one, cluster, now_ms))
+    output.summary(
+        {
+            "objects": sum(len(one.objects) for one in left),
+            "bytes": sum(one.size for one in left),
+            "given_up": len(left) if yes else 0,
+        }
+    )
+    output.rows(
+        "restores",
+        _COLUMNS,
+        [_cells(one) for one in left],
+    )
+
+
+def _surveyed(
+    client: ControllerClient,
+    cluster: admin_pb2.DescribeClusterResponse,
+    store: ObjectStore,
+    before_ms: int,
+) -> list[_Left]:
+    """Return what restores of before a time have left, those with nothing left too."""
+    namespace = cluster.object_namespace
+    check_marker(
+        read_marker(store, namespace),
+        cluster_id=cluster.cluster_id,
+        cluster_uuid=cluster.cluster_uuid,
+        namespace=namespace,
+    )
+    generations = [one for one in read_undecided(store, namespace) if one.created_ms <= before_ms]
+    if not generations:
+        return []
+    stored = list(list_stored(store, namespace))
+    known = _known_ids(client, cluster)
+    return [
+        _Left(
+            generation,
+            [
+                one
+                for one in stored
+                if generation.undecided_from <= one.object_id < generation.undecided_below
+                and one.object_id not in known
+            ],
+        )
+        for generation in generations
+    ]
+
+
+def _known_ids(
+    client: ControllerClient, cluster: admin_pb2.DescribeClusterResponse
+) -> Collection[int]:
+    """Return the ids of all objects in the leader's map, which must not be in recovery mode."""
+    from streammeta.cli.recovery.adoption_survey import read_map_state, read_object_ids
+
+    with tempfile.TemporaryFile() as copy:
+        download(client, copy)
+        if read_map_state(copy) is not None:
+            raise CommandError(
+                "RECOVERING",
+                f"cluster {cluster.cluster_id!r} is in recovery mode: its objects can be adopted",
+                "`streammeta restore adopt` and `streammeta restore finish` come first",
+            )
+        return frozenset(read_object_ids(copy).tolist())
+
+
+def _mark(left: _Left, cluster: admin_pb2.DescribeClusterResponse, now_ms: int) -> GivenUp:
+    return GivenUp(
+        cluster_uuid=cluster.cluster_uuid,
+        number=left.generation.number,
+        objects=len(left.objects),
+        bytes=left.size,
+        created_ms=now_ms,
+    )
+
+
+def _cells(left: _Left) -> tuple[int, str, str, int, int, int, int]:
+    generation = left.generation
+    restored_at = datetime.fromtimestamp(generation.created_ms / 1000, UTC)
+    return (
+        generation.number,
+        generation.cluster_id,
+        restored_at.isoformat(timespec="seconds"),
+        generation.undecided_from,
+        generation.undecided_below,
+        len(left.objects),
+        left.size,
+    )

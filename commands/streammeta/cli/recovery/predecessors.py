@@ -1,0 +1,109 @@
+"""The end of the cluster before a restore or recovery: waiting until it acknowledges nothing more.
+
+Its controllers may be alive without reaching the bucket, and acknowledge changes until their lease
+on the old marker is over. Nothing that the new cluster reads or promises before that is safe.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+import grpc
+
+from streammeta.cli.framework.client import CallError, Command, ControllerClient, Request, Response
+from streammeta.cli.framework.output import CommandError, say_progress
+from streammeta.rpc.failures import Reason
+from streammeta.storage.cluster_files.bucket_marker import (
+    FENCE_WAIT_MS,
+    Fenced,
+    Generation,
+    put_fenced,
+    read_ownership,
+)
+from streammeta.storage.object_store.protocol.base import ObjectStore
+
+LEADER_WAIT_S = 30.0
+"""Time that a leader has to find that the cluster before it is fenced, in seconds."""
+
+_LOOK_S = 1.0
+"""Interval of looking whether somebody else has waited already, in seconds."""
+
+
+def stopped_option(command: Command) -> Command:
+    """Add `--old-controllers-stopped`: argument `old_controllers_stopped: bool`."""
+    return click.option(
+        "--old-controllers-stopped",
+        is_flag=True,
+        help="Do not wait: every controller of the cluster before is stopped and can't start again."
+        " If one runs after all, what it acknowledges is lost.",
+    )(command)
+
+
+def declare_stopped(store: ObjectStore, generation: Generation) -> None:
+    """Note in the bucket that no controller before a generation runs, as an operator says."""
+    _put_mark(store, generation, is_declared=True)
+
+
+def wait_for_fence(
+    store: ObjectStore, namespace: str, *, cluster_uuid: str, is_declared: bool
+) -> None:
+    """Return when no controller before the generation of a cluster can acknowledge a change.
+
+    The wait counts from this process's first look at the generation, and ends early if a controller
+    of the cluster has waited. There is nothing to wait for if the cluster was never restored.
+
+    Raises:
+        CommandError: another cluster has taken the bucket over.
+    """
+    ends_at, number = 0.0, None
+    while (generation := read_ownership(store, namespace).unfenced) is not None:
+        if generation.cluster_uuid != cluster_uuid:
+            raise CommandError(
+                "SUPERSEDED",
+                f"cluster {generation.cluster_id!r} has taken the bucket over meanwhile",
+                "nothing was marked; connect to the controllers of that cluster",
+            )
+        now = time.monotonic()
+        if number != generation.number:
+            ends_at, number = now + FENCE_WAIT_MS / 1000, generation.number
+        if is_declared or now >= ends_at:
+            _put_mark(store, generation, is_declared=is_declared)
+            return
+        say_progress(
+            f"waiting {ends_at - now:.0f} s: controllers of the cluster before may acknowledge "
+            "changes still ",
+            ends="\r",
+        )
+        time.sleep(min(_LOOK_S, ends_at - now))
+
+
+def call_when_fenced(
+    client: ControllerClient,
+    method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
+    request: Request,
+) -> Response:
+    """Call the leader; repeat while it has not seen yet that the cluster before is fenced.
+
+    Raises:
+        CallError: it refuses for another reason, or for too long.
+    """
+    ends_at = time.monotonic() + LEADER_WAIT_S
+    while True:
+        try:
+            return client.call(method, request)
+        except CallError as error:
+            if error.code != Reason.FENCE_PENDING or time.monotonic() > ends_at:
+                raise
+        time.sleep(0.2)
+
+
+def _put_mark(store: ObjectStore, generation: Generation, *, is_declared: bool) -> None:
+    mark = Fenced(
+        cluster_uuid=generation.cluster_uuid,
+        number=generation.number,
+        is_declared=is_declared,
+        created_ms=time.time_ns() // 1_000_000,
+    )
+    put_fenced(store, generation.namespace, mark)

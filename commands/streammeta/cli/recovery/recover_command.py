@@ -1,0 +1,349 @@
+"""`streammeta recover`: a cluster that has lost a majority of its disks goes on from one survivor.
+
+Talks to no controller. Reads stopped directories and the bucket of objects; `apply` changes one
+directory and puts one marker into the bucket.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streammeta.cli.controller.storage_command import data_dir_option
+from streammeta.cli.framework.client import store_option
+from streammeta.cli.framework.output import CommandError, Output, with_output
+from streammeta.cli.recovery.backup_command import opened_backup
+from streammeta.cli.recovery.predecessors import stopped_option, wait_for_fence
+from streammeta.cli.recovery.restore_command import opened_objects, take_over
+from streammeta.controller.journal.directory import lock_directory
+from streammeta.controller.journal.errors import DirectoryLockedError, DirectoryNotFormattedError
+from streammeta.controller.journal.inspection import stopped_directory
+from streammeta.storage import json_files
+from streammeta.storage.cluster_files.bucket_marker import (
+    read_claimed,
+    read_generations,
+    read_marker,
+)
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.object_format.object_key import cluster_namespace
+from streammeta.storage.object_store.protocol.base import ObjectStore
+
+if TYPE_CHECKING:
+    from streammeta.controller.recover.planning import Circumstances, RecoveryPlan
+    from streammeta.controller.recover.report import Report
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@click.group()
+def recover() -> None:
+    """Go on from one survivor when the disks of a majority are lost for good.
+
+    Commits that only the lost disks had are lost. Stop every controller that is left first.
+
+    \b
+    Example:
+      streammeta recover inspect --data-dir /var/lib/streammeta --report 3.json
+      streammeta recover plan --report 3.json --dead 1,2 --store file:///objects --plan plan.json
+      streammeta recover apply --plan plan.json --data-dir /var/lib/streammeta \\
+        --store file:///objects --yes
+    """
+
+
+@recover.command("inspect")
+@data_dir_option
+@click.option("--report", "file", type=_FILE, help="Write the report here, for `plan`.")
+@with_output
+def inspect_command(*, data_dir: Path, file: Path | None, output: Output) -> None:
+    """Tell what a surviving directory holds; change nothing in it.
+
+    The controller must not run. All of the log is read and replayed.
+
+    \b
+    Example:
+      streammeta recover inspect --data-dir /var/lib/streammeta --report 3.json
+    """
+    from streammeta.controller.recover.survivor import read_survivor
+
+    with _no_controller(), _refusals(), stopped_directory(data_dir) as (files, identity):
+        report = read_survivor(data_dir, files, identity).report
+    if file is not None:
+        _write_new(file, json_files.encode(report))
+    output.summary(asdict(report))
+
+
+@recover.command("plan")
+@click.option(
+    "--report",
+    "files",
+    type=_EXISTING_FILE,
+    multiple=True,
+    required=True,
+    help="What `inspect` wrote, once for each voter that is left.",
+)
+@click.option(
+    "--dead",
+    required=True,
+    metavar="ID,...",
+    help="All voters whose disks are lost for good, and no other.",
+)
+@store_option
+@click.option(
+    "--namespace", help="Second part of the objects' keys.  [default: that of the cluster id]"
+)
+@click.option(
+    "--from",
+    "address",
+    metavar="URI",
+    help="A backup to compare the survivors with, as for `streammeta restore`.",
+)
+@click.option("--plan", "plan_file", type=_FILE, help="Write the plan here, for `apply`.")
+@with_output
+def plan_command(
+    *,
+    files: tuple[Path, ...],
+    dead: str,
+    store: str,
+    namespace: str | None,
+    address: str | None,
+    plan_file: Path | None,
+    output: Output,
+) -> None:
+    """Choose the most complete survivor, and write a plan to go on from it; change nothing else.
+
+    Survivors and dead must be exactly the voters. Refused while a majority is there, and if a
+    backup reaches further than every survivor.
+
+    \b
+    Example:
+      streammeta recover plan --report 3.json --dead 1,2 --store file:///objects \\
+        --from file:///backups --plan plan.json
+    """
+    from streammeta.controller.recover.planning import chosen, planned
+    from streammeta.controller.recover.report import Report
+
+    lost = _node_ids(dead)
+    reports = [json_files.decode(Report, str(file), file.read_bytes()) for file in files]
+    backup = None if address is None else _backup_point(address, reports[0])
+    with _refusals():
+        survivor = chosen(reports, lost, backup=backup)
+    with opened_objects(store) as objects:
+        namespace = namespace or cluster_namespace(survivor.cluster_id)
+        _require_owner(objects, namespace, survivor)
+        plan = planned(survivor, reports, lost, _circumstances(objects, namespace))
+    if plan_file is not None:
+        _write_new(plan_file, json_files.encode(plan))
+    output.summary(
+        {
+            **asdict(plan),
+            "backup_epoch": None if backup is None else backup[0],
+            "backup_end_offset": None if backup is None else backup[1],
+        }
+    )
+    columns = ("node_id", "last_epoch", "end_offset", "behind", "goes_on")
+    output.note("")
+    output.rows(
+        "survivors",
+        columns,
+        [
+            (
+                one.node_id,
+                *one.progress,
+                max(0, survivor.end_offset - one.end_offset),
+                one is survivor,
+            )
+            for one in reports
+        ],
+    )
+    output.note(
+        f"Commits that only the dead had, voters {plan.dead}, are lost; nothing here can tell "
+        "whether there were any."
+    )
+
+
+@recover.command("apply")
+@click.option("--plan", "plan_file", type=_EXISTING_FILE, required=True, help="What `plan` wrote.")
+@data_dir_option
+@store_option
+@click.option("--audit-log", type=_FILE, help="The controller's audit log, to record this in.")
+@click.option("--yes", is_flag=True, help="Do it; without, only tell what would be done.")
+@stopped_option
+@with_output
+def apply_command(
+    *,
+    plan_file: Path,
+    data_dir: Path,
+    store: str,
+    audit_log: Path | None,
+    yes: bool,
+    old_controllers_stopped: bool,
+    output: Output,
+) -> None:
+    """Make the survivor's directory that of the only voter, with all of its log.
+
+    First a marker is put into the bucket, by which lost controllers that come back after all
+    refuse writes and delete nothing. At the end the command waits 35 s, until controllers that do
+    not reach the bucket refuse writes too; --old-controllers-stopped skips the wait. The directory
+    gets a new id; what it held stays there, in `recovery-N/before`. Repeat it if it is interrupted.
+    Then start the controller and add voters.
+
+    \b
+    Example:
+      streammeta recover apply --plan plan.json --data-dir /var/lib/streammeta \\
+        --store file:///objects --yes
+    """
+    from streammeta.controller.recover.applying import Application
+    from streammeta.controller.recover.planning import RecoveryPlan
+
+    plan = json_files.decode(RecoveryPlan, str(plan_file), plan_file.read_bytes())
+    files = PosixFileSystem(read_only=not yes)
+    if not files.names(data_dir):
+        raise DirectoryNotFormattedError(f"{data_dir} is empty or missing; name the survivor's")
+    with _no_controller(), _refusals():
+        lock = lock_directory(files, data_dir)
+        try:
+            application = Application(data_dir, plan, files)
+            was_done = application.is_done()
+            if yes:
+                with opened_objects(store) as objects:
+                    application.carry_out(lambda: _fence(objects, plan, audit_log))
+                    wait_for_fence(
+                        objects,
+                        plan.namespace,
+                        cluster_uuid=plan.cluster_uuid,
+                        is_declared=old_controllers_stopped,
+                    )
+                _record(audit_log, plan, "OK")
+            elif not was_done and not application.is_begun():
+                application.survivor()
+        finally:
+            lock.release()
+    output.summary(
+        {
+            "data_dir": str(data_dir),
+            "node_id": plan.node_id,
+            "directory_id": plan.directory_id,
+            "log_start_offset": plan.end_offset,
+            "kept_up_to_offset": plan.from_end_offset,
+            "generation": plan.generation,
+            "before": str(application.before),
+            "done": yes or was_done,
+        }
+    )
+    if not yes and not was_done:
+        output.note("nothing was changed; give --yes to do it")
+
+
+def _circumstances(objects: ObjectStore, namespace: str) -> Circumstances:
+    from streammeta.controller.recover.planning import Circumstances
+
+    generations = read_generations(objects, namespace)
+    return Circumstances(
+        namespace=namespace,
+        claimed_below=read_claimed(objects, namespace),
+        generation=generations[-1].number + 1 if generations else 2,
+        cluster_uuid=str(uuid.uuid4()),
+        directory_id=str(uuid.uuid4()),
+        now_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def _require_owner(objects: ObjectStore, namespace: str, survivor: Report) -> None:
+    """Require that the namespace is that of the survivors' cluster."""
+    marker = read_marker(objects, namespace)
+    if (marker.cluster_uuid if marker else "") != survivor.cluster_uuid:
+        found = "no cluster" if marker is None else f"{marker.cluster_id} {marker.cluster_uuid}"
+        raise CommandError(
+            "WRONG_BUCKET",
+            f"namespace {namespace!r} of the bucket belongs to {found}, the survivors are of "
+            f"{survivor.cluster_id} {survivor.cluster_uuid or 'no owner'}",
+            "name the cluster's --store and --namespace; if it was restored or recovered since, "
+            "that one goes on, and these directories are of before",
+        )
+
+
+def _backup_point(address: str, report: Report) -> tuple[int, int] | None:
+    """Return epoch and end of the newest point of the cluster's backup, None if it has none."""
+    from streammeta.controller.backup.chains import newest_chain
+
+    with opened_backup(address, report.cluster_id, report.cluster_uuid) as archive:
+        chain = newest_chain(archive.inventory())
+        if chain is None:
+            return None
+        if chain.segments:
+            return archive.segment_manifest(chain.segments[-1]).last_epoch, chain.end_offset
+        return (0 if chain.base is None else chain.base.epoch), chain.end_offset
+
+
+def _fence(objects: ObjectStore, plan: RecoveryPlan, audit_log: Path | None) -> None:
+    """Keep lost controllers that come back after all from writing and deleting."""
+    _record(audit_log, plan, "BEGUN")
+    take_over(objects, plan.restore)
+
+
+def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
+    """Add a line to an audit log, durably."""
+    from streammeta.controller.trust.audit.file import AuditFile, Entry
+    from streammeta.controller.trust.audit.lines import AuditLine, Verdict
+
+    if path is None:
+        return
+    line = AuditLine(
+        ts_ms=time.time_ns() // 1_000_000,
+        node=plan.node_id,
+        epoch=plan.epoch,
+        leader=False,
+        call="recover.apply",
+        verdict=Verdict(verdict),
+        target={"generation": plan.generation, "dead": plan.dead, "disk": plan.directory_id},
+        offset=plan.from_end_offset,
+    )
+    log = AuditFile(PosixFileSystem(), path)
+    try:
+        log.append([Entry(line)])
+        log.sync()
+    finally:
+        log.close()
+
+
+def _write_new(file: Path, data: bytes) -> None:
+    if file.exists():
+        raise CommandError("EXISTS", f"{file} exists; it was left as it is", "name another")
+    replace_file(PosixFileSystem(), file, [data])
+
+
+def _node_ids(text: str) -> Sequence[int]:
+    try:
+        return [int(one) for one in text.split(",")]
+    except ValueError as error:
+        message = f"--dead: {text!r} are no node ids; wanted e.g. 1,2"
+        raise click.UsageError(message) from error
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn the refusal of a recovery into a command's failure."""
+    from streammeta.controller.recover.errors import RecoveryError
+
+    try:
+        yield
+    except RecoveryError as error:
+        raise CommandError(error.code, str(error), error.hint) from error
+
+
+@contextmanager
+def _no_controller() -> Iterator[None]:
+    """Say what to do if a controller uses the directory."""
+    try:
+        yield
+    except DirectoryLockedError as error:
+        message = "stop the controller first; while a majority runs nothing needs to be recovered"
+        raise CommandError("IN_USE", str(error), message) from error

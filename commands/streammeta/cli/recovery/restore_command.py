@@ -1,0 +1,397 @@
+"""`streammeta restore`: a new cluster from a backup, in two steps: a plan, and directories made so.
+
+Talks to no controller. Reads the backup and the bucket of objects; `apply` puts one marker there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streammeta.cli.controller.storage_command import data_dir_option, parse_voters, voters_given
+from streammeta.cli.framework.client import store_option
+from streammeta.cli.framework.output import CommandError, Output, with_output
+from streammeta.cli.recovery.adoption_command import adopt, finish
+from streammeta.cli.recovery.backup_command import cluster_options, opened_backup
+from streammeta.cli.recovery.give_up_command import give_up_command
+from streammeta.cli.recovery.predecessors import declare_stopped, stopped_option
+from streammeta.controller.config import ConfigError, check_cluster_id
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.journal.directory import FirstCheckpoint, check_empty, format_directory
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.storage import json_files
+from streammeta.storage.cluster_files.backup_files import Folder, Inventory
+from streammeta.storage.cluster_files.bucket_marker import (
+    FENCE_WAIT_MS,
+    Generation,
+    create_generation,
+    read_claimed,
+    read_generations,
+    read_marker,
+)
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.object_format.object_key import cluster_namespace, cluster_of
+from streammeta.storage.object_store.opening import open_object_store
+from streammeta.storage.object_store.protocol.base import ObjectStore
+
+if TYPE_CHECKING:
+    from streammeta.cli.recovery.adoption_survey import Missing
+    from streammeta.controller.backup.archive import Archive
+    from streammeta.controller.backup.replaying import Replayed
+    from streammeta.controller.backup.restoring import RestorePlan
+    from streammeta.controller.backup.single_file import SingleFile
+
+MISSING_SHOWN = 1_000
+"""Ranges that a plan lists as missing at most."""
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+_from_option = click.option(
+    "--from",
+    "address",
+    required=True,
+    metavar="URI",
+    help="The backup store, as for `streammeta backup`, or a file that `backup now` wrote.",
+)
+
+
+@click.group()
+def restore() -> None:
+    """Make a new cluster from a backup, when the controllers of the old one are lost.
+
+    Stop what is left of the old cluster first. Controllers that run on and reach the bucket refuse
+    changes within seconds, those that do not reach it half a minute later.
+
+    \b
+    Example:
+      streammeta restore plan --from file:///backups --store file:///objects --plan demo-2.json \\
+        --new-cluster-id demo-2 --voters 1@10.0.0.1:9091,2@10.0.0.2:9091,3@10.0.0.3:9091
+    """
+
+
+restore.add_command(adopt)
+restore.add_command(finish)
+restore.add_command(give_up_command)
+
+
+@restore.command("plan")
+@_from_option
+@cluster_options
+@store_option
+@click.option(
+    "--namespace", help="Second part of the objects' keys.  [default: that of the old cluster id]"
+)
+@click.option("--new-cluster-id", required=True, help="The new cluster's name, another one.")
+@click.option(
+    "--voters",
+    required=True,
+    metavar="ID@HOST:PORT,...",
+    callback=voters_given,
+    help="The voters of the new cluster, at their --peer-advertise.",
+)
+@click.option("--to-offset", type=click.IntRange(min=1), help="Restore the log below this offset.")
+@click.option(
+    "--to-time",
+    type=click.DateTime(["%Y-%m-%dT%H:%M:%S"]),
+    help="Restore what was committed by this time, UTC, as a segment of the backup says.",
+)
+@click.option("--plan", "file", type=_FILE, help="Write the plan here, for `apply`.")
+@click.option(
+    "--supersede",
+    is_flag=True,
+    help="Although another cluster was restored over the old one since: that one is fenced too.",
+)
+@with_output
+def plan_command(
+    *,
+    address: str,
+    cluster_id: str | None,
+    cluster_uuid: str | None,
+    store: str,
+    namespace: str | None,
+    new_cluster_id: str,
+    voters: VoterSet,
+    to_offset: int | None,
+    to_time: datetime | None,
+    file: Path | None,
+    supersede: bool,
+    output: Output,
+) -> None:
+    """Tell what a restore would give, and write a plan of it; change nothing else.
+
+    The backup is restored in memory, every byte of it checked, by default to its end. `missing` are
+    the first ranges that the map reads from objects that the bucket no longer has; `streammeta
+    restore adopt` finds the records that were compacted since, but not those that were trimmed or
+    whose stream was deleted.
+
+    \b
+    Example:
+      streammeta restore plan --from file:///backups --store file:///objects --cluster-id demo \\
+        --new-cluster-id demo-2 --voters 1@10.0.0.1:9091 --to-time 2026-01-31T12:00:00
+    """
+    if to_offset is not None and to_time is not None:
+        raise click.UsageError("give --to-offset or --to-time, not both")
+    try:
+        check_cluster_id(new_cluster_id)
+    except ConfigError as error:
+        raise click.UsageError(f"new-{error}") from error
+    with opened_backup(address, cluster_id, cluster_uuid) as archive:
+        inventory = archive.inventory()
+        if to_time is not None:
+            to_offset = _offset_at(archive, inventory, to_time)
+        replayed = replay_backup(archive, inventory, to_offset)
+    folder = archive.folder
+    if new_cluster_id == folder.cluster_id:
+        raise click.UsageError("--new-cluster-id: is that of the old cluster; give another one")
+    namespace = namespace or cluster_namespace(folder.cluster_id)
+    with opened_objects(store) as objects:
+        if not supersede:
+            _require_owner(objects, namespace, folder)
+        plan = _planned(replayed, folder, objects, namespace, new_cluster_id, voters)
+        missing = _list_missing(replayed, objects, namespace)
+    if file is not None:
+        if file.exists():
+            raise CommandError("EXISTS", f"{file} exists; it was left as it is", "name another")
+        replace_file(PosixFileSystem(), file, [json_files.encode(plan)])
+    size = replayed.cluster_metadata.size()
+    output.summary(
+        {
+            **{name: getattr(plan, name) for name in plan.__dataclass_fields__},
+            "streams": size.streams,
+            "objects": size.objects,
+            "keys": size.keys,
+            "missing_objects": len({row.object_id for row in missing}),
+        }
+    )
+    rows = [(row.object_id, row.stream_id, row.start, row.end) for row in missing[:MISSING_SHOWN]]
+    output.rows("missing", ("object_id", "stream_id", "start_offset", "end_offset"), rows)
+
+
+def _list_missing(replayed: Replayed, objects: ObjectStore, namespace: str) -> list[Missing]:
+    """Return what the restored map reads from objects that the bucket no longer has."""
+    from streammeta.cli.recovery.adoption_survey import list_held, list_missing
+    from streammeta.storage.adoption.survey import find_present, list_stored
+
+    sections = replayed.cluster_metadata.freeze().sections()
+    held = list_held(sections["objects"], sections["object_ranges"])
+    present = find_present(objects, namespace, list_stored(objects, namespace), held)
+    return list(list_missing(held, present))
+
+
+@restore.command("apply")
+@_from_option
+@store_option
+@click.option("--plan", "file", type=_FILE, required=True, help="The plan, the same on each.")
+@click.option("--node-id", type=int, required=True, help="This controller's id, one of the voters.")
+@data_dir_option
+@stopped_option
+@with_output
+def apply_command(
+    *,
+    address: str,
+    store: str,
+    file: Path,
+    node_id: int,
+    data_dir: Path,
+    old_controllers_stopped: bool,
+    output: Output,
+) -> None:
+    """Format an empty directory of one controller of the new cluster; repeat it on each.
+
+    First the marker of a new generation is put into the bucket of objects, by which controllers of
+    the old cluster that still run refuse writes and delete nothing more: within seconds if they
+    reach the bucket, and else when their lease of 30 s is over. Until then the new cluster changes
+    nothing. The hashes that are printed must be equal on all. Start the controllers with the new
+    --cluster-id and the old cluster's --namespace.
+
+    \b
+    Example:
+      streammeta restore apply --from file:///backups --store file:///objects --plan demo-2.json \
+        --node-id 1 --data-dir /var/lib/streammeta
+    """
+    from streammeta.controller.backup.restoring import RestorePlan, require_same, write_checkpoint
+
+    plan = json_files.decode(RestorePlan, str(file), file.read_bytes())
+    voters = parse_voters(plan.voters)
+    if voters.find(NodeId(node_id)) is None:
+        raise click.UsageError(f"--node-id: {node_id} is none of the plan's voters, {plan.voters}")
+    check_empty(data_dir, PosixFileSystem())
+    with opened_backup(address, plan.from_cluster_id, plan.from_cluster_uuid) as archive:
+        replayed = replay_backup(archive, archive.inventory(), plan.from_end_offset)
+        require_same(replayed, plan)
+    checkpoint = io.BytesIO()
+    write_checkpoint(checkpoint, replayed, plan, voters)
+    with opened_objects(store) as objects:
+        generation = take_over(objects, plan)
+        if old_controllers_stopped:
+            declare_stopped(objects, generation)
+    identity = format_directory(
+        data_dir,
+        cluster_id=ClusterId(plan.cluster_id),
+        node_id=NodeId(node_id),
+        bootstrap_voters=voters,
+        first_checkpoint=FirstCheckpoint(plan.snapshot_id, checkpoint.getvalue()),
+    )
+    output.summary(
+        {
+            "data_dir": str(data_dir),
+            "cluster_id": plan.cluster_id,
+            "namespace": plan.namespace,
+            "directory_id": identity.directory_id,
+            "log_start_offset": plan.end_offset,
+            "state_hash": plan.state_hash,
+            "sha256": hashlib.sha256(checkpoint.getvalue()).hexdigest(),
+        }
+    )
+    output.note(name_certificates(plan.namespace, plan.from_cluster_id))
+    if not old_controllers_stopped:
+        output.note(
+            f"The new cluster changes nothing for {FENCE_WAIT_MS // 1000} s after its start: "
+            "controllers of the old one may acknowledge changes until then."
+        )
+
+
+def name_certificates(namespace: str, from_cluster_id: str) -> str:
+    """Say whose certificates hold in a restored cluster, and by which option."""
+    by_default = cluster_of(namespace)
+    option = f"{from_cluster_id} with --former-cluster-id {from_cluster_id}"
+    if by_default is None:
+        whose = option
+    elif by_default == from_cluster_id:
+        whose = by_default
+    else:  # a restored cluster is restored again
+        whose = f"{by_default}, or else those of {option}"
+    return f"Over TLS start it with the certificates of cluster {whose}. They hold in it too."
+
+
+def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: datetime) -> int:
+    """Return the end of the last segment that was committed by a time."""
+    from streammeta.controller.backup.points import committed_by
+
+    to_ms = int(to_time.replace(tzinfo=UTC).timestamp() * 1_000)
+    segments = sorted(inventory.segments, key=lambda one: one.end_offset)
+    at = committed_by(segments, to_ms, inventory.written_ms, archive.segment_manifest)
+    if at == 0:
+        raise CommandError(
+            "TOO_EARLY",
+            "the backup holds no segment that was committed by then",
+            "give a later time, or --to-offset; `streammeta backup list` shows the offsets",
+        )
+    return segments[at - 1].end_offset
+
+
+def replay_backup(
+    archive: Archive | SingleFile, inventory: Inventory, end_offset: int | None
+) -> Replayed:
+    """Return the map of a backup at an offset, None: at its end; raises `CommandError`."""
+    from streammeta.controller.backup.chains import chain_to, newest_chain, spans
+    from streammeta.controller.backup.replaying import replay
+
+    chain = newest_chain(inventory) if end_offset is None else chain_to(inventory, end_offset)
+    if chain is None:
+        known = ", ".join(f"{start} to {end}" for start, end in spans(inventory)) or "none"
+        raise CommandError(
+            "NOT_RESTORABLE",
+            f"the backup can't be restored to offset {end_offset}; offsets that can be: {known}",
+            "give one of them as --to-offset",
+        )
+    return replay(chain, archive, end_offset=end_offset)
+
+
+def _require_owner(objects: ObjectStore, namespace: str, folder: Folder) -> None:
+    """Require that the namespace is that of the cluster whose backup is restored."""
+    marker = read_marker(objects, namespace)
+    if marker is None or marker.cluster_uuid != folder.cluster_uuid:
+        found = "no cluster" if marker is None else f"{marker.cluster_id} {marker.cluster_uuid}"
+        raise CommandError(
+            "WRONG_BUCKET",
+            f"namespace {namespace!r} of the bucket belongs to {found}, the backup is of "
+            f"{folder.cluster_id} {folder.cluster_uuid}",
+            "name the old cluster's --store and --namespace; if another cluster was restored over "
+            "it, restore that one's backup, or give --supersede",
+        )
+
+
+def _planned(
+    replayed: Replayed,
+    folder: Folder,
+    objects: ObjectStore,
+    namespace: str,
+    cluster_id: str,
+    voters: VoterSet,
+) -> RestorePlan:
+    from streammeta.controller.backup import restoring
+
+    generations = read_generations(objects, namespace)
+    view, cluster_metadata = replayed.cluster_metadata.freeze(), replayed.cluster_metadata
+    issued_below = max(cluster_metadata.next_object_id, cluster_metadata.bucket_claim.issued_below)
+    plan = restoring.RestorePlan(
+        from_cluster_id=folder.cluster_id,
+        from_cluster_uuid=folder.cluster_uuid,
+        from_end_offset=replayed.position.end_offset,
+        committed_by_ms=replayed.last_ms,
+        cluster_id=cluster_id,
+        cluster_uuid=str(uuid.uuid4()),
+        namespace=namespace,
+        voters=",".join(f"{one.key.node_id}@{one.endpoint}" for one in voters),
+        end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
+        epoch=replayed.epoch + restoring.EPOCH_JUMP,
+        next_object_id=restoring.jumped_object_id(issued_below, read_claimed(objects, namespace)),
+        undecided_from=restoring.undecided_from(view, cluster_metadata.next_object_id),
+        generation=generations[-1].number + 1 if generations else 2,
+        created_ms=time.time_ns() // 1_000_000,
+        state_hash="",
+    )
+    return replace(plan, state_hash=restoring.state_hash(view, plan))
+
+
+def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
+    """Put the marker of the new generation and return it; a repeat finds it there.
+
+    Raises:
+        CommandError: another cluster has taken the bucket over, or the plan is too old.
+    """
+    from streammeta.controller.backup.restoring import OBJECT_ID_JUMP
+
+    wanted = Generation(
+        cluster_id=plan.cluster_id,
+        cluster_uuid=plan.cluster_uuid,
+        namespace=plan.namespace,
+        number=plan.generation,
+        undecided_from=plan.undecided_from,
+        undecided_below=plan.next_object_id,
+        created_ms=plan.created_ms,
+    )
+    advice = "make a new plan"
+    if read_claimed(objects, plan.namespace) > plan.next_object_id - OBJECT_ID_JUMP // 2:
+        message = "the old cluster has issued too many object ids since the plan was made"
+        raise CommandError("PLAN_TOO_OLD", message, advice)
+    found = create_generation(objects, wanted)
+    if found != wanted or read_generations(objects, plan.namespace)[-1] != wanted:
+        message = (
+            f"another restore or recovery has taken the bucket over: cluster {found.cluster_id!r}"
+        )
+        raise CommandError("SUPERSEDED", message, advice)
+    return wanted
+
+
+@contextmanager
+def opened_objects(store: str) -> Iterator[ObjectStore]:
+    """Open the bucket of objects; raises ConfigError or StorageError."""
+    try:
+        opened = open_object_store(store)
+    except ValueError as error:
+        raise ConfigError(f"store: {error}") from error
+    with closing(opened):
+        opened.check()
+        yield opened

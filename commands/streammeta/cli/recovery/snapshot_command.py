@@ -1,0 +1,283 @@
+"""`streammeta snapshot`: inspect a checkpoint file, export the map as Parquet files.
+
+An export goes to a directory or to a prefix in a bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+import click
+import grpc
+
+from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.framework.connecting import Endpoints, connecting, timeout_option
+from streammeta.cli.framework.output import EXIT_USAGE, CommandError, Output, with_output
+from streammeta.controller.config import ConfigError
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
+from streammeta.controller.snapshot.parquet_export import (
+    MANIFEST,
+    ExportedFile,
+    ExportTarget,
+    export_parquet,
+)
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
+from streammeta.storage.object_store.opening import open_with_path
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.tls.files import CallerFiles
+from streammeta.v1 import metadata_pb2
+from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
+
+_UNFINISHED = ".tmp"
+
+
+def open_target(address: str) -> ExportTarget:
+    """Open a directory, or `s3://bucket/prefix?options`; creates the directory.
+
+    Raises:
+        ConfigError: the address does not parse.
+        StorageError: the bucket can't be used.
+        OSError: the directory can't be used.
+    """
+    if "://" not in address:
+        path = Path(address)
+        path.mkdir(parents=True, exist_ok=True)
+        return DirectoryTarget(path)
+    if urlsplit(address).scheme != "s3":
+        raise ConfigError(f"--to: {address!r}; wanted a directory or s3://bucket/prefix?options")
+    try:
+        store, prefix = open_with_path(address)
+    except ValueError as error:
+        raise ConfigError(f"--to: {error}") from error
+    store.check()
+    return StoreTarget(store, prefix.strip("/"))
+
+
+class DirectoryTarget:
+    """Files in one directory; each is written under another name, flushed, then renamed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def names(self) -> Iterator[str]:
+        """See `ExportTarget.names`; what a crash left half-written does not count."""
+        return (entry.name for entry in self._path.iterdir() if entry.suffix != _UNFINISHED)
+
+    def read(self, name: str) -> bytes:
+        """See `ExportTarget.read`."""
+        return (self._path / name).read_bytes()
+
+    def write(self, name: str, data: memoryview) -> None:
+        """See `ExportTarget.write`."""
+        replace_file(PosixFileSystem(), self._path / name, [bytes(data)])
+
+    def delete(self, name: str) -> None:
+        """See `ExportTarget.delete`."""
+        (self._path / name).unlink(missing_ok=True)
+
+
+class StoreTarget:
+    """Objects of a store whose keys begin with `prefix`, or all of them if it is empty."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def names(self) -> Iterator[str]:
+        """See `ExportTarget.names`."""
+        for found in self._store.list_objects(self._prefix):
+            yield found.key.removeprefix(self._prefix)
+
+    def read(self, name: str) -> bytes:
+        """See `ExportTarget.read`."""
+        return self._store.get_range(self._prefix + name)
+
+    def write(self, name: str, data: memoryview) -> None:
+        """See `ExportTarget.write`."""
+        self._store.put(self._prefix + name, data)
+
+    def delete(self, name: str) -> None:
+        """See `ExportTarget.delete`; why one can't be deleted is raised."""
+        failed = self._store.delete_many([self._prefix + name]).failed
+        if failed:
+            raise OSError("; ".join(f"{key}: {why}" for key, why in failed.items()))
+
+
+DOWNLOAD_TIMEOUT_S = 600.0
+"""The whole map is sent; a large one takes long."""
+
+_file_type = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group()
+def snapshot() -> None:
+    """Look into checkpoint files and copies of the map, and export them.
+
+    `streammeta quorum snapshot` makes controllers write checkpoints.
+
+    \b
+    Example:
+      streammeta snapshot export --connect 127.0.0.1:9091 --to parquet ./map
+    """
+
+
+@snapshot.command()
+@click.argument("file", type=_file_type)
+@with_output
+def info(file: Path, output: Output) -> None:
+    """Say what a checkpoint file holds, and check every byte of it.
+
+    \b
+    Example:
+      streammeta snapshot info 00000000000000001234-0000000005.checkpoint
+    """
+    with _checkpoint_file(file) as checkpoint:
+        output.summary(
+            {
+                "cluster_id": checkpoint.cluster_id,
+                "end_offset": checkpoint.id.end_offset,
+                "epoch": checkpoint.id.epoch,
+                "bytes": file.stat().st_size,
+            }
+        )
+        output.note("")
+        sections = [(each.name, each.rows, each.length) for each in checkpoint.entries.values()]
+        output.rows("sections", ("section", "rows", "bytes"), sections)
+
+
+@snapshot.command()
+@click.argument("file", type=_file_type, required=False)
+@connecting(Endpoints.OPTIONAL)
+@timeout_option(DOWNLOAD_TIMEOUT_S)
+@click.option(
+    "--to",
+    "target",
+    type=(click.Choice(["parquet"]), str),
+    required=True,
+    metavar="parquet TARGET",
+    help="A directory, or s3://BUCKET/PREFIX?endpoint=URL&region=R&pathStyle=true; give credentials"
+    " in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the export that is at the target.")
+@with_output
+def export(
+    *,
+    file: Path | None,
+    connect: tuple[str, ...] | None,
+    tls: CallerFiles | None,
+    timeout_s: float,
+    target: tuple[str, str],
+    overwrite: bool,
+    output: Output,
+) -> None:
+    """Write a copy of the map as Parquet files, one a section, and a manifest.
+
+    The copy is FILE, or with --connect one taken now, which holds everything acknowledged before.
+    Sections and columns are described in docs/format.md. A target that is not empty is refused
+    unless --overwrite is given; files that are of no export are never touched.
+
+    \b
+    Examples:
+      streammeta snapshot export --connect 127.0.0.1:9091 --to parquet ./map
+      streammeta snapshot export 00000000000000001234-0000000005.checkpoint \\
+          --to parquet 's3://lake/streammeta/2026-01-31?region=eu-central-1'
+    """
+    with _copy_of_map(file, connect, tls, timeout_s) as checkpoint:
+        _, address = target
+        written = export_parquet(
+            checkpoint, open_target(address), overwrite=overwrite, progress=_say_progress
+        )
+        output.summary(
+            {
+                "cluster_id": checkpoint.cluster_id,
+                "end_offset": checkpoint.id.end_offset,
+                "epoch": checkpoint.id.epoch,
+                "target": address.partition("?")[0],
+                "manifest": MANIFEST,
+            }
+        )
+    output.note("")
+    rows = [(one.section, one.file, one.rows, one.bytes) for one in written]
+    output.rows("files", ("section", "file", "rows", "bytes"), rows)
+
+
+@contextlib.contextmanager
+def _copy_of_map(
+    file: Path | None, connect: tuple[str, ...] | None, tls: CallerFiles | None, timeout_s: float
+) -> Iterator[CheckpointReader]:
+    if file is not None:
+        with _checkpoint_file(file) as checkpoint:
+            yield checkpoint
+        return
+    if not connect:
+        raise CommandError(
+            "USAGE",
+            "neither a checkpoint file nor --connect is given",
+            "see `streammeta snapshot export --help`",
+            exit_code=EXIT_USAGE,
+        )
+    with tempfile.TemporaryFile() as copy, ControllerClient(connect, timeout_s, tls) as client:
+        download(client, copy)
+        with _explained(), CheckpointReader(copy, "the copy of the map") as checkpoint:
+            checkpoint.verify()
+            yield checkpoint
+
+
+@contextlib.contextmanager
+def _checkpoint_file(file: Path) -> Iterator[CheckpointReader]:
+    with _explained(), CheckpointReader.open(file) as checkpoint:
+        checkpoint.verify()
+        yield checkpoint
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        hint = "take another one, or export with --connect"
+        raise CommandError("CHECKPOINT", str(error), hint) from error
+
+
+def download(client: ControllerClient, file: BinaryIO) -> None:
+    """Write a copy of the leader's map to `file`, which is emptied whenever the leader changes.
+
+    Raises:
+        CallError: no leader sent a whole copy.
+    """
+
+    def receive(channel: grpc.Channel, seconds_left: float) -> int:
+        file.seek(0)
+        file.truncate()
+        total_bytes = 0
+        request = metadata_pb2.GetSnapshotRequest()
+        for chunk in MetadataServiceStub(channel).GetSnapshot(request, timeout=seconds_left):
+            file.write(chunk.data)
+            total_bytes = chunk.total_bytes
+            _say(f"downloaded {file.tell()} of {total_bytes} bytes", ends="\r")
+        return total_bytes
+
+    total_bytes = client.ask(receive)
+    _say("")
+    if file.tell() != total_bytes:
+        raise CallError(
+            "INCOMPLETE",
+            f"the copy of the map has {total_bytes} bytes, {file.tell()} came",
+            "repeat the command: doing so is safe",
+        )
+
+
+def _say_progress(written: ExportedFile) -> None:
+    _say(f"wrote {written.file}: {written.rows} rows, {written.bytes} bytes")
+
+
+def _say(line: str, ends: str = "\n") -> None:
+    """Progress is for people at a terminal alone."""
+    if sys.stderr.isatty():
+        click.echo(line + ends, err=True, nl=False)

@@ -1,0 +1,173 @@
+"""`streammeta audit`: whether audit logs are what controllers wrote, and a look at them.
+
+Works on files, which it compares with anchors in a cluster's map if that is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from streammeta.cli.framework.client import DEADLINE_S
+from streammeta.cli.framework.connecting import Endpoints, connecting, timeout_option
+from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
+from streammeta.cli.security.audit_sources import anchored_lines, read_files
+from streammeta.tls.files import CallerFiles
+
+_FILES = click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+)
+
+_SHOWN = ("ts", "node", "principal", "call", "verdict", "reason", "offset", "target")
+_CHAINS = ("node", "lines", "first_seq", "last_seq", "dropped", "torn", "head")
+_BREAKS = ("node", "file", "line", "problem")
+
+
+@click.group()
+def audit() -> None:
+    """Verify and search the audit logs that controllers write.
+
+    \b
+    Example:
+      streammeta audit verify audit.log audit.log.000000120034
+    """
+
+
+class _KnownHash(click.ParamType[tuple[int, str]]):
+    name = "SEQ:HASH"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, str]:
+        """Parse a line's number and hash."""
+        seq, colon, digits = str(value).partition(":")
+        is_hash = len(digits) == 64 and set(digits) <= set("0123456789abcdef")
+        if not (colon and seq.isdecimal() and is_hash):
+            self.fail(f"{value!r}; wanted a line's number and hash, as in 120034:9f..", param, ctx)
+        return int(seq), digits
+
+
+@audit.command("verify")
+@_FILES
+@click.option(
+    "--expect",
+    "expected",
+    multiple=True,
+    type=_KnownHash(),
+    metavar="SEQ:HASH",
+    help="A line's hash known from elsewhere, as the controller's log names it each minute; may be"
+    " repeated, with the files of one controller.",
+)
+@click.option(
+    "--map",
+    "map_address",
+    metavar="MAP",
+    help="Compare the ends with the anchors in this map: a checkpoint file, the folder of a Parquet"
+    " export, or BACKUP_URI@OFFSET.",
+)
+@connecting(Endpoints.OPTIONAL)
+@timeout_option(DEADLINE_S)
+@with_output
+def verify_command(
+    *,
+    files: Sequence[Path],
+    expected: Sequence[tuple[int, str]],
+    map_address: str | None,
+    connect: tuple[str, ...] | None,
+    tls: CallerFiles | None,
+    timeout_s: float,
+    output: Output,
+) -> None:
+    """Check that no line was changed, removed or moved; exit 1 and name the place if one was.
+
+    Takes the files of one controller or several, in any order; give all files of the time in
+    question. With --connect or --map the newest files must be among them: it is checked too that
+    their ends were not cut off, but for the last ten seconds of the leader's.
+
+    \b
+    Examples:
+      streammeta audit verify /var/log/streammeta/audit.log*
+      streammeta audit verify /var/log/streammeta/audit.log* --connect 127.0.0.1:9091
+    """
+    from streammeta.controller.trust.audit.check import split, verify
+
+    # Before the files are read: lines are written before they are anchored.
+    anchored = anchored_lines(map_address, connect, tls, timeout_s)
+    read = [
+        split(str(path), data)
+        for path, data in read_files(files, to_the_end=bool(anchored)).items()
+    ]
+    chains = verify(read, dict(expected), anchored)
+    output.rows(
+        "chains", _CHAINS, [tuple(getattr(one, name) for name in _CHAINS) for one in chains]
+    )
+    breaks = [
+        (chain.node, one.file, one.line, one.problem) for chain in chains for one in chain.breaks
+    ]
+    if breaks:
+        output.rows("breaks", _BREAKS, breaks)
+        _, file, line, problem = breaks[0]
+        raise CommandError(
+            "AUDIT_CHAIN",
+            f"{file}:{line}: {problem}" if file else problem,
+            "the audit log was changed or cut, or files of it are missing; keep all of them as they"
+            " are",
+        )
+
+
+@audit.command("show")
+@_FILES
+@click.option("--principal", help="Only lines of this principal, such as broker/1007.")
+@click.option(
+    "--call", "calls", multiple=True, help="Only lines whose call ends so; may be repeated."
+)
+@click.option("--verdict", "verdicts", multiple=True, help="Only lines with this verdict.")
+@click.option("--since", type=Duration(), metavar="DURATION", help="Only lines younger than this.")
+@with_output
+def show_command(
+    *,
+    files: Sequence[Path],
+    principal: str | None,
+    calls: Sequence[str],
+    verdicts: Sequence[str],
+    since: int | None,
+    output: Output,
+) -> None:
+    """Show lines of audit logs. Checks no chain.
+
+    \b
+    Example:
+      streammeta audit show audit.log --principal admin/alice --since 24h
+    """
+    after = "" if since is None else f"{datetime.now(UTC) - timedelta(milliseconds=since):%FT%T}"
+    chosen = [
+        members
+        for path in files
+        for members in _lines(path)
+        if (principal is None or members.get("principal") == principal)
+        and (not calls or str(members.get("call")).endswith(tuple(calls)))
+        and (not verdicts or members.get("verdict") in verdicts)
+        and str(members.get("ts")) >= after
+    ]
+    rows = [
+        (*(members.get(name, "") for name in _SHOWN[:-1]), json.dumps(members.get("target", {})))
+        for members in sorted(chosen, key=lambda one: (str(one.get("ts")), one["seq"]))
+    ]
+    output.rows("lines", _SHOWN, rows)
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    from streammeta.controller.trust.audit.check import parse
+
+    with path.open("rb") as file:
+        for line in file:
+            if (members := parse(line)) is not None:
+                yield members

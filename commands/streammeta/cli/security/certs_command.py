@@ -1,0 +1,256 @@
+"""`streammeta certs`: certificates for controllers, brokers and users, and a look at them.
+
+Talks to no controller: it works on files alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from streammeta.cli.framework.output import CommandError, Output, with_output
+from streammeta.tls.identity import (
+    NEW_BROKER,
+    USER_ROLES,
+    IdentityError,
+    Principal,
+    Role,
+)
+
+_COLUMNS = (
+    *("file", "identity", "hosts", "from", "until", "days_left", "serial", "sha256", "problems"),
+)
+_ANY_LIFE = click.IntRange(1, 3650)
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@click.group()
+def certs() -> None:
+    """Make certificates for controllers, brokers and users, and look at those there are.
+
+    An authority of two files signs them. Its certificate, ca.pem, goes wherever a certificate is
+    checked; its key stays where certificates are made, and nowhere else.
+
+    \b
+    Example:
+      streammeta certs ca --dir certs --ca-key private/ca.key
+      streammeta certs controller --id 3 --cluster-id demo --host c3.example.org \\
+        --dir certs --ca-key private/ca.key
+    """
+
+
+_dir_option = click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("certs"),
+    show_default=True,
+    help="Where the certificates are, ca.pem among them.",
+)
+_ca_key_option = click.option(
+    "--ca-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The authority's key: in another folder, since certificates are carried around.",
+)
+
+
+def _of_a_leaf(command: _F) -> _F:
+    """Add the options of every command that signs a certificate."""
+    for option in (
+        click.option("--cluster-id", required=True, help="The cluster that it is good for."),
+        click.option(
+            "--host",
+            "hosts",
+            multiple=True,
+            metavar="NAME|IP",
+            help="A name or address at which others connect to the holder; may be repeated.",
+        ),
+        click.option(
+            "--days", type=_ANY_LIFE, default=90, show_default=True, help="Days until it expires."
+        ),
+        _dir_option,
+        _ca_key_option,
+    ):
+        command = option(command)
+    return command
+
+
+@certs.command("ca")
+@_dir_option
+@_ca_key_option
+@click.option("--name", default="streammeta", show_default=True, help="Its name, for people.")
+@click.option(
+    "--days", type=_ANY_LIFE, default=3650, show_default=True, help="Days until it expires."
+)
+@with_output
+def ca_command(*, folder: Path, ca_key: Path, name: str, days: int, output: Output) -> None:
+    """Make an authority that signs the other certificates.
+
+    \b
+    Example:
+      streammeta certs ca --dir certs --ca-key private/ca.key
+    """
+    if folder.resolve() == ca_key.parent.resolve():
+        raise click.UsageError(
+            f"--ca-key: {ca_key} is beside the certificates in --dir; give another folder, which"
+            " is not carried to other machines"
+        )
+    from streammeta.cli.security import certificate_authority as authority
+
+    files = authority.IssuedFiles(folder / "ca.pem", ca_key)
+    with _explained():
+        authority.create_authority(files, name, days)
+    output.summary({"certificate": str(files.certificate), "key": str(files.key)})
+
+
+@certs.command("controller")
+@click.option("--id", "node_id", type=int, required=True, help="The controller's --node-id.")
+@_of_a_leaf
+@with_output
+def controller_command(*, node_id: int, hosts: Sequence[str], **options: Any) -> None:
+    """Make a controller's certificate. It needs a --host for each name it is reached by.
+
+    \b
+    Example:
+      streammeta certs controller --id 3 --cluster-id demo --host c3.example.org \\
+        --host 10.0.0.3 --dir certs --ca-key private/ca.key
+    """
+    if not hosts:
+        raise click.UsageError("--host: none; give each name and address of the --advertise's")
+    _issue(Role.CONTROLLER, str(node_id), hosts=hosts, **options)
+
+
+@certs.command("broker")
+@click.option(
+    "--id", "name", required=True, help=f"The broker's node id, or {NEW_BROKER!r}: to ask for one."
+)
+@_of_a_leaf
+@with_output
+def broker_command(*, name: str, **options: Any) -> None:
+    """Make a broker's certificate.
+
+    \b
+    Example:
+      streammeta certs broker --id 1007 --cluster-id demo --dir certs --ca-key private/ca.key
+    """
+    _issue(Role.BROKER, name, **options)
+
+
+@certs.command("user")
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in USER_ROLES]),
+    required=True,
+    help="What it may do.",
+)
+@click.option("--name", required=True, help="The person, or the job.")
+@_of_a_leaf
+@with_output
+def user_command(*, role: str, name: str, **options: Any) -> None:
+    """Make the certificate of a person or a job.
+
+    \b
+    Example:
+      streammeta certs user --role admin --name alice --cluster-id demo \\
+        --dir certs --ca-key private/ca.key
+    """
+    _issue(Role(role), name, **options)
+
+
+def _issue(
+    role: Role,
+    name: str,
+    *,
+    cluster_id: str,
+    hosts: Sequence[str],
+    days: int,
+    folder: Path,
+    ca_key: Path,
+    output: Output,
+) -> None:
+    try:
+        principal = Principal(cluster_id, role, name)
+    except IdentityError as error:
+        raise click.UsageError(str(error)) from error
+    from streammeta.cli.security import certificate_authority as authority
+
+    stem = f"{role}-{name}"
+    files = authority.IssuedFiles(folder / f"{stem}.pem", folder / f"{stem}.key")
+    with _explained():
+        signer = authority.Authority(authority.IssuedFiles(folder / "ca.pem", ca_key))
+        signer.issue(files, principal, hosts, days)
+    output.summary(
+        {"identity": principal.uri, "certificate": str(files.certificate), "key": str(files.key)}
+    )
+
+
+@certs.command("show")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--ca",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The authority that must have signed them.",
+)
+@with_output
+def show_command(*, files: Sequence[Path], ca: Path | None, output: Output) -> None:
+    """Show the contents of certificates; exit 1 if one of them has a defect.
+
+    The key beside a certificate, in a file of the same name that ends in .key, must belong to it
+    and be readable by its owner alone.
+
+    \b
+    Example:
+      streammeta certs show certs/*.pem --ca certs/ca.pem
+    """
+    from streammeta.tls.certificates import describe, read_certificates, read_key
+
+    now = datetime.now(UTC)
+    with _explained():
+        authorities = read_certificates(ca) if ca is not None else ()
+        shown = []
+        for path in files:
+            key = path.with_suffix(".key")
+            facts = describe(
+                read_certificates(path)[0],
+                now,
+                authorities=authorities,
+                key=read_key(key) if key.exists() else None,
+            )
+            shown.append((path, facts))
+    rows = [
+        (
+            str(path),
+            str(facts.principal or ("authority" if facts.is_authority else "")),
+            " ".join(facts.hosts),
+            f"{facts.not_before:%Y-%m-%d}",
+            f"{facts.not_after:%Y-%m-%d}",
+            facts.days_left(now),
+            facts.serial,
+            facts.fingerprint,
+            "; ".join(facts.problems),
+        )
+        for path, facts in shown
+    ]
+    output.rows("certificates", _COLUMNS, rows)
+    wrong = [path for path, facts in shown if facts.problems]
+    if wrong:
+        raise CommandError(
+            "CERTIFICATE",
+            f"certificates with problems: {len(wrong)}: {', '.join(map(str, wrong))}",
+            "make new ones by `streammeta certs`",
+        )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    from streammeta.tls.certificates import CertificateError
+
+    try:
+        yield
+    except CertificateError as error:
+        raise CommandError("CERTIFICATE", str(error), "nothing was changed") from error

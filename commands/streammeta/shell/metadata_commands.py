@@ -1,0 +1,133 @@
+"""Commands that need the whole map or its log: `du`, `diff` and `tail`.
+
+Like all commands they are generators from (state, words) to events; the map comes from the state's
+source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
+
+from streammeta.shell import usage
+from streammeta.shell.changes import described
+from streammeta.shell.differences import KINDS, differences
+from streammeta.shell.events import Caption, Content, Event, Problem, ProblemCode
+from streammeta.shell.state import Command, MetadataCopy, MetadataSource, ShellState
+from streammeta.shell.tree import Document, Table, Value
+
+_NO_MAP = Problem(ProblemCode.USAGE, "there is no map behind this tree", "open a cluster or a file")
+
+
+def _du(state: ShellState, words: list[str]) -> Iterator[Event]:
+    if state.source is None:
+        yield _NO_MAP
+        return
+    by = words[0] if words else "state"
+    if by not in _USAGES or (by == "tag") != (len(words) == 2):
+        yield Problem(
+            ProblemCode.USAGE,
+            f"du: {' '.join(words)} is not what bytes can be counted by",
+            "try `du`, `du stream`, `du node`, `du tag KEY` or `du age`",
+        )
+        return
+    copy = state.source.copy()
+    yield Content(("du", *words), _about(copy, _USAGES[by](copy, words, state.source)))
+
+
+_USAGES: Mapping[str, Callable[[MetadataCopy, list[str], MetadataSource], Table]] = {
+    "state": lambda copy, _, __: usage.by_state(copy),
+    "stream": lambda copy, _, __: usage.by_stream(copy),
+    "node": lambda copy, _, __: usage.by_node(copy),
+    "tag": lambda copy, words, _: usage.by_tag(copy, words[1]),
+    "age": lambda copy, _, source: usage.by_age(copy, source.now_ms()),
+}
+"""Tables of bytes by the first word of `du`."""
+
+
+def _about(copy: MetadataCopy, table: Table) -> Document:
+    fields = (("map", copy.name), ("cluster_id", copy.cluster_id), ("end_offset", copy.end_offset))
+    return Document(fields, (table,))
+
+
+def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
+    if state.source is None:
+        yield _NO_MAP
+        return
+    address, *kinds = words
+    for kind in kinds:
+        if kind not in KINDS:
+            yield Problem(
+                ProblemCode.USAGE,
+                f"diff: {kind} is not what maps can be compared by",
+                f"give some of {', '.join(KINDS)}, or none for all",
+            )
+            return
+    mine, other = state.source.copy(), state.source.other(address)
+    if mine.cluster_id != other.cluster_id:
+        yield Caption(f"These are maps of two clusters, {mine.cluster_id} and {other.cluster_id}.")
+    yield Content(("diff", *words), _compared(mine, other, kinds or list(KINDS)))
+
+
+def _compared(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Document:
+    """Return the differences from the map of the lower offset to the other."""
+    is_later = (mine.end_offset, mine.name) > (other.end_offset, other.name)
+    before, after = (other, mine) if is_later else (mine, other)
+    tables, counts = [], []
+    for kind in kinds:
+        found = differences(kind, before, after)
+        counts.append((kind, len({one.id for one in found})))
+        rows = tuple((one.change, one.id, one.field, one.before, one.after) for one in found)
+        tables.append(Table(f"{kind}_changes", ("change", "id", "field", "before", "after"), rows))
+    fields: tuple[tuple[str, Value], ...] = (
+        ("before", before.name),
+        ("before_offset", before.end_offset),
+        ("after", after.name),
+        ("after_offset", after.end_offset),
+        ("equal", not any(count for _, count in counts)),
+        *((f"{kind}_that_differ", count) for kind, count in counts),
+    )
+    return Document(fields, tuple(tables))
+
+
+def _tail(state: ShellState, words: list[str]) -> Iterator[Event]:
+    if state.source is None:
+        yield _NO_MAP
+        return
+    if not all(word.isascii() and word.isdigit() for word in words):
+        yield Problem(
+            ProblemCode.USAGE,
+            f"tail: {' '.join(words)}: wanted are a number of changes and an offset",
+            "try `tail`, `tail 10` or `tail 10 12000`",
+        )
+        return
+    count = int(words[0]) if words else None
+    from_offset = int(words[1]) if len(words) > 1 else None
+    changes = state.source.changes(from_offset)
+    yield from islice(chain.from_iterable(map(described, changes)), count)
+
+
+MAP_COMMANDS: Mapping[str, Command] = {
+    "du": Command(
+        "du [stream|node|tag KEY|age]",
+        "count the bytes of objects, by state unless told otherwise",
+        _du,
+        0,
+        2,
+    ),
+    "diff": Command(
+        "diff MAP [streams] [objects] [nodes]",
+        "compare with another map: `live`, a checkpoint, an export or a BACKUP@OFFSET",
+        _diff,
+        1,
+        1 + len(KINDS),
+    ),
+    "tail": Command(
+        "tail [COUNT [OFFSET]]",
+        "print changes as they are committed, from now or from an offset",
+        _tail,
+        0,
+        2,
+        goes_on=True,
+    ),
+}

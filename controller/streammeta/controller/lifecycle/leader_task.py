@@ -1,0 +1,42 @@
+"""Work that a leader does for one of its terms: what it learns of a bucket is void after it."""
+
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from streammeta.controller.lifecycle.tasks import T, in_thread
+from streammeta.storage.object_store.protocol.base import ObjectStore
+
+Term = TypeVar("Term")
+
+CALL_TIMEOUT_S = 20.0
+"""Deadline of one step in a bucket, retries included, in seconds."""
+
+
+class TermOverError(Exception):
+    """The leader's term ended during the work done for it."""
+
+
+class LeaderTask(Generic[Term]):
+    """A task with a bucket; `_term` is its state in the present term, None outside of one."""
+
+    _term: Term | None = None
+    _store: ObjectStore
+
+    def _require(self, term: Term) -> None:
+        """Raise `TermOverError` if the term is not the present one."""
+        if self._term is not term:
+            raise TermOverError
+
+    async def _call(
+        self, term: Term, call: Callable[[ObjectStore], T], timeout_s: float = CALL_TIMEOUT_S
+    ) -> T:
+        """Run calls of the bucket in a thread; `TermOverError` goes before any other outcome."""
+        store = self._store.until(time.monotonic() + timeout_s)
+        try:
+            result = await in_thread(lambda: call(store))
+        except Exception:
+            self._require(term)
+            raise
+        self._require(term)
+        return result

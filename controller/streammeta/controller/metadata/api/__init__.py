@@ -1,0 +1,1 @@
+"""Requests to the metadata and their answers: values, validation, sizes."""

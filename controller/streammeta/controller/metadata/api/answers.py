@@ -1,0 +1,598 @@
+"""Answers of the map, as plain values.
+
+Mirrors the responses in `proto/`: same fields, same meaning. Per-item outcomes are `ErrorCode`
+values; a request that fails as a whole raises instead.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.tables.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    ObjectKind,
+    ObjectState,
+    RangeColumns,
+    StreamState,
+    Tags,
+)
+
+
+class Answer:
+    """Answers of the map as a whole; the other classes are parts of them."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateStreamsAnswer(Answer):
+    """All streams were created, or none and `stream_ids` is empty."""
+
+    error: ErrorCode
+    stream_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStream:
+    """One stream's outcome; offsets are -1 on error."""
+
+    error: ErrorCode
+    start_offset: int = -1
+    next_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStreamsAnswer(Answer):
+    """Outcomes in request order."""
+
+    streams: tuple[OpenedStream, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamErrorsAnswer(Answer):
+    """Answer to Close- and DeleteStreams: one outcome a stream, in request order."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimStreamsAnswer(Answer):
+    """One outcome a stream, in request order, and where each starts now; -1 if it was refused."""
+
+    errors: tuple[ErrorCode, ...]
+    start_offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningStream:
+    """A stream open on the node, or an upload owed from `end_offset` to `upload_end_offset`."""
+
+    stream_id: int
+    epoch: int
+    start_offset: int
+    end_offset: int
+    upload_end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetOpeningStreamsAnswer(Answer):
+    """One page, in stream id order; `next_page_token` is empty on the last."""
+
+    error: ErrorCode
+    streams: tuple[OpeningStream, ...] = ()
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRange:
+    """One interval of ownership; the current one ends at the stream's end."""
+
+    range_index: int
+    epoch: int
+    start_offset: int
+    end_offset: int
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamObjectRange:
+    """The range that a stream object holds."""
+
+    object_id: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """Offsets that a node acknowledged before a fast close and has not committed yet."""
+
+    node_id: int
+    stream_id: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonUploadsAnswer(Answer):
+    """Uploads given up and streams closed now, and how many are open on the node still."""
+
+    error: ErrorCode
+    abandoned: tuple[PendingUpload, ...] = ()
+    closed_streams: int = 0
+    open_streams: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDescription:
+    """One stream; epoch, range_index and node_id are -1 if it was never opened."""
+
+    stream_id: int
+    epoch: int
+    range_index: int
+    start_offset: int
+    end_offset: int
+    state: StreamState
+    node_id: int
+    tags: Tags = ()
+    ranges: tuple[StreamRange, ...] = ()
+    stream_objects: tuple[StreamObjectRange, ...] = ()
+    pending_uploads: tuple[PendingUpload, ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeStreamsAnswer(Answer):
+    """One page; `total` counts all streams of the map."""
+
+    streams: tuple[StreamDescription, ...]
+    next_page_token: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareObjectsAnswer(Answer):
+    """Ids are `first_object_id` and those after it; -1 on error."""
+
+    error: ErrorCode
+    first_object_id: int = -1
+    deadline_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVResult:
+    """The value now stored, or the one deleted; `version` 0 and `found` False if there is none."""
+
+    error: ErrorCode
+    value: bytes = b""
+    version: int = 0
+    found: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitStreamSetObjectAnswer(Answer):
+    """`error` for the whole, and one verdict (an `ErrorCode` number) a row.
+
+    When the call fails before rows are looked at, every verdict equals `error`. `kv_results` and
+    `trim_errors` have one item for each value to put and stream to trim, or none if the commit was
+    refused for its own sake. `trim_start_offsets` says where each trimmed stream starts now; it is
+    empty unless the commit was made.
+    """
+
+    error: ErrorCode
+    range_errors: Int64Column
+    stream_object_errors: Int64Column
+    kv_results: tuple[KVResult, ...] = ()
+    trim_errors: tuple[ErrorCode, ...] = ()
+    trim_start_offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitUploadsAnswer(Answer):
+    """One `ErrorCode` number an upload, and one a row of ranges, in request order.
+
+    The rows of an upload that failed before they were looked at have its error.
+    """
+
+    errors: Int64Column
+    range_errors: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitStreamObjectAnswer(Answer):
+    """The outcome, and those of what came with the commit, as in `CommitStreamSetObjectAnswer`."""
+
+    error: ErrorCode
+    kv_results: tuple[KVResult, ...] = ()
+    trim_errors: tuple[ErrorCode, ...] = ()
+    trim_start_offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorAnswer(Answer):
+    """The outcome of a call that answers nothing else."""
+
+    error: ErrorCode
+
+
+class ObjectSlice(NamedTuple):
+    """One object and the part of the stream it holds.
+
+    The last three say what is known of the object's content, -1 being unknown: between which times
+    its records are, and the CRC-32C of its bytes.
+    """
+
+    object_id: int
+    kind: ObjectKind
+    start_offset: int
+    end_offset: int
+    object_size: int
+    attributes: int
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectSlices(Sequence[ObjectSlice]):
+    """Slices in columns: a row becomes an `ObjectSlice` when it is asked for.
+
+    The last three columns are empty if nothing is known.
+    """
+
+    object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    kind: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    object_size: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    attributes: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+    def __len__(self) -> int:
+        return len(self.object_id)
+
+    @overload
+    def __getitem__(self, row: int) -> ObjectSlice: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[ObjectSlice]: ...
+
+    def __getitem__(self, row: int | slice) -> ObjectSlice | list[ObjectSlice]:
+        return list(self)[row]
+
+    def __iter__(self) -> Iterator[ObjectSlice]:
+        known = self.facts() if self.has_facts else itertools.repeat((-1, -1, -1), len(self))
+        for (object_id, kind, *cells), facts in zip(self.places(), known, strict=True):
+            yield ObjectSlice._make((object_id, _KINDS[kind], *cells, *facts))
+
+    def part(self, first: int, end: int) -> "ObjectSlices":
+        """Return the slices from one row up to another."""
+        return ObjectSlices(*(getattr(self, name)[first:end] for name in _SLICE_COLUMNS))
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether something is known of some object's content."""
+        return len(self.crc32c) > 0
+
+    def places(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Return the first six fields of each slice, its kind as a number."""
+        columns = (
+            self.object_id,
+            self.kind,
+            self.start_offset,
+            self.end_offset,
+            self.object_size,
+            self.attributes,
+        )
+        return zip(*[values.tolist() for values in columns], strict=True)
+
+    def facts(self) -> Iterator[tuple[int, int, int]]:
+        """Return the last three fields of each slice; nothing without `has_facts`."""
+        columns = (self.min_timestamp_ms, self.max_timestamp_ms, self.crc32c)
+        return zip(*[values.tolist() for values in columns], strict=True)
+
+
+# Looking a member up by its number is slow; answers have thousands.
+_KINDS = tuple(ObjectKind)
+
+_SLICE_COLUMNS = tuple(column.name for column in fields(ObjectSlices))
+
+NO_SLICES = ObjectSlices()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectList:
+    """Contiguous slices; the first covers the start asked for, the last may reach beyond the end.
+
+    Stream offsets are -1 on STREAM_NOT_EXIST. `lost_end_offset` is -1 unless the start lies in
+    offsets that were given up; then there are no slices, and it says where these offsets end.
+    """
+
+    error: ErrorCode
+    objects: ObjectSlices = field(default_factory=lambda: NO_SLICES)
+    stream_start_offset: int = -1
+    stream_end_offset: int = -1
+    lost_end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectLists(Sequence[ObjectList]):
+    """Results in columns: one becomes an `ObjectList` when it is asked for.
+
+    The slices of all results stand behind each other; `bounds` says where those of each begin, and
+    where the last end.
+    """
+
+    error: Int64Column
+    stream_start_offset: Int64Column
+    stream_end_offset: Int64Column
+    lost_end_offset: Int64Column
+    bounds: Int64Column
+    slices: ObjectSlices
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+    @overload
+    def __getitem__(self, at: int) -> ObjectList: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[ObjectList]: ...
+
+    def __getitem__(self, at: int | slice) -> ObjectList | list[ObjectList]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(len(self))[at]]
+        error, low, high, lost_end, _ = next(self.heads(at, at + 1))
+        return ObjectList(
+            error=ErrorCode(error),
+            objects=self.slices.part(int(self.bounds[at]), int(self.bounds[at + 1])),
+            stream_start_offset=low,
+            stream_end_offset=high,
+            lost_end_offset=lost_end,
+        )
+
+    def __iter__(self) -> Iterator[ObjectList]:
+        return iter(self[:])
+
+    def heads(self, first: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Return error, stream offsets, lost end and number of slices of some results."""
+        counts = np.diff(self.bounds[first : end + 1])
+        columns = (
+            self.error,
+            self.stream_start_offset,
+            self.stream_end_offset,
+            self.lost_end_offset,
+        )
+        cells = (values[first:end].tolist() for values in columns)
+        return zip(*cells, counts.tolist(), strict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetObjectsAnswer(Answer):
+    """Results in request order; fewer than queries if the request may stop."""
+
+    results: Sequence[ObjectList]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectDescription:
+    """One object; `ranges.stream_epoch` is empty. Of the last three see `ObjectSlice`."""
+
+    object_id: int
+    state: ObjectState
+    kind: ObjectKind
+    object_size: int
+    timestamp_ms: int
+    attributes: int
+    node_id: int
+    stream_id: int
+    ranges: RangeColumns
+    composite_id: int = -1
+    data_time_ms: int = -1
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeObjectsAnswer(Answer):
+    """One page; `total` counts all objects of the map."""
+
+    objects: tuple[ObjectDescription, ...]
+    next_page_token: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckObjectsAnswer(Answer):
+    """States in request order; ids below `next_object_id` have been issued.
+
+    `cluster_uuid` ("": none yet) and `issued_below` are the cluster's claim on its bucket.
+    """
+
+    states: tuple[ObjectState, ...]
+    next_object_id: int
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireObjectsAnswer(Answer):
+    """The number of objects marked destroyed."""
+
+    expired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveObjectsAnswer(Answer):
+    """The number of objects removed."""
+
+    removed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAnswer(Answer):
+    """The number of objects marked destroyed."""
+
+    destroyed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyDeadSetObjectsAnswer(Answer):
+    """The number of objects destroyed, and the largest id looked at; -1: it was the last."""
+
+    destroyed: int
+    next_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldDeletionsAnswer(Answer):
+    """The end of the hold, by the leader's clock."""
+
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimBucketAnswer(Answer):
+    """The cluster's UUID and bound of object ids, as they are now."""
+
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdoptObjectsAnswer(Answer):
+    """One `ErrorCode` number an object, and one a row of ranges, in request order.
+
+    If one of them is an error, nothing was changed. An object that was adopted before has none.
+    """
+
+    errors: Int64Column
+    range_errors: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRestoreAnswer(Answer):
+    """Whether recovery mode was on."""
+
+    was_recovering: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetFeatureLevelAnswer(Answer):
+    """The level before and the one from now on."""
+
+    before: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeIdAnswer(Answer):
+    """The issued id."""
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignRecoveriesAnswer(Answer):
+    """The number of assignments made."""
+
+    assigned: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSetObject:
+    """One set object of a node; what is not known of it (times, checksum) is -1."""
+
+    object_id: int
+    order_id: int
+    data_time_ms: int
+    object_size: int
+    range_count: int
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescription:
+    """One node, without its session, which the map does not know."""
+
+    node_id: int
+    node_epoch: int
+    failover: bool
+    wal_config: str
+    tags: Tags
+    has_opening_streams: bool
+    stream_set_object_count: int
+    stream_set_objects: tuple[StreamSetObject, ...] = ()
+    locked: bool = False
+    pending_upload_count: int = 0
+    recovered_by: int = -1
+    departed: bool = False
+    supervised: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetNodesAnswer(Answer):
+    """One page, in node id order."""
+
+    nodes: tuple[NodeDescription, ...]
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStreamSetObjectsAnswer(Answer):
+    """One page in object id order; `total` is how many the node holds."""
+
+    error: ErrorCode
+    objects: tuple[StreamSetObject, ...] = ()
+    next_page_token: str = ""
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVResultsAnswer(Answer):
+    """Answer to Put-, Get- and DeleteKVs, in request order; GetKVs may stop before the end."""
+
+    results: tuple[KVResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEntry:
+    """One key of a listing."""
+
+    key: str
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListKVsAnswer(Answer):
+    """One page; `namespace_names` is filled only when namespaces were asked for."""
+
+    entries: tuple[KVEntry, ...] = ()
+    next_page_token: str = ""
+    namespace_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapSize:
+    """Numbers of entities in the map; `committed_bytes` sums committed objects' sizes."""
+
+    streams: int
+    objects: int
+    prepared_objects: int
+    committed_objects: int
+    destroyed_objects: int
+    stream_set_objects: int
+    nodes: int
+    keys: int
+    committed_bytes: int

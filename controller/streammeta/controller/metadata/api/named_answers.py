@@ -1,0 +1,46 @@
+"""Answers on named objects, as plain values; see `answers`."""
+
+from dataclasses import dataclass
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.api.answers import Answer
+from streammeta.controller.metadata.api.requests import OwnerKey
+from streammeta.controller.metadata.tables.values import Tags
+
+NAMES = "_streammeta/named"
+"""Namespace of the names."""
+
+OWNERS = "_streammeta/named-owners"
+"""Namespace of the keys that lead from owners to names."""
+
+OWN_NAMESPACES = frozenset((NAMES, OWNERS))
+"""Namespaces whose keys change with their objects alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectErrorsAnswer(Answer):
+    """One outcome for each named object, in request order."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedObject:
+    """An object and its name; one of the owners is there."""
+
+    name: str
+    object_id: int
+    object_size: int
+    crc32c: int
+    committed_at_ms: int
+    owner_stream_id: int = -1
+    owner_key: OwnerKey | None = None
+    metadata: Tags = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeNamedObjectsAnswer(Answer):
+    """One page, in name order."""
+
+    objects: tuple[NamedObject, ...] = ()
+    next_page_token: str = ""

@@ -1,0 +1,1 @@
+"""Decisions on requests that change objects: uploads, compactions, adoption, maintenance."""

@@ -1,0 +1,379 @@
+"""The rules that judge commits: continuity of uploads, coverage of compactions, repeats.
+
+A row of an upload continues its stream at the stream's end, or at what the node still owes of it
+after a fast close. A row below the stream's start, or of a deleted stream, is accepted without
+effect, because its bytes are in the object anyway. A verdict is an `ErrorCode` number.
+
+Compacted ranges must hold exactly what their sources hold. Coverage works on live parts alone,
+those above the start of an existing stream. Live ranges of objects never overlap, nor do outputs,
+so a stream's ranges are contiguous if their lengths add up to the distance from the first start to
+the last end; no sorting is needed to check that.
+
+An object remembers the digest of its commit, also after it was compacted away and, for a bounded
+number of objects, after it was removed. `left_out_rows` remembers the verdicts of rows that a
+commit left out. An object without a known digest was committed by a version that kept none: its
+repeats are accepted as honest.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.api.answers import CommitStreamSetObjectAnswer
+from streammeta.controller.metadata.api.request_identity import NO_DIGEST
+from streammeta.controller.metadata.api.requests import CommitStreamSetObject
+from streammeta.controller.metadata.decisions.left_out_rows import LeftOutRows
+from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.stream_ranges import NO_SPANS, StreamSpans
+from streammeta.controller.metadata.registries.streams import DELETED, Head, Streams
+from streammeta.controller.metadata.tables.values import (
+    EMPTY_COLUMN,
+    INT64_MAX,
+    Int64Column,
+    Mask,
+    ObjectState,
+    OnConflict,
+    RangeColumns,
+    StreamState,
+)
+
+# Members of an enum are slow to look up; these are looked up for every commit.
+_OPENED = int(StreamState.OPENED)
+_PREPARED = int(ObjectState.PREPARED)
+_STREAM_NOT_EXIST = int(ErrorCode.STREAM_NOT_EXIST)
+
+
+@dataclass(slots=True, eq=False)
+class Ahead:
+    """Effects of the uploads before this one in its batch.
+
+    `owed` is the node's list of pending uploads; `ends` has the streams whose end they raised.
+    """
+
+    owed: StreamSpans = NO_SPANS
+    ends: dict[int, int] = field(default_factory=dict)
+
+
+class Continuity:
+    """Judges ranges, no stream twice, against the streams; epochs may be missing."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def all_continue(self, node_id: int, rows: RangeColumns, *, repeats: bool) -> bool:
+        """Return whether every row continues a stream of a node that owes nothing.
+
+        With `repeats` a stream may have several rows, each to continue the one before.
+        """
+        streams, ids = self._streams, rows.stream_id
+        if len(ids) == 1:
+            return self._continues(node_id, rows)
+        if np.maximum.reduce(ids) >= len(streams):
+            return False
+        head = streams.head_columns(ids)
+        given = rows.stream_epoch if len(rows.stream_epoch) else head.epoch
+        if np.count_nonzero(_may_write(node_id, given, head)) < len(ids):
+            return False
+        if repeats:
+            return _chains(rows, head.end_offset)
+        return bool(np.count_nonzero(rows.start_offset == head.end_offset) == len(ids))
+
+    def _continues(self, node_id: int, rows: RangeColumns) -> bool:
+        """Do as `all_continue` for one row, by its cells: vectors would cost several times more."""
+        stream_id = rows.stream_id.item()
+        if stream_id >= len(self._streams):
+            return False
+        head = self._streams.head_cells(stream_id)
+        given = rows.stream_epoch.item() if len(rows.stream_epoch) else head.epoch
+        is_good = _may_write(node_id, given, head) and rows.start_offset.item() == head.end_offset
+        return bool(is_good)
+
+    def judge(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
+        """Return one verdict a row."""
+        ids = rows.stream_id
+        if not len(ids):
+            return EMPTY_COLUMN
+        issued = ids < len(self._streams)
+        if np.count_nonzero(issued) == len(ids):
+            return self._judge_issued(node_id, rows, ahead)
+        # A stream that was never created is an error; one that is gone is not.
+        verdicts = np.full(len(ids), _STREAM_NOT_EXIST)
+        verdicts[issued] = self._judge_issued(node_id, rows.ranges_at(issued), ahead)
+        return verdicts
+
+    def _judge_issued(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
+        at = rows.stream_id
+        epochs, state, owner, low, high = self._streams.head_columns(at)
+        if ahead.ends:
+            pairs = zip(at.tolist(), high.tolist(), strict=True)
+            high = np.array([ahead.ends.get(stream, end) for stream, end in pairs], np.int64)
+        given = rows.stream_epoch if len(rows.stream_epoch) else epochs
+        start, end = rows.start_offset, rows.end_offset
+        crosses_trim = (high == low) & (start < low)
+        # The last one that holds is the verdict.
+        return _last_of(
+            (~((start == high) | crosses_trim), ErrorCode.OFFSET_NOT_MATCHED),
+            (owner != node_id, ErrorCode.STREAM_FENCED),
+            (state != _OPENED, ErrorCode.STREAM_NOT_OPENED),
+            (epochs < given, ErrorCode.STREAM_INNER_ERROR),
+            (epochs > given, ErrorCode.STREAM_FENCED),
+            *self._owed_cases(rows, low, ahead.owed),
+            ((state == DELETED) | (end <= low), ErrorCode.NONE),
+        )
+
+    def _owed_cases(
+        self, rows: RangeColumns, low: Int64Column, owed: StreamSpans
+    ) -> tuple[tuple[Mask, ErrorCode], ...]:
+        """Let the node upload what it owes of a stream, whichever node has the stream now."""
+        if not len(owed):
+            return ()
+        at = owed.row_of(rows.stream_id)
+        first, end = owed.start_offset[at], owed.end_offset[at]
+        active = (at >= 0) & (np.maximum(low, first) < end)
+        formed_before_trim = (first <= low) & (rows.start_offset < low)
+        right = (rows.start_offset == np.maximum(low, first)) | formed_before_trim
+        right &= rows.end_offset <= end
+        return (
+            (active & ~right, ErrorCode.OFFSET_NOT_MATCHED),
+            (active & right, ErrorCode.NONE),
+        )
+
+    def owed_after(
+        self, owed: StreamSpans, stream_id: Int64Column, end: Int64Column
+    ) -> StreamSpans:
+        """Return what a node owes once it uploaded streams up to `end`.
+
+        Same rows; those with nothing left to upload are empty.
+        """
+        at = owed.row_of(stream_id)
+        live = self._streams.live_starts(owed)
+        moved = (at >= 0) & (end > self._streams.start_offsets(np.where(at >= 0, stream_id, 0)))
+        starts = owed.start_offset.copy()
+        starts[at[moved]] = end[moved]
+        over = live >= owed.end_offset
+        starts[over] = owed.end_offset[over]
+        return StreamSpans(owed.stream_id, starts, owed.end_offset)
+
+
+def _may_write(node_id: int, epoch: Any, head: Head[Any]) -> Any:
+    """Say whether streams are open on a node in these epochs; of one's cells, or row by row."""
+    return (head.state == _OPENED) & (head.node_id == node_id) & (head.epoch == epoch)
+
+
+def has_twins(ids: Int64Column) -> bool:
+    """Return whether some id is there twice."""
+    ordered = np.sort(ids)
+    return bool(np.count_nonzero(ordered[1:] == ordered[:-1]))
+
+
+def _chains(rows: RangeColumns, ends: Int64Column) -> bool:
+    """Return whether each row continues its stream: the row before it, or else the stream's end."""
+    if not has_twins(rows.stream_id):
+        return bool(np.count_nonzero(rows.start_offset == ends) == len(ends))
+    order = np.argsort(rows.stream_id, kind="stable")
+    ids, expected = rows.stream_id[order], ends[order]
+    again = ids[1:] == ids[:-1]
+    expected[1:][again] = rows.end_offset[order[:-1]][again]
+    return bool(np.count_nonzero(rows.start_offset[order] == expected) == len(ids))
+
+
+def _last_of(*cases: tuple[Mask, ErrorCode]) -> Int64Column:
+    verdicts = np.zeros(len(cases[0][0]), dtype=np.int64)
+    for rows, error in cases:
+        verdicts[rows] = int(error)
+    return verdicts
+
+
+def judge(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
+    """Return which outputs reach beyond a contiguous run of the sources, and whether all is held.
+
+    Both are live parts. Outputs are sorted by stream id, and those of a stream overlap none of the
+    others; sources are in any order. All is held if the outputs cover every source.
+    """
+    if not len(outputs):
+        return np.zeros(0, dtype=np.bool_), not len(sources)
+    first = np.flatnonzero(np.concatenate(([True], np.diff(outputs.stream_id) > 0)))
+    streams = outputs.stream_id[first]
+    at = np.minimum(streams.searchsorted(sources.stream_id), len(streams) - 1)
+    if np.array_equal(streams[at], sources.stream_id):
+        low, high, held = _extents(at, sources, len(streams))
+        exact = low == np.minimum.reduceat(outputs.start_offset, first)
+        exact &= high == np.maximum.reduceat(outputs.end_offset, first)
+        exact &= held == np.add.reduceat(outputs.end_offset - outputs.start_offset, first)
+        exact &= held == high - low
+        if np.count_nonzero(exact) == len(streams):
+            return np.zeros(len(outputs), dtype=np.bool_), True
+    return _judge_by_runs(outputs, sources)
+
+
+def _extents(
+    owner: Int64Column, spans: StreamSpans, owners: int
+) -> tuple[Int64Column, Int64Column, Int64Column]:
+    """Return each owner's lowest start, highest end and length of all its spans."""
+    low = np.full(owners, INT64_MAX, dtype=np.int64)
+    high = np.zeros(owners, dtype=np.int64)
+    held = np.zeros(owners, dtype=np.int64)
+    np.minimum.at(low, owner, spans.start_offset)
+    np.maximum.at(high, owner, spans.end_offset)
+    np.add.at(held, owner, spans.end_offset - spans.start_offset)
+    return low, high, held
+
+
+def _judge_by_runs(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
+    """Do what `judge` does where a stream is in several pieces, or to say what does not fit."""
+    order = np.lexsort((sources.start_offset, sources.stream_id))
+    runs: dict[int, list[tuple[int, int]]] = {}
+    missing = 0
+    for stream_id, low, high in sources.take(order).merged().rows():
+        runs.setdefault(stream_id, []).append((low, high))
+        missing += high - low
+    outside = np.zeros(len(outputs), dtype=np.bool_)
+    for row, (stream_id, start, end) in enumerate(outputs.rows()):
+        of_stream = runs.get(stream_id, [])
+        place = bisect_right(of_stream, start, key=lambda run: run[0]) - 1
+        outside[row] = place < 0 or end > of_stream[place][1]
+        missing -= end - start
+    # Outputs that overlap nothing and lie within the sources cover them if they are as long.
+    return outside, not missing and not outside.any()
+
+
+class Repeat(Enum):
+    """Relation of a commit to those made before, and to the objects it names."""
+
+    NEW = 0
+    SAME = 1
+    OTHER_CONTENT = 2
+    NO_OBJECT = 3
+
+
+REFUSED = {
+    Repeat.OTHER_CONTENT: ErrorCode.OBJECT_CONTENT_MISMATCH,
+    Repeat.NO_OBJECT: ErrorCode.OBJECT_NOT_EXIST,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdicts:
+    """One `ErrorCode` number a row; `covered`: the results hold all that their sources do."""
+
+    ranges: Int64Column
+    stream_objects: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    covered: bool = True
+
+    def error(self) -> ErrorCode:
+        """Return the first row's error that is one; without one, that something is missing."""
+        for verdicts in (self.ranges, self.stream_objects):
+            if np.count_nonzero(verdicts):
+                return ErrorCode(int(verdicts[np.argmax(verdicts != 0)]))
+        return ErrorCode.NONE if self.covered else ErrorCode.OFFSET_NOT_MATCHED
+
+    def any_valid(self) -> bool:
+        """Return whether some row is accepted."""
+        return not (self.ranges.all() and self.stream_objects.all())
+
+    def answer(self, error: ErrorCode) -> CommitStreamSetObjectAnswer:
+        """Return the answer to the commit."""
+        return CommitStreamSetObjectAnswer(
+            error=error, range_errors=self.ranges, stream_object_errors=self.stream_objects
+        )
+
+
+class Repeats:
+    """Commits that were made before, by the ids of their objects."""
+
+    def __init__(self, objects: ObjectQueries) -> None:
+        self._objects = objects
+        self._left_out = LeftOutRows()
+
+    @property
+    def left_out(self) -> LeftOutRows:
+        """The rows that commits have left out."""
+        return self._left_out
+
+    def judge(self, object_ids: Iterable[int], digest: int) -> Repeat:
+        """Compare a commit with those that committed any of these objects.
+
+        One equal digest suffices: an object that the first commit left out may have come with
+        another commit since.
+        """
+        found = [self._objects.commit_digest(object_id) for object_id in object_ids]
+        known = {made_with for made_with in found if made_with is not None}
+        if not known:
+            return Repeat.NEW
+        return Repeat.SAME if digest in known or NO_DIGEST in known else Repeat.OTHER_CONTENT
+
+    def of_object(self, object_id: int, digest: int) -> Repeat:
+        """Compare the commit of an object, which must be prepared, with the one it had."""
+        if self._objects.is_prepared(object_id):
+            return Repeat.NEW
+        repeat = self.judge((object_id,), digest)
+        return Repeat.NO_OBJECT if repeat is Repeat.NEW else repeat
+
+    def refuse_unusable(self, object_id: Int64Column, verdicts: Int64Column) -> None:
+        """Overwrite the verdicts of rows whose stream object can't be committed.
+
+        The object comes before the stream: a row without an object can't be committed at all.
+        """
+        verdicts[self._objects.states(object_id) != _PREPARED] = ErrorCode.OBJECT_NOT_EXIST
+        verdicts[self._objects.was_committed(object_id)] = ErrorCode.INVALID_REQUEST
+
+    def first_answer(
+        self, request: CommitStreamSetObject, digest: int
+    ) -> CommitStreamSetObjectAnswer:
+        """Return the answer that this commit, which was made, got the first time.
+
+        REJECT_ALL can't have been the policy if rows were left out: it is another commit then.
+        """
+        rows = request.stream_objects
+        ranges = self.range_verdicts(request.object_id, request.ranges.stream_id, digest)
+        others = self._stream_object_verdicts(rows.object_id, rows.stream_id, digest)
+        if request.on_conflict is OnConflict.REJECT_ALL and (ranges.any() or others.any()):
+            return failed_commit(request, ErrorCode.OBJECT_CONTENT_MISMATCH)
+        return CommitStreamSetObjectAnswer(
+            error=ErrorCode.NONE, range_errors=ranges, stream_object_errors=others
+        )
+
+    def range_verdicts(self, object_id: int, stream_id: Int64Column, digest: int) -> Int64Column:
+        """Return the first verdict about each range of a set object that was committed."""
+        owners = np.full(len(stream_id), object_id)
+        verdicts = self._left_out.verdicts(digest, owners, stream_id)
+        if np.count_nonzero(verdicts) and (row := self._objects.row(object_id)) >= 0:
+            # Without a digest the verdict may be about another commit that named this object.
+            held = self._objects.spans(np.array([row])).stream_id
+            verdicts[np.isin(stream_id, held)] = 0
+        return verdicts
+
+    def _stream_object_verdicts(
+        self, object_id: Int64Column, stream_id: Int64Column, digest: int
+    ) -> Int64Column:
+        """Return the first verdict about each stream object of a commit that was made.
+
+        An object that came with this commit was accepted. Any other one was left out, also if its
+        verdict is no longer remembered.
+        """
+        if not len(object_id):
+            return EMPTY_COLUMN
+        made_with = [self._objects.commit_digest(item) for item in object_id.tolist()]
+        came = np.array([digest == of_object for of_object in made_with])
+        may_have_come = came | np.array([of_object == NO_DIGEST for of_object in made_with])
+
+        unknown = np.full(len(object_id), int(ErrorCode.OFFSET_NOT_MATCHED))
+        self.refuse_unusable(object_id, unknown)
+        verdicts = self._left_out.verdicts(digest, object_id, stream_id)
+        verdicts = np.where((verdicts == 0) & ~may_have_come, unknown, verdicts)
+        verdicts[came] = 0
+        return verdicts
+
+
+def failed_commit(request: CommitStreamSetObject, error: ErrorCode) -> CommitStreamSetObjectAnswer:
+    """Return the answer to a commit that failed before its rows were looked at."""
+    return CommitStreamSetObjectAnswer(
+        error=error,
+        range_errors=np.full(len(request.ranges.stream_id), int(error)),
+        stream_object_errors=np.full(len(request.stream_objects.stream_id), int(error)),
+    )

@@ -1,0 +1,366 @@
+"""Compactions: judges commits of objects that replace others holding the same ranges.
+
+What the sources hold above the start of streams that exist must be held by the results, all of it
+and nothing else; then the index swaps rows of sources for rows of results within one log entry, and
+no reader ever sees a hole or an overlap. Ranges below a stream's start, or of streams that are
+gone, are dead: results may hold them or not. The results' own commit is replayed by `uploads`.
+
+A result holds no record that is in none of the sources. So results that come without time bounds
+get the bounds of all sources together: they may be wider than needed, which look-ups by time must
+live with anyway, and without them one compaction would make its streams' times unknown for good.
+Checksums are of other bytes and are not passed on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.api.answers import (
+    CommitStreamObjectAnswer,
+    CommitStreamSetObjectAnswer,
+)
+from streammeta.controller.metadata.api.request_identity import digest_of_commit, digest_of_merge
+from streammeta.controller.metadata.api.requests import CommitStreamObject, CommitStreamSetObject
+from streammeta.controller.metadata.decisions.commit_rules import (
+    REFUSED,
+    Repeat,
+    Repeats,
+    Verdicts,
+    failed_commit,
+    judge,
+)
+from streammeta.controller.metadata.decisions.uploads import Uploads, set_object_record
+from streammeta.controller.metadata.registries.nodes import Nodes
+from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
+from streammeta.controller.metadata.registries.streams import Streams
+from streammeta.controller.metadata.tables.object_facts import UNKNOWN, Facts, facts_of_one
+from streammeta.controller.metadata.tables.values import (
+    COMPOSITE_BITS,
+    EMPTY_COLUMN,
+    KIND_MASK,
+    Int64Column,
+    Mask,
+    ObjectKind,
+    ObjectState,
+    SourceOperation,
+    StreamObjectColumns,
+    column,
+)
+from streammeta.controller.records import record as rec
+
+_NONE = ErrorCode.NONE
+_NOT_FOUND = ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
+
+
+class Compactions:
+    """Decides CommitStreamSetObject with sources, and CommitStreamObject."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        streams: Streams,
+        objects: ObjectQueries,
+        uploads: Uploads,
+        repeats: Repeats,
+    ) -> None:
+        self._nodes = nodes
+        self._streams = streams
+        self._objects = objects
+        self._uploads = uploads
+        self._repeats = repeats
+
+    # ---- set objects ----
+
+    def decide_set_object(
+        self, request: CommitStreamSetObject, now_ms: int
+    ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
+        """Judge a compaction of set objects; the request is well-formed."""
+        error = self._nodes.check(request.node, fence_failover=not request.failover)
+        if error is not _NONE:
+            return [], failed_commit(request, error)
+        ids = request.compacted_object_ids
+        rows = self._objects.rows(ids)
+        fit = self._objects.are_set_objects_of(rows, request.node.node_id)
+        if ids.tolist() == [request.object_id]:
+            records, error = self._replace_attributes(request, rows, fit)
+            return records, failed_commit(request, error)
+        digest = digest_of_commit(request)
+        repeat = self._set_repeat(request, digest)
+        if repeat is Repeat.SAME:
+            return [], self._repeats.first_answer(request, digest)
+        if repeat in REFUSED:
+            return [], failed_commit(request, REFUSED[repeat])
+        if not fit.all() or not _usable(ids, request.object_id):
+            return [], failed_commit(request, _NOT_FOUND)
+        verdicts = self._judge_set(request, rows)
+        error = verdicts.error()
+        if error is not _NONE:
+            return [], verdicts.answer(error)
+        self._objects.require_room(request.object_size, request.stream_objects.object_size)
+        return list(self._set_records(request, rows, digest, now_ms)), verdicts.answer(error)
+
+    def _set_repeat(self, request: CommitStreamSetObject, digest: int) -> Repeat:
+        if request.object_id >= 0:
+            return self._repeats.of_object(request.object_id, digest)
+        results = request.stream_objects.object_id
+        if len(results):
+            # All results are committed together, so the first one tells.
+            return self._repeats.judge((int(results[0]),), digest)
+        gone = self._were_destroyed(request.compacted_object_ids, dropped=EMPTY_COLUMN)
+        return Repeat.SAME if gone else Repeat.NEW
+
+    def _were_destroyed(self, ids: Int64Column, dropped: Int64Column) -> bool:
+        """Return whether all sources are gone that a compaction without result replaced.
+
+        Those of `dropped` may never have been committed, but not all of them.
+        """
+        states = self._objects.states(ids)
+        gone = (states == ObjectState.MARK_DESTROYED) | (states == ObjectState.REMOVED)
+        committed = self._objects.was_committed(ids)
+        excused = (states == ObjectState.MARK_DESTROYED) & np.isin(ids, dropped)
+        return bool(gone.all() and committed.any() and (committed | excused).all())
+
+    def _judge_set(self, request: CommitStreamSetObject, rows: Int64Column) -> Verdicts:
+        ranges, others = request.ranges, request.stream_objects
+        stream_id = np.concatenate((ranges.stream_id, others.stream_id))
+        outputs = StreamSpans(
+            stream_id,
+            np.concatenate((ranges.start_offset, others.start_offset)),
+            np.concatenate((ranges.end_offset, others.end_offset)),
+        )
+        verdicts, covered = self._judge_outputs(outputs, self._live_parts(rows))
+        of_ranges, of_others = np.split(verdicts, [len(ranges.stream_id)])
+        if len(others.object_id):
+            self._repeats.refuse_unusable(others.object_id, of_others)
+        return Verdicts(of_ranges, of_others, covered)
+
+    def _judge_outputs(
+        self, outputs: StreamSpans, sources: StreamSpans
+    ) -> tuple[Int64Column, bool]:
+        """Judge outputs, which don't overlap, against the live parts of what they replace."""
+        verdicts = np.zeros(len(outputs), dtype=np.int64)
+        issued = np.flatnonzero(outputs.stream_id < len(self._streams))
+        if len(issued) < len(outputs):
+            # No source holds anything of a stream that was never created.
+            verdicts[outputs.stream_id >= len(self._streams)] = ErrorCode.OFFSET_NOT_MATCHED
+        starts = self._streams.live_starts(outputs.take(issued))
+        live = starts < outputs.end_offset[issued]
+        rows = issued[live]
+        order = np.argsort(outputs.stream_id[rows])
+        rows = rows[order]
+        parts = StreamSpans(outputs.stream_id[rows], starts[live][order], outputs.end_offset[rows])
+        outside, covered = judge(parts, sources)
+        verdicts[rows[outside]] = ErrorCode.OFFSET_NOT_MATCHED
+        return verdicts, covered
+
+    def _live_parts(self, rows: Int64Column) -> StreamSpans:
+        """Return what objects hold above the starts of streams that exist."""
+        spans = self._objects.spans(rows)
+        starts = self._streams.live_starts(spans)
+        live = starts < spans.end_offset
+        parts = StreamSpans(spans.stream_id, starts, spans.end_offset)
+        return parts if np.count_nonzero(live) == len(live) else parts.take(live)
+
+    def _set_records(
+        self, request: CommitStreamSetObject, rows: Int64Column, digest: int, now_ms: int
+    ) -> Iterator[rec.Record]:
+        bounds = self._objects.time_bounds(rows)
+        if request.object_id >= 0:
+            if request.order_id < 0:
+                request = replace(request, order_id=self._objects.least_order_id(rows))
+            facts = _result_facts(request, bounds)
+            oldest = self._objects.least_data_time_ms(rows)
+            yield set_object_record(
+                request, request.ranges, facts, digest, now_ms, data_time_ms=oldest
+            )
+        others = _bounded(request.stream_objects, bounds)
+        every = np.ones(len(others.stream_id), dtype=np.bool_)
+        yield from self._uploads.stream_object_records(others, every, digest, now_ms)
+        yield rec.ObjectsDestroyed(object_id=request.compacted_object_ids, marked_at_ms=now_ms)
+
+    # ---- stream objects ----
+
+    def decide_stream_object(
+        self, request: CommitStreamObject, now_ms: int
+    ) -> tuple[list[rec.Record], CommitStreamObjectAnswer]:
+        """Judge a compaction of stream objects; the request is well-formed."""
+        records, error = self._decide_stream_object(request, now_ms)
+        return records, CommitStreamObjectAnswer(error=error)
+
+    def _decide_stream_object(
+        self, request: CommitStreamObject, now_ms: int
+    ) -> tuple[list[rec.Record], ErrorCode]:
+        node_id = request.node.node_id
+        error = self._nodes.check(request.node)
+        if error is _NONE:
+            error = self._streams.ownership(request.stream_id, request.stream_epoch, node_id)
+        if error is not _NONE:
+            return [], error
+        ids = request.source_object_ids
+        rows = self._objects.rows(ids)
+        fit = self._objects.are_objects_of_stream(rows, request.stream_id)
+        if ids.tolist() == [request.object_id]:
+            return self._replace_attributes(request, rows, fit)
+        sources = _Sources(ids, rows, _operations(request))
+        digest = digest_of_merge(request)
+        repeat = self._merge_repeat(request, sources, digest)
+        if repeat is Repeat.SAME:
+            return [], _NONE
+        if repeat in REFUSED:
+            return [], REFUSED[repeat]
+        error = self._source_error(request, sources, fit)
+        if error is not _NONE:
+            return [], error
+        self._objects.require_room(request.object_size, EMPTY_COLUMN)
+        return list(self._stream_object_records(request, sources, digest, now_ms)), _NONE
+
+    def _merge_repeat(
+        self, request: CommitStreamObject, sources: "_Sources", digest: int
+    ) -> Repeat:
+        if request.object_id >= 0:
+            return self._repeats.of_object(request.object_id, digest)
+        dropped = sources.ids[sources.operations == SourceOperation.DELETE]
+        return Repeat.SAME if self._were_destroyed(sources.ids, dropped) else Repeat.NEW
+
+    def _source_error(
+        self, request: CommitStreamObject, sources: "_Sources", fit: Mask
+    ) -> ErrorCode:
+        rows = sources.rows
+        dropped = self._objects.are_in_state(rows, ObjectState.PREPARED)
+        dropped &= sources.operations == SourceOperation.DELETE
+        if not (fit | dropped).all() or not _usable(sources.ids, request.object_id):
+            return _NOT_FOUND
+        kept = sources.operations == SourceOperation.KEEP_DATA
+        if (self._objects.kinds(rows[kept]) == ObjectKind.COMPOSITE).any():
+            return ErrorCode.INVALID_REQUEST
+        outputs = StreamSpans()
+        if request.object_id >= 0:
+            outputs = StreamSpans(
+                column([request.stream_id]),
+                column([request.start_offset]),
+                column([request.end_offset]),
+            )
+        verdicts, covered = self._judge_outputs(outputs, self._live_parts(rows))
+        return _NONE if covered and not verdicts.any() else ErrorCode.OFFSET_NOT_MATCHED
+
+    def _stream_object_records(
+        self, request: CommitStreamObject, sources: "_Sources", digest: int, now_ms: int
+    ) -> Iterator[rec.Record]:
+        composite = False
+        if request.object_id >= 0:
+            composite = request.attributes & KIND_MASK == COMPOSITE_BITS
+            committed = sources.rows[
+                self._objects.are_in_state(sources.rows, ObjectState.COMMITTED)
+            ]
+            facts = _result_facts(request, self._objects.time_bounds(committed))
+            yield rec.StreamObjectsCommitted(
+                committed_at_ms=now_ms,
+                object_id=column([request.object_id]),
+                object_size=column([request.object_size]),
+                attributes=column([request.attributes]),
+                stream_id=column([request.stream_id]),
+                start_offset=column([request.start_offset]),
+                end_offset=column([request.end_offset]),
+                content_digest=digest,
+                **facts.columns(),
+            )
+        kept_above = request.start_offset if composite else None
+        linked = [sources.with_operation(SourceOperation.KEEP_DATA)]
+        destroyed: list[rec.ObjectsDestroyed] = []
+        for operation in (SourceOperation.DELETE, SourceOperation.DEEP_DELETE):
+            named = sources.with_operation(operation)
+            kept, gone = self._links_of(named, kept_above)
+            linked.append(kept)
+            ids = np.concatenate((named, gone))
+            if len(ids):
+                deep = operation is SourceOperation.DEEP_DELETE
+                destroyed.append(
+                    rec.ObjectsDestroyed(object_id=ids, marked_at_ms=now_ms, deep=deep)
+                )
+        held = np.concatenate(linked)
+        if len(held):
+            yield rec.ObjectsLinked(composite_id=request.object_id, object_id=held)
+        yield from destroyed
+
+    def _links_of(
+        self, composites: Int64Column, kept_above: int | None
+    ) -> tuple[Int64Column, Int64Column]:
+        """Return what objects link: what of it ends above an offset, and the rest."""
+        ids = self._objects.linked_to(composites)
+        if kept_above is None or not len(ids):
+            return EMPTY_COLUMN, ids
+        # A linked object holds one range.
+        kept = self._objects.spans(self._objects.rows(ids)).end_offset > kept_above
+        return ids[kept], ids[~kept]
+
+    # ---- attributes alone ----
+
+    def _replace_attributes(
+        self,
+        request: CommitStreamSetObject | CommitStreamObject,
+        rows: Int64Column,
+        fit: Mask,
+    ) -> tuple[list[rec.Record], ErrorCode]:
+        if rows[0] < 0:
+            return [], ErrorCode.OBJECT_NOT_EXIST
+        if not self._objects.are_in_state(rows, ObjectState.COMMITTED)[0]:
+            return [], ErrorCode.OBJECT_NOT_COMMITTED
+        if not fit[0]:
+            return [], _NOT_FOUND
+        if self._objects.attributes(rows)[0] == request.attributes:
+            return [], _NONE
+        record = rec.ObjectAttributesSet(object_id=request.object_id, attributes=request.attributes)
+        return [record], _NONE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sources:
+    """Sources of a compaction of stream objects, with what is done to each."""
+
+    ids: Int64Column
+    rows: Int64Column
+    operations: Int64Column
+
+    def with_operation(self, operation: SourceOperation) -> Int64Column:
+        """Return the ids that this is done to."""
+        named: Int64Column = self.ids[self.operations == operation]
+        return named
+
+
+def _result_facts(
+    request: CommitStreamSetObject | CommitStreamObject, bounds: tuple[int, int]
+) -> Facts:
+    if request.max_timestamp_ms != UNKNOWN:
+        bounds = request.min_timestamp_ms, request.max_timestamp_ms
+    return facts_of_one(*bounds, request.crc32c)
+
+
+def _bounded(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObjectColumns:
+    """Return rows with these time bounds where they have none."""
+    low, high = bounds
+    if high == UNKNOWN:
+        return rows
+    if not len(rows.max_timestamp_ms):
+        given = np.full(len(rows.object_id), UNKNOWN)
+        rows = replace(rows, min_timestamp_ms=given, max_timestamp_ms=given)
+    missing = rows.max_timestamp_ms == UNKNOWN
+    return replace(
+        rows,
+        min_timestamp_ms=np.where(missing, low, rows.min_timestamp_ms),
+        max_timestamp_ms=np.where(missing, high, rows.max_timestamp_ms),
+    )
+
+
+def _operations(request: CommitStreamObject) -> Int64Column:
+    if request.operations:
+        return column(request.operations)
+    return np.full(len(request.source_object_ids), int(SourceOperation.DELETE), dtype=np.int64)
+
+
+def _usable(ids: Int64Column, object_id: int) -> bool:
+    """Return whether no source is named twice, and none is the result."""
+    named = set(ids.tolist())
+    return len(named) == len(ids) and object_id not in named

@@ -1,0 +1,304 @@
+"""Named objects: objects that hold no stream, found by the names that brokers gave them.
+
+The object itself is in the registry of objects, under an id that was prepared as any other, and its
+bytes lie under the key of that id: so expiry, deletion, backups and reconciliation know it without
+its name. What the name says is the value of a key, in a namespace that is the cluster's own; a
+second key leads from the owner, a stream or a key, to the name. All of it changes in one entry of
+the log, so neither names without objects nor objects without names ever remain.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streammeta.controller.errors import ErrorCode, LimitExceededError
+from streammeta.controller.metadata.api import answer_budget as budget
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.named_answers import (
+    NAMES,
+    OWNERS,
+    DescribeNamedObjectsAnswer,
+    NamedObject,
+    ObjectErrorsAnswer,
+)
+from streammeta.controller.metadata.decisions.commit_rules import REFUSED, Repeat, Repeats
+from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.kv import KVs
+from streammeta.controller.metadata.registries.nodes import Nodes
+from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.streams import Streams
+from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Tags, column, page_size
+from streammeta.controller.records import record as rec
+
+NAMED_LEVEL = 3
+"""Feature level from which there are named objects."""
+
+PER_OWNER_MAX = 1_000
+"""Maximum number of objects of one owner."""
+
+WITH_OWNERS_MAX = 10_000
+"""Maximum number of objects destroyed with their owners in one request."""
+
+_NONE = ErrorCode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Value of a name."""
+
+    object_id: int
+    owner_stream_id: int
+    owner_key: requests.OwnerKey | None
+    metadata: Tags
+
+    def encoded(self) -> bytes:
+        content: dict[str, Any] = {"id": self.object_id, "tags": self.metadata}
+        if self.owner_key is None:
+            content["stream"] = self.owner_stream_id
+        else:
+            content["key"] = [self.owner_key.namespace, self.owner_key.key]
+        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def decoded(cls, value: bytes) -> "_Entry":
+        content = json.loads(value)
+        return cls(
+            object_id=content["id"],
+            owner_stream_id=content.get("stream", -1),
+            owner_key=requests.OwnerKey(*content["key"]) if "key" in content else None,
+            metadata=tuple((key, text) for key, text in content["tags"]),
+        )
+
+    def owner_prefix(self) -> str:
+        if self.owner_key is None:
+            return _of_stream(self.owner_stream_id)
+        return _of_key(self.owner_key.namespace, self.owner_key.key)
+
+
+def _of_stream(stream_id: int) -> str:
+    return f"stream/{stream_id}/"
+
+
+def _of_key(namespace: str, key: str) -> str:
+    # The lengths keep one owner's prefix from being the beginning of another's.
+    return f"key/{len(namespace)}/{len(key)}/{namespace}/{key}/"
+
+
+class NamedObjects:
+    """Decides and reads what has to do with names; replay is that of keys and objects."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        streams: Streams,
+        objects: ObjectQueries,
+        kvs: KVs,
+        repeats: Repeats,
+        level: FeatureLevel,
+    ) -> None:
+        self._nodes = nodes
+        self._streams = streams
+        self._objects = objects
+        self._kvs = kvs
+        self._repeats = repeats
+        self._level = level
+
+    # ---- deciding ----
+
+    def decide_commit(
+        self, request: requests.CommitNamedObjects, now_ms: int
+    ) -> tuple[Sequence[rec.Record], ObjectErrorsAnswer]:
+        """Commit all objects or none; those that were committed before are as good as new ones.
+
+        Raises:
+            FeatureLevelError: the cluster is below `NAMED_LEVEL`.
+            LimitExceededError: an owner would have too many objects.
+        """
+        self._level.require(NAMED_LEVEL, "named objects")
+        error = self._nodes.check(request.node)
+        if error is not _NONE:
+            return (), ObjectErrorsAnswer(errors=(error,) * len(request.objects))
+        digests = [_digest(item) for item in request.objects]
+        repeats = [
+            self._repeats.of_object(item.object_id, digest)
+            for item, digest in zip(request.objects, digests, strict=True)
+        ]
+        errors = tuple(map(self._verdict, request.objects, repeats))
+        fresh = [place for place, repeat in enumerate(repeats) if repeat is Repeat.NEW]
+        if any(errors) or not fresh:
+            return (), ObjectErrorsAnswer(errors=errors)
+        chosen = [request.objects[place] for place in fresh]
+        self._require_room(chosen)
+        records = self._commit_records(chosen, [digests[place] for place in fresh], now_ms)
+        return records, ObjectErrorsAnswer(errors=errors)
+
+    def _verdict(self, item: requests.NamedObjectToCommit, repeat: Repeat) -> ErrorCode:
+        if repeat is Repeat.SAME:
+            return _NONE
+        if repeat in REFUSED:
+            return REFUSED[repeat]
+        if self._kvs.value_of(NAMES, item.name) is not None:
+            return ErrorCode.KEY_EXIST
+        if item.owner_key is None:
+            exists = self._streams.heads([item.owner_stream_id])[0] is not None
+            return _NONE if exists else ErrorCode.STREAM_NOT_EXIST
+        owner = self._kvs.value_of(item.owner_key.namespace, item.owner_key.key)
+        return _NONE if owner is not None else ErrorCode.KEY_NOT_EXIST
+
+    def _require_room(self, items: Sequence[requests.NamedObjectToCommit]) -> None:
+        self._objects.require_room(0, column([item.object_size for item in items]))
+        added: dict[str, int] = {}
+        for item in items:
+            prefix = _entry(item).owner_prefix()
+            added[prefix] = added.get(prefix, 0) + 1
+        for prefix, count in added.items():
+            has = len(list(itertools.islice(self._names_of(prefix), PER_OWNER_MAX)))
+            if has + count > PER_OWNER_MAX:
+                raise LimitExceededError(
+                    f"objects: {prefix} has {has} named objects, at most {PER_OWNER_MAX} of one "
+                    "owner; delete some, or let several keys own them",
+                    "objects",
+                    PER_OWNER_MAX,
+                )
+
+    def _commit_records(
+        self,
+        items: Sequence[requests.NamedObjectToCommit],
+        digests: Sequence[int],
+        now_ms: int,
+    ) -> Sequence[rec.Record]:
+        crc32c = [item.crc32c for item in items]
+        entries = [_entry(item) for item in items]
+        names = [item.name for item in items]
+        owners = [entry.owner_prefix() + name for entry, name in zip(entries, names, strict=True)]
+        return (
+            rec.NamedObjectsCommitted(
+                committed_at_ms=now_ms,
+                object_id=column([item.object_id for item in items]),
+                object_size=column([item.object_size for item in items]),
+                crc32c=column(crc32c) if max(crc32c) >= 0 else EMPTY_COLUMN,
+                content_digest=column(digests),
+            ),
+            rec.KVsPut(
+                namespaces=(NAMES,) * len(items) + (OWNERS,) * len(items),
+                keys=(*names, *owners),
+                values=(*(entry.encoded() for entry in entries), *((b"",) * len(items))),
+            ),
+        )
+
+    def decide_delete(
+        self, request: requests.DeleteNamedObjects, now_ms: int
+    ) -> tuple[Sequence[rec.Record], ObjectErrorsAnswer]:
+        """Destroy the objects whose condition holds."""
+        error = self._nodes.check(request.node)
+        if error is not _NONE:
+            return (), ObjectErrorsAnswer(errors=(error,) * len(request.objects))
+        found = [self._entry_of(item.name) for item in request.objects]
+        errors = tuple(map(_delete_verdict, request.objects, found))
+        names = [
+            item.name for item, error in zip(request.objects, errors, strict=True) if not error
+        ]
+        return self._destruction(names, now_ms), ObjectErrorsAnswer(errors=errors)
+
+    def gone_with_streams(self, stream_ids: Iterable[int], now_ms: int) -> Sequence[rec.Record]:
+        """Return what destroys the objects of streams that are deleted.
+
+        Raises:
+            LimitExceededError: they are too many for one request.
+        """
+        return self._gone_with(map(_of_stream, stream_ids), now_ms)
+
+    def gone_with_keys(self, keys: Iterable[tuple[str, str]], now_ms: int) -> Sequence[rec.Record]:
+        """Return what destroys the objects of keys that are deleted; raises as for streams."""
+        return self._gone_with((_of_key(*key) for key in keys), now_ms)
+
+    def _gone_with(self, prefixes: Iterable[str], now_ms: int) -> Sequence[rec.Record]:
+        if not self._kvs.has_any(OWNERS):
+            return ()
+        owned = itertools.chain.from_iterable(map(self._names_of, prefixes))
+        names = list(itertools.islice(owned, WITH_OWNERS_MAX + 1))
+        if len(names) > WITH_OWNERS_MAX:
+            raise LimitExceededError(
+                f"over {WITH_OWNERS_MAX} named objects would go with their owners; "
+                "delete fewer at once, or the named objects first",
+                "owners",
+                WITH_OWNERS_MAX,
+            )
+        return self._destruction(names, now_ms)
+
+    def _destruction(self, names: Sequence[str], now_ms: int) -> Sequence[rec.Record]:
+        if not names:
+            return ()
+        entries = [_Entry.decoded(self._kvs.value_of(NAMES, name) or b"") for name in names]
+        owners = [entry.owner_prefix() + name for entry, name in zip(entries, names, strict=True)]
+        return (
+            rec.KVsDeleted(
+                namespaces=(NAMES,) * len(names) + (OWNERS,) * len(names), keys=(*names, *owners)
+            ),
+            rec.ObjectsDestroyed(
+                object_id=column(sorted(entry.object_id for entry in entries)),
+                marked_at_ms=now_ms,
+                deep=False,
+            ),
+        )
+
+    # ---- reading ----
+
+    def describe(self, request: requests.DescribeNamedObjects) -> DescribeNamedObjectsAnswer:
+        """Return one page; a token is the last name of a page."""
+        token = request.page.page_token
+        if request.names:
+            names: Iterable[str] = sorted({name for name in request.names if name > token})
+        else:
+            after = max(request.prefix, token)
+            listed = self._kvs.keys_from(NAMES, after, request.prefix)
+            names = (name for name in listed if name != token)
+        found = (
+            self._describe(name, entry)
+            for name in names
+            if (entry := self._entry_of(name)) is not None
+        )
+        objects, following = budget.page_of(found, page_size(request.page), budget.named_bytes)
+        last = "" if following is None else objects[-1].name
+        return DescribeNamedObjectsAnswer(objects=objects, next_page_token=last)
+
+    def _describe(self, name: str, entry: _Entry) -> NamedObject:
+        one = self._objects.describe(int(self._objects.rows(column([entry.object_id]))[0]))
+        return NamedObject(
+            name=name,
+            object_id=entry.object_id,
+            object_size=one.object_size,
+            crc32c=one.crc32c,
+            committed_at_ms=one.timestamp_ms,
+            owner_stream_id=entry.owner_stream_id,
+            owner_key=entry.owner_key,
+            metadata=entry.metadata,
+        )
+
+    def _entry_of(self, name: str) -> _Entry | None:
+        value = self._kvs.value_of(NAMES, name)
+        return None if value is None else _Entry.decoded(value)
+
+    def _names_of(self, prefix: str) -> Iterator[str]:
+        return (key.removeprefix(prefix) for key in self._kvs.keys_from(OWNERS, prefix, prefix))
+
+
+def _delete_verdict(item: requests.NamedObjectToDelete, entry: _Entry | None) -> ErrorCode:
+    if entry is None:
+        return ErrorCode.OBJECT_NOT_EXIST
+    return _NONE if item.object_id in (None, entry.object_id) else ErrorCode.KEY_EXIST
+
+
+def _entry(item: requests.NamedObjectToCommit) -> _Entry:
+    metadata = tuple(sorted(item.metadata))
+    return _Entry(item.object_id, item.owner_stream_id, item.owner_key, metadata)
+
+
+def _digest(item: requests.NamedObjectToCommit) -> int:
+    """Return a number that tells the content of a commit from others; it is never 0."""
+    content = [item.name, item.object_size, item.crc32c, _entry(item).encoded().decode()]
+    state = hashlib.blake2b(json.dumps(content).encode(), digest_size=8)
+    return int.from_bytes(state.digest(), "little", signed=True) or 1

@@ -1,0 +1,398 @@
+"""Uploads: judges commits of new objects against the map, and replays what was accepted.
+
+A batch of uploads whose rows all continue their streams is judged as one; any other is judged
+upload by upload, each with the effects of those before it. What makes a row acceptable is known to
+`continuity`; what is compacted to what is known to `compactions`, whose commits are replayed here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.features import FIELDS
+from streammeta.controller.metadata.api.answers import (
+    CommitStreamSetObjectAnswer,
+    CommitUploadsAnswer,
+)
+from streammeta.controller.metadata.api.request_identity import (
+    NO_DIGEST,
+    digest_of_commit,
+    digests_of_uploads,
+)
+from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.metadata.decisions.commit_rules import (
+    REFUSED,
+    Ahead,
+    Continuity,
+    Repeat,
+    Repeats,
+    Verdicts,
+    failed_commit,
+    has_twins,
+)
+from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.nodes import Nodes
+from streammeta.controller.metadata.registries.objects import Objects
+from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
+from streammeta.controller.metadata.registries.streams import Streams
+from streammeta.controller.metadata.tables.object_facts import Facts, facts_of_one, known_columns
+from streammeta.controller.metadata.tables.tables import Undo
+from streammeta.controller.metadata.tables.values import (
+    Int64Column,
+    Mask,
+    ObjectState,
+    OnConflict,
+    RangeColumns,
+    StreamObjectColumns,
+)
+from streammeta.controller.records import record as rec
+
+# Members of an enum are slow to look up; these are looked up for every commit.
+_NONE = ErrorCode.NONE
+_PREPARED = int(ObjectState.PREPARED)
+
+_DIGESTS_OF_LEFT_OUT_ROWS = FIELDS["CommitRowsRejectedRecord", "content_digest"]
+"""Feature level from which a left-out row is remembered by its commit."""
+
+
+class Uploads:
+    """Decides CommitUploads and CommitStreamSetObject; replays every commit."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        streams: Streams,
+        objects: Objects,
+        repeats: Repeats,
+        feature_level: FeatureLevel,
+    ) -> None:
+        self._nodes = nodes
+        self._streams = streams
+        self._objects = objects
+        self._repeats = repeats
+        self._feature_level = feature_level
+        self._continuity = Continuity(streams)
+
+    # ---- deciding one upload ----
+
+    def decide(
+        self, request: CommitStreamSetObject, now_ms: int
+    ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
+        """Judge an upload; the request is well-formed and no compaction."""
+        error = self._nodes.check(
+            request.node, fence_failover=not request.failover, recoverer=request.recoverer
+        )
+        if error is not _NONE:
+            return [], failed_commit(request, error)
+        if request.order_id < 0 <= request.object_id:
+            request = replace(request, order_id=request.object_id)
+        digest = digest_of_commit(request)
+        repeat = self._repeat_of(request, digest)
+        if repeat is Repeat.SAME:
+            return [], self._repeats.first_answer(request, digest)
+        if repeat in REFUSED:
+            return [], failed_commit(request, REFUSED[repeat])
+        verdicts = self._judge(request)
+        error = verdicts.error()
+        if error is not _NONE and (
+            request.on_conflict is OnConflict.REJECT_ALL or not verdicts.any_valid()
+        ):
+            return [], verdicts.answer(error)
+        self._objects.require_room(request.object_size, request.stream_objects.object_size)
+        records = list(self._records(request, verdicts, digest, now_ms))
+        if error is not _NONE:
+            has_digests = self._feature_level.current >= _DIGESTS_OF_LEFT_OUT_ROWS
+            left_out_of = digest if has_digests else NO_DIGEST
+            records.append(_rejections(request, verdicts, left_out_of))
+        return records, verdicts.answer(_NONE)
+
+    def _repeat_of(self, request: CommitStreamSetObject, digest: int) -> Repeat:
+        if request.object_id >= 0:
+            return self._repeats.of_object(request.object_id, digest)
+        return self._repeats.judge(request.stream_objects.object_id.tolist(), digest)
+
+    def _judge(self, request: CommitStreamSetObject) -> Verdicts:
+        rows = request.stream_objects
+        ranges = self._judge_rows(request.node.node_id, request.ranges)
+        if not len(rows.stream_id):
+            return Verdicts(ranges)
+        verdicts = self._judge_rows(request.node.node_id, rows)
+        self._repeats.refuse_unusable(rows.object_id, verdicts)
+        return Verdicts(ranges, verdicts)
+
+    def _judge_rows(self, node_id: int, rows: RangeColumns) -> Int64Column:
+        owed = self._streams.pending_of(node_id)
+        may_be_simple = len(rows.stream_id) and not len(owed)
+        if may_be_simple and self._continuity.all_continue(node_id, rows, repeats=False):
+            return np.zeros(len(rows.stream_id), dtype=np.int64)
+        return self._continuity.judge(node_id, rows, Ahead(owed))
+
+    def _records(
+        self, request: CommitStreamSetObject, verdicts: Verdicts, digest: int, now_ms: int
+    ) -> Iterator[rec.Record]:
+        ranges = request.ranges
+        if np.count_nonzero(verdicts.ranges):
+            ranges = ranges.ranges_at(verdicts.ranges == 0)
+        if request.object_id >= 0:
+            facts = facts_of_one(request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
+            yield set_object_record(request, ranges, facts, digest, now_ms, data_time_ms=now_ms)
+        rows, owed = request.stream_objects, self._streams.pending_of(request.node.node_id)
+        if not (len(rows.stream_id) or len(owed)):
+            return
+        good = verdicts.stream_objects == 0
+        yield from self.stream_object_records(rows, good, digest, now_ms)
+        if len(owed):
+            stream_id = np.concatenate((ranges.stream_id, rows.stream_id[good]))
+            end = np.concatenate((ranges.end_offset, rows.end_offset[good]))
+            after = self._continuity.owed_after(owed, stream_id, end)
+            yield from _owed_changes(request.node.node_id, owed, after)
+
+    def stream_object_records(
+        self, rows: StreamObjectColumns, valid: Mask, digest: int, now_ms: int
+    ) -> Iterator[rec.Record]:
+        """Yield what commits the chosen rows; those of streams that are gone are destroyed too.
+
+        `digest` is that of the commit they come with.
+        """
+        if not valid.any():
+            return
+        attributes = rows.attributes if len(rows.attributes) else np.zeros_like(rows.object_id)
+        stream_id, object_id = rows.stream_id[valid], rows.object_id[valid]
+        yield rec.StreamObjectsCommitted(
+            committed_at_ms=now_ms,
+            object_id=object_id,
+            object_size=rows.object_size[valid],
+            attributes=attributes[valid],
+            stream_id=stream_id,
+            start_offset=rows.start_offset[valid],
+            end_offset=rows.end_offset[valid],
+            content_digest=digest,
+            **known_columns(rows, valid).columns(),
+        )
+        gone = ~self._streams.existing(stream_id)
+        if gone.any():
+            # No reader and no compaction will ever need an object of a deleted stream.
+            yield rec.ObjectsDestroyed(object_id=object_id[gone], marked_at_ms=now_ms, deep=True)
+
+    # ---- deciding a batch ----
+
+    def decide_batch(
+        self, request: CommitUploads, now_ms: int
+    ) -> tuple[list[rec.Record], CommitUploadsAnswer]:
+        """Judge uploads one after the other; the request is well-formed."""
+        error = self._nodes.check(request.node)
+        if error is not _NONE:
+            return [], CommitUploadsAnswer(
+                errors=np.full(len(request.object_id), int(error)),
+                range_errors=np.full(len(request.ranges.stream_id), int(error)),
+            )
+        digests = digests_of_uploads(request)
+        if not self._all_can_be_committed(request):
+            return self._decide_in_turn(request, digests, now_ms)
+        self._objects.require_room(0, request.object_size)
+        record = uploads_record(request, digests, now_ms)
+        return [record], CommitUploadsAnswer(
+            errors=np.zeros(len(request.object_id), dtype=np.int64),
+            range_errors=np.zeros(len(request.ranges.stream_id), dtype=np.int64),
+        )
+
+    def _all_can_be_committed(self, request: CommitUploads) -> bool:
+        node_id, ids = request.node.node_id, request.object_id
+        if len(self._streams.pending_of(node_id)):
+            return False
+        several = len(ids) > 1
+        if not self._continuity.all_continue(node_id, request.ranges, repeats=several):
+            return False
+        if not several:
+            return self._objects.is_prepared(int(ids[0]))
+        return bool(np.count_nonzero(self._objects.states(ids) == _PREPARED) == len(ids))
+
+    def _decide_in_turn(
+        self, request: CommitUploads, digests: Int64Column, now_ms: int
+    ) -> tuple[list[rec.Record], CommitUploadsAnswer]:
+        node_id = request.node.node_id
+        owed = self._streams.pending_of(node_id)
+        turn = Ahead(owed)
+        count, rows = request.range_count, request.ranges
+        errors = np.zeros(len(count), dtype=np.int64)
+        row_errors = np.zeros(len(rows.stream_id), dtype=np.int64)
+        accepted = np.zeros(len(count), dtype=np.bool_)
+        stops = np.cumsum(count).tolist()
+        for index, (object_id, stop) in enumerate(
+            zip(request.object_id.tolist(), stops, strict=True)
+        ):
+            part = slice(stop - int(count[index]), stop)
+            repeat = self._repeats.of_object(object_id, int(digests[index]))
+            if repeat in REFUSED:
+                errors[index] = row_errors[part] = REFUSED[repeat]
+            elif repeat is Repeat.SAME:
+                row_errors[part] = self._repeats.range_verdicts(
+                    object_id, rows.stream_id[part], int(digests[index])
+                )
+            else:
+                verdicts = Verdicts(self._take_turn(node_id, rows.ranges_at(part), turn))
+                row_errors[part] = verdicts.ranges
+                errors[index] = verdicts.error()
+                accepted[index] = not errors[index]
+        records: list[rec.Record] = []
+        if accepted.any():
+            chosen = some_uploads(request, accepted)
+            self._objects.require_room(0, chosen.object_size)
+            records.append(uploads_record(chosen, digests[accepted], now_ms))
+            records.extend(_owed_changes(node_id, owed, turn.owed))
+        return records, CommitUploadsAnswer(errors=errors, range_errors=row_errors)
+
+    def _take_turn(self, node_id: int, rows: RangeColumns, turn: Ahead) -> Int64Column:
+        """Judge one upload and, if it is accepted, let those after it see its effects."""
+        verdicts = self._continuity.judge(node_id, rows, turn)
+        if np.count_nonzero(verdicts):
+            return verdicts
+        high = self._streams.end_offsets(rows.stream_id)
+        for stream_id, end, before in zip(
+            rows.stream_id.tolist(), rows.end_offset.tolist(), high.tolist(), strict=True
+        ):
+            if end > turn.ends.get(stream_id, before):
+                turn.ends[stream_id] = end
+        if len(turn.owed):
+            turn.owed = self._continuity.owed_after(turn.owed, rows.stream_id, rows.end_offset)
+        return verdicts
+
+    # ---- replaying ----
+
+    def replay_set_objects(self, record: rec.StreamSetObjectsCommitted, undo: Undo) -> None:
+        """See `StreamSetObjectsCommitted`."""
+        rows = self._objects.replay_set_objects(record, undo)
+        streams, ends = record.ranges.stream_id, record.ranges.end_offset
+        if len(record.object_id) == 1 or not self._may_have_twins(record.ranges):
+            self._advance(streams, ends, rows, undo)
+            return
+        for turn in _turns(streams):
+            self._advance(streams[turn], ends[turn], rows[turn], undo)
+
+    def _may_have_twins(self, ranges: rec.SetObjectRanges) -> bool:
+        """Return whether a stream may be there twice; not if all rows continue what there is."""
+        expected = self._streams.end_offsets(ranges.stream_id)
+        if np.count_nonzero(ranges.start_offset == expected) == len(expected):
+            return False
+        return has_twins(ranges.stream_id)
+
+    def replay_stream_objects(self, record: rec.StreamObjectsCommitted, undo: Undo) -> None:
+        """See `StreamObjectsCommitted`."""
+        rows = self._objects.replay_stream_objects(record, undo)
+        self._advance(record.stream_id, record.end_offset, rows, undo)
+
+    def _advance(
+        self, streams: Int64Column, ends: Int64Column, rows: Int64Column, undo: Undo
+    ) -> None:
+        """Raise streams' ends and put range rows into their lists.
+
+        A stream whose end rises must not be there twice. Compactions raise none.
+        """
+        if len(streams) == 1 and self._streams.exists(stream_id := streams.item()):
+            is_newest = self._streams.raise_end(stream_id, ends.item(), undo)
+            self._objects.link_range(streams, rows, undo, is_newest=is_newest)
+            return
+        existing = self._streams.existing(streams)
+        if np.count_nonzero(existing) < len(existing):
+            streams, ends, rows = streams[existing], ends[existing], rows[existing]
+        if not len(streams):
+            return
+        before = self._streams.raise_ends(streams, ends, undo)
+        self._objects.link_ranges(streams, rows, ends > before, undo)
+
+
+def _turns(stream_id: Int64Column) -> list[Int64Column]:
+    """Split rows so that no part has a stream twice: first rows first, then second ones, ..."""
+    order = np.argsort(stream_id, kind="stable")
+    ids = stream_id[order]
+    first = np.concatenate(([True], ids[1:] != ids[:-1]))
+    places = np.arange(len(ids))
+    turn = places - np.maximum.accumulate(np.where(first, places, 0))
+    return [order[turn == number] for number in range(int(turn.max()) + 1)]
+
+
+def set_object_record(
+    request: CommitStreamSetObject,
+    ranges: RangeColumns,
+    facts: Facts,
+    digest: int,
+    now_ms: int,
+    *,
+    data_time_ms: int,
+) -> rec.StreamSetObjectsCommitted:
+    """Return what commits a request's set object with these ranges and facts."""
+    return rec.StreamSetObjectsCommitted(
+        node_id=request.node.node_id,
+        committed_at_ms=now_ms,
+        data_time_ms=data_time_ms,
+        object_id=np.array([request.object_id]),
+        order_id=np.array([request.order_id]),
+        object_size=np.array([request.object_size]),
+        attributes=np.array([request.attributes]),
+        range_count=np.array([len(ranges.stream_id)]),
+        ranges=ranges.recorded(),
+        content_digest=np.array([digest]),
+        **facts.columns(),
+    )
+
+
+def uploads_record(
+    request: CommitUploads, digests: Int64Column, now_ms: int
+) -> rec.StreamSetObjectsCommitted:
+    """Return what commits all set objects of a request."""
+    return rec.StreamSetObjectsCommitted(
+        node_id=request.node.node_id,
+        committed_at_ms=now_ms,
+        data_time_ms=now_ms,
+        object_id=request.object_id,
+        order_id=request.object_id,
+        object_size=request.object_size,
+        attributes=np.zeros(len(request.object_id), dtype=np.int64),
+        range_count=request.range_count,
+        ranges=request.ranges.recorded(),
+        content_digest=digests,
+        **known_columns(request).columns(),
+    )
+
+
+def some_uploads(request: CommitUploads, chosen: Mask) -> CommitUploads:
+    """Return a request with some of its uploads."""
+    return CommitUploads(
+        node=request.node,
+        object_id=request.object_id[chosen],
+        object_size=request.object_size[chosen],
+        range_count=request.range_count[chosen],
+        ranges=request.ranges.ranges_at(np.repeat(chosen, request.range_count)),
+        **known_columns(request, chosen).columns(),
+    )
+
+
+def _owed_changes(
+    node_id: int, before: StreamSpans, after: StreamSpans
+) -> Iterator[rec.PendingUploadsSet]:
+    """Yield the change from `before` to `after`, whose rows are of the same streams."""
+    changed = before.start_offset != after.start_offset
+    if np.count_nonzero(changed):
+        spans = after.take(changed)
+        yield rec.PendingUploadsSet(
+            node_id=node_id,
+            stream_id=spans.stream_id,
+            start_offset=spans.start_offset,
+            end_offset=spans.end_offset,
+        )
+
+
+def _rejections(
+    request: CommitStreamSetObject, verdicts: Verdicts, digest: int
+) -> rec.CommitRowsRejected:
+    bad, bad_objects = verdicts.ranges != 0, verdicts.stream_objects != 0
+    rows = request.stream_objects
+    owners = np.full(int(np.count_nonzero(bad)), request.object_id)
+    return rec.CommitRowsRejected(
+        object_id=np.concatenate((owners, rows.object_id[bad_objects])),
+        stream_id=np.concatenate((request.ranges.stream_id[bad], rows.stream_id[bad_objects])),
+        error=np.concatenate((verdicts.ranges[bad], verdicts.stream_objects[bad_objects])),
+        content_digest=digest,
+    )

@@ -1,0 +1,1 @@
+"""Registries of streams, objects, nodes and keys: what the metadata holds."""

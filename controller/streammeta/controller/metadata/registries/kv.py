@@ -1,0 +1,278 @@
+"""Keys and values, in namespaces, with versions.
+
+A version is the log offset that wrote the value, plus 1, so 0 can stand for an absent key. Knows no
+other subject.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.api import answer_budget as budget
+from streammeta.controller.metadata.api.answers import (
+    KVEntry,
+    KVResult,
+    KVResultsAnswer,
+    ListKVsAnswer,
+)
+from streammeta.controller.metadata.api.requests import DeleteKVs, GetKVs, KVToPut, ListKVs, PutKVs
+from streammeta.controller.metadata.registries.limits import kv_bytes
+from streammeta.controller.metadata.tables.shared_views import SharedDict, SharedDictView
+from streammeta.controller.metadata.tables.sorted_keys import SortedKeys
+from streammeta.controller.metadata.tables.tables import Undo
+from streammeta.controller.metadata.tables.values import page_size
+from streammeta.controller.records.record import KVsDeleted, KVsPut
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value and the version it has."""
+
+    value: bytes
+    version: int
+
+
+class KVs:
+    """Values by (namespace, key)."""
+
+    def __init__(self) -> None:
+        self._values: SharedDict[tuple[str, str], StoredValue] = SharedDict()
+        self._keys = SortedKeys()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def nbytes(self) -> int:
+        """Sizes of all keys and values, as limits count them."""
+        return self._bytes
+
+    def size_of(self, namespace: str, key: str) -> int:
+        """Return the size of a key and its value, -1 if there is no such key."""
+        stored = self._values.get((namespace, key))
+        return -1 if stored is None else kv_bytes(namespace, key, stored.value)
+
+    def value_of(self, namespace: str, key: str) -> bytes | None:
+        """Return the value of a key, None if there is no such key."""
+        stored = self._values.get((namespace, key))
+        return None if stored is None else stored.value
+
+    def keys_from(self, namespace: str, key: str, prefix: str) -> Iterator[str]:
+        """Yield the keys of a namespace that have a prefix, in order, from one on."""
+        for found in self._keys.at_or_above((namespace, key)):
+            if found[0] != namespace or not found[1].startswith(prefix):
+                return
+            yield found[1]
+
+    def has_any(self, namespace: str) -> bool:
+        """Return whether a namespace has keys."""
+        return next(self.keys_from(namespace, "", ""), None) is not None
+
+    def snapshot(self) -> SharedDictView[tuple[str, str], StoredValue]:
+        """Return an immutable view of all values as they are now."""
+        return self._values.view()
+
+    def load(self, values: Mapping[tuple[str, str], StoredValue]) -> None:
+        """Fill an empty store."""
+        self._values.load(values.items())
+        self._bytes = sum(kv_bytes(*key, stored.value) for key, stored in values.items())
+        self._keys = SortedKeys(values)
+
+    # ---- deciding ----
+
+    def decide_put(self, request: PutKVs, offset: int) -> tuple[KVsPut | None, KVResultsAnswer]:
+        """Store the values whose condition holds; `offset` is where the record will be.
+
+        Raises:
+            LimitExceededError: the values, stored now or before, are too much for one answer.
+        """
+        stored: list[KVToPut] = []
+        results = []
+        for item, current in self._with_current(request.items):
+            if _may_put(item, current):
+                stored.append(item)
+                results.append(_result(StoredValue(item.value, offset + 1)))
+            else:
+                results.append(_result(current, ErrorCode.KEY_EXIST))
+        _require_answerable("items", results)
+        answer = KVResultsAnswer(results=tuple(results))
+        if not stored:
+            return None, answer
+        return _record(stored), answer
+
+    def decide_put_all(
+        self, items: Sequence[KVToPut], offset: int
+    ) -> tuple[KVsPut, tuple[KVResult, ...]]:
+        """Judge values that are stored together or not at all: by the caller, if none has an error.
+
+        The result of each that would be stored has its version alone.
+
+        Raises:
+            LimitExceededError: the values that stand in the way are too much for one answer.
+        """
+        results = tuple(
+            _result(current, ErrorCode.KEY_EXIST) if not _may_put(item, current) else _put(offset)
+            for item, current in self._with_current(items)
+        )
+        _require_answerable("kv_puts", results)
+        return _record(items), results
+
+    def put_before(self, items: Sequence[KVToPut]) -> tuple[KVResult, ...]:
+        """Return the version of each value that was put once and is there still, else none."""
+        return tuple(
+            KVResult(error=ErrorCode.NONE, version=current.version, found=True)
+            if current is not None and current.value == item.value
+            else _result(None)
+            for item, current in self._with_current(items)
+        )
+
+    def _with_current(
+        self, items: Sequence[KVToPut]
+    ) -> Iterator[tuple[KVToPut, StoredValue | None]]:
+        return ((item, self._values.get((item.namespace, item.key))) for item in items)
+
+    def decide_delete(self, request: DeleteKVs) -> tuple[KVsDeleted | None, KVResultsAnswer]:
+        """Delete the keys that exist and whose condition holds.
+
+        Raises:
+            LimitExceededError: their values are too much for one answer.
+        """
+        deleted: list[tuple[str, str]] = []
+        results = []
+        for item in request.keys:
+            current = self._values.get((item.namespace, item.key))
+            if current is None:
+                results.append(_result(None, ErrorCode.KEY_NOT_EXIST))
+            elif item.expected_version not in (None, current.version):
+                results.append(_result(current, ErrorCode.KEY_EXIST))
+            else:
+                deleted.append((item.namespace, item.key))
+                results.append(_result(current))
+        _require_answerable("keys", results)
+        answer = KVResultsAnswer(results=tuple(results))
+        if not deleted:
+            return None, answer
+        record = KVsDeleted(
+            namespaces=tuple(namespace for namespace, _ in deleted),
+            keys=tuple(key for _, key in deleted),
+        )
+        return record, answer
+
+    # ---- reading ----
+
+    def get(self, request: GetKVs) -> KVResultsAnswer:
+        """Return values; an absent key is no error.
+
+        Raises:
+            LimitExceededError: they are too much for one answer, and the answer may not stop.
+        """
+        found = (self._values.get((key.namespace, key.key)) for key in request.keys)
+        results, _ = budget.fitting(map(_result, found), _result_bytes)
+        if not request.may_stop:
+            budget.require_all(len(results), len(request.keys), "keys", "set may_stop")
+        return KVResultsAnswer(results=results)
+
+    def list(self, request: ListKVs) -> ListKVsAnswer:
+        """Return one page of keys, or of namespaces; a token is the last key of a page."""
+        if request.namespaces:
+            return self._list_namespaces(request)
+        size, token = page_size(request.page), request.page.page_token
+        after = max(request.prefix, token)
+        matching = self.keys_from(request.namespace, after, request.prefix)
+        # Only the token's own key was on the page before; there is no key without a name.
+        listed = (
+            self._entry((request.namespace, key), keys_only=request.keys_only)
+            for key in matching
+            if key != token
+        )
+        entries, following = budget.page_of(listed, size, budget.entry_bytes)
+        last = "" if following is None else entries[-1].key
+        return ListKVsAnswer(entries=entries, next_page_token=last)
+
+    def _list_namespaces(self, request: ListKVs) -> ListKVsAnswer:
+        wanted = self._namespaces_from(max(request.prefix, request.page.page_token))
+        matching = itertools.takewhile(lambda name: name.startswith(request.prefix), wanted)
+        # The next name, not the last: the default namespace has the empty name, which ends a list.
+        found, following = budget.page_of(matching, page_size(request.page), budget.name_bytes)
+        return ListKVsAnswer(namespace_names=found, next_page_token=following or "")
+
+    def _entry(self, key: tuple[str, str], *, keys_only: bool) -> KVEntry:
+        stored = self._values[key]
+        value = b"" if keys_only else stored.value
+        return KVEntry(key=key[1], value=value, version=stored.version)
+
+    def _namespaces_from(self, name: str) -> Iterator[str]:
+        """Yield the namespaces that have keys, in order, from a name on."""
+        while (key := next(self._keys.at_or_above((name, "")), None)) is not None:
+            yield key[0]
+            name = key[0] + "\0"  # no name is between the two
+
+    # ---- replaying ----
+
+    def replay_put(self, record: KVsPut, offset: int, undo: Undo) -> None:
+        """See `KVsPut`."""
+        for namespace, key, value in zip(
+            record.namespaces, record.keys, record.values, strict=True
+        ):
+            self._set((namespace, key), StoredValue(value, offset + 1), undo)
+
+    def replay_deleted(self, record: KVsDeleted, undo: Undo) -> None:
+        """See `KVsDeleted`."""
+        for namespace, key in zip(record.namespaces, record.keys, strict=True):
+            self._set((namespace, key), None, undo)
+
+    def _set(self, key: tuple[str, str], value: StoredValue | None, undo: Undo) -> None:
+        before = self._values.get(key)
+        self._write(key, value)
+        undo.append(lambda: self._write(key, before))
+
+    def _write(self, key: tuple[str, str], value: StoredValue | None) -> None:
+        before = self._values.get(key)
+        if before is not None:
+            self._bytes -= kv_bytes(*key, before.value)
+        if value is not None:
+            self._bytes += kv_bytes(*key, value.value)
+        if value is None:
+            self._values.pop(key)
+        else:
+            self._values[key] = value
+        if before is None and value is not None:
+            self._keys.add(key)
+        elif before is not None and value is None:
+            self._keys.remove(key)
+
+
+def _require_answerable(field: str, results: Sequence[KVResult]) -> None:
+    fit, _ = budget.fitting(results, _result_bytes)
+    budget.require_all(len(fit), len(results), field)
+
+
+def _result_bytes(result: KVResult) -> int:
+    return budget.value_bytes(result.value)
+
+
+def _record(items: Sequence[KVToPut]) -> KVsPut:
+    return KVsPut(
+        namespaces=tuple(item.namespace for item in items),
+        keys=tuple(item.key for item in items),
+        values=tuple(item.value for item in items),
+    )
+
+
+def _put(offset: int) -> KVResult:
+    """Return the result of a value that a record at `offset` stores, without the value."""
+    return KVResult(error=ErrorCode.NONE, version=offset + 1, found=True)
+
+
+def _may_put(item: KVToPut, current: StoredValue | None) -> bool:
+    if item.expected_version is not None:
+        return item.expected_version == (0 if current is None else current.version)
+    return current is None or item.overwrite
+
+
+def _result(stored: StoredValue | None, error: ErrorCode = ErrorCode.NONE) -> KVResult:
+    if stored is None:
+        return KVResult(error=error)
+    return KVResult(error=error, value=stored.value, version=stored.version, found=True)

@@ -1,0 +1,417 @@
+"""The registry of nodes: brokers, the epochs of their newest processes, fencing, and node ids.
+
+One registry serves fencing and registration. A node that unregisters while it holds set objects
+departs: it is kept until the last of them is gone, so that they can be compacted in its name.
+Whether a node is alive is not known here.
+"""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from streammeta.controller.errors import ErrorCode, LimitExceededError
+from streammeta.controller.features import FIELDS
+from streammeta.controller.metadata.api.answers import (
+    AssignRecoveriesAnswer,
+    ErrorAnswer,
+    NodeIdAnswer,
+)
+from streammeta.controller.metadata.api.request_identity import (
+    REQUESTS_MAX,
+    IssuedIds,
+    RequestKey,
+    RequestKind,
+)
+from streammeta.controller.metadata.api.requests import (
+    AssignRecoveries,
+    GetNextNodeId,
+    RegisterNode,
+    SetNodeLock,
+    SuperviseNode,
+)
+from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.object_indexes import NodeObjects
+from streammeta.controller.metadata.tables.epochs import check_growth
+from streammeta.controller.metadata.tables.shared_views import Window, WindowView
+from streammeta.controller.metadata.tables.tables import Undo
+from streammeta.controller.metadata.tables.values import INT32_MAX, NodeIdentity, Tags
+from streammeta.controller.records.record import (
+    NodeEpochSet,
+    NodeIdIssued,
+    NodeLocked,
+    NodeRegistered,
+    NodeSupervised,
+    NodeUnregistered,
+    RecoveryAssigned,
+)
+
+_PROCESS_IDS = FIELDS["NodeRegisteredRecord", "process_id"]
+"""Feature level from which the processes of one epoch are told apart."""
+
+NODE_ID_MIN = 1_000
+"""The first id of the counter; those below are left to nodes named by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One broker.
+
+    `failover`: another node recovers its data. `locked`: streams it owned last can be opened by
+    itself alone. `departed`: unregistered, but it holds set objects. `recovered_by`: the node that
+    recovers its data, or -1. `supervised`: it has sent heartbeats, so its silence means failure.
+    """
+
+    node_id: int
+    node_epoch: int
+    failover: bool = False
+    wal_config: str = ""
+    tags: Tags = ()
+    locked: bool = False
+    departed: bool = False
+    recovered_by: int = -1
+    supervised: bool = False
+    process_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesView:
+    """Everything the registry of nodes holds; nodes are in id order."""
+
+    in_order: list[Node]
+    last_issued_id: int
+    free_ids: frozenset[int]
+    requests: WindowView[RequestKey, IssuedIds]
+
+
+class Nodes:
+    """Nodes by id, and which ids were issued and can be issued again."""
+
+    def __init__(self, set_objects: NodeObjects, feature_level: FeatureLevel) -> None:
+        self._set_objects = set_objects
+        self._feature_level = feature_level
+        self._nodes: dict[int, Node] = {}
+        self._departed: set[int] = set()
+        self._free_ids: frozenset[int] = frozenset()
+        self._last_issued_id = -1
+        self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def get(self, node_id: int) -> Node | None:
+        """Return a node, or None if it never registered or is forgotten."""
+        return self._nodes.get(node_id)
+
+    def lowest_id(self) -> int:
+        """Return the least id of a node that is known, -1 if there is none."""
+        return min(self._nodes, default=-1)
+
+    def in_order(self) -> list[Node]:
+        """Return all nodes by id."""
+        return [self._nodes[node_id] for node_id in sorted(self._nodes)]
+
+    def view(self) -> NodesView:
+        """Return an immutable view of the registry as it is now."""
+        return NodesView(
+            in_order=self.in_order(),
+            last_issued_id=self._last_issued_id,
+            free_ids=self._free_ids,
+            requests=self._requests.view(),
+        )
+
+    def is_locked(self, node_id: int) -> bool:
+        """Return whether only the node itself may open streams it owned last."""
+        node = self._nodes.get(node_id)
+        return node is not None and node.locked
+
+    def set_object_count(self, node_id: int) -> int:
+        """Return how many committed set objects a node holds."""
+        return self._set_objects.get(node_id)
+
+    def check(
+        self,
+        identity: NodeIdentity,
+        *,
+        fence_failover: bool = True,
+        recoverer: NodeIdentity | None = None,
+    ) -> ErrorCode:
+        """Return NONE if this process may speak for its node.
+
+        An epoch newer than the registered one passes and is not recorded. `fence_failover` False
+        lets calls pass that others make in the name of a node that is recovered or has departed.
+        One that names itself as `recoverer` must be the node that the recovery is assigned to.
+        """
+        node = self._nodes.get(identity.node_id)
+        if node is None:
+            return ErrorCode.NODE_EPOCH_NOT_EXIST
+        if node.node_epoch > identity.node_epoch:
+            return ErrorCode.NODE_EPOCH_EXPIRED
+        if fence_failover and (node.failover or node.departed):
+            return ErrorCode.NODE_FENCED
+        if recoverer is not None:
+            assigned = node.recovered_by == recoverer.node_id
+            return self.check(recoverer) if assigned else ErrorCode.NODE_FENCED
+        return ErrorCode.NONE
+
+    def check_newest(self, identity: NodeIdentity) -> ErrorCode:
+        """Return NONE if this is the newest process of its node, fenced or not."""
+        node = self._nodes.get(identity.node_id)
+        if node is None or node.node_epoch < identity.node_epoch:
+            return ErrorCode.NODE_EPOCH_NOT_EXIST
+        newest = node.node_epoch == identity.node_epoch
+        return ErrorCode.NONE if newest else ErrorCode.NODE_EPOCH_EXPIRED
+
+    # ---- deciding ----
+
+    def decide_register(self, request: RegisterNode) -> tuple[NodeRegistered | None, ErrorAnswer]:
+        """Create or replace a node unless a newer process, or another of its epoch, registered.
+
+        A process that is fenced, or has unregistered, can't register again: a newer one can.
+        """
+        identity = request.node
+        node = self._nodes.get(identity.node_id)
+        error = self._check_registration(identity)
+        if error is not ErrorCode.NONE:
+            return None, ErrorAnswer(error=error)
+        _check_growth(identity, node)
+        process_id = request.process_id if self._feature_level.current >= _PROCESS_IDS else ""
+        if node is not None and node.node_epoch == identity.node_epoch and node.process_id:
+            process_id = process_id or node.process_id
+            if process_id != node.process_id:
+                return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
+
+        tags = tuple(sorted(request.tags))
+        answer = ErrorAnswer(error=ErrorCode.NONE)
+        known = (identity.node_epoch, request.wal_config, tags, process_id)
+        if node is not None and known == (
+            node.node_epoch,
+            node.wal_config,
+            node.tags,
+            node.process_id,
+        ):
+            return None, answer
+        record = NodeRegistered(
+            node_id=identity.node_id,
+            node_epoch=identity.node_epoch,
+            wal_config=request.wal_config,
+            tags=tags,
+            process_id=process_id,
+        )
+        return record, answer
+
+    def decide_epoch(
+        self, identity: NodeIdentity, *, failover: bool
+    ) -> tuple[NodeEpochSet | None, ErrorCode]:
+        """Set a node's epoch and failover flag unless a newer process has registered.
+
+        Only a newer process ends a failover: the fenced one does not lift its own fence.
+        """
+        node = self._nodes.get(identity.node_id)
+        error = self._check_registration(identity, fence_failover=not failover)
+        if error is not ErrorCode.NONE:
+            return None, error
+        _check_growth(identity, node)
+        known = (identity.node_epoch, failover)
+        if node is not None and (node.node_epoch, node.failover) == known:
+            return None, ErrorCode.NONE
+        record = NodeEpochSet(
+            node_id=identity.node_id, node_epoch=identity.node_epoch, failover=failover
+        )
+        return record, ErrorCode.NONE
+
+    def _check_registration(
+        self, identity: NodeIdentity, *, fence_failover: bool = True
+    ) -> ErrorCode:
+        """Return NONE if this process may register: it is newer, or known and not fenced."""
+        node = self._nodes.get(identity.node_id)
+        if node is None or node.node_epoch < identity.node_epoch:
+            return ErrorCode.NONE
+        return self.check(identity, fence_failover=fence_failover)
+
+    def decide_unregister(
+        self, identity: NodeIdentity, *, owes_streams: bool
+    ) -> tuple[NodeUnregistered | None, ErrorAnswer]:
+        """Forget a node, or let it depart.
+
+        `owes_streams`: it has streams open or uploads pending. A node that is gone already, or has
+        departed, is answered NONE.
+        """
+        error = self.check(identity, fence_failover=False)
+        node = self._nodes.get(identity.node_id)
+        if node is None:
+            return None, ErrorAnswer(error=ErrorCode.NONE)
+        if error is ErrorCode.NONE and owes_streams:
+            error = ErrorCode.STREAM_NOT_CLOSED
+        if error is ErrorCode.NONE and node.locked:
+            error = ErrorCode.NODE_LOCKED
+        if error is not ErrorCode.NONE or node.departed:
+            return None, ErrorAnswer(error=error)
+        return NodeUnregistered(node_id=node.node_id), ErrorAnswer(error=ErrorCode.NONE)
+
+    def decide_lock(self, request: SetNodeLock) -> tuple[NodeLocked | None, ErrorAnswer]:
+        """Lock or unlock a node."""
+        node = self._nodes.get(request.node_id)
+        if node is None:
+            return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        answer = ErrorAnswer(error=ErrorCode.NONE)
+        if node.locked == request.locked:
+            return None, answer
+        return NodeLocked(node_id=request.node_id, locked=request.locked), answer
+
+    def decide_supervise(self, request: SuperviseNode) -> tuple[NodeSupervised | None, ErrorAnswer]:
+        """Remember that a node sends heartbeats."""
+        error = self.check(request.node)
+        node = self._nodes.get(request.node.node_id)
+        if error is not ErrorCode.NONE or node is None or node.supervised:
+            return None, ErrorAnswer(error=error)
+        return NodeSupervised(node_id=node.node_id), ErrorAnswer(error=ErrorCode.NONE)
+
+    def decide_next_id(self, request: GetNextNodeId) -> tuple[NodeIdIssued | None, NodeIdAnswer]:
+        """Issue the smallest id that is free again, else one above all others."""
+        issued = self._requests.get(_request_key(request.request_id))
+        if issued is not None:
+            return None, NodeIdAnswer(node_id=issued.first_id)
+        node_id = self._next_id()
+        record = NodeIdIssued(request_id=request.request_id, node_id=node_id)
+        return record, NodeIdAnswer(node_id=node_id)
+
+    def _next_id(self) -> int:
+        if self._free_ids:
+            return min(self._free_ids)
+        above_issued = max(NODE_ID_MIN, self._last_issued_id + 1)
+        node_id = max(above_issued, max(self._nodes, default=-1) + 1)
+        if node_id > INT32_MAX:  # a very large one was chosen by hand; there is room below
+            node_id = next(
+                number for number in itertools.count(above_issued) if not self.get(number)
+            )
+        if node_id > INT32_MAX:
+            raise LimitExceededError(
+                f"no node id is left below {INT32_MAX}; unregister some", "node_id", INT32_MAX
+            )
+        return node_id
+
+    def decide_recoveries(
+        self, request: AssignRecoveries
+    ) -> tuple[list[RecoveryAssigned], AssignRecoveriesAnswer]:
+        """Assign recoveries, each if the node's process is still the one meant."""
+        records = []
+        for target in request.targets:
+            node = self._nodes.get(target.node_id)
+            if node is None or node.node_epoch != target.node_epoch:
+                continue
+            if node.recovered_by != target.target_id:
+                records.append(RecoveryAssigned(node_id=node.node_id, target_id=target.target_id))
+        return records, AssignRecoveriesAnswer(assigned=len(records))
+
+    # ---- replaying ----
+
+    def replay_registered(self, record: NodeRegistered, undo: Undo) -> None:
+        """See `NodeRegistered`."""
+        before = self._of_epoch(record.node_id, record.node_epoch)
+        after = replace(
+            before,
+            wal_config=record.wal_config,
+            tags=record.tags,
+            process_id=record.process_id,
+        )
+        self._set(after, undo)
+
+    def replay_epoch_set(self, record: NodeEpochSet, undo: Undo) -> None:
+        """See `NodeEpochSet`."""
+        before = self._of_epoch(record.node_id, record.node_epoch)
+        self._set(replace(before, failover=record.failover), undo)
+
+    def _of_epoch(self, node_id: int, node_epoch: int) -> Node:
+        """Return the node as it is for that process: a new one has nothing to be recovered."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            return Node(node_id, node_epoch)
+        if node.node_epoch == node_epoch:
+            return node
+        return replace(
+            node,
+            node_epoch=node_epoch,
+            failover=False,
+            departed=False,
+            recovered_by=-1,
+            process_id="",
+        )
+
+    def replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
+        """See `NodeUnregistered`."""
+        # Its heartbeats are not waited for any more.
+        self._set(replace(self._nodes[record.node_id], departed=True, supervised=False), undo)
+        self.forget_departed(undo)
+
+    def forget_departed(self, undo: Undo) -> None:
+        """Forget the departed nodes that hold no set object any more, and free their ids."""
+        if not self._departed:
+            return
+        gone = [node_id for node_id in sorted(self._departed) if not self._set_objects.get(node_id)]
+        for node_id in gone:
+            self._write(node_id, None, undo)
+        free = [node_id for node_id in gone if node_id >= NODE_ID_MIN]
+        if free:
+            undo.assign(self, "_free_ids", self._free_ids.union(free))
+
+    def replay_locked(self, record: NodeLocked, undo: Undo) -> None:
+        """See `NodeLocked`."""
+        self._set(replace(self._nodes[record.node_id], locked=record.locked), undo)
+
+    def replay_supervised(self, record: NodeSupervised, undo: Undo) -> None:
+        """See `NodeSupervised`."""
+        self._set(replace(self._nodes[record.node_id], supervised=True), undo)
+
+    def replay_recovery_assigned(self, record: RecoveryAssigned, undo: Undo) -> None:
+        """See `RecoveryAssigned`."""
+        self._set(replace(self._nodes[record.node_id], recovered_by=record.target_id), undo)
+
+    def replay_id_issued(self, record: NodeIdIssued, undo: Undo) -> None:
+        """See `NodeIdIssued`."""
+        undo.assign(self, "_last_issued_id", max(self._last_issued_id, record.node_id))
+        undo.assign(self, "_free_ids", self._free_ids - {record.node_id})
+        self._requests.put(_request_key(record.request_id), IssuedIds(record.node_id, 1), undo)
+
+    def load(
+        self,
+        nodes: Iterable[Node],
+        last_issued_id: int,
+        free_ids: Iterable[int],
+        requests: Iterable[tuple[RequestKey, IssuedIds]],
+    ) -> None:
+        """Fill an empty registry."""
+        for node in nodes:
+            self._put(node.node_id, node)
+        self._last_issued_id = last_issued_id
+        self._free_ids = frozenset(free_ids)
+        self._requests.load(requests)
+
+    def _set(self, node: Node, undo: Undo) -> None:
+        self._write(node.node_id, node, undo)
+        if node.node_id in self._free_ids:
+            undo.assign(self, "_free_ids", self._free_ids - {node.node_id})
+
+    def _write(self, node_id: int, node: Node | None, undo: Undo) -> None:
+        before = self._nodes.get(node_id)
+        self._put(node_id, node)
+        undo.append(lambda: self._put(node_id, before))
+
+    def _put(self, node_id: int, node: Node | None) -> None:
+        if node is not None and node.departed:
+            self._departed.add(node_id)
+        else:
+            self._departed.discard(node_id)
+        if node is None:
+            self._nodes.pop(node_id, None)
+        else:
+            self._nodes[node_id] = node
+
+
+def _request_key(request_id: str) -> RequestKey:
+    # The caller has no node id yet.
+    return RequestKey(RequestKind.NEXT_NODE_ID, -1, request_id)
+
+
+def _check_growth(identity: NodeIdentity, node: Node | None) -> None:
+    present = 0 if node is None else node.node_epoch
+    check_growth("node.node_epoch", identity.node_epoch, present)

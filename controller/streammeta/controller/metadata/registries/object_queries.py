@@ -1,0 +1,487 @@
+"""Stored objects and the queries about them: where each is, what it holds, what is known of it.
+
+Ids come from a counter and are never reused; rows are, so they are in no order, and a directory
+says which row an id has. A row is an object's unless its state is UNUSED or REMOVED (it becomes
+unused once the removal is committed). Streams appear here only as numbers in ranges. `objects`
+adds what writes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.ids import NONE_ID
+from streammeta.controller.metadata.api import answers
+from streammeta.controller.metadata.api.request_identity import (
+    REMOVED_OBJECTS_MAX,
+    REQUESTS_MAX,
+    IssuedIds,
+    RequestKey,
+)
+from streammeta.controller.metadata.api.requests import ObjectQueryColumns
+from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
+from streammeta.controller.metadata.registries.object_indexes import (
+    ExpiryIndex,
+    NodeObjects,
+    ObjectCounts,
+    ObjectLinks,
+    ids_of_spans,
+)
+from streammeta.controller.metadata.registries.object_ranges import ObjectRanges
+from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
+from streammeta.controller.metadata.tables.object_facts import UNKNOWN, ObjectFacts
+from streammeta.controller.metadata.tables.shared_views import Window, WindowView
+from streammeta.controller.metadata.tables.stream_index import range_rows
+from streammeta.controller.metadata.tables.tables import FreeBlocks, Table, TableView
+from streammeta.controller.metadata.tables.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    Mask,
+    ObjectKind,
+    ObjectState,
+    RangeColumns,
+)
+
+_OBJECT_COLUMNS = {
+    "object_id": np.int64,
+    "state": np.int8,
+    "kind": np.int8,
+    "attributes": np.int32,
+    "node_id": np.int32,
+    "object_size": np.int64,
+    "timestamp_ms": np.int64,
+    "order_id": np.int64,  # of a linked object: its composite
+    "data_time_ms": np.int64,
+    "first_range": np.int32,
+    "range_count": np.int32,
+    "content_digest": np.int64,  # of the commit, see `request_identity`
+}
+
+UNUSED = 0
+"""State of a row that no object has; no `ObjectState` has this number."""
+
+# Members of an enum are slow to look up; these are looked up for every commit.
+_PREPARED = int(ObjectState.PREPARED)
+_COMMITTED = int(ObjectState.COMMITTED)
+_DESTROYED = int(ObjectState.MARK_DESTROYED)
+_STREAM_SET = int(ObjectKind.STREAM_SET)
+_COMPOSITE = int(ObjectKind.COMPOSITE)
+_NAMED = int(ObjectKind.NAMED)
+_SET_OBJECT_COLUMNS = ("object_id", "order_id", "data_time_ms", "object_size", "range_count")
+_SPANS_AT_ONCE = 32
+"""Spans of ids that are looked at in one step of a listing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectsView:
+    """Immutable views of everything the registry of objects holds."""
+
+    rows: TableView
+    ranges: TableView
+    facts: TableView
+    next_object_id: int
+    requests: WindowView[RequestKey, IssuedIds]
+    removed: WindowView[int, int]
+
+
+class ObjectQueries:
+    """Stored objects by id, and everything that may be asked of them; nothing here writes.
+
+    `rows` are row numbers as `rows()` returns them. `set_objects` counts each node's committed set
+    objects.
+    """
+
+    def __init__(self, set_objects: NodeObjects | None = None) -> None:
+        self._table = Table(_OBJECT_COLUMNS)
+        self._unused = FreeBlocks()
+        self._facts = ObjectFacts()
+        self._directory = ObjectDirectory()
+        self._ranges = ObjectRanges()
+        self._links = ObjectLinks()
+        self._counts = ObjectCounts()
+        self._set_objects = NodeObjects() if set_objects is None else set_objects
+        self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+        self._removed: Window[int, int] = Window(REMOVED_OBJECTS_MAX)
+        """Digests of the commits of objects that are removed."""
+        self._deadlines = ExpiryIndex(lambda ids: self._expiry_times(_PREPARED, ids))
+        self._destroyed = ExpiryIndex(lambda ids: self._expiry_times(_DESTROYED, ids))
+        self._swept: set[int] = set()
+
+    # ---- reading ----
+
+    def __len__(self) -> int:
+        return self._counts.present()
+
+    @property
+    def next_object_id(self) -> int:
+        """The id that is issued next."""
+        return self._directory.next_id
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use for objects and their ranges."""
+        tables = self._table.nbytes + self._facts.nbytes + self._ranges.nbytes
+        return tables + self._directory.nbytes
+
+    def view(self) -> ObjectsView:
+        """Return immutable views of the registry as it is now."""
+        return ObjectsView(
+            rows=self._table.view(),
+            ranges=self._ranges.view(),
+            facts=self._facts.view(),
+            next_object_id=self.next_object_id,
+            requests=self._requests.view(),
+            removed=self._removed.view(),
+        )
+
+    # ---- rows ----
+
+    def row(self, object_id: int) -> int:
+        """Return an object's row; it is negative if it was never issued or is removed."""
+        return self._directory.row(object_id)
+
+    def rows(self, object_ids: Int64Column) -> Int64Column:
+        """Return objects' rows, negative where there is none."""
+        return self._directory.rows(object_ids)
+
+    def row_states(self, rows: Int64Column) -> npt.NDArray[np.int8]:
+        """Return the `ObjectState` number of each row."""
+        states: npt.NDArray[np.int8] = self._table["state"][rows]
+        return states
+
+    def kinds(self, rows: Int64Column) -> npt.NDArray[np.int8]:
+        """Return the `ObjectKind` number of each row."""
+        kinds: npt.NDArray[np.int8] = self._table["kind"][rows]
+        return kinds
+
+    def attributes(self, rows: Int64Column) -> npt.NDArray[np.int32]:
+        """Return the attributes word of each row."""
+        words: npt.NDArray[np.int32] = self._table["attributes"][rows]
+        return words
+
+    def least_order_id(self, rows: Int64Column) -> int:
+        """Return the least order of set objects."""
+        return int(self._table["order_id"][rows].min())
+
+    def least_data_time_ms(self, rows: Int64Column) -> int:
+        """Return the time of the oldest data in set objects."""
+        return int(self._table["data_time_ms"][rows].min())
+
+    def time_bounds(self, rows: Int64Column) -> tuple[int, int]:
+        """Return the time bounds of all records in objects; (-1, -1) if one's are unknown."""
+        return self._facts.bounds(rows)
+
+    def range_counts(self, rows: Int64Column) -> Int64Column:
+        """Return how many ranges each object holds."""
+        return self._table["range_count"][rows].astype(np.int64)
+
+    def spans(self, rows: Int64Column) -> StreamSpans:
+        """Return the ranges that objects hold, those of one behind those of another."""
+        held = range_rows(self._table["first_range"][rows], self._table["range_count"][rows])
+        return StreamSpans(*self._ranges.columns(held))
+
+    def are_in_state(self, rows: Int64Column, state: ObjectState) -> Mask:
+        """Say which rows, negative where there is no object, are in a state."""
+        fit = rows >= 0
+        fit[fit] = self._table["state"][rows[fit]] == state
+        return fit
+
+    def are_set_objects_of(self, rows: Int64Column, node_id: int) -> Mask:
+        """Say which rows are committed set objects of a node."""
+        fit = self.are_in_state(rows, ObjectState.COMMITTED)
+        present = rows[fit]
+        in_set = self._table["kind"][present] == _STREAM_SET
+        fit[fit] = in_set & (self._table["node_id"][present] == node_id)
+        return fit
+
+    def are_objects_of_stream(self, rows: Int64Column, stream_id: int) -> Mask:
+        """Say which rows are committed stream objects or composites of a stream."""
+        fit = self.are_in_state(rows, ObjectState.COMMITTED)
+        kinds = self._table["kind"][rows[fit]]
+        fit[fit] = (kinds != _STREAM_SET) & (kinds != _NAMED)
+        streams, _, _ = self._ranges.columns(self._table["first_range"][rows[fit]])
+        fit[fit] = streams == stream_id
+        return fit
+
+    # ---- ids ----
+
+    def is_prepared(self, object_id: int) -> bool:
+        """Return whether an object can be committed."""
+        row = self._directory.row(object_id)
+        return row >= 0 and self._table.cell("state", row) == _PREPARED
+
+    def linked_to(self, composite_ids: Int64Column) -> Int64Column:
+        """Return the ids of all objects that composites link."""
+        parts = [self._links.of(object_id) for object_id in composite_ids.tolist()]
+        return np.concatenate((EMPTY_COLUMN, *parts))
+
+    def issued(self, key: RequestKey) -> IssuedIds | None:
+        """Return what a remembered PrepareObjects was answered, or None."""
+        return self._requests.get(key)
+
+    def expired_before(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
+        """Return at most `limit` prepared objects with an earlier deadline, earliest first.
+
+        Deadlines before `since_ms` are left out.
+        """
+        return self._deadlines.before(time_ms, limit, since_ms)
+
+    def destroyed_before(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
+        """Return at most `limit` objects that were marked destroyed earlier, earliest first.
+
+        Marks before `since_ms` are left out.
+        """
+        return self._destroyed.before(time_ms, limit, since_ms)
+
+    def newest_stamp_ms(self, most_ms: int) -> int:
+        """Return the newest time of a commit or of a mark up to `most_ms`, -1 without any."""
+        times = self._table["timestamp_ms"]
+        chosen = (self._table["state"] != ObjectState.PREPARED) & (times <= most_ms)
+        return int(times.max(initial=-1, where=chosen))
+
+    def count(self, state: ObjectState) -> int:
+        """Return how many objects are in a state."""
+        return self._counts.of(state)
+
+    def set_object_count(self) -> int:
+        """Return how many committed set objects there are."""
+        return self._set_objects.total()
+
+    @property
+    def committed_bytes(self) -> int:
+        """Sum of the committed objects' sizes."""
+        return self._counts.committed_bytes
+
+    def require_room(self, object_size: int, others: Int64Column) -> None:
+        """Raise `LimitExceededError` if with objects of these sizes the sum of all is too large."""
+        self._counts.require_room(object_size, others)
+
+    def page_rows(self, first_id: int, size: int) -> tuple[Int64Column, int]:
+        """Return the rows of the first `size` objects from an id on, and the id after them.
+
+        The latter is -1 if there are no more.
+        """
+        found: list[Int64Column] = [EMPTY_COLUMN]
+        count = 0
+        for ids, rows in self._directory.from_id(first_id):
+            if count + len(ids) > size:
+                found.append(rows[: size - count])
+                return np.concatenate(found), int(ids[size - count])
+            found.append(rows)
+            count += len(ids)
+        return np.concatenate(found), -1
+
+    def states(self, object_ids: Int64Column) -> Int64Column:
+        """Return `ObjectState` numbers, also of ids that were never issued or are removed."""
+        rows = self.rows(object_ids)
+        present = rows >= 0
+        if np.count_nonzero(present) == len(rows):
+            return self._table["state"][rows].astype(np.int64)
+        issued = object_ids < self.next_object_id
+        states = np.where(issued, ObjectState.REMOVED, ObjectState.NOT_ISSUED).astype(np.int64)
+        states[present] = self._table["state"][rows[present]]
+        return states
+
+    def was_committed(self, object_ids: Int64Column) -> Mask:
+        """Return which objects are, or within the window were, committed."""
+        rows = self.rows(object_ids)
+        committed = np.zeros(len(rows), dtype=np.bool_)
+        present = rows >= 0
+        committed[present] = self._table["kind"][rows[present]] != ObjectKind.UNKNOWN
+        for index in np.flatnonzero(~present).tolist():
+            committed[index] = int(object_ids[index]) in self._removed
+        return committed
+
+    def commit_digest(self, object_id: int) -> int | None:
+        """Return the digest of the commit of an object; None if `was_committed` says no."""
+        row = self.row(object_id)
+        if row < 0:
+            return self._removed.get(object_id)
+        if self._table["kind"][row] == ObjectKind.UNKNOWN:
+            return None
+        return int(self._table["content_digest"][row])
+
+    # ---- streams ----
+
+    def range_rows_of_each(
+        self, asked: ObjectQueryColumns, limits: Int64Column, most: int
+    ) -> tuple[Int64Column, Int64Column]:
+        """Return which ranges answer many queries; see `ObjectRanges.rows_from_each`."""
+        return self._ranges.rows_from_each(asked, limits, most)
+
+    def slices_in(self, rows_of_ranges: Int64Column) -> answers.ObjectSlices:
+        """Return what ranges hold, by their rows."""
+        _, starts, ends = self._ranges.columns(rows_of_ranges)
+        return self._slices(self._ranges.object_ids(rows_of_ranges), starts, ends)
+
+    def slices(self, stream_id: int, start: int, end: int, limit: int) -> answers.ObjectSlices:
+        """Return the objects that hold a stream contiguously from `start` on.
+
+        Stops at a gap, after `limit` objects, or at `end`; -1: no end.
+        """
+        return self._slices(*self._ranges.rows_from(stream_id, start, end, limit))
+
+    def _slices(
+        self, ids: Int64Column, starts: Int64Column, ends: Int64Column
+    ) -> answers.ObjectSlices:
+        rows, table = self.rows(ids), self._table
+        facts = self._facts.of(rows)
+        return answers.ObjectSlices(
+            ids,
+            table["kind"].take(rows),
+            starts,
+            ends,
+            table["object_size"].take(rows),
+            table["attributes"].take(rows),
+            facts.min_timestamp_ms,
+            facts.max_timestamp_ms,
+            facts.crc32c,
+        )
+
+    def ranges_of_streams(self) -> npt.NDArray[np.int32]:
+        """Return each stream's number of ranges in objects; see `ObjectRanges.counts`."""
+        return self._ranges.counts()
+
+    def owned_sizes(self, at_once: int) -> Iterator[tuple[Int64Column, Int64Column, Int64Column]]:
+        """Yield (stream ids, node ids, sizes) of committed objects, from `at_once` rows at a time.
+
+        The stream is -1 of an object that may hold several, the node of all but set objects.
+        Changes may come between two pieces; each is as of when it is asked for.
+        """
+        first = 0
+        while first < len(self._table):
+            piece, table = slice(first, first + at_once), self._table
+            rows = first + np.flatnonzero(table["state"][piece] == _COMMITTED)
+            kinds = table["kind"][rows]
+            is_alone = (kinds != _STREAM_SET) & (kinds != _NAMED) & (table["range_count"][rows] > 0)
+            streams = np.full(len(rows), NONE_ID, dtype=np.int64)
+            streams[is_alone] = self._ranges.columns(table["first_range"][rows[is_alone]])[0]
+            yield streams, table["node_id"][rows].astype(np.int64), table["object_size"][rows]
+            first += at_once
+
+    def stream_objects(self, stream_id: int) -> tuple[Int64Column, Int64Column, Int64Column]:
+        """Return (ids, starts, ends) of a stream's stream objects and composites, by end offset."""
+        rows = self._ranges.rows_of_stream(stream_id)
+        rows = rows[self._of_one_stream(rows)]
+        _, starts, ends = self._ranges.columns(rows)
+        return self._ranges.object_ids(rows), starts, ends
+
+    def stream_object_run(self, stream_id: int) -> tuple[int, int]:
+        """Return the first contiguous run (start, end) of a stream's stream objects, or (0, 0)."""
+        _, starts, ends = self.stream_objects(stream_id)
+        if not len(starts):
+            return 0, 0
+        gaps = np.flatnonzero(starts[1:] != ends[:-1])
+        last = int(gaps[0]) if len(gaps) else len(starts) - 1
+        return int(starts[0]), int(ends[last])
+
+    # ---- descriptions ----
+
+    def describe(self, row: int) -> answers.ObjectDescription:
+        """Describe the object in a row."""
+        table = self._table
+        kind, state = ObjectKind(int(table["kind"][row])), ObjectState(int(table["state"][row]))
+        held = self.spans(np.array([row]))
+        one_stream = kind in (ObjectKind.STREAM, ObjectKind.COMPOSITE) and len(held) == 1
+        low, high, crc32c = self._facts.of_one(row)
+        return answers.ObjectDescription(
+            object_id=int(table["object_id"][row]),
+            state=state,
+            kind=kind,
+            object_size=int(table["object_size"][row]),
+            timestamp_ms=int(table["timestamp_ms"][row]),
+            attributes=int(table["attributes"][row]),
+            node_id=int(table["node_id"][row]),
+            stream_id=int(held.stream_id[0]) if one_stream else -1,
+            ranges=RangeColumns(
+                stream_id=held.stream_id, start_offset=held.start_offset, end_offset=held.end_offset
+            ),
+            composite_id=int(table["order_id"][row]) if state is ObjectState.LINKED else -1,
+            data_time_ms=int(table["data_time_ms"][row]) if kind is ObjectKind.STREAM_SET else -1,
+            min_timestamp_ms=low,
+            max_timestamp_ms=high,
+            crc32c=crc32c,
+        )
+
+    def describe_set_objects(
+        self, object_ids: Int64Column, *, by_order: bool = False
+    ) -> tuple[answers.StreamSetObject, ...]:
+        """Describe set objects, in the order named or in that of the node that holds them."""
+        rows = self.rows(object_ids)
+        if by_order:
+            rows = rows[np.lexsort((object_ids, self._table["order_id"][rows]))]
+        facts = self._facts.of(rows)
+        known = facts.min_timestamp_ms, facts.max_timestamp_ms, facts.crc32c
+        unknown = np.full(len(rows), UNKNOWN)
+        columns = (  # in the order of the fields
+            *(self._table[name][rows] for name in _SET_OBJECT_COLUMNS),
+            *(values if len(values) else unknown for values in known),
+        )
+        return tuple(map(answers.StreamSetObject, *(values.tolist() for values in columns)))
+
+    def set_objects_of(self, node_id: int, after_id: int, limit: int) -> Int64Column:
+        """Return the ids of a node's first `limit` committed set objects above an id."""
+        spans = self._set_objects.spans_from(node_id, after_id + 1)
+        found: list[Int64Column] = [EMPTY_COLUMN]
+        left = limit
+        for first in range(0, len(spans), _SPANS_AT_ONCE):
+            ids = ids_of_spans(spans[first : first + _SPANS_AT_ONCE])
+            rows = self.rows(ids)
+            present = (rows >= 0) & (ids > after_id)
+            ids, rows = ids[present], rows[present]
+            held = (self._table["node_id"][rows] == node_id) & (
+                self._table["state"][rows] == _COMMITTED
+            )
+            found.append(ids[held][:left])
+            left -= len(found[-1])
+            if left <= 0:
+                break
+        return np.concatenate(found)
+
+    def _of_one_stream(self, range_rows_: npt.NDArray[np.integer]) -> Mask:
+        """Say which ranges are those of a stream object or composite."""
+        if not len(range_rows_):
+            return np.zeros(0, dtype=np.bool_)
+        kinds = self._table["kind"][self.rows(self._ranges.object_ids(range_rows_))]
+        of_one: Mask = kinds != _STREAM_SET
+        return of_one
+
+    def _expiry_times(self, state: int, ids: Int64Column) -> Int64Column:
+        times = np.full(len(ids), -1, dtype=np.int64)
+        rows = self.rows(ids)
+        present = np.flatnonzero(rows >= 0)
+        present = present[self._table["state"][rows[present]] == state]
+        times[present] = self._table["timestamp_ms"][rows[present]]
+        return times
+
+    def sweepings(self, limit: int) -> Int64Column:
+        """Return at most `limit` of the objects that deleted streams have left."""
+        found = [EMPTY_COLUMN]
+        for stream_id in sorted(self._swept):
+            if limit <= 0:
+                break
+            found.append(self.to_destroy((stream_id,), limit))
+            limit -= len(found[-1])
+        return np.concatenate(found)
+
+    def to_destroy(self, stream_ids: Sequence[int], limit: int) -> Int64Column:
+        """Return at most `limit` of what is destroyed with these streams.
+
+        That is stream objects, composites, and before each composite what it links.
+        """
+        _, listed = self._ranges.listed(np.array(stream_ids, dtype=np.int64))
+        ids = self._ranges.object_ids(listed[self._of_one_stream(listed)])[:limit]
+        composites = np.flatnonzero(self._table["kind"][self.rows(ids)] == _COMPOSITE)
+        if not len(composites):
+            return ids
+        parts: list[Int64Column] = []
+        for part in np.split(ids, composites):
+            if len(part):
+                parts.extend((self._links.of(int(part[0])), part))
+        return np.concatenate(parts)[:limit]
+
+    def has_sweepings(self) -> bool:
+        """Return whether a deleted stream has left objects to destroy."""
+        return bool(self._swept)

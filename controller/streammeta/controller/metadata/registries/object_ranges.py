@@ -1,0 +1,433 @@
+"""The ranges of streams that objects hold, by object and by stream.
+
+One table row per range; an object's rows are consecutive. For each stream an index lists its rows
+by end offset, so that the object holding an offset is found by binary search, and what follows it
+is the rest of the list: above a stream's start offset ends grow strictly, because commits continue
+where the stream's data ends. The index is derived from the table.
+
+Rows of objects that are gone are used again, a block of them for an object of about as many
+ranges. Knows nothing else of objects or streams.
+"""
+
+import bisect
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.ids import NONE_ID
+from streammeta.controller.metadata.api.requests import ObjectQueryColumns
+from streammeta.controller.metadata.tables.section_checks import VisibleFrom, check_apart, windows
+from streammeta.controller.metadata.tables.stream_index import StreamIndex, bisected, range_rows
+from streammeta.controller.metadata.tables.tables import (
+    Array,
+    FreeBlocks,
+    Table,
+    TableView,
+    Undo,
+    block_rows,
+    block_size,
+    roomy_zeros,
+)
+from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Int64Column, Mask
+from streammeta.controller.records.record import SetObjectRanges, StreamObjectsCommitted
+
+_RANGE_COLUMNS = {
+    "stream_id": np.int32,  # like row numbers: a map of more streams would not fit into memory
+    "start_offset": np.int64,
+    "end_offset": np.int64,
+    "object_id": np.int64,
+}
+_ORDER = ("stream_id", "end_offset", "object_id")
+_PLACE_BITS = 32
+_FIRST_ROWS = 4
+_FEW_ROWS = 256
+"""Rows of a list up to which looking at all costs less than a search step by step."""
+
+
+class ObjectRanges:
+    """The table of ranges and its index by stream."""
+
+    def __init__(self) -> None:
+        self._table = Table(_RANGE_COLUMNS)
+        self._index = StreamIndex()
+        self._unused = FreeBlocks()
+
+    def __len__(self) -> int:
+        """Return how many rows are in use, those that round up blocks included."""
+        return len(self._table) - self._unused.rows()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return self._table.nbytes + self._index.nbytes
+
+    def view(self) -> TableView:
+        """Return an immutable view of the table."""
+        return self._table.view()
+
+    # ---- rows ----
+
+    def add(
+        self,
+        object_id: Int64Column,
+        range_count: Int64Column,
+        ranges: SetObjectRanges | StreamObjectsCommitted,
+        undo: Undo,
+    ) -> tuple[Int64Column, Int64Column]:
+        """Store what objects hold; return each object's first row, and the row of every range.
+
+        The first `range_count[0]` of the ranges are the first object's, and so on.
+        """
+        if len(range_count) == 1:
+            first = self._allocate_one(len(ranges.stream_id), undo)
+            rows = np.arange(first, first + len(ranges.stream_id), dtype=np.int64)
+            firsts = rows[:1] if len(rows) else np.zeros(1, dtype=np.int64)
+            at: slice | Int64Column = rows if len(rows) == 1 else slice(first, first + len(rows))
+            owners = object_id
+        elif len(range_count) == len(ranges.stream_id):
+            at = rows = firsts = self._allocate(range_count, undo)
+            owners = object_id
+        else:
+            firsts = self._allocate(range_count, undo)
+            at = rows = range_rows(firsts, range_count)
+            owners = np.repeat(object_id, range_count)
+        cells = {
+            "stream_id": ranges.stream_id,
+            "start_offset": ranges.start_offset,
+            "end_offset": ranges.end_offset,
+            "object_id": owners,
+        }
+        self._table.write_cells(at, cells)
+        return firsts, rows
+
+    def _allocate_one(self, count: int, undo: Undo) -> int:
+        size = block_size(count)
+        if not size:
+            return 0
+        reused = self._unused.take(size, 1)
+        first = reused.item() if len(reused) else self._table.extend(size).start
+        undo.append(lambda: self._unused.give(size, np.array([first])))
+        return first
+
+    def _allocate(self, counts: Int64Column, undo: Undo) -> Int64Column:
+        sizes = block_rows(counts)
+        size = int(sizes[0])
+        if len(sizes) == 1 or np.count_nonzero(sizes == size) == len(sizes):
+            firsts = self._blocks(size, len(sizes))
+        else:
+            firsts = np.zeros(len(sizes), dtype=np.int64)
+            for size in np.unique(sizes).tolist():
+                alike = np.flatnonzero(sizes == size)
+                firsts[alike] = self._blocks(size, len(alike))
+        undo.append(lambda: self._unused.give_each(sizes, firsts))
+        return firsts
+
+    def _blocks(self, size: int, count: int) -> Int64Column:
+        if not size:
+            return np.zeros(count, dtype=np.int64)
+        reused = self._unused.take(size, count)
+        fresh = count - len(reused)
+        if not fresh:
+            return reused
+        start = self._table.extend(fresh * size).start
+        added = start + size * np.arange(fresh, dtype=np.int64)
+        return np.concatenate((reused, added)) if len(reused) else added
+
+    def release(self, firsts: Int64Column, counts: Int64Column, undo: Undo) -> None:
+        """Free the rows of objects that hold nothing any more, once that is committed."""
+        sizes = block_rows(counts)
+        undo.when_committed.append(lambda: self._unused.give_each(sizes, firsts))
+
+    def columns(
+        self, rows: npt.NDArray[np.integer]
+    ) -> tuple[Int64Column, Int64Column, Int64Column]:
+        """Return (stream ids, starts, ends) of rows."""
+        table = self._table
+        stream_id = table["stream_id"][rows].astype(np.int64)
+        return stream_id, table["start_offset"][rows], table["end_offset"][rows]
+
+    def object_ids(self, rows: npt.NDArray[np.integer]) -> Int64Column:
+        """Return the objects rows belong to."""
+        result: Int64Column = self._table["object_id"][rows]
+        return result
+
+    # ---- lists by stream ----
+
+    def link_last(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
+        """Add rows to the ends of their streams' lists; no stream twice."""
+        self._index.append(stream_id, rows, undo)
+
+    def link_many(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
+        """Add rows to their streams' lists where their end offsets put them.
+
+        A stream may get several at once, as from a compaction.
+        """
+        ends, ids = self._table["end_offset"], self._table["object_id"]
+        order = np.lexsort((ids[rows], ends[rows], stream_id))
+        ordered, added = stream_id[order], rows[order]
+        first = np.flatnonzero(np.concatenate(([True], np.diff(ordered) > 0)))
+        streams = ordered[first]
+        several = np.diff(np.append(first, len(ordered)))
+        counts, listed = self._index.lists(streams)
+        lows = np.repeat(np.cumsum(counts) - counts, several)
+        places = self._places(listed, lows, lows + np.repeat(counts, several), added)
+        merged = np.insert(listed, places, added)
+        self._index.replace(streams, counts + several, merged, undo)
+
+    def _places(
+        self,
+        listed: npt.NDArray[np.int32],
+        lows: Int64Column,
+        highs: Int64Column,
+        rows: Int64Column,
+    ) -> Int64Column:
+        """Return where in `listed` each row belongs, between its `lows` and its `highs`."""
+        ends, ids = self._table["end_offset"], self._table["object_id"]
+        wanted_ends, wanted_ids = ends[rows], ids[rows]
+
+        def is_before(searched: Int64Column, places: Int64Column) -> Mask:
+            found = listed[places]
+            end, wanted_end = ends[found], wanted_ends[searched]
+            before: Mask = (end < wanted_end) | (
+                (end == wanted_end) & (ids[found] <= wanted_ids[searched])
+            )
+            return before
+
+        return bisected(lows, highs, is_before)
+
+    def unlink(self, rows: Int64Column, undo: Undo) -> None:
+        """Take rows out of their streams' lists; those that are in none are passed over."""
+        dead = np.zeros(len(self._table), dtype=np.bool_)
+        dead[rows] = True
+        streams = np.unique(self._table["stream_id"][rows]).astype(np.int64)
+        counts, listed = self._index.lists(streams)
+        self._keep(streams, counts, listed, ~dead[listed], undo)
+
+    def listed(self, streams: Int64Column) -> tuple[Int64Column, npt.NDArray[np.int32]]:
+        """Return how many rows each stream's list has, and the lists one behind the other."""
+        return self._index.lists(streams)
+
+    def keep_listed(self, streams: Int64Column, kept: Mask, undo: Undo) -> None:
+        """Drop from streams' lists what `kept`, one entry a row of `listed`, does not name."""
+        self._keep(streams, *self._index.lists(streams), kept, undo)
+
+    def _keep(
+        self,
+        streams: Int64Column,
+        counts: Int64Column,
+        listed: npt.NDArray[np.int32],
+        kept: Mask,
+        undo: Undo,
+    ) -> None:
+        if np.count_nonzero(kept) == len(kept):
+            return
+        owners = np.repeat(np.arange(len(streams)), counts)
+        left = np.bincount(owners[kept], minlength=len(streams))
+        self._index.replace(streams, left, listed[kept], undo)
+
+    def counts(self) -> npt.NDArray[np.int32]:
+        """Return each stream's number of ranges, by stream id; streams beyond have none."""
+        return self._index.lengths()
+
+    def rows_of_stream(self, stream_id: int) -> Int64Column:
+        """Return a stream's rows, by end offset."""
+        return self._index.rows(stream_id).astype(np.int64)
+
+    def rows_from(
+        self, stream_id: int, start: int, end: int, limit: int
+    ) -> tuple[Int64Column, Int64Column, Int64Column]:
+        """Return (object ids, starts, ends) that hold a stream contiguously from `start` on.
+
+        The first one covers `start`, or the answer is empty. Stops at a gap, after `limit` rows,
+        or when `end` is reached; `end` -1 means no end.
+        """
+        ends = self._table["end_offset"]
+        rows = self._index.rows(stream_id)
+        if len(rows) <= _FEW_ROWS:
+            all_ends = ends.take(rows)
+            first = int(all_ends.searchsorted(start, side="right"))
+            taken, stops = rows[first : first + limit], all_ends[first : first + limit]
+        else:
+            first = bisect.bisect_right(rows, start, key=ends.item)
+            taken = rows[first : first + limit]
+            stops = ends.take(taken)
+        starts = self._table["start_offset"].take(taken)
+        if not len(taken) or starts.item(0) > start:
+            return EMPTY_COLUMN, EMPTY_COLUMN, EMPTY_COLUMN
+        goes_on = starts[1:] == stops[:-1]
+        if end != -1:
+            goes_on &= stops[:-1] < end
+        if np.count_nonzero(goes_on) < len(goes_on):
+            count = 1 + int(goes_on.argmin())
+            taken, starts, stops = taken[:count], starts[:count], stops[:count]
+        return self._table["object_id"].take(taken), starts, stops
+
+    def rows_from_each(
+        self, asked: ObjectQueryColumns, limits: Int64Column, most: int
+    ) -> tuple[Int64Column, Int64Column]:
+        """Return what `rows_from` finds for each of many queries: query numbers, and table rows.
+
+        Rows are by query, then in the order of the stream. Of the queries behind the one with which
+        there are more than `most` rows, some or all are missing.
+        """
+        counts, lists = self._index.many(asked.stream_id)
+        starts, ends = self._table["start_offset"], self._table["end_offset"]
+
+        def is_before(searched: Int64Column, places: Int64Column) -> Mask:
+            before: Mask = ends[lists.rows(searched, places)] <= asked.start_offset[searched]
+            return before
+
+        at = bisected(np.zeros_like(counts), counts, is_before)
+        left = np.minimum(limits, counts - at)
+        # In rounds, each of as many rows of a query as all before: most find few.
+        window, active = _FIRST_ROWS, np.flatnonzero(left > 0)
+        reached = asked.start_offset.copy()
+        found_of = np.zeros_like(counts)
+        parts: list[tuple[Int64Column, Int64Column]] = []
+        while len(active):
+            sizes = np.minimum(left[active], window)
+            which = np.repeat(active, sizes)
+            rows = lists.rows(which, range_rows(at[active], sizes)).astype(np.int64)
+            stops = ends[rows]
+            firsts = np.cumsum(sizes) - sizes
+            before = np.concatenate((stops[:1], stops[:-1]))
+            before[firsts] = reached[active]
+            limit = asked.end_offset[which]
+            fits = (starts[rows] == before) & ((limit == NONE_ID) | (before < limit))
+            if not parts:  # the first of all may begin below what is asked for
+                fits[firsts] = starts[rows[firsts]] <= asked.start_offset[active]
+            taken = _leading(fits, firsts, sizes)
+            kept = range_rows(firsts, taken)
+            parts.append((which[kept], rows[kept]))
+            found_of[active] += taken
+            reached[active] = stops[firsts + sizes - 1]
+            at[active] += sizes
+            left[active] -= sizes
+            enough = int(np.cumsum(found_of).searchsorted(most, side="right"))
+            active = active[(taken == sizes) & (left[active] > 0) & (active <= enough)]
+            window = 2 * window
+        which = np.concatenate((EMPTY_COLUMN, *(part[0] for part in parts)))
+        rows = np.concatenate((EMPTY_COLUMN, *(part[1] for part in parts)))
+        order = np.argsort(which, kind="stable")
+        return which[order], rows[order]
+
+    def load(
+        self,
+        columns: dict[str, Int64Column],
+        range_count: Int64Column,
+        indexed: Mask,
+        visible_from: VisibleFrom,
+    ) -> npt.NDArray[np.int32]:
+        """Fill an empty table with what objects hold; return each object's first row.
+
+        `columns` has the ranges of one object behind those of another, `range_count` one entry an
+        object, `indexed` one a range: whether it is found by its stream. An object without ranges
+        gets row 0. Raises `DamagedMapError` if a visible offset is in two ranges that are found.
+        """
+        listed = _listed(columns, indexed)
+        check_apart(columns, listed, visible_from)
+        firsts, total = _first_rows(range_count)
+        names = list(_RANGE_COLUMNS)
+        if total == len(indexed):
+            rows = None
+            self._table.load({name: columns[name] for name in names})
+        else:
+            rows = _rows_of_places(firsts, range_count, len(indexed))
+            self._table.load({name: _spread(columns[name], rows, total) for name in names})
+        streams = columns["stream_id"]
+
+        def entries(part: slice) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+            places = np.arange(part.start, part.stop) if listed is None else listed[part]
+            return streams[places], places if rows is None else rows[places]
+
+        self._index.load(len(indexed) if listed is None else len(listed), entries)
+        return firsts
+
+
+def _leading(fits: Mask, firsts: Int64Column, sizes: Int64Column) -> Int64Column:
+    """Return how many at the beginning of each part fit; parts begin at `firsts`."""
+    misfits = np.append(np.flatnonzero(~fits), len(fits))
+    leading: Int64Column = np.minimum(misfits[misfits.searchsorted(firsts)] - firsts, sizes)
+    return leading
+
+
+def _first_rows(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int32], int]:
+    """Return the first row of a block for each of `counts`, 0 for none, and the rows of all."""
+    firsts = roomy_zeros(len(counts), np.int32)
+    total = 0
+    for window in windows(len(counts)):
+        some = counts[window]
+        sizes = block_rows(some)
+        ends = total + np.cumsum(sizes)
+        firsts[window] = np.where(some > 0, ends - sizes, 0)
+        total = int(ends[-1])
+    return firsts, total
+
+
+def _rows_of_places(
+    firsts: npt.NDArray[np.int32], counts: npt.NDArray[np.integer], places: int
+) -> npt.NDArray[np.int32]:
+    """Return the row of each of the ranges, which are `places` in all."""
+    rows, place = np.empty(places, np.int32), 0
+    for window in windows(len(counts)):
+        part = range_rows(firsts[window], counts[window])
+        rows[place : place + len(part)] = part
+        place += len(part)
+    return rows
+
+
+def _spread(values: Int64Column, rows: npt.NDArray[np.int32], size: int) -> Array:
+    """Return a column of `size` rows that has the values in these rows, else zeros."""
+    column = roomy_zeros(size, values.dtype)
+    for window in windows(len(rows)):
+        column[rows[window]] = values[window]
+    return column
+
+
+def _listed(columns: dict[str, Int64Column], chosen: Mask) -> Int64Column | None:
+    """Return the chosen ranges' places, by stream, then end offset, then object.
+
+    None if these are all ranges as they are.
+    """
+    if np.count_nonzero(chosen) == len(chosen) and _are_in_order(columns):
+        return None
+    listed = np.flatnonzero(chosen)
+    # Numbers are sorted several times faster than pairs of them.
+    for window in windows(len(listed)):
+        streams = columns["stream_id"][listed[window]].astype(np.int64)
+        listed[window] |= streams << _PLACE_BITS
+    if np.count_nonzero(listed[1:] < listed[:-1]):
+        listed.sort()
+    listed &= (1 << _PLACE_BITS) - 1
+    _order_ends(columns, listed)
+    return listed
+
+
+def _are_in_order(columns: dict[str, Int64Column]) -> bool:
+    for window in windows(len(columns["stream_id"]), overlap=1):
+        streams, ends, ids = (columns[name][window] for name in _ORDER)
+        above = (ends[1:] > ends[:-1]) | ((ends[1:] == ends[:-1]) & (ids[1:] >= ids[:-1]))
+        above = (streams[1:] > streams[:-1]) | ((streams[1:] == streams[:-1]) & above)
+        if np.count_nonzero(above) < len(above):
+            return False
+    return True
+
+
+def _order_ends(columns: dict[str, Int64Column], listed: Int64Column) -> None:
+    """Order the places of each stream, which stand together, by end offset, then object.
+
+    Objects mostly continue their streams in the order of their ids, so few have to be moved.
+    """
+    moved: list[Int64Column] = []
+    for window in windows(len(listed), overlap=1):
+        streams, ends, ids = (columns[name][listed[window]] for name in _ORDER)
+        late = (ends[1:] < ends[:-1]) | ((ends[1:] == ends[:-1]) & (ids[1:] < ids[:-1]))
+        late &= streams[1:] == streams[:-1]
+        if np.count_nonzero(late):
+            moved.append(np.unique(streams[1:][late]))
+    names = np.concatenate((EMPTY_COLUMN, *moved))
+    if not len(names):
+        return
+    affected = np.flatnonzero(np.isin(columns["stream_id"][listed], names))
+    streams, ends, ids = (columns[name][listed[affected]] for name in _ORDER)
+    listed[affected] = listed[affected][np.lexsort((ids, ends, streams))]

@@ -1,0 +1,366 @@
+"""Decisions on requests about streams: create, open, close, trim, delete, give up, release.
+
+Every stream of a request is judged against the state before the request; the first check that fails
+is the answer: does the stream exist, its epoch, its state, its owner, then offsets. Replay is in
+`streams`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.metadata.api import answer_budget as budget
+from streammeta.controller.metadata.api import requests
+from streammeta.controller.metadata.api.answers import (
+    AbandonUploadsAnswer,
+    CreateStreamsAnswer,
+    OpenedStream,
+    OpenStreamsAnswer,
+    PendingUpload,
+    StreamErrorsAnswer,
+    TrimStreamsAnswer,
+)
+from streammeta.controller.metadata.api.request_identity import (
+    IssuedIds,
+    RequestKey,
+    RequestKind,
+    digest_of_tags,
+)
+from streammeta.controller.metadata.registries.nodes import Nodes
+from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.streams import Head, Streams, epoch_check, ownership
+from streammeta.controller.metadata.tables.epochs import check_growth
+from streammeta.controller.metadata.tables.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    NodeIdentity,
+    StreamState,
+    column,
+)
+from streammeta.controller.records import record as rec
+
+CLOSED_AT_ONCE_MAX = 10_000
+"""Streams of a node that is gone that are closed together; the next request closes others."""
+
+DESTROYED_AT_ONCE_MAX = 10_000
+"""Objects destroyed together with their stream; the others are swept later."""
+
+
+class StreamDecisions:
+    """Judges requests about streams."""
+
+    def __init__(self, streams: Streams, objects: ObjectQueries, nodes: Nodes) -> None:
+        self._streams = streams
+        self._objects = objects
+        self._nodes = nodes
+
+    def create(
+        self, request: requests.CreateStreams
+    ) -> tuple[list[rec.Record], CreateStreamsAnswer]:
+        """Issue ids for new streams; a repeat gets those of the first request."""
+        error = self._nodes.check(request.node)
+        if error is not ErrorCode.NONE:
+            return [], CreateStreamsAnswer(error=error)
+        key = RequestKey(RequestKind.CREATE_STREAMS, request.node.node_id, request.request_id)
+        issued = self._streams.issued(key)
+        if issued is not None:
+            return [], _first_answer(request, key, issued)
+        first, count = len(self._streams), len(request.streams)
+        tags = tuple(tuple(sorted(stream.tags)) for stream in request.streams)
+        record = rec.StreamsCreated(
+            request_id=request.request_id,
+            node_id=request.node.node_id,
+            first_stream_id=first,
+            count=count,
+            tags=tags if any(tags) else (),
+        )
+        ids = tuple(range(first, first + count))
+        return [record], CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
+
+    # ---- open ----
+
+    def open(self, request: requests.OpenStreams) -> tuple[list[rec.Record], OpenStreamsAnswer]:
+        """Give streams to the node."""
+        error = self._nodes.check(request.node)
+        if error is not ErrorCode.NONE:
+            return [], OpenStreamsAnswer(streams=(OpenedStream(error),) * len(request.streams))
+        node_id = request.node.node_id
+        owed = set(self._streams.active_uploads(node_id).stream_id.tolist())
+        opened, reopened, answers = [], [], []
+        heads = self._streams.heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = self._open_verdict(head, item, node_id, item.stream_id in owed)
+            if head is None or error is not ErrorCode.NONE:
+                answers.append(OpenedStream(error))
+                continue
+            if head.epoch < item.stream_epoch:
+                place = f"streams[{len(answers)}].stream_epoch"
+                check_growth(place, item.stream_epoch, head.epoch)
+                opened.append(item)
+            elif head.state == StreamState.CLOSED:
+                reopened.append(item.stream_id)
+            answers.append(OpenedStream(error, head.start_offset, head.end_offset))
+        records: list[rec.Record] = []
+        if opened:
+            tags = tuple(tuple(sorted(item.tags)) for item in opened)
+            ids = column([item.stream_id for item in opened])
+            epochs = column([item.stream_epoch for item in opened])
+            tag_sets = tags if any(tags) else ()
+            records.append(
+                rec.StreamsOpened(
+                    node_id=node_id, stream_id=ids, stream_epoch=epochs, tags=tag_sets
+                )
+            )
+            records.extend(self._removable_ranges(ids))
+        if reopened:
+            records.append(rec.StreamsReopened(stream_id=column(reopened)))
+        return records, OpenStreamsAnswer(streams=tuple(answers))
+
+    def _open_verdict(
+        self, head: Head[int] | None, item: requests.StreamToOpen, node_id: int, owed: bool
+    ) -> ErrorCode:
+        if head is None:
+            return ErrorCode.STREAM_NOT_EXIST
+        if head.epoch > item.stream_epoch:
+            return ErrorCode.STREAM_FENCED
+        if head.epoch == item.stream_epoch:
+            if head.node_id != node_id:
+                return ErrorCode.STREAM_FENCED
+        elif head.state == StreamState.OPENED and not (item.reopen and head.node_id == node_id):
+            return ErrorCode.STREAM_NOT_CLOSED
+        if owed:
+            # Its next upload would continue at the wrong offset.
+            return ErrorCode.STREAM_NOT_CLOSED
+        if head.node_id != node_id and self._nodes.is_locked(head.node_id):
+            return ErrorCode.NODE_LOCKED
+        return ErrorCode.NONE
+
+    def _removable_ranges(self, stream_ids: Int64Column) -> list[rec.Record]:
+        # What stream objects cover needs no range: its node's set objects are not looked for.
+        removed: list[tuple[int, int]] = []
+        for stream_id in self._streams.with_past_ranges(stream_ids).tolist():
+            start, end = self._objects.stream_object_run(stream_id)
+            if start == end:
+                continue
+            for past in self._streams.past_ranges(stream_id):
+                low, high = past.start_offset, past.end_offset
+                if low == high or (start <= low and high <= end):
+                    removed.append((stream_id, past.range_index))
+        if not removed:
+            return []
+        ids, indexes = zip(*sorted(removed), strict=True)
+        return [rec.RangesRemoved(stream_id=column(ids), range_index=column(indexes))]
+
+    # ---- close ----
+
+    def close(self, request: requests.CloseStreams) -> tuple[list[rec.Record], StreamErrorsAnswer]:
+        """Take streams from the node; closing a closed one is harmless."""
+        # A recovery closes streams on behalf of a fenced node.
+        answer, accepted = self._judge(
+            request, _close_verdict, fence_failover=False, recoverer=request.recoverer
+        )
+        closed = [item for item, head in accepted if head.state == StreamState.OPENED]
+        if not closed:
+            return [], answer
+        ids = column([item.stream_id for item in closed])
+        ends = [-1 if item.end_offset is None else item.end_offset for item in closed]
+        end_offset = column(ends) if max(ends) >= 0 else EMPTY_COLUMN
+        return [rec.StreamsClosed(stream_id=ids, end_offset=end_offset)], answer
+
+    def _judge(
+        self,
+        request: requests.CloseStreams | requests.DeleteStreams,
+        verdict: Callable[[Head[int] | None, Any, int], ErrorCode],
+        *,
+        fence_failover: bool = True,
+        recoverer: NodeIdentity | None = None,
+    ) -> tuple[StreamErrorsAnswer, list[tuple[Any, Head[int]]]]:
+        """Return the answer, and those accepted of the streams that exist."""
+        error = self._nodes.check(request.node, fence_failover=fence_failover, recoverer=recoverer)
+        if error is not ErrorCode.NONE:
+            return StreamErrorsAnswer(errors=(error,) * len(request.streams)), []
+        heads = self._streams.heads([item.stream_id for item in request.streams])
+        errors, accepted = [], []
+        for item, head in zip(request.streams, heads, strict=True):
+            error = verdict(head, item, request.node.node_id)
+            errors.append(error)
+            if error is ErrorCode.NONE and head is not None:
+                accepted.append((item, head))
+        return StreamErrorsAnswer(errors=tuple(errors)), accepted
+
+    def abandon(
+        self, request: requests.AbandonUploads
+    ) -> tuple[list[rec.Record], AbandonUploadsAnswer]:
+        """Give up uploads a node can never make; what it owes no more is passed over."""
+        node_id, epoch = request.node_id, request.close_streams_of_epoch
+        error = ErrorCode.NONE if self._nodes.get(node_id) else ErrorCode.NODE_EPOCH_NOT_EXIST
+        if error is ErrorCode.NONE and epoch is not None:
+            error = self._nodes.check_newest(NodeIdentity(node_id, epoch))
+        if error is not ErrorCode.NONE:
+            return [], AbandonUploadsAnswer(error=error)
+        records: list[rec.Record] = []
+        closed = left = 0
+        if epoch is not None:
+            records, closed, left = self._release_records(NodeIdentity(node_id, epoch))
+        owed = self._streams.active_uploads(node_id)
+        if request.stream_ids:
+            owed = owed.of_streams(column(request.stream_ids))
+        fit = budget.ANSWER_BYTES // budget.RANGE_BYTES
+        budget.require_all(min(fit, len(owed)), len(owed), "stream_ids")
+        abandoned = tuple(PendingUpload(node_id, *cells) for cells in owed.rows())
+        answer = AbandonUploadsAnswer(
+            error=error, abandoned=abandoned, closed_streams=closed, open_streams=left
+        )
+        if abandoned:
+            records.append(rec.UploadsAbandoned(node_id=node_id, stream_id=owed.stream_id))
+        return records, answer
+
+    def release(
+        self, request: requests.ReleaseStreams
+    ) -> tuple[list[rec.Record], AbandonUploadsAnswer]:
+        """Fence a process that owes nothing and close its streams, unless a newer one is there."""
+        error = self._nodes.check_newest(request.node)
+        if error is ErrorCode.NONE and len(self._streams.active_uploads(request.node.node_id)):
+            error = ErrorCode.STREAM_NOT_CLOSED
+        if error is not ErrorCode.NONE:
+            return [], AbandonUploadsAnswer(error=error)
+        records, closed, left = self._release_records(request.node)
+        return records, AbandonUploadsAnswer(error=error, closed_streams=closed, open_streams=left)
+
+    def _release_records(self, node: NodeIdentity) -> tuple[list[rec.Record], int, int]:
+        """Return the records, how many streams they close, and how many stay open until later."""
+        ids, _ = self._streams.page_opened_by(node.node_id, 0, CLOSED_AT_ONCE_MAX)
+        if not len(ids):
+            return [], 0, 0
+        records: list[rec.Record] = []
+        fence, _ = self._nodes.decide_epoch(node, failover=True)
+        if fence is not None:
+            records.append(fence)
+        records.append(rec.StreamsClosed(stream_id=ids, end_offset=EMPTY_COLUMN))
+        return records, len(ids), self._streams.open_count(node.node_id) - len(ids)
+
+    # ---- trim and delete ----
+
+    def trim(self, request: requests.TrimStreams) -> tuple[list[rec.Record], TrimStreamsAnswer]:
+        """Raise streams' starts."""
+        node, trims = request.node, request.streams
+        error = self._nodes.check(node)
+        if error is not ErrorCode.NONE:
+            count = len(trims)
+            return [], TrimStreamsAnswer(errors=(error,) * count, start_offsets=(-1,) * count)
+        records, errors, starts = self.trim_of_node(node.node_id, trims, {})
+        return records, TrimStreamsAnswer(errors=errors, start_offsets=starts)
+
+    def trim_of_node(
+        self,
+        node_id: int,
+        trims: Sequence[requests.StreamToTrim],
+        raised_ends: Mapping[int, int],
+    ) -> tuple[list[rec.Record], tuple[ErrorCode, ...], tuple[int, ...]]:
+        """Judge trims of a node, whose identity has been checked.
+
+        `raised_ends` are the ends of streams after the commit that the trims come with. Return the
+        records of the trims that are accepted, each trim's outcome, and where its stream starts.
+        """
+        heads = self._streams.heads([item.stream_id for item in trims])
+        errors, starts, trimmed = [], [], []
+        for head, item in zip(heads, trims, strict=True):
+            error, start = _trim_verdict(head, item, node_id, raised_ends.get(item.stream_id, 0))
+            errors.append(error)
+            starts.append(start)
+            if head is not None and start > head.start_offset:
+                trimmed.append((item.stream_id, start))
+        return _trim_records(trimmed), tuple(errors), tuple(starts)
+
+    def starts_of(self, stream_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return where streams start, -1 for those that do not exist."""
+        heads = self._streams.heads(stream_ids)
+        return tuple(-1 if head is None else head.start_offset for head in heads)
+
+    def delete(
+        self, request: requests.DeleteStreams, now_ms: int
+    ) -> tuple[list[rec.Record], StreamErrorsAnswer]:
+        """Delete closed streams and destroy their stream objects; set objects stay.
+
+        Where a stream has very many, the rest is left to sweeps.
+        """
+        answer, accepted = self._judge(request, _delete_verdict)
+        deleted = [item.stream_id for item, _ in accepted]
+        return list(self._deletion(deleted, now_ms)) if deleted else [], answer
+
+    def _deletion(self, stream_ids: Sequence[int], now_ms: int) -> Iterator[rec.Record]:
+        yield rec.StreamsDeleted(stream_id=column(stream_ids))
+        held = self._objects.to_destroy(stream_ids, DESTROYED_AT_ONCE_MAX)
+        if len(held):
+            yield rec.ObjectsDestroyed(object_id=held, marked_at_ms=now_ms, deep=True)
+
+
+def _first_answer(
+    request: requests.CreateStreams, key: RequestKey, issued: IssuedIds
+) -> CreateStreamsAnswer:
+    issued.require_count(key, len(request.streams))
+    if issued.content_digest not in (0, digest_of_tags([one.tags for one in request.streams])):
+        raise InvalidRequestError(
+            "request_id",
+            f"{request.request_id!r} was used for streams with other tags; "
+            "a new request needs a new id",
+        )
+    ids = tuple(range(issued.first_id, issued.first_id + issued.count))
+    return CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
+
+
+def _close_verdict(head: Head[int] | None, item: requests.StreamToClose, node_id: int) -> ErrorCode:
+    error = ownership(head, item.stream_epoch, node_id)
+    if error is not ErrorCode.NONE or head is None or item.end_offset is None:
+        return error
+    # A closed stream ends where it was closed at; an open one can't be closed below what it holds.
+    closed = head.state == StreamState.CLOSED
+    wrong = item.end_offset != head.end_offset if closed else item.end_offset < head.end_offset
+    return ErrorCode.OFFSET_NOT_MATCHED if wrong else ErrorCode.NONE
+
+
+TRIM_AHEAD_MAX = 1 << 40
+"""Maximum offsets that a trim may end above a stream's end: no trim uses up a stream's offsets."""
+
+
+def _trim_verdict(
+    head: Head[int] | None, item: requests.StreamToTrim, node_id: int, raised_end: int
+) -> tuple[ErrorCode, int]:
+    """Return the outcome of a trim, and where its stream starts then; -1 if it is refused.
+
+    Records that nobody has appended can't be trimmed: a writer would continue below the start, and
+    what it appends there would be acknowledged and never seen. The committed end is known here;
+    how far it has appended beyond is known to the owner alone.
+    """
+    error = ownership(head, item.stream_epoch, node_id)
+    if error is not ErrorCode.NONE or head is None:
+        return error, -1
+    if head.state != StreamState.OPENED:
+        return ErrorCode.STREAM_NOT_OPENED, -1
+
+    end = max(head.end_offset, raised_end)
+    start = item.new_start_offset
+    if item.appended_end_offset is not None:
+        start = min(start, max(end, item.appended_end_offset))
+    if start < head.start_offset or start > end + TRIM_AHEAD_MAX:
+        return ErrorCode.OFFSET_NOT_MATCHED, -1
+    return ErrorCode.NONE, start
+
+
+def _trim_records(trimmed: Sequence[tuple[int, int]]) -> list[rec.Record]:
+    """Return what raises the starts of streams, given as (stream, new start)."""
+    if not trimmed:
+        return []
+    ids, starts = zip(*trimmed, strict=True)
+    return [rec.StreamsTrimmed(stream_id=column(ids), start_offset=column(starts))]
+
+
+def _delete_verdict(
+    head: Head[int] | None, item: requests.StreamToDelete, _node_id: int
+) -> ErrorCode:
+    error = epoch_check(head, item.stream_epoch)
+    if error is ErrorCode.STREAM_NOT_EXIST:  # it is deleted already
+        return ErrorCode.NONE
+    if error is ErrorCode.NONE and head is not None and head.state != StreamState.CLOSED:
+        return ErrorCode.STREAM_NOT_CLOSED
+    return error

@@ -1,0 +1,598 @@
+"""The registry of streams: owner, offsets, current range of ownership, tags.
+
+A stream's row is its id: ids come from a counter, and the row of a deleted stream stays, empty. A
+row holds the stream and its current range; ended ranges, pending uploads and lost offsets are in
+`stream_ranges`. `objects` knows what objects hold of a stream. Requests are judged in
+`stream_decisions`, `uploads` and `compactions`.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.errors import ErrorCode, InvariantError
+from streammeta.controller.metadata.api.answers import StreamRange
+from streammeta.controller.metadata.api.request_identity import (
+    REQUESTS_MAX,
+    IssuedIds,
+    RequestKey,
+    RequestKind,
+    digest_of_tags,
+)
+from streammeta.controller.metadata.registries.object_indexes import NodeCounts
+from streammeta.controller.metadata.registries.objects import Objects
+from streammeta.controller.metadata.registries.stream_ranges import (
+    LostRanges,
+    PastRanges,
+    PendingUploads,
+    StreamSpans,
+)
+from streammeta.controller.metadata.tables.section_checks import windows
+from streammeta.controller.metadata.tables.shared_views import (
+    SharedDict,
+    SharedDictView,
+    Window,
+    WindowView,
+)
+from streammeta.controller.metadata.tables.tables import Array, Table, TableView, Undo, roomy_zeros
+from streammeta.controller.metadata.tables.values import (
+    EMPTY_COLUMN,
+    INT64_MAX,
+    Int64Column,
+    Mask,
+    StreamState,
+    Tags,
+    page_of_rows,
+)
+from streammeta.controller.records import record as rec
+
+DELETED = -1
+"""State of a row whose stream is gone."""
+
+STREAM_COLUMNS = {
+    "epoch": np.int64,
+    "range_index": np.int32,
+    "start_offset": np.int64,
+    "end_offset": np.int64,
+    "state": np.int8,
+    "node_id": np.int32,
+    "range_start": np.int64,
+}
+
+_OPENED = int(StreamState.OPENED)
+
+
+_Cell = TypeVar("_Cell")
+
+
+class Head(NamedTuple, Generic[_Cell]):
+    """The fields by which requests are judged: numbers of a stream, or columns of many."""
+
+    epoch: _Cell
+    state: _Cell
+    node_id: _Cell
+    start_offset: _Cell
+    end_offset: _Cell
+
+
+_HEAD_COLUMNS = Head._fields
+_RANGE_CELLS = ("range_index", "epoch", "start_offset", "end_offset", "node_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsView:
+    """Immutable views of everything the registry of streams holds; `tags` are flattened."""
+
+    rows: TableView
+    past_ranges: TableView
+    tags: SharedDictView[int, tuple[str, ...]]
+    pending: list[tuple[int, StreamSpans]]
+    lost: StreamSpans
+    requests: WindowView[RequestKey, IssuedIds]
+
+
+class Streams:
+    """Streams by id, what their former owners still owe of them, and what is lost."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._pending = PendingUploads()
+        self._lost = LostRanges()
+        self._open_counts = NodeCounts()
+        self._table = Table({**STREAM_COLUMNS, "past_head": np.int32})
+        self._live = 0
+        self._past = PastRanges()
+        self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+        self._tags: SharedDict[int, tuple[str, ...]] = SharedDict()
+        self._tag_bytes = 0
+
+    # ---- reading ----
+
+    def __len__(self) -> int:
+        """Return the next stream id: how many streams there have ever been."""
+        return len(self._table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for rows and ranges, without tags."""
+        return self._table.nbytes + self._past.nbytes
+
+    @property
+    def tag_bytes(self) -> int:
+        """Characters of all tags."""
+        return self._tag_bytes
+
+    def live_count(self) -> int:
+        """Return how many streams exist."""
+        return self._live
+
+    def exists(self, stream_id: int) -> bool:
+        """Return whether the stream was created and not deleted."""
+        return stream_id < len(self._table) and self._table.cell("state", stream_id) != DELETED
+
+    def offsets(self, stream_id: int) -> tuple[int, int]:
+        """Return the start and the end of a stream that exists."""
+        start, end = self._table.cells(("start_offset", "end_offset"), stream_id)
+        return start, end
+
+    def tags(self, stream_id: int) -> Tags:
+        """Return a stream's tags, sorted by key."""
+        flat = self._tags.get(stream_id) or ()
+        return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+    def heads(self, stream_ids: Sequence[int]) -> list[Head[int] | None]:
+        """Return what requests are judged by, None where there is no such stream."""
+        ids = np.array(stream_ids, dtype=np.int64)
+        issued = ids < len(self._table)
+        at = ids[issued]
+        columns = (self._table[name][at].tolist() for name in _HEAD_COLUMNS)
+        found = (
+            None if state == DELETED else Head(epoch, state, *others)
+            for epoch, state, *others in zip(*columns, strict=True)
+        )
+        return [next(found) if known else None for known in issued.tolist()]
+
+    def ownership(self, stream_id: int, epoch: int, node_id: int) -> ErrorCode:
+        """Return NONE if `node_id` owns the stream under exactly this epoch, open or closed."""
+        return ownership(self.heads((stream_id,))[0], epoch, node_id)
+
+    def live_starts(self, spans: StreamSpans) -> Int64Column:
+        """Return where each range's part above its stream's start begins.
+
+        That is at or above the range's end if there is no such part, or the stream is gone.
+        """
+        exists = self._table["state"][spans.stream_id] != DELETED
+        starts = np.maximum(self._table["start_offset"][spans.stream_id], spans.start_offset)
+        return np.where(exists, starts, INT64_MAX)
+
+    def active_uploads(self, node_id: int) -> StreamSpans:
+        """Return what a node owes still, each from the next offset to commit on."""
+        spans = self._pending.of_node(node_id)
+        if not len(spans):
+            return spans
+        starts = self.live_starts(spans)
+        owed = StreamSpans(spans.stream_id, starts, spans.end_offset)
+        return owed.take(starts < spans.end_offset)
+
+    def pending_of(self, node_id: int) -> StreamSpans:
+        """Return a node's list of pending uploads, entries that are over included."""
+        return self._pending.of_node(node_id)
+
+    def nodes_with_pending(self) -> list[int]:
+        """Return the nodes whose list of pending uploads is not empty, by id."""
+        return [node_id for node_id, _ in self._pending.in_order()]
+
+    def lost_of(self, stream_id: int) -> tuple[tuple[int, int], ...]:
+        """Return a stream's lost ranges, by start."""
+        return self._lost.of_stream(stream_id)
+
+    def lost_end(self, stream_id: int, offset: int) -> int:
+        """Return the end of the lost range that holds an offset, or -1 if none does."""
+        return self._lost.end_at(stream_id, offset)
+
+    def lost_ends(self, stream_id: Int64Column, offset: Int64Column) -> Int64Column:
+        """Return what `lost_end` does for each of many offsets."""
+        return self._lost.ends_at(stream_id, offset)
+
+    def open_count(self, node_id: int) -> int:
+        """Return how many streams a node has open."""
+        return self._open_counts.get(node_id)
+
+    def issued(self, key: RequestKey) -> IssuedIds | None:
+        """Return what a remembered CreateStreams was answered, or None."""
+        return self._requests.get(key)
+
+    def view(self) -> StreamsView:
+        """Return immutable views of the registry as it is now."""
+        return StreamsView(
+            rows=self._table.view(),
+            past_ranges=self._past.view(),
+            tags=self._tags.view(),
+            pending=self._pending.in_order(),
+            lost=self._lost.spans,
+            requests=self._requests.view(),
+        )
+
+    def known(self, ids: Int64Column) -> Int64Column:
+        """Return the places in `ids` of streams that exist."""
+        issued = np.flatnonzero(ids < len(self._table))
+        return issued[self.existing(ids[issued])]
+
+    # ---- columns of many streams, by id; each id was issued ----
+
+    def existing(self, ids: npt.NDArray[np.integer]) -> Mask:
+        """Say which streams are not deleted."""
+        live: Mask = self._table["state"][ids] != DELETED
+        return live
+
+    def opened_by(self, node_id: int, ids: Int64Column | slice) -> Mask:
+        """Say which streams are open on a node."""
+        table = self._table
+        opened: Mask = (table["state"][ids] == _OPENED) & (table["node_id"][ids] == node_id)
+        return opened
+
+    def head_columns(self, ids: Int64Column) -> Head[Int64Column]:
+        """Return what requests are judged by; the state of a deleted stream is `DELETED`."""
+        return Head._make(self._table[name][ids] for name in _HEAD_COLUMNS)
+
+    def head_cells(self, stream_id: int) -> Head[int]:
+        """Return what requests are judged by, of one stream; it was issued."""
+        return Head._make(self._table.cells(_HEAD_COLUMNS, stream_id))
+
+    def epochs(self, ids: Int64Column) -> Int64Column:
+        """Return streams' epochs."""
+        return self._column("epoch", ids)
+
+    def states(self, ids: Int64Column) -> Int64Column:
+        """Return streams' states: `StreamState` numbers, or `DELETED`."""
+        return self._column("state", ids)
+
+    def start_offsets(self, ids: npt.NDArray[np.integer]) -> Int64Column:
+        """Return where streams begin to be visible."""
+        return self._column("start_offset", ids)
+
+    def end_offsets(self, ids: Int64Column) -> Int64Column:
+        """Return streams' ends."""
+        return self._column("end_offset", ids)
+
+    def visible_from(self, ids: npt.NDArray[np.integer]) -> Int64Column:
+        """Return where streams begin to be visible; nothing is of one that is deleted."""
+        return np.where(self.existing(ids), self.start_offsets(ids), INT64_MAX)
+
+    def range_indexes(self, ids: Int64Column) -> Int64Column:
+        """Return the indexes of streams' current ranges; -1: never opened."""
+        return self._column("range_index", ids)
+
+    def _column(self, name: str, ids: npt.NDArray[np.integer]) -> Int64Column:
+        values: Int64Column = self._table[name][ids]
+        return values
+
+    # ---- ranges of ownership ----
+
+    def past_ranges(self, stream_id: int) -> tuple[StreamRange, ...]:
+        """Return a stream's ended ranges, oldest first."""
+        past, head = self._past, int(self._table["past_head"][stream_id])
+        ended = [
+            StreamRange(*(past.cell(name, row) for name in _RANGE_CELLS))
+            for row in past.chain(head)
+        ]
+        return tuple(reversed(ended))
+
+    def ranges(self, stream_id: int) -> tuple[StreamRange, ...]:
+        """Return all ranges of a stream, oldest first; none if it was never opened."""
+        names = ("range_index", "epoch", "range_start", "end_offset", "node_id")
+        cells = self._table.cells(names, stream_id)
+        if cells[0] < 0:
+            return ()
+        return (*self.past_ranges(stream_id), StreamRange(*cells))
+
+    def with_past_ranges(self, ids: Int64Column) -> Int64Column:
+        """Return the streams that have ended ranges."""
+        return ids[self._table["past_head"][ids] > 0]
+
+    def owed_epochs(self, node_id: int, owed: StreamSpans) -> Int64Column | None:
+        """Return the epoch of the node's range that holds each upload.
+
+        None if one has no such range or several: then it can't be told whose data it is.
+        """
+        table, past, at = self._table, self._past, owed.stream_id
+        found = (
+            (table["node_id"][at] == node_id)
+            & (table["range_start"][at] <= owed.start_offset)
+            & (table["end_offset"][at] == owed.end_offset)
+        )
+        epochs = np.where(found, table["epoch"][at], -1)
+        count = found.astype(np.int64)
+        heads = table["past_head"][at].copy()
+        while np.count_nonzero(heads):
+            on = np.flatnonzero(heads)
+            rows = heads[on] - 1
+            cells = {name: past.cells(name, rows) for name in _RANGE_CELLS}
+            holds = (
+                (cells["node_id"] == node_id)
+                & (cells["start_offset"] <= owed.start_offset[on])
+                & (cells["end_offset"] == owed.end_offset[on])
+            )
+            epochs[on[holds]] = cells["epoch"][holds]
+            count[on] += holds
+            heads[on] = past.cells("previous", rows)
+        opened = self.opened_by(node_id, at)
+        return epochs if np.count_nonzero((count == 1) & ~opened) == len(count) else None
+
+    # ---- pages, in id order from an id on ----
+
+    def page(self, first: int, size: int, owner: int | None) -> tuple[Int64Column, int]:
+        """Return the first `size` streams, of one owner if one is named, and the id after them."""
+
+        def wanted(rows: slice) -> Mask:
+            live: Mask = self._table["state"][rows] != DELETED
+            return live if owner is None else live & (self._table["node_id"][rows] == owner)
+
+        return page_of_rows(first, len(self), size, wanted)
+
+    def page_opened_by(self, node_id: int, first: int, size: int) -> tuple[Int64Column, int]:
+        """Return the first `size` streams that a node has open, and the id after them."""
+        if not self._open_counts.get(node_id):
+            return EMPTY_COLUMN, -1
+        return page_of_rows(first, len(self), size, lambda rows: self.opened_by(node_id, rows))
+
+    # ---- replaying ----
+
+    def drop_pending(self, node_id: int, undo: Undo) -> None:
+        """Forget what a node owes."""
+        self._pending.drop(node_id, undo)
+
+    def replay_created(self, record: rec.StreamsCreated, undo: Undo) -> None:
+        """See `StreamsCreated`."""
+        first = record.first_stream_id
+        if first != len(self._table):
+            raise InvariantError(
+                f"record creates streams from {first}, but the next stream id is {len(self._table)}"
+            )
+        rows = self._table.append(record.count, undo)
+        for name in ("epoch", "range_index", "node_id"):
+            self._table.write(name, rows, -1)
+        self._table.write("state", rows, StreamState.CLOSED)
+        undo.assign(self, "_live", self._live + record.count)
+        for stream_id, tags in enumerate(record.tags, first):
+            self._set_tags(stream_id, tags, undo)
+        key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
+        digest = digest_of_tags(record.tags)
+        self._requests.put(key, IssuedIds(first, record.count, content_digest=digest), undo)
+
+    def replay_opened(self, record: rec.StreamsOpened, undo: Undo) -> None:
+        """See `StreamsOpened`."""
+        rows = record.stream_id
+        self._end_ranges(rows[self._table["range_index"][rows] >= 0], undo)
+        self._count_open(rows, -1, undo)
+        ends = self._table["end_offset"][rows]
+        self._table.put("range_start", rows, ends, undo)
+        self._table.put("range_index", rows, self._table["range_index"][rows] + 1, undo)
+        self._table.put("epoch", rows, record.stream_epoch, undo)
+        self._table.put("node_id", rows, record.node_id, undo)
+        self._table.put("state", rows, _OPENED, undo)
+        self._count_open(rows, 1, undo)
+        for stream_id, tags in zip(rows.tolist(), record.tags, strict=False):
+            if stream_id not in self._tags:
+                self._set_tags(stream_id, tags, undo)
+
+    def _end_ranges(self, rows: Int64Column, undo: Undo) -> None:
+        if not len(rows):
+            return
+        ended = {
+            "stream_id": rows,
+            "range_index": self._table["range_index"][rows],
+            "epoch": self._table["epoch"][rows],
+            "start_offset": self._table["range_start"][rows],
+            "end_offset": self._table["end_offset"][rows],
+            "node_id": self._table["node_id"][rows],
+        }
+        heads = self._past.add(ended, self._table["past_head"][rows], undo)
+        self._table.put("past_head", rows, heads, undo)
+
+    def replay_reopened(self, record: rec.StreamsReopened, undo: Undo) -> None:
+        """See `StreamsReopened`."""
+        self._table.put("state", record.stream_id, _OPENED, undo)
+        self._count_open(record.stream_id, 1, undo)
+
+    def replay_closed(self, record: rec.StreamsClosed, undo: Undo) -> None:
+        """See `StreamsClosed`."""
+        rows = record.stream_id
+        self._count_open(rows, -1, undo)
+        self._table.put("state", rows, StreamState.CLOSED, undo)
+        if not len(record.end_offset):
+            return
+        before = self.raise_ends(rows, record.end_offset, undo)
+        owed = record.end_offset > before
+        spans = StreamSpans(rows, before, record.end_offset)
+        owners = self._table["node_id"][rows]
+        for node_id in np.unique(owners[owed]).tolist():
+            self._pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
+
+    def _count_open(self, rows: Int64Column, delta: int, undo: Undo) -> None:
+        """Count streams that are open now under their owners."""
+        opened = rows[self._table["state"][rows] == _OPENED]
+        self._open_counts.add_each(self._table["node_id"][opened], delta, undo)
+
+    def replay_pending_set(self, record: rec.PendingUploadsSet, undo: Undo) -> None:
+        """See `PendingUploadsSet`."""
+        spans = StreamSpans(record.stream_id, record.start_offset, record.end_offset)
+        self._pending.put(record.node_id, spans, undo)
+
+    def replay_abandoned(self, record: rec.UploadsAbandoned, undo: Undo) -> None:
+        """See `UploadsAbandoned`."""
+        spans = self.active_uploads(record.node_id).of_streams(record.stream_id)
+        self._lost.add(spans, undo)
+        nothing = np.zeros_like(record.stream_id)
+        self._pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
+
+    def replay_trimmed(self, record: rec.StreamsTrimmed, undo: Undo) -> None:
+        """See `StreamsTrimmed`."""
+        rows, starts = record.stream_id, record.start_offset
+        self._table.put("start_offset", rows, starts, undo)
+        self._table.put(
+            "range_start", rows, np.maximum(self._table["range_start"][rows], starts), undo
+        )
+        self.raise_ends(rows, starts, undo)
+        self._lost.trim(rows, starts, undo)
+        has_past = self._table["past_head"][rows] > 0
+        for row, start in zip(rows[has_past].tolist(), starts[has_past].tolist(), strict=True):
+            self._trim_past(row, start, undo)
+
+    def _trim_past(self, stream_id: int, start: int, undo: Undo) -> None:
+        below = set()
+        head = int(self._table["past_head"][stream_id])
+        for row in self._past.chain(head):
+            if self._past.cell("end_offset", row) <= start:
+                below.add(row)
+            elif self._past.cell("start_offset", row) < start:
+                self._past.clip(row, start, undo)
+        if below:
+            self._table.put("past_head", stream_id, self._past.remove(head, below, undo), undo)
+
+    def replay_ranges_removed(self, record: rec.RangesRemoved, undo: Undo) -> None:
+        """See `RangesRemoved`."""
+        for stream_id in sorted(set(record.stream_id.tolist())):
+            indexes = set(record.range_index[record.stream_id == stream_id].tolist())
+            head = int(self._table["past_head"][stream_id])
+            rows = {
+                r for r in self._past.chain(head) if self._past.cell("range_index", r) in indexes
+            }
+            self._table.put("past_head", stream_id, self._past.remove(head, rows, undo), undo)
+
+    def replay_deleted(self, record: rec.StreamsDeleted, undo: Undo) -> None:
+        """See `StreamsDeleted`."""
+        rows = record.stream_id
+        self._count_open(rows, -1, undo)
+        undo.assign(self, "_live", self._live - len(rows))
+        self._lost.drop(rows, undo)
+        for stream_id in rows.tolist():
+            head = int(self._table["past_head"][stream_id])
+            self._past.remove(head, set(self._past.chain(head)), undo)
+            self._drop_tags(stream_id, undo)
+        self._objects.drop_streams(rows, undo)
+        for name in (*STREAM_COLUMNS, "past_head"):
+            self._table.put(name, rows, DELETED if name == "state" else 0, undo)
+
+    def raise_ends(self, rows: Int64Column, ends: Int64Column, undo: Undo) -> Int64Column:
+        """Raise end offsets to at least `ends`; return what they were."""
+        before = self._table["end_offset"][rows]
+        self._table.write("end_offset", rows, np.maximum(before, ends))
+        undo.append(lambda: self._table.write("end_offset", rows, before))
+        return before
+
+    def raise_end(self, stream_id: int, end: int, undo: Undo) -> bool:
+        """Raise a stream's end offset to at least `end`; return whether it was lower.
+
+        One row by its cell, as `raise_ends`: vectors would cost several times more.
+        """
+        before = self._table.cell("end_offset", stream_id)
+        if before >= end:
+            return False
+        self._table.write("end_offset", stream_id, end)
+        undo.append(lambda: self._table.write("end_offset", stream_id, before))
+        return True
+
+    def load(
+        self,
+        next_stream_id: int,
+        streams: dict[str, Int64Column],
+        ranges: dict[str, Int64Column],
+        tags: dict[int, tuple[str, ...]],
+    ) -> None:
+        """Fill an empty registry: streams in id order, all ranges by stream and index."""
+        if not next_stream_id:
+            return
+        self._live = len(streams["stream_id"])
+        full = _rows_by_id(next_stream_id, streams)
+        full["past_head"] = roomy_zeros(next_stream_id, np.int32)
+        of_range, starts = ranges["stream_id"], ranges["start_offset"]
+        if np.array_equal(of_range, streams["stream_id"]) and len(of_range) == next_stream_id:
+            full["range_start"] = starts  # each stream has one range
+        else:
+            full["range_start"] = roomy_zeros(next_stream_id, np.int64)
+            is_current = ranges["range_index"] == full["range_index"][of_range]
+            full["range_start"][of_range[is_current]] = starts[is_current]
+            past = {name: values[~is_current] for name, values in ranges.items()}
+            ids, heads = self._past.load(past)
+            full["past_head"][ids] = heads
+        self._table.load(full)
+        for rows in windows(next_stream_id):
+            self._open_counts.count(full["node_id"][rows][full["state"][rows] == _OPENED])
+        self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
+        self._tag_bytes = sum(len(text) for texts in tags.values() for text in texts)
+
+    def load_other(
+        self,
+        pending: Iterable[tuple[int, StreamSpans]],
+        lost: StreamSpans,
+        requests: Iterable[tuple[RequestKey, IssuedIds]],
+    ) -> None:
+        """Fill what an empty registry holds beside streams."""
+        self._pending.load(pending)
+        self._lost.spans = lost
+        self._requests.load(requests)
+
+    # ---- tags ----
+
+    def _set_tags(self, stream_id: int, tags: Tags, undo: Undo) -> None:
+        if not tags:
+            return
+        # Many streams share keys and values; interning keeps one copy of each.
+        self._put_tags(stream_id, tuple(sys.intern(text) for tag in tags for text in tag))
+        undo.append(lambda: self._forget_tags(stream_id))
+
+    def _forget_tags(self, stream_id: int) -> None:
+        self._take_tags(stream_id)
+
+    def _drop_tags(self, stream_id: int, undo: Undo) -> None:
+        tags = self._take_tags(stream_id)
+        if tags is not None:
+            undo.append(lambda: self._put_tags(stream_id, tags))
+
+    def _put_tags(self, stream_id: int, texts: tuple[str, ...]) -> None:
+        self._tags[stream_id] = texts
+        self._tag_bytes += sum(map(len, texts))
+
+    def _take_tags(self, stream_id: int) -> tuple[str, ...] | None:
+        texts = self._tags.pop(stream_id)
+        if texts is not None:
+            self._tag_bytes -= sum(map(len, texts))
+        return texts
+
+
+def _rows_by_id(next_stream_id: int, streams: dict[str, Int64Column]) -> dict[str, Array]:
+    """Return the columns of `streams` with one row an id; ids that there are no more are deleted.
+
+    They are the same arrays if there are all.
+    """
+    ids = streams["stream_id"]
+    names = [name for name in STREAM_COLUMNS if name != "range_start"]
+    if len(ids) == next_stream_id:
+        return {name: streams[name] for name in names}
+    full = {name: roomy_zeros(next_stream_id, STREAM_COLUMNS[name]) for name in names}
+    full["state"][:] = DELETED
+    for name in names:
+        full[name][ids] = streams[name]
+    return full
+
+
+def epoch_check(head: Head[int] | None, epoch: int) -> ErrorCode:
+    """Return NONE if the stream exists and has exactly this epoch."""
+    if head is None:
+        return ErrorCode.STREAM_NOT_EXIST
+    if head.epoch > epoch:
+        return ErrorCode.STREAM_FENCED
+    return ErrorCode.NONE if head.epoch == epoch else ErrorCode.STREAM_INNER_ERROR
+
+
+def ownership(head: Head[int] | None, epoch: int, node_id: int) -> ErrorCode:
+    """Return NONE if `node_id` owns the stream under exactly this epoch."""
+    error = epoch_check(head, epoch)
+    if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
+        return ErrorCode.STREAM_FENCED
+    return error

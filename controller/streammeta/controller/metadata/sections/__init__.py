@@ -1,0 +1,1 @@
+"""Sections of a checkpoint: the metadata as columns, and back."""

@@ -1,0 +1,1 @@
+"""Columns: growable tables, their indexes and views, and the values that they hold."""

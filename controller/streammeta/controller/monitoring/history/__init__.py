@@ -1,0 +1,1 @@
+"""Measurements of the last day, kept in memory."""

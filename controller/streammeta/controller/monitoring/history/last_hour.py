@@ -1,0 +1,63 @@
+"""Commits and their times over the last hour, in rows of five minutes: charts for those who read.
+
+Pure, from a controller's history. A controller counts the commits that it acknowledges as the
+leader, so each row says for how much of it this one led; the rest is in the history of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.monitoring.history.history import History
+
+HOUR_S = 3_600
+STEP_S = 10
+"""Seconds between the samples that rows are made from."""
+
+ROW_S = 300
+"""Length of a row, in seconds; rows begin at multiples of it."""
+
+_NAMES = ("commits_accepted", "commits_refused", "commit_p50", "commit_p99", "is_leader")
+
+
+def last_hour(history: History, now_s: float) -> Sequence[Mapping[str, float | None]]:
+    """Return the rows that have samples, the newest first; None stands for no commit to time.
+
+    `accepted` and `refused` are numbers of commits, times in milliseconds: `p50_ms` is the mean of
+    the medians of 10 s, `p99_ms` the highest of theirs. `led` is a share from 0 to 1.
+    """
+    window = history.since(now_s - HOUR_S, _NAMES, STEP_S)
+    begins = window.times // ROW_S * ROW_S
+    rows = []
+    for begin_s in np.unique(begins)[::-1]:
+        part = {name: values[begins == begin_s] for name, values in window.columns.items()}
+        rows.append(
+            {
+                "begin_s": float(begin_s),
+                "accepted": _count(part["commits_accepted"]),
+                "refused": _count(part["commits_refused"]),
+                "p50_ms": mean(part["commit_p50"]),
+                "p99_ms": highest(part["commit_p99"]),
+                "led": mean(part["is_leader"]),
+            }
+        )
+    return rows
+
+
+def mean(values: npt.NDArray[np.float32]) -> float | None:
+    """Return the mean of the values there are."""
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if len(there) else None
+
+
+def highest(values: npt.NDArray[np.float32]) -> float | None:
+    """Return the highest of the values there are."""
+    there = values[~np.isnan(values)]
+    return float(there.max()) if len(there) else None
+
+
+def _count(rates: npt.NDArray[np.float32]) -> int:
+    return round(float(np.nansum(rates)) * STEP_S)

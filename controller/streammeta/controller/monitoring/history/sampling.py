@@ -1,0 +1,159 @@
+"""Samples of a controller for its history, from states and counters that exist anyway.
+
+Rates and quantiles are of the time since the sample before. Reads cheap values alone: once a second
+for as long as the process lives is often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from streammeta.controller.monitoring.history.history import Fold, History, Series
+from streammeta.controller.monitoring.metrics.metrics import Sources
+from streammeta.controller.runtime.replication.operations import QuorumDescription
+from streammeta.controller.timings import quantile_s
+
+INTERVAL_S = 1.0
+"""Time between two samples, in seconds."""
+
+SERIES: Sequence[Series] = (
+    Series("commits_accepted", "1/s"),
+    Series("commits_refused", "1/s"),
+    Series("commit_p50", "ms"),
+    Series("commit_p99", "ms", Fold.MAX),
+    Series("calls_refused", "1/s"),
+    Series("entries_committed", "1/s"),
+    Series("voter_lag", "entries", Fold.MAX),
+    Series("apply_lag", "entries", Fold.MAX),
+    Series("has_leader", ""),
+    Series("is_leader", ""),
+    Series("epoch", "", Fold.MAX),
+    Series("streams", ""),
+    Series("nodes", ""),
+    Series("keys", ""),
+    Series("objects_prepared", ""),
+    Series("objects_committed", ""),
+    Series("objects_destroyed", ""),
+    Series("set_objects", ""),
+    Series("object_bytes", "B"),
+    Series("deletions_in_flight", ""),
+    Series("deletions_stuck", "", Fold.MAX),
+    Series("deletions_unbacked", "", Fold.MAX),
+    Series("backup_lag", "s", Fold.MAX),
+    Series("loop_lag", "ms", Fold.MAX),
+    Series("cpu", "%"),
+    Series("memory", "B", Fold.MAX),
+    Series("request_memory", "B", Fold.MAX),
+)
+"""The series of the history; counters become rates. Some lags are known to a leader alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counters at one time; differences of two are what happened between."""
+
+    time_s: float
+    accepted: int
+    refused: int
+    calls_refused: int
+    high_watermark: int
+    cpu_s: float
+    times: tuple[int, ...]
+
+
+class Sampler:
+    """Fills a history."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        loop_lag: Callable[[], float],
+        memory: Callable[[], int],
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Take the parts; `loop_lag` is in seconds since it was last asked, `memory` in bytes."""
+        self.history = History(SERIES)
+        self._sources = sources
+        self._loop_lag = loop_lag
+        self._memory = memory
+        self._wall_s = wall_s
+        self._before = self._totals()
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self.sample()
+
+    def sample(self) -> None:
+        """Add a sample of now."""
+        now = self._totals()
+        values = {**_rates(self._before, now), **self._state()}
+        self.history.add(self._wall_s(), values)
+        self._before = now
+
+    def _totals(self) -> Totals:
+        sources = self._sources
+        return Totals(
+            time_s=time.monotonic(),
+            accepted=sources.commits.accepted,
+            refused=sources.commits.refused,
+            calls_refused=sum(sources.refused_calls.values()),
+            high_watermark=sources.quorum().high_watermark,
+            cpu_s=time.process_time(),
+            times=tuple(sources.commits.times),
+        )
+
+    def _state(self) -> Mapping[str, float]:
+        sources = self._sources
+        quorum, size, deletion = sources.quorum(), sources.map_size(), sources.deletion()
+        backup = sources.backup()
+        return {
+            "voter_lag": voter_lag(quorum),
+            "apply_lag": max(0, quorum.high_watermark - sources.applied()),
+            "has_leader": quorum.has_leader,
+            "is_leader": quorum.role == "leader",
+            "epoch": quorum.epoch,
+            "streams": size.streams,
+            "nodes": size.nodes,
+            "keys": size.keys,
+            "objects_prepared": size.prepared_objects,
+            "objects_committed": size.committed_objects,
+            "objects_destroyed": size.destroyed_objects,
+            "set_objects": size.stream_set_objects,
+            "object_bytes": size.committed_bytes,
+            "deletions_in_flight": deletion.in_flight,
+            "deletions_stuck": deletion.stuck,
+            "deletions_unbacked": deletion.unbacked,
+            "backup_lag": math.nan if backup is None else backup.behind_ms / 1000,
+            "loop_lag": 1000 * self._loop_lag(),
+            "memory": self._memory(),
+            "request_memory": sources.request_bytes(),
+        }
+
+
+def voter_lag(quorum: QuorumDescription) -> float:
+    """Return the entries that the voter furthest behind lacks; NaN unless this node leads."""
+    if quorum.role != "leader":
+        return math.nan
+    ends = [each.end_offset for each in quorum.voters if each.end_offset is not None]
+    return max((quorum.end_offset - end for end in ends), default=math.nan)
+
+
+def _rates(before: Totals, now: Totals) -> Mapping[str, float]:
+    passed_s = max(now.time_s - before.time_s, 1e-3)
+    times = [late - early for late, early in zip(now.times, before.times, strict=True)]
+    return {
+        "commits_accepted": (now.accepted - before.accepted) / passed_s,
+        "commits_refused": (now.refused - before.refused) / passed_s,
+        "calls_refused": (now.calls_refused - before.calls_refused) / passed_s,
+        "entries_committed": max(0, now.high_watermark - before.high_watermark) / passed_s,
+        "cpu": 100 * (now.cpu_s - before.cpu_s) / passed_s,
+        "commit_p50": 1000 * quantile_s(times, 0.5),
+        "commit_p99": 1000 * quantile_s(times, 0.99),
+    }

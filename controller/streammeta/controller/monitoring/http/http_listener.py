@@ -1,0 +1,237 @@
+"""HTTP listener for probes and scrapes: bounds what a caller can take, asks the door for each page.
+
+A connection carries one request and ends a few seconds after it was made, so that neither slow
+senders nor slow readers hold anything for long. Knows no page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, cast
+
+import structlog
+from aiohttp import web
+
+from streammeta.controller.errors import ApiError
+from streammeta.controller.monitoring.http.caller import HttpContext
+from streammeta.controller.trust.authenticator import Authenticator
+from streammeta.tls.listener import Listener, ListenerTls
+
+CONNECTIONS_MAX = 64
+"""Maximum number of connections; more are closed as soon as they are made."""
+
+CONNECTIONS_MAX_PER_HOST = 16
+"""The same of one host: probes come from others than a flood."""
+
+CONNECTION_AGE_S = 5.0
+"""Age at which a connection ends, whatever is under way on it, in seconds."""
+
+HEADER_BYTES_MAX = 8 << 10
+"""Maximum length of a request line and of a header field, in bytes."""
+
+HEADERS_MAX = 64
+"""Maximum number of header fields of a request."""
+
+REQUEST_BYTES_MAX = 64 << 10
+"""Maximum number of bytes that are read from a connection; requests have no body."""
+
+STOP_TIMEOUT_S = 1.0
+"""Time limit for the last answers when the listener stops, in seconds."""
+
+_SAID_MAX = 1000
+
+_log = structlog.get_logger(component="http")
+
+# Defects are logged here, as JSON; what aiohttp would write beside them is not.
+_silent = logging.getLogger("streammeta.http")
+_silent.disabled = True
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Answer to a request."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/plain; charset=utf-8"
+    kept_s: int = 0
+    """Time for which the caller may keep it, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Maker of a page, given the query of the request, and the name of its rule at the door."""
+
+    rule: str
+    make: Callable[[Mapping[str, str]], Awaitable[Page]]
+
+
+Pages: TypeAlias = Mapping[str, Route]
+"""Routes by path, such as `/livez`."""
+
+CONTENT_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+"""What a browser may load for a page: what this listener serves, and no script within a page."""
+
+
+class HttpPlane:
+    """Serves pages at one address."""
+
+    def __init__(self, tls: ListenerTls, door: Authenticator, pages: Pages) -> None:
+        self._tls = tls
+        self._door = door
+        self._pages = pages
+        self._listener: Listener | None = None
+        self._server: _Server | None = None
+        self._open: dict[asyncio.Protocol, str] = {}
+        """Connections that are open, each with its host."""
+        self._said: set[tuple[str, str]] = set()
+        self.refused: Counter[str] = Counter()
+        """Connections refused, by event."""
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        return len(self._open)
+
+    async def start(self, address: str) -> int:
+        """Listen on HOST:PORT; return the port, chosen if it is 0.
+
+        Raises:
+            OSError: the address is taken, or is none of this host's.
+        """
+        self._server = _Server(self._handle, self._lost)
+        self._listener = Listener(self._tls, self._connected, self._complain)
+        return await self._listener.start(address)
+
+    async def stop(self) -> None:
+        """Stop listening, and end the connections once their answers have left."""
+        if self._listener is not None:
+            await self._listener.stop()
+        if self._server is not None:
+            await self._server.shutdown(STOP_TIMEOUT_S)
+
+    def _connected(self, host: str) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+        assert self._server is not None
+        from_host = sum(other == host for other in self._open.values())
+        if len(self._open) >= CONNECTIONS_MAX or from_host >= CONNECTIONS_MAX_PER_HOST:
+            reason = f"there are {len(self._open)}, {from_host} of this host"
+            self._complain(host, "too_many_connections", reason)
+            return _Refused()
+        made = _Connection(self._server, partial(self._complain, host, "connection_broken"))
+        self._open[made] = host
+        asyncio.get_running_loop().call_later(CONNECTION_AGE_S, self._end, made)
+        return made
+
+    def _end(self, connection: web.RequestHandler) -> None:
+        """End a connection that is too old; one whose handshake failed is only forgotten."""
+        self._lost(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
+
+    def _lost(self, connection: web.RequestHandler) -> None:
+        self._open.pop(connection, None)
+
+    def _complain(self, host: str, event: str, reason: str) -> None:
+        """Count an event; log the first of each kind from each host."""
+        self.refused[event] += 1
+        if (host, event) not in self._said and len(self._said) < _SAID_MAX:
+            self._said.add((host, event))
+            _log.warning(f"http_{event}", host=host, reason=reason)
+
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
+        page = await self._page(request)
+        response = web.Response(
+            body=page.body,
+            status=page.status,
+            headers={
+                "Content-Type": page.content_type,
+                "Cache-Control": f"private, max-age={page.kept_s}" if page.kept_s else "no-store",
+                "Content-Security-Policy": CONTENT_POLICY,
+                "Referrer-Policy": "no-referrer",
+                "X-Content-Type-Options": "nosniff",
+            },
+        )
+        response.force_close()
+        return response
+
+    async def _page(self, request: web.BaseRequest) -> Page:
+        if request.method not in ("GET", "HEAD"):
+            return Page(b"this listener is read only: GET and HEAD\n", 405)
+        route = self._pages.get(request.path)
+        if route is None:
+            return Page(f"there are {', '.join(self._pages)}\n".encode(), 404)
+        assert request.transport is not None
+        try:
+            self._door.enter(f"streammeta.http.{route.rule}", HttpContext(request.transport))
+        except ApiError as error:
+            return Page(f"{error}\n".encode(), 403)
+        try:
+            return await route.make(request.query)
+        except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
+            _log.error("http_request_failed", path=request.path, exc_info=error)
+            return Page(b"defect in the controller; see its log\n", 500)
+
+
+class _Server(web.Server):
+    """A server that tells of the end of connections."""
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        on_lost: Callable[[web.RequestHandler], None],
+    ) -> None:
+        super().__init__(handler)
+        self._on_lost = on_lost
+
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
+        """Pass on that a connection has ended."""
+        super().connection_lost(handler, exc)
+        self._on_lost(handler)
+
+
+class _Connection(web.RequestHandler):
+    """A connection that ends once it has sent more than a request may hold.
+
+    What comes behind a request that is refused would be kept as long as the connection lasts.
+    """
+
+    __slots__ = ("_complain", "_left")
+
+    def __init__(self, server: web.Server, complain: Callable[[str], None]) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            logger=_silent,
+            access_log=_silent,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+            max_headers=HEADERS_MAX,
+            lingering_time=0,
+        )
+        self._complain = complain
+        self._left = REQUEST_BYTES_MAX
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, if they are not too many."""
+        self._left -= len(data)
+        if self._left >= 0:
+            super().data_received(data)
+        elif self.transport is not None and not self.transport.is_closing():
+            self._complain(f"it has sent more than {REQUEST_BYTES_MAX} bytes")
+            self.transport.abort()
+
+
+class _Refused(asyncio.Protocol):
+    """A connection that ends as soon as it is made."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Those of uvloop are of no class of asyncio's.
+        cast(asyncio.WriteTransport, transport).abort()

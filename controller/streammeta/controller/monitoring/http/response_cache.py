@@ -1,0 +1,50 @@
+"""Bound on the work that pages cause: answers are kept for a moment, and few are made at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+KEPT_S = 1.0
+"""Time for which an answer is given again, in seconds: ten open pages cost as much as one."""
+
+AT_A_TIME = 4
+"""Answers that are made at a time; any more wait."""
+
+ANSWERS_MAX = 64
+"""Answers that are kept."""
+
+_T = TypeVar("_T")
+
+
+class ResponseCache(Generic[_T]):
+    """Answers by what was asked."""
+
+    def __init__(self, kept_s: float = KEPT_S) -> None:
+        self._kept_s = kept_s
+        self._answers: dict[Hashable, tuple[float, asyncio.Future[_T]]] = {}
+        self._turns = asyncio.Semaphore(AT_A_TIME)
+
+    async def get(self, asked: Hashable, make: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the answer of a moment ago, or what `make` returns; callers share one call of it.
+
+        What it raises is raised to all of them, and is not kept.
+        """
+        found = self._answers.get(asked)
+        if found is None or (found[1].done() and time.monotonic() >= found[0] + self._kept_s):
+            self._answers.pop(asked, None)
+            while len(self._answers) >= ANSWERS_MAX:
+                self._answers.pop(next(iter(self._answers)))
+            found = (time.monotonic(), asyncio.ensure_future(self._made(asked, make)))
+            self._answers[asked] = found
+        return await asyncio.shield(found[1])
+
+    async def _made(self, asked: Hashable, make: Callable[[], Awaitable[_T]]) -> _T:
+        try:
+            async with self._turns:
+                return await make()
+        except BaseException:
+            self._answers.pop(asked, None)
+            raise

@@ -1,0 +1,1 @@
+"""Metrics of a controller, read at each scrape."""

@@ -1,0 +1,506 @@
+"""Status pages for people, rendered here from the status document and from reads of the map.
+
+A page has cards, charts, tables and notes; one template shows them all. Reads are of what is
+committed here, so that pages are there without a leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from streammeta.controller.errors import ApiError, ErrorCode
+from streammeta.controller.metadata.api import answers, requests
+from streammeta.controller.metadata.tables.values import ObjectKind, PageRequest
+from streammeta.controller.monitoring.http.http_listener import Page, Route
+from streammeta.controller.monitoring.http.response_cache import ResponseCache
+from streammeta.controller.monitoring.pages.templating import (
+    HTML,
+    NOTHING,
+    STATIC,
+    Link,
+    as_id,
+    grouped,
+    in_age,
+    in_bytes,
+    in_ms,
+    new_environment,
+    static_page,
+    utc,
+)
+from streammeta.controller.monitoring.status.status import Fields, node_fields
+from streammeta.controller.monitoring.status.status_api import StatusApi
+from streammeta.controller.rpc.services.routes import LeaderView
+from streammeta.controller.runtime.writer.controller import MetadataController
+
+ROWS = 100
+"""Rows of a page of a list."""
+
+READ_TIMEOUT_MS = 2_000
+"""Time limit of a read of the map, in milliseconds."""
+
+OF_THE_LEADER = (
+    "Commits and their times are of this controller while it led; those of other times are on the"
+    " pages of the controllers that led then."
+)
+"""Note of the page that shows them."""
+
+_Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+_Chart: TypeAlias = tuple[str, str, str]
+
+_NODE_HEADS = (
+    *("broker", "session", "last heartbeat", "set objects", "open streams", "uploads owed"),
+    *("locked", "recovered by", "epoch", "tags"),
+)
+_STREAM_HEADS = ("stream", "state", "owner", "epoch", "start", "end", "tags")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a page shows."""
+
+    cards_: Sequence[tuple[str, Any, str]] = ()
+    charts_: Sequence[_Chart] = ()
+    tables: Sequence[_Table] = ()
+    notes: Sequence[str] = ()
+    next_: str = ""
+    form: bool = False
+
+
+_Make: TypeAlias = Callable[[Fields, int], Awaitable[Content]]
+
+
+class StatusPages:
+    """Makes the pages of one controller."""
+
+    def __init__(self, api: StatusApi, controller: MetadataController, view: LeaderView) -> None:
+        self._api = api
+        self._controller = controller
+        self._view = view
+        self._template = new_environment().get_template("page.html")
+        self._kept: ResponseCache[Page] = ResponseCache()
+        self._pages: Mapping[str, tuple[str, _Make]] = {
+            "/": ("Overview", _overview),
+            "/quorum": ("Quorum", _quorum),
+            "/nodes": ("Brokers", self._nodes),
+            "/streams": ("Streams", self._streams),
+            "/deletions": ("Deletions", _deletions),
+            "/compaction": ("Compaction", _compaction),
+            "/reconcile": ("Reconciliation", _reconcile),
+            "/build": ("Build", _build),
+        }
+
+    def routes(self) -> Mapping[str, Route]:
+        """Return the pages, and the files that they refer to, by path."""
+        pages = {path: Route("status", partial(self._page, path)) for path in self._pages}
+        files = {f"/static/{name}": Route("status", partial(_static, name)) for name in STATIC}
+        return {**pages, "/stream": Route("status", partial(self._page, "/stream")), **files}
+
+    async def _page(self, path: str, query: Mapping[str, str]) -> Page:
+        """Answer a request; `after` and `id` of its query are numbers."""
+        text = query.get("id" if path == "/stream" else "after", "0")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+            return Page(b"id and after must be numbers, 0 or more\n", 400)
+        number = int(text)
+        return await self._kept.get((path, number), lambda: self._made(path, number))
+
+    async def _made(self, path: str, number: int) -> Page:
+        document = await self._api.document()
+        if path == "/stream":
+            title, make = f"Stream {number}", cast(_Make, self._stream)
+        else:
+            title, make = self._pages[path]
+        try:
+            content = await make(document, number)
+        except ApiError as error:
+            content = Content(notes=(f"The map can't be read now: {error}",))
+        context = {
+            "s": document,
+            "title": title,
+            "here": path,
+            "pages": [(each, name) for each, (name, _) in self._pages.items()],
+            **{name: getattr(content, name) for name in Content.__dataclass_fields__},
+        }
+        text = await asyncio.to_thread(self._template.render, context)
+        return Page(text.encode(), content_type=HTML)
+
+    async def _read(self, request: Any) -> Any:
+        answered = await self._controller.read(request, at_least=0, timeout_ms=READ_TIMEOUT_MS)
+        return answered.answer
+
+    async def _nodes(self, document: Fields, after: int) -> Content:
+        page = PageRequest(page_size=ROWS, page_token=str(after) if after else "")
+        found = cast(answers.GetNodesAnswer, await self._read(requests.GetNodes(page=page)))
+        brokers = document["brokers"]
+        sessions = [(name, count, "") for name, count in sorted(brokers["sessions"].items())]
+        leads = document["quorum"]["role"] == "leader"
+        return Content(
+            cards_=(
+                ("Brokers", grouped(brokers["count"]), ""),
+                *sessions,
+                ("In recovery", brokers["recovering"], ""),
+                ("Owe uploads", brokers["owing"], ""),
+                ("Locked", brokers["locked"], ""),
+            ),
+            tables=(
+                ("Most set objects", _NODE_HEADS, [_node_row(each) for each in brokers["top"]]),
+                (
+                    "Most bytes in set objects",
+                    ("broker", "bytes", "set objects"),
+                    [
+                        (as_id(each["node_id"]), each["bytes"], each["objects"])
+                        for each in document["largest_brokers"]
+                    ],
+                ),
+                (
+                    "Brokers by id",
+                    _NODE_HEADS,
+                    [_node_row(node_fields(each, self._view)) for each in found.nodes],
+                ),
+            ),
+            notes=() if leads else ("Sessions are known to the leader alone: see its page.",),
+            next_=f"/nodes?after={found.next_page_token}" if found.next_page_token else "",
+        )
+
+    async def _streams(self, document: Fields, after: int) -> Content:
+        page = PageRequest(page_size=ROWS, page_token=str(after) if after else "")
+        listed = await self._read(requests.DescribeStreams(page=page))
+        top = {each["stream_id"]: each["ranges"] for each in document["top_streams"]}
+        sizes = {each["stream_id"]: each["bytes"] for each in document["largest_streams"]}
+        named = tuple({**top, **sizes})
+        described = await self._read(requests.DescribeStreams(stream_ids=named))
+        by_id = {each.stream_id: each for each in described.streams} if named else {}
+
+        def rows(most: Mapping[int, int]) -> Sequence[Sequence[Any]]:
+            return [(*_stream_row(by_id[each]), most[each]) for each in most if each in by_id]
+
+        return Content(
+            form=True,
+            cards_=(("Streams", grouped(document["map"]["streams"]), ""),),
+            tables=(
+                ("Most ranges in objects", (*_STREAM_HEADS, "ranges"), rows(top)),
+                ("Most bytes in objects of their own", (*_STREAM_HEADS, "bytes"), rows(sizes)),
+                ("Streams by id", _STREAM_HEADS, [_stream_row(each) for each in listed.streams]),
+            ),
+            next_=f"/streams?after={listed.next_page_token}" if listed.next_page_token else "",
+        )
+
+    async def _stream(self, document: Fields, stream_id: int) -> Content:
+        found = await self._read(
+            requests.DescribeStreams(stream_ids=(stream_id,), include_ranges=True)
+        )
+        if not found.streams:
+            return Content(form=True, notes=(f"There is no stream {stream_id}.",))
+        (stream,) = found.streams
+        query = requests.ObjectQuery(stream_id, stream.start_offset, -1, ROWS)
+        read = await self._read(requests.GetObjects(queries=(query,)))
+        result = read.results[0]
+        held = result.objects if result.error is ErrorCode.NONE else ()
+        objects = [
+            (
+                str(each.object_id),
+                _kind(each.kind),
+                each.start_offset,
+                each.end_offset,
+                each.object_size,
+            )
+            for each in held
+        ]
+        ranges = [
+            (each.range_index, each.epoch, str(each.node_id), each.start_offset, each.end_offset)
+            for each in stream.ranges
+        ]
+        return Content(
+            form=True,
+            tables=(
+                ("Stream", _STREAM_HEADS, [_stream_row(stream)]),
+                (
+                    f"Objects to read from, the first {ROWS}",
+                    ("object", "kind", "start", "end", "bytes"),
+                    objects,
+                ),
+                ("Ranges of owners", ("range", "epoch", "broker", "start", "end"), ranges),
+            ),
+        )
+
+
+async def _static(name: str, _: Mapping[str, str]) -> Page:
+    return static_page(name)
+
+
+async def _overview(s: Fields, _: int) -> Content:
+    quorum, size, commits = s["quorum"], s["map"], s["commits"]
+    backup, process = s["backup"], s["process"]
+    leader = quorum["leader_id"] if quorum["has_leader"] else None
+    silent = [each["node_id"] for each in s["controllers"] if not each["answers"]]
+    backup_card = (
+        ()
+        if backup is None
+        else (("Backup behind", f"{backup['behind_s']:.0f} s", backup["problem"]),)
+    )
+    lease_s = s["bucket"]["lease_s"]
+    lease_card = (
+        () if lease_s is None else (("Bucket lease", f"{lease_s:.0f} s", s["bucket"]["problem"]),)
+    )
+    return Content(
+        cards_=(
+            ("Leader", "none" if leader is None else f"controller {leader}", _epoch(quorum)),
+            (
+                "Controllers",
+                f"{len(s['controllers']) - len(silent)} of {len(s['controllers'])}",
+                "answer" if not silent else f"silent: {', '.join(map(str, silent))}",
+            ),
+            ("Commits", f"{commits['accepted_per_s'] or 0:.1f}/s", "of the last minute, here"),
+            ("Commit time", in_ms(commits["p50_ms"]), f"p99 {in_ms(commits['p99_ms'])}"),
+            ("Streams", grouped(size["streams"]), ""),
+            ("Objects", grouped(size["committed_objects"]), in_bytes(size["committed_bytes"])),
+            ("Prepared", grouped(size["prepared_objects"]), "objects not committed yet"),
+            ("Deletions owed", grouped(s["deletions"]["owed"]), f"{s['deletions']['stuck']} stuck"),
+            ("Set objects", grouped(size["stream_set_objects"]), ""),
+            ("Brokers", grouped(size["nodes"]), _sessions(s["brokers"]["sessions"])),
+            ("Memory", in_bytes(process["memory_bytes"]), "of this controller"),
+            *lease_card,
+            *backup_card,
+        ),
+        charts_=(
+            ("Commits", "per second", "commits_accepted,commits_refused"),
+            ("Commit time", "ms", "commit_p50,commit_p99"),
+            ("Objects", "", "objects_committed,objects_destroyed"),
+            ("Event loop lag", "ms", "loop_lag"),
+        ),
+        tables=(_voters(quorum), _hour(commits)),
+        notes=(OF_THE_LEADER,),
+    )
+
+
+def _hour(commits: Fields) -> _Table:
+    rows = [
+        (
+            utc(each["begin_s"]),
+            each["accepted"],
+            each["refused"],
+            in_ms(each["p50_ms"]),
+            in_ms(each["p99_ms"]),
+            f"{100 * (each['led'] or 0):.0f} %",
+        )
+        for each in commits["hour"]
+    ]
+    heads = ("from", "acknowledged", "refused", "median time", "p99 at most", "led here")
+    return ("Commits of the last hour, every 5 minutes", heads, rows)
+
+
+async def _quorum(s: Fields, _: int) -> Content:
+    quorum = s["quorum"]
+    controllers = [
+        (
+            as_id(each["node_id"]),
+            each["role"] if each["answers"] else f"silent: {each['reason']}",
+            as_id(each["leader_id"]),
+            each["epoch"],
+            each["end_offset"],
+            each["high_watermark"],
+            each["disk_full"],
+            each["repairing"],
+        )
+        for each in s["controllers"]
+    ]
+    heads = (
+        *("controller", "role", "leader", "epoch", "end of log", "committed below"),
+        *("disk full", "repairing"),
+    )
+    observers = ("Observers", *_voters({**quorum, "voters": quorum["observers"]})[1:])
+    return Content(
+        cards_=(
+            ("Role here", quorum["role"], ""),
+            ("Leader", quorum["leader_id"] if quorum["has_leader"] else "none", _epoch(quorum)),
+            ("Committed below", grouped(quorum["high_watermark"]), "offset of the log"),
+        ),
+        charts_=(
+            ("Lag of the voter furthest behind", "entries, at the leader", "voter_lag"),
+            ("Entries committed", "per second", "entries_committed"),
+        ),
+        tables=(
+            _voters(quorum),
+            ("Controllers, in their own words", heads, controllers),
+            observers,
+        ),
+    )
+
+
+async def _deletions(s: Fields, _: int) -> Content:
+    owed = s["deletions"]
+    return Content(
+        cards_=(
+            ("Owed", grouped(owed["owed"]), "objects marked destroyed"),
+            ("In flight", grouped(owed["in_flight"]), ""),
+            ("Refused", grouped(owed["refused"]), "tried again"),
+            ("Stuck", grouped(owed["stuck"]), ""),
+            ("Ahead", grouped(owed["ahead"]), "of the map"),
+            ("Wait for the backup", grouped(owed["unbacked"]), f"{owed['unbacked_s']:.0f} s"),
+            ("Rate", f"{owed['rate_per_s']:.0f}/s", "at most"),
+        ),
+        charts_=(
+            ("Objects marked destroyed", "", "objects_destroyed"),
+            ("In flight, stuck", "", "deletions_in_flight,deletions_stuck"),
+        ),
+        tables=(
+            (
+                "Stuck keys, some",
+                ("key", "reason"),
+                [(each["key"], each["reason"]) for each in owed["stuck_keys"]],
+            ),
+            (
+                "Keys ahead of the map, some",
+                ("key", "reason"),
+                [(each["key"], each["reason"]) for each in owed["ahead_keys"]],
+            ),
+        ),
+        notes=("The leader deletes; elsewhere only what is owed is known.",),
+    )
+
+
+async def _compaction(s: Fields, _: int) -> Content:
+    compaction = s["compaction"]
+    return Content(
+        cards_=(
+            ("Set objects", grouped(compaction["set_objects"]), ""),
+            ("Of brokers gone", grouped(compaction["departed_set_objects"]), ""),
+            ("Brokers gone", grouped(compaction["departed_nodes"]), "that left set objects"),
+        ),
+        charts_=(
+            ("Set objects", "", "set_objects"),
+            ("Bytes of committed objects", "", "object_bytes"),
+        ),
+        tables=(
+            (
+                "Brokers gone, and who compacts their objects",
+                ("broker", "compacted by"),
+                [
+                    (as_id(each["node_id"]), as_id(each["compacted_by"]))
+                    for each in compaction["assigned"]
+                ],
+            ),
+            (
+                "Most set objects",
+                _NODE_HEADS,
+                [_node_row(each) for each in s["brokers"]["top"] if each["set_objects"]],
+            ),
+        ),
+    )
+
+
+async def _reconcile(s: Fields, _: int) -> Content:
+    told = s["reconcile"]
+    names = ("kind", "engine", "keys", "orphans", "orphan_bytes", "deleted", "missing", "result")
+    rows = [
+        (
+            utc(each["ended_ms"] / 1000),
+            f"{(each['ended_ms'] - each['started_ms']) / 1000:.1f} s",
+            *(each[name] for name in names),
+            each["problem"],
+        )
+        for each in told["runs"]
+    ]
+    heads = (
+        *("ended", "took", "kind", "engine", "keys", "orphans", "bytes of orphans", "deleted"),
+        *("missing", "result", "problem"),
+    )
+    success, missing, size = told["last_success_ms"], told["missing"], told["orphan_bytes"]
+    notes = ["Runs tell of themselves, if their caller may write keys as an admin does."]
+    if told["problem"]:
+        notes.insert(0, f"What runs told can't be read: {told['problem']}.")
+    return Content(
+        cards_=(
+            ("Last success", utc(success / 1000) if success else NOTHING, ""),
+            ("Missing objects", NOTHING if missing is None else grouped(missing), "or damaged"),
+            ("Orphans", NOTHING if size is None else in_bytes(size), "when last looked for"),
+        ),
+        tables=(("Last runs", heads, rows),),
+        notes=notes,
+    )
+
+
+async def _build(s: Fields, _: int) -> Content:
+    build, process = s["build"], s["process"]
+    return Content(
+        cards_=(
+            ("Version", build["version"], ""),
+            ("Feature level", s["feature_level"], f"can run at {build['feature_levels']}"),
+            ("Python", build["python"], build["implementation"]),
+            ("Memory", in_bytes(process["memory_bytes"]), _limit(process)),
+        ),
+        charts_=(("CPU", "%", "cpu"), ("Memory", "bytes", "memory,request_memory")),
+        tables=(
+            (
+                "Controllers",
+                ("controller", "version"),
+                [(as_id(each["node_id"]), each["version"]) for each in s["controllers"]],
+            ),
+            ("Connections", ("plane", "open"), list(process["connections"].items())),
+            (
+                "Certificates",
+                ("plane", "until"),
+                [(each["plane"], utc(each["not_after_s"])) for each in s["certificates"]],
+            ),
+            ("Cluster", ("id", "uuid"), [(s["cluster_id"], s["cluster_uuid"])]),
+        ),
+        notes=("A version is shown for controllers that are connected to this one.",),
+    )
+
+
+def _voters(quorum: Fields) -> _Table:
+    heads = ("controller", "lag, entries", "last fetch, ms ago", "caught up, ms ago", "address")
+    rows = [
+        (
+            as_id(each["node_id"]),
+            each["lag"],
+            each["last_fetch_age_ms"],
+            each["last_caught_up_age_ms"],
+            each["endpoint"],
+        )
+        for each in quorum["voters"]
+    ]
+    return ("Voters, as the leader sees them", heads, rows)
+
+
+def _node_row(node: Fields) -> Sequence[Any]:
+    return (
+        as_id(node["node_id"]),
+        node["session"],
+        in_age(node["last_heartbeat_ms"]),
+        *(node[name] for name in ("set_objects", "has_open_streams", "uploads_owed", "locked")),
+        as_id(node["recovered_by"]),
+        node["epoch"],
+        node["tags"],
+    )
+
+
+def _stream_row(stream: answers.StreamDescription) -> Sequence[Any]:
+    return (
+        Link(str(stream.stream_id), f"/stream?id={stream.stream_id}"),
+        stream.state.name.lower(),
+        None if stream.node_id < 0 else str(stream.node_id),
+        None if stream.epoch < 0 else stream.epoch,
+        stream.start_offset,
+        stream.end_offset,
+        dict(stream.tags),
+    )
+
+
+def _kind(kind: int) -> str:
+    return ObjectKind(kind).name.lower().replace("_", " ")
+
+
+def _epoch(quorum: Fields) -> str:
+    return f"epoch {quorum['epoch']}"
+
+
+def _limit(process: Fields) -> str:
+    return f"limit {in_bytes(process['memory_limit_bytes'])}"
+
+
+def _sessions(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(states.items()))

@@ -1,0 +1,112 @@
+"""Templates of the status pages: every value is escaped, for tags are strangers' text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from streammeta.controller.monitoring.http.http_listener import Page
+
+HTML = "text/html; charset=utf-8"
+
+STATIC: Mapping[str, tuple[str, int]] = {
+    "uplot-1.6.32.js": ("text/javascript; charset=utf-8", 86_400),
+    "uplot-1.6.32.css": ("text/css; charset=utf-8", 86_400),
+    "page.js": ("text/javascript; charset=utf-8", 60),
+    "page.css": ("text/css; charset=utf-8", 60),
+    "icon.svg": ("image/svg+xml", 86_400),
+}
+"""Files that pages refer to: type, and the time in seconds for which a browser may keep them."""
+
+
+NOTHING = "\u2013"
+"""Shown where there is no value."""
+
+
+class Link(NamedTuple):
+    """A cell of a table that leads elsewhere."""
+
+    text: object
+    path: str
+
+
+def new_environment() -> Environment:
+    """Return the templates."""
+    made = Environment(
+        loader=PackageLoader(__package__),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["utc"] = utc
+    made.filters["cell"] = cell
+    return made
+
+
+def static_page(name: str) -> Page:
+    """Return a file of `STATIC`."""
+    kind, kept_s = STATIC[name]
+    body = resources.files(__package__).joinpath("static", name).read_bytes()
+    return Page(body, content_type=kind, kept_s=kept_s)
+
+
+def utc(time_s: float) -> str:
+    """Return a time, in seconds since 1970, for people."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def cell(value: Any) -> str | Markup:
+    """Return a value of a table for people, escaped."""
+    match value:
+        case None | "":
+            return NOTHING
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return grouped(value)
+        case Link(text, path):
+            return Markup('<a href="{}">{}</a>').format(path, cell(text))
+        case dict():
+            return escape(", ".join(f"{key}={each}" for key, each in value.items()) or NOTHING)
+        case _:
+            return escape(value)
+
+
+def grouped(number: int) -> str:
+    """Return a number in groups of three digits."""
+    return f"{number:,}".replace(",", "\u202f")
+
+
+def in_bytes(size: float) -> str:
+    """Return a size in bytes for people."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = min(int(math.log(size, 1024)), len(units) - 1) if size >= 1 else 0
+    return f"{size / 1024**power:.{min(power, 1)}f} {units[power]}"
+
+
+def as_id(number: int | None) -> str | None:
+    """Return an id, which is no amount: its digits are not grouped."""
+    return None if number is None else str(number)
+
+
+def in_age(age_ms: int | None) -> str | None:
+    """Return the age of an event for people, None if it is not known."""
+    if age_ms is None:
+        return None
+    seconds = age_ms // 1000
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def in_ms(value: float | None) -> str:
+    """Return milliseconds for people."""
+    return NOTHING if value is None else f"{value:.1f} ms"

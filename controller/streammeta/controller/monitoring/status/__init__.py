@@ -1,0 +1,1 @@
+"""Status of a cluster as one document: figures, alarms, the largest streams."""

@@ -1,0 +1,75 @@
+"""Answers of the other controllers to the question that `streammeta quorum describe` asks.
+
+Each is asked at its address for clients, with this controller's own certificate, and has a second:
+one that is silent hides no other. Channels are kept for as long as they are asked through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from streammeta.rpc.connections import client_channel
+from streammeta.rpc.failures import read_failure
+from streammeta.tls.files import TlsContents
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
+
+TIMEOUT_S = 1.0
+"""Time that a controller has for its answer, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer of a controller; without a view, the reason."""
+
+    endpoint: str
+    view: pb.DescribeQuorumResponse | None
+    reason: str = ""
+
+
+class PeerStatusClient:
+    """The other controllers, as far as they can be asked."""
+
+    def __init__(self, tls: Callable[[], TlsContents | None]) -> None:
+        self._tls = tls
+        self._made_with: TlsContents | None = None
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def ask(self, endpoints: Mapping[int, str]) -> Mapping[int, Answer]:
+        """Ask controllers, given by id and address, all at once."""
+        await self._forget_channels(set(endpoints.values()))
+        answers = await asyncio.gather(*(self._one(each) for each in endpoints.values()))
+        return dict(zip(endpoints, answers, strict=True))
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await self._close(set(self._channels))
+
+    async def _forget_channels(self, needed: set[str]) -> None:
+        """Close the channels that are needed no more, all of them if the certificate is another."""
+        tls = self._tls()
+        is_renewed, self._made_with = tls is not self._made_with, tls
+        await self._close(set(self._channels) if is_renewed else self._channels.keys() - needed)
+
+    async def _close(self, endpoints: set[str]) -> None:
+        """Forget channels in one turn, so that no other request meets them; then close them."""
+        for channel in [self._channels.pop(endpoint) for endpoint in endpoints]:
+            await channel.close()
+
+    async def _one(self, endpoint: str) -> Answer:
+        if not endpoint:
+            return Answer(endpoint, None, "its address for clients is not known")
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = self._channels[endpoint] = client_channel(endpoint, self._made_with)
+        stub = QuorumServiceStub(channel)
+        try:
+            view = await stub.DescribeQuorum(pb.DescribeQuorumRequest(), timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            failure = read_failure(error, over_tls=self._made_with is not None)
+            return Answer(endpoint, None, failure.text)
+        return Answer(endpoint, view)

@@ -1,0 +1,342 @@
+"""The status of a cluster as one controller knows it: the document behind `/api/status.json`.
+
+Made of this controller's own state, of the answers of the others, and of the map as it is here.
+What only a leader knows is empty elsewhere. Useful without a leader: nothing here waits for one.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from streammeta.controller.features import SUPPORTED
+from streammeta.controller.ids import NONE_ID
+from streammeta.controller.lifecycle.bucket_claim import BucketClaims
+from streammeta.controller.metadata.api.answers import NodeDescription
+from streammeta.controller.monitoring.history.last_hour import highest, last_hour, mean
+from streammeta.controller.monitoring.history.sampling import Sampler
+from streammeta.controller.monitoring.metrics.metrics import Sources
+from streammeta.controller.monitoring.status.alarms import alarms
+from streammeta.controller.monitoring.status.peer_status import Answer
+from streammeta.controller.monitoring.status.top_sizes import Sizes
+from streammeta.controller.rpc.services.routes import LeaderView
+from streammeta.controller.runtime.replication.operations import (
+    QuorumDescription,
+    ReplicaDescription,
+)
+from streammeta.v1 import quorum_pb2 as pb
+
+NODES_MAX = 10
+"""Brokers that the document names, those with the most set objects."""
+
+RECENT_S = 60
+"""Time that rates and quantiles of the document are taken over, in seconds."""
+
+Fields: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What a document is made of, beside the answers of the others."""
+
+    cluster_id: str
+    sources: Sources
+    sampler: Sampler
+    bucket: BucketClaims
+    view: LeaderView
+    nodes: Sequence[NodeDescription]
+    versions: Mapping[int, str]
+    """Versions of the controllers that are connected to this one, by id."""
+    memory_bytes: int
+    top_streams: Sequence[tuple[int, int]]
+    """Streams with the most ranges, and their numbers of them."""
+    top_sizes: Sizes
+
+
+def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fields:
+    """Return the document as of `now_s`, seconds since 1970 (docs/operations/monitor.md)."""
+    sources = known.sources
+    seen = sources.quorum()
+    document: Fields = {
+        "at_s": now_s,
+        "cluster_id": known.cluster_id,
+        "cluster_uuid": known.bucket.cluster_uuid,
+        "node_id": seen.node_id,
+        "feature_level": sources.feature_level(),
+        "build": _build(sources.version),
+        "quorum": _quorum(seen, others),
+        "controllers": list(_controllers(seen, others, known)),
+        "commits": _commits(known, now_s),
+        "map": asdict(sources.map_size()),
+        "bucket": {
+            "problem": known.bucket.problem,
+            "lease_s": sources.lease_left_ms() / 1000 if seen.role == "leader" else None,
+        },
+        "deletions": _deletions(known),
+        "compaction": _compaction(known),
+        "brokers": _brokers(known, now_s, leads=seen.role == "leader"),
+        "top_streams": [{"stream_id": a, "ranges": b} for a, b in known.top_streams],
+        "reconcile": _reconcile(sources),
+        "largest_streams": [
+            {"stream_id": each, "bytes": size} for each, size in known.top_sizes.streams
+        ],
+        "largest_brokers": [
+            {"node_id": each, "bytes": size, "objects": count}
+            for each, size, count in known.top_sizes.nodes
+        ],
+        "backup": _backup(sources),
+        "certificates": [
+            {"plane": each.plane, "not_after_s": each.not_after.timestamp()}
+            for each in sources.certificates()
+        ],
+        "process": _process(known),
+    }
+    document["alarms"] = [alarm._asdict() for alarm in alarms(document)]
+    return document
+
+
+def _build(version: str) -> Fields:
+    return {
+        "version": version,
+        "feature_levels": str(SUPPORTED),
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+    }
+
+
+def _quorum(seen: QuorumDescription, others: Mapping[int, Answer]) -> Fields:
+    """Return the quorum as this controller sees it, with lags as the leader does if it answers."""
+    replicas = [(each, True) for each in seen.voters] + [(each, False) for each in seen.observers]
+    leaders = _leaders_replicas(seen, others)
+    described = [
+        {**(leaders.get(each.key.node_id) or _replica(each, seen.end_offset)), "votes": votes}
+        for each, votes in replicas
+    ]
+    return {
+        "role": seen.role,
+        "leader_id": seen.leader_id,
+        "has_leader": seen.has_leader,
+        "epoch": seen.epoch,
+        "high_watermark": seen.high_watermark,
+        "end_offset": seen.end_offset,
+        "voters": [each for each in described if each["votes"]],
+        "observers": [each for each in described if not each["votes"]],
+    }
+
+
+def _replica(each: ReplicaDescription, end_offset: int) -> Fields:
+    lag = None if each.end_offset is None else max(0, end_offset - each.end_offset)
+    return {
+        "node_id": each.key.node_id,
+        "endpoint": each.endpoint,
+        "end_offset": each.end_offset,
+        "lag": lag,
+        "last_fetch_age_ms": each.last_fetch_age_ms,
+        "last_caught_up_age_ms": each.last_caught_up_age_ms,
+    }
+
+
+def _leaders_replicas(
+    seen: QuorumDescription, others: Mapping[int, Answer]
+) -> Mapping[int, Fields]:
+    """Return voters by id as another controller that leads this epoch has described them."""
+    if seen.role == "leader":
+        return {}
+    views = [each.view for each in others.values() if each.view is not None]
+    for view in views:
+        if view.role == "leader" and view.epoch >= seen.epoch:
+            return {each.key.node_id: _told(each, view.end_offset) for each in view.voters}
+    return {}
+
+
+def _told(each: pb.ReplicaStatus, end_offset: int) -> Fields:
+    def given(name: str) -> int | None:
+        return getattr(each, name) if each.HasField(name) else None  # type: ignore[arg-type]
+
+    end = given("end_offset")
+    return {
+        "node_id": each.key.node_id,
+        "endpoint": each.endpoint,
+        "end_offset": end,
+        "lag": None if end is None else max(0, end_offset - end),
+        "last_fetch_age_ms": given("last_fetch_age_ms"),
+        "last_caught_up_age_ms": given("last_caught_up_age_ms"),
+    }
+
+
+def _controllers(
+    seen: QuorumDescription, others: Mapping[int, Answer], known: Knowledge
+) -> Iterator[Fields]:
+    """Yield each controller's own words in order of ids, and those that are silent."""
+    votes = {each.key.node_id for each in seen.voters}
+    own = {
+        "node_id": seen.node_id,
+        "votes": seen.node_id in votes,
+        "answers": True,
+        "reason": "",
+        "role": seen.role,
+        "leader_id": seen.leader_id,
+        "epoch": seen.epoch,
+        "end_offset": seen.end_offset,
+        "high_watermark": seen.high_watermark,
+        "repairing": seen.is_repairing,
+        "disk_full": seen.is_disk_full,
+        "version": known.sources.version,
+    }
+    yield from sorted(
+        (own, *(_other(node_id, each, votes, known) for node_id, each in others.items())),
+        key=lambda fields: fields["node_id"],
+    )
+
+
+def _other(node_id: int, answer: Answer, votes: set[Any], known: Knowledge) -> Fields:
+    view = answer.view
+    return {
+        "node_id": node_id,
+        "votes": node_id in votes,
+        "answers": view is not None,
+        "reason": answer.reason,
+        "role": "" if view is None else view.role,
+        "leader_id": view.leader_id if view is not None and view.HasField("leader_id") else None,
+        "epoch": None if view is None else view.epoch,
+        "end_offset": None if view is None else view.end_offset,
+        "high_watermark": None if view is None else view.high_watermark,
+        "repairing": view is not None and view.repairing,
+        "disk_full": view is not None and view.disk_full,
+        "version": known.versions.get(node_id, ""),
+    }
+
+
+def _commits(known: Knowledge, now_s: float) -> Fields:
+    names = ("commits_accepted", "commits_refused", "commit_p50", "commit_p99")
+    recent = known.sampler.history.since(now_s - RECENT_S, names).columns
+    tally = known.sources.commits
+    return {
+        "accepted": tally.accepted,
+        "refused": tally.refused,
+        "accepted_per_s": mean(recent["commits_accepted"]),
+        "refused_per_s": mean(recent["commits_refused"]),
+        "p50_ms": mean(recent["commit_p50"]),
+        "p99_ms": highest(recent["commit_p99"]),
+        "hour": last_hour(known.sampler.history, now_s),
+    }
+
+
+def _deletions(known: Knowledge) -> Fields:
+    deletion = known.sources.deletion()
+    return {
+        "owed": known.sources.map_size().destroyed_objects,
+        "in_flight": deletion.in_flight,
+        "refused": deletion.refused,
+        "stuck": deletion.stuck,
+        "stuck_keys": [{"key": key, "reason": why} for key, why in deletion.sample],
+        "ahead": deletion.ahead,
+        "ahead_keys": [{"key": key, "reason": why} for key, why in deletion.ahead_sample],
+        "unproven": deletion.unproven,
+        "rate_per_s": deletion.rate,
+        "unbacked": deletion.unbacked,
+        "unbacked_s": deletion.unbacked_ms / 1000,
+    }
+
+
+def _compaction(known: Knowledge) -> Fields:
+    departed = [each for each in known.nodes if each.departed]
+    return {
+        "set_objects": known.sources.map_size().stream_set_objects,
+        "departed_nodes": len(departed),
+        "departed_set_objects": sum(each.stream_set_object_count for each in departed),
+        "assigned": [
+            {"node_id": each.node_id, "compacted_by": by}
+            for each in known.nodes
+            if (by := known.view.compacted_by(each.node_id)) != NONE_ID
+        ][:NODES_MAX],
+    }
+
+
+def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
+    states = Counter(session_of(each, known.view) for each in known.nodes) if leads else Counter()
+    top = sorted(known.nodes, key=lambda each: -each.stream_set_object_count)[:NODES_MAX]
+    return {
+        "count": len(known.nodes),
+        "sessions": dict(states),
+        "silent": list(_silent(known, now_s)) if leads else [],
+        "locked": sum(each.locked for each in known.nodes),
+        "recovering": sum(each.recovered_by != NONE_ID for each in known.nodes),
+        "owing": sum(each.pending_upload_count > 0 for each in known.nodes),
+        "top": [node_fields(each, known.view) for each in top],
+    }
+
+
+def _silent(known: Knowledge, now_s: float) -> Iterator[Fields]:
+    """Yield fenced brokers that did not close in good order and hold what others may wait for."""
+    for node in known.nodes:
+        heard = known.view.heard(node.node_id)
+        if session_of(node, known.view) != "fenced" or heard is None or heard.has_closed:
+            continue
+        owes = _owes(node)
+        if owes:
+            since_s = now_s - heard.age_ms / 1000
+            is_exact = heard.is_exact
+            yield {"node_id": node.node_id, "since_s": since_s, "is_exact": is_exact, "owes": owes}
+
+
+def _owes(node: NodeDescription) -> str:
+    """Return what waits for a broker, in words; empty: nothing."""
+    if node.recovered_by != NONE_ID:
+        return f"broker {node.recovered_by} recovers its data"
+    if node.pending_upload_count:
+        return f"{node.pending_upload_count} of its uploads are missing"
+    return "it has streams open" if node.has_opening_streams else ""
+
+
+def session_of(node: NodeDescription, view: LeaderView) -> str:
+    """Return the state of a broker's session in lower case; unknown unless this node leads."""
+    return "departed" if node.departed else view.state_of(node.node_id).name.lower()
+
+
+def node_fields(node: NodeDescription, view: LeaderView) -> Fields:
+    """Return a broker as pages show it; nothing of its write-ahead log, which may hold secrets."""
+    heard = view.heard(node.node_id)
+    return {
+        "node_id": node.node_id,
+        "epoch": node.node_epoch,
+        "session": session_of(node, view),
+        "last_heartbeat_ms": heard.age_ms if heard is not None and heard.is_exact else None,
+        "locked": node.locked,
+        "set_objects": node.stream_set_object_count,
+        "has_open_streams": node.has_opening_streams,
+        "uploads_owed": node.pending_upload_count,
+        "recovered_by": None if node.recovered_by == NONE_ID else node.recovered_by,
+        "tags": dict(node.tags),
+    }
+
+
+def _reconcile(sources: Sources) -> Fields:
+    told = sources.reconcile_runs()
+    return {"problem": told.problem, **asdict(told.runs)}
+
+
+def _backup(sources: Sources) -> Fields | None:
+    backup = sources.backup()
+    if backup is None:
+        return None
+    return {
+        "end_offset": backup.end_offset,
+        "behind_entries": backup.behind_entries,
+        "behind_s": backup.behind_ms / 1000,
+        "problem": backup.problem,
+    }
+
+
+def _process(known: Knowledge) -> Fields:
+    sources = known.sources
+    return {
+        "memory_bytes": known.memory_bytes,
+        "memory_limit_bytes": sources.memory_limit,
+        "request_memory_bytes": sources.request_bytes(),
+        "connections": dict(sources.connections()),
+        "audit_failing": sources.audit is not None and bool(sources.audit.failure),
+    }

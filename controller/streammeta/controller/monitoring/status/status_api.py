@@ -1,0 +1,123 @@
+"""Status and history of a controller over HTTP, as JSON: what its pages are made from too."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from streammeta.controller.ids import NodeId
+from streammeta.controller.lifecycle.bucket_claim import BucketClaims
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.monitoring.history.history import LENGTHS, Window
+from streammeta.controller.monitoring.history.sampling import SERIES, Sampler
+from streammeta.controller.monitoring.http.http_listener import Page
+from streammeta.controller.monitoring.http.response_cache import ResponseCache
+from streammeta.controller.monitoring.metrics.metrics import Sources
+from streammeta.controller.monitoring.status.peer_status import PeerStatusClient
+from streammeta.controller.monitoring.status.status import Fields, Knowledge, status
+from streammeta.controller.monitoring.status.top_sizes import TopSizes
+from streammeta.controller.monitoring.status.top_streams import TopStreams
+from streammeta.controller.rpc.services.routes import LeaderView
+from streammeta.controller.runtime.replication.peer_versions import PeerVersions
+from streammeta.tls.files import TlsContents
+
+JSON = "application/json"
+
+UNITS = {each.name: each.unit for each in SERIES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusParts:
+    """Parts of a controller that its status is read from, beside the sources of its metrics."""
+
+    cluster_id: str
+    bucket: BucketClaims
+    view: LeaderView
+    versions: PeerVersions
+    cluster_metadata: Callable[[], ClusterMetadata]
+    memory_bytes: Callable[[], int]
+    tls: Callable[[], TlsContents | None]
+    """Files to call other controllers with."""
+
+
+class StatusApi:
+    """Makes the documents."""
+
+    def __init__(self, sources: Sources, parts: StatusParts, sampler: Sampler) -> None:
+        self._sources = sources
+        self._parts = parts
+        self._sampler = sampler
+        self._others = PeerStatusClient(parts.tls)
+        self._top_streams = TopStreams(lambda: parts.cluster_metadata().ranges_of_streams())
+        self._top_sizes = TopSizes(lambda rows: parts.cluster_metadata().owned_sizes(rows))
+        self._kept: ResponseCache[Fields] = ResponseCache()
+
+    async def close(self) -> None:
+        """Close the connections to the others, and look at nothing more."""
+        self._top_sizes.close()
+        await self._others.close()
+
+    async def document(self) -> Fields:
+        """Return the status, at most a second old."""
+        return await self._kept.get("status", self._document)
+
+    async def status(self, _: Mapping[str, str]) -> Page:
+        """Answer a request for the status."""
+        return _json(await self.document())
+
+    async def series(self, query: Mapping[str, str]) -> Page:
+        """Answer a request for samples later than `since`, `step` seconds apart.
+
+        `names` are series apart by commas; all without it.
+        """
+        try:
+            since_s = float(query.get("since", "0"))
+            step_s = {str(each): each for each in LENGTHS}[query.get("step", "1")]
+            names = query["names"].split(",") if query.get("names") else list(UNITS)
+            if unknown := [name for name in names if name not in UNITS]:
+                raise ValueError(f"names: {unknown[0]!r}; there are {', '.join(UNITS)}")
+        except KeyError:
+            return _json({"error": "step: must be 1, 10 or 60"}, 400)
+        except ValueError as error:
+            return _json({"error": str(error)}, 400)
+        window = self._sampler.history.since(since_s, names, step_s)
+        return _json({"at_s": time.time(), "units": UNITS, **_columns(window)})
+
+    async def _document(self) -> Fields:
+        seen = self._sources.quorum()
+        others: dict[int, str] = {
+            each.key.node_id: each.endpoint
+            for each in (*seen.voters, *seen.observers)
+            if each.key.node_id != seen.node_id
+        }
+        answers = await self._others.ask(others)
+        software = {node_id: self._parts.versions.of(NodeId(node_id)) for node_id in others}
+        known = Knowledge(
+            cluster_id=self._parts.cluster_id,
+            sources=self._sources,
+            sampler=self._sampler,
+            bucket=self._parts.bucket,
+            view=self._parts.view,
+            nodes=self._parts.cluster_metadata().nodes(),
+            versions={key: each.version for key, each in software.items() if each is not None},
+            memory_bytes=self._parts.memory_bytes(),
+            top_streams=await self._top_streams.known(),
+            top_sizes=await self._top_sizes.known(),
+        )
+        return status(known, answers, time.time())
+
+
+def _columns(window: Window) -> Fields:
+    """Return a window as lists; None stands for no value."""
+    columns = {
+        name: [None if math.isnan(value) else round(value, 3) for value in values.tolist()]
+        for name, values in window.columns.items()
+    }
+    return {"times": window.times.tolist(), "series": columns}
+
+
+def _json(document: Fields, code: int = 200) -> Page:
+    return Page(json.dumps(document, allow_nan=False).encode() + b"\n", code, JSON)

@@ -1,0 +1,119 @@
+"""Streams whose own committed objects, and brokers whose set objects, have the most bytes.
+
+Summed from the map a piece at a time while somebody asks, with the event loop free between two
+pieces, and so rarely that it takes a small share of the time however large the map is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.monitoring.status.top_streams import TOP, largest
+
+ROWS_AT_ONCE = 16_384
+"""Rows of the map that are looked at without a pause."""
+
+KEPT_S = 10.0
+"""Time from a look at the map to the next, at least, in seconds."""
+
+REST = 50
+"""The same, as a multiple of the time that the look worked."""
+
+WAIT_S = 0.1
+"""Time for which a question waits for the first answer, in seconds."""
+
+_Column: TypeAlias = npt.NDArray[np.int64]
+Pieces: TypeAlias = Iterator[tuple[_Column, _Column, _Column]]
+"""Streams, brokers and sizes of objects; -1 is no stream and no broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """(Id, bytes) of streams, of objects that hold one alone, and (id, bytes, objects) of brokers.
+
+    A broker's are its set objects: of others the map has no broker. The largest come first.
+    """
+
+    streams: Sequence[tuple[int, int]] = ()
+    nodes: Sequence[tuple[int, int, int]] = ()
+
+
+class TopSizes:
+    """The sizes of the last look at the map."""
+
+    def __init__(self, pieces: Callable[[int], Pieces]) -> None:
+        """Take what gives pieces of so many rows."""
+        self._pieces = pieces
+        self._known = Sizes()
+        self._next_look = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    async def known(self) -> Sizes:
+        """Return what the last look found, and look again if that is old.
+
+        Waits a moment for a look under way; without any that has ended nothing is known.
+        """
+        if self._looking is None and time.monotonic() >= self._next_look:
+            self._looking = asyncio.create_task(self._look())
+        if self._looking is not None:
+            await asyncio.wait((self._looking,), timeout=WAIT_S)
+        return self._known
+
+    def close(self) -> None:
+        """Give up a look under way."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _look(self) -> None:
+        sums, worked_s = Sums(), 0.0
+        try:
+            pieces = self._pieces(ROWS_AT_ONCE)
+            is_more = True
+            while is_more:
+                begun = time.perf_counter()
+                piece = next(pieces, None)
+                if is_more := piece is not None:
+                    sums.add(*piece)
+                worked_s += time.perf_counter() - begun
+                await asyncio.sleep(0)
+            self._known = await asyncio.to_thread(sums.largest)
+        finally:
+            self._next_look = time.monotonic() + max(KEPT_S, REST * worked_s)
+            self._looking = None
+
+
+class Sums:
+    """Bytes by stream, and bytes and objects by broker."""
+
+    def __init__(self) -> None:
+        self._streams = np.zeros(1024, dtype=np.int64)
+        self._nodes: dict[int, tuple[int, int]] = {}
+
+    def add(self, streams: _Column, nodes: _Column, sizes: _Column) -> None:
+        """Add objects."""
+        is_owned = streams >= 0
+        owned = streams[is_owned]
+        if len(owned):
+            if (end := int(owned.max()) + 1) > len(self._streams):
+                self._streams = np.pad(self._streams, (0, 2 * end - len(self._streams)))
+            np.add.at(self._streams, owned, sizes[is_owned])
+        ids, places, counts = np.unique(nodes, return_inverse=True, return_counts=True)
+        sums = np.zeros(len(ids), dtype=np.int64)
+        np.add.at(sums, places, sizes)
+        for node_id, size, count in zip(ids.tolist(), sums.tolist(), counts.tolist(), strict=True):
+            if node_id >= 0:
+                before = self._nodes.get(node_id, (0, 0))
+                self._nodes[node_id] = (before[0] + size, before[1] + count)
+
+    def largest(self) -> Sizes:
+        """Return the largest sums."""
+        nodes = ((node_id, *both) for node_id, both in self._nodes.items())
+        top = sorted(nodes, key=lambda each: (-each[1], each[0]))[:TOP]
+        return Sizes(largest(self._streams), tuple(top))

@@ -1,0 +1,1 @@
+"""One controller process: its composition root, its start and its stop."""

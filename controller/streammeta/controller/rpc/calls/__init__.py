@@ -1,0 +1,1 @@
+"""Calls: authentication, rates, memory budgets, auditing and metrics around every handler."""

@@ -1,0 +1,329 @@
+"""Request guard: deadlines of calls, their failures as statuses, and session reads.
+
+Names every status code that a controller answers with. Knows no particular request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from streammeta.controller import errors
+from streammeta.controller.quorum.messages import QuorumError
+from streammeta.controller.runtime.quorum_errors import (
+    NoDiskSpaceError,
+    NotCaughtUpError,
+    SnapshotFailedError,
+    TransferRefusedError,
+    VoterChangeError,
+)
+from streammeta.controller.runtime.writer.change_feed import WatcherTooSlowError
+from streammeta.controller.trust import refusals
+from streammeta.controller.trust.audit.auditor import current_record, note_failure, note_offset
+from streammeta.controller.trust.authenticator import came_by_token
+from streammeta.rpc.failures import Reason, details_trailer
+
+_DEADLINE_PASSED = (
+    "no answer within the call's deadline; the outcome of a write is unknown, it may still take "
+    "effect: repeat it with the same request id or object id"
+)
+_VOTER_CHANGE_CODES = {
+    QuorumError.REQUEST_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    QuorumError.DUPLICATE_VOTER: grpc.StatusCode.ALREADY_EXISTS,
+    QuorumError.VOTER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_log = structlog.get_logger(component="rpc")
+
+refused: Counter[str] = Counter(dict.fromkeys(map(str, Reason), 0))
+"""Calls that ended with an error in this process, by reason."""
+
+
+MESSAGE_BYTES_MAX = 1_024
+VALUE_BYTES_MAX = 512
+"""Maximum sizes of a status's message and of each value of its metadata, in bytes.
+
+Clients of gRPC accept trailers of 8 KiB, and a message may quote its caller. It travels twice, each
+byte as three and as four thirds at most.
+"""
+
+
+async def abort(
+    context: Context,
+    error: Exception,
+    extra: Mapping[str, str] | None = None,
+) -> NoReturn:
+    """End the call with the status that `error` stands for; `extra` joins its metadata."""
+    code, reason, metadata = classify(error)
+    note_failure(code.name, reason)
+    refused[reason] += 1
+    metadata = {
+        key: _shorten(value, VALUE_BYTES_MAX)
+        for key, value in {**metadata, **(extra or {})}.items()
+    }
+    if isinstance(error, errors.NotLeaderError) and came_by_token():
+        metadata["leader_endpoint"] = error.token_endpoint  # the other asks for a certificate
+    message = str(error) or (_DEADLINE_PASSED if isinstance(error, TimeoutError) else "")
+    if code is grpc.StatusCode.INTERNAL:
+        _log.error("request_failed", exc_info=error)
+        message = f"defect in the controller ({type(error).__name__}); nothing was changed"
+    message = _shorten(message, MESSAGE_BYTES_MAX)
+    retry_after_ms = None
+    if isinstance(error, errors.BusyError | errors.RateExceededError):
+        retry_after_ms = error.retry_after_ms
+    details = details_trailer(code, message, reason, metadata, retry_after_ms)
+    await context.abort(code, message, details)
+    raise AssertionError("abort returned")
+
+
+def _shorten(text: str, bytes_max: int) -> str:
+    """Return a text, its middle left out if it is too long: its end says what would be right."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= bytes_max:
+        return text
+    part = (bytes_max - 3) // 2
+    return f"{raw[:part].decode(errors='ignore')}...{raw[-part:].decode(errors='ignore')}"
+
+
+def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    """Map an exception to (status code, stable reason, metadata for programs)."""
+    if (known := _classify_elsewhere(error)) is not None:
+        return known
+    match error:
+        case errors.NotLeaderError():
+            where = {
+                "leader_id": str(error.leader_id),
+                "leader_endpoint": error.leader_endpoint,
+                "epoch": str(error.epoch),
+            }
+            return grpc.StatusCode.UNAVAILABLE, Reason.NOT_LEADER, where
+        case errors.InvalidRequestError():
+            return grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, {"field": error.field}
+        case errors.OffsetPassedError():
+            end = {"end_offset": str(error.end_offset)}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.OFFSET_PASSED, end
+        case errors.FeatureLevelError():
+            blocked_by = ",".join(map(str, error.blocked_by))
+            lacking = {"level": str(error.level), "blocked_by": blocked_by}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.FEATURE_LEVEL, lacking
+        case errors.OutcomeUnknownError():
+            return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
+        case errors.ApiError():
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.REFUSED, {}
+        case TimeoutError():
+            return grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE, {}
+        case _:
+            return grpc.StatusCode.INTERNAL, Reason.DEFECT, {}
+
+
+def _classify_elsewhere(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    return (
+        _classify_quorum(error)
+        or _classify_bucket(error)
+        or _classify_refusal(error)
+        or _classify_limit(error)
+    )
+
+
+def _classify_limit(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    match error:
+        case errors.TooManyPipelinesError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY_PIPELINES, {}
+        case errors.MemoryHighError():
+            used = {"quota": "memory", "limit": str(error.limit), "used": str(error.used)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, used
+        case errors.BusyError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, {}
+        case errors.QuotaExceededError():
+            used = {"quota": error.quota, "limit": str(error.limit), "used": str(error.used)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, used
+        case errors.RateExceededError():
+            used = {"quota": error.quota, "limit": str(error.limit), "used": str(error.limit)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, used
+        case errors.LimitExceededError():
+            over = {"field": error.field, "limit": str(error.limit)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, over
+        case WatcherTooSlowError():
+            resume = {"from_offset": str(error.from_offset)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.WATCHER_TOO_SLOW, resume
+        case _:
+            return None
+
+
+def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    match error:
+        case NoDiskSpaceError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.DISK_FULL, {}
+        case VoterChangeError() if error.error is QuorumError.NOT_LEADER:
+            return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
+        case VoterChangeError():
+            code = _VOTER_CHANGE_CODES.get(error.error, grpc.StatusCode.FAILED_PRECONDITION)
+            return code, error.error.name, {}
+        case NotCaughtUpError():
+            far = {"wanted": str(error.wanted), "applied": str(error.applied)}
+            return grpc.StatusCode.UNAVAILABLE, Reason.NOT_CAUGHT_UP, far
+        case TransferRefusedError():
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.TRANSFER_REFUSED, {}
+        case SnapshotFailedError():
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.SNAPSHOT_FAILED, {}
+        case _:
+            return None
+
+
+def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    match error:
+        case errors.ObjectIdsNotReadyError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, {}
+        case errors.BucketRefusedError():
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.WRONG_BUCKET, {}
+        case errors.SupersededError():
+            by = {"cluster_id": error.cluster_id}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.SUPERSEDED, by
+        case errors.MarkerUnseenError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.MARKER_UNSEEN, {}
+        case errors.FencePendingError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.FENCE_PENDING, {}
+        case errors.RecoveringError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.RECOVERING, {}
+        case errors.MapOlderThanBucketError():
+            bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds
+        case _:
+            return None
+
+
+def _classify_refusal(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    match error:
+        case errors.AuditUnavailableError():
+            return grpc.StatusCode.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, {}
+        case refusals.BadTokenError():
+            return grpc.StatusCode.UNAUTHENTICATED, Reason.NO_IDENTITY, {"shown": "token"}
+        case refusals.NoIdentityError():
+            return grpc.StatusCode.UNAUTHENTICATED, Reason.NO_IDENTITY, {}
+        case refusals.RoleLacksCallError():
+            who = {"principal": error.principal, "needs": error.needs}
+            return grpc.StatusCode.PERMISSION_DENIED, Reason.ROLE_LACKS_CALL, who
+        case refusals.NotYourNodeError():
+            who = {"principal": error.principal, "needs": error.needs}
+            return grpc.StatusCode.PERMISSION_DENIED, Reason.NOT_YOUR_NODE, who
+        case refusals.NotYourNamespaceError():
+            who = {"principal": error.principal, "needs": error.needs}
+            return grpc.StatusCode.PERMISSION_DENIED, Reason.NOT_YOUR_NAMESPACE, who
+        case _:
+            return None
+
+
+TIMEOUT_S_MAX = 60.0
+"""Maximum time that a call may wait here, in seconds, whatever its deadline."""
+
+_ANSWER_BEFORE_S = 0.05
+"""Time reserved for the answer to travel, in seconds, so that the caller receives the reason."""
+_SHARE_OF_DEADLINE = 0.95
+"""Share of a short deadline after which a call is answered."""
+
+UnaryHandler = Callable[[Any, Context], Awaitable[Message | bytes]]
+"""Answers with a message, or with its bytes."""
+
+StreamHandler = Callable[[Any, Context], Awaitable[None]]
+"""Answers one request with many messages, each by `context.write`."""
+
+_Result = TypeVar("_Result")
+
+
+def guarded(handler: UnaryHandler) -> UnaryHandler:
+    """Wrap a unary handler: exceptions become statuses, and the caller's deadline is kept."""
+
+    async def call(request: Message, context: Context) -> Message | bytes:
+        remaining = context.time_remaining()
+        timeout_s = TIMEOUT_S_MAX
+        if remaining is not None:
+            answer_by = max(remaining - _ANSWER_BEFORE_S, remaining * _SHARE_OF_DEADLINE)
+            timeout_s = min(answer_by, TIMEOUT_S_MAX)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await handler(request, context)
+        except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
+            await abort(context, error)
+
+    return call
+
+
+def parsed(
+    handler: Callable[[Any, Context], Awaitable[_Result]], parse: Callable[[bytes], Message]
+) -> Callable[[bytes, Context], Awaitable[_Result]]:
+    """Wrap a handler: bytes that do not parse are refused as an invalid request."""
+
+    async def call(data: bytes, context: Context) -> _Result:
+        try:
+            message = parse(data)
+        except DecodeError:
+            malformed = f"{len(data)} bytes that are no message of this call; send one"
+            await abort(context, errors.InvalidRequestError("message", malformed))
+        except errors.InvalidRequestError as error:
+            await abort(context, error)
+        if (record := current_record()) is not None:
+            try:
+                await record.parsed(message)
+            except errors.AuditUnavailableError as error:
+                await abort(context, error)
+        return await handler(message, context)
+
+    return call
+
+
+READ_AFTER_KEY = "streammeta-read-after"
+"""Metadata of a read: an offset, decimal; the answer must hold everything below it."""
+
+OFFSET_KEY = "streammeta-offset"
+"""Trailing metadata of an answer: the offset it holds at, decimal."""
+
+OFFSET_MAX = (1 << 63) - 1
+
+_SHARE_OF_DEADLINE = 0.9
+"""Share of a caller's deadline that a session read may wait, so that a refusal still arrives."""
+
+_WAIT_MS_DEFAULT = 5_000
+_WAIT_MS_MAX = 60_000
+
+
+def read_after(context: Context) -> int | None:
+    """Return the offset that a read asks for, None for a linearizable read.
+
+    Raises:
+        InvalidRequestError: it is no offset, or there are several.
+    """
+    metadata = context.invocation_metadata() or ()
+    values = [value for key, value in metadata if key == READ_AFTER_KEY]
+    if not values:
+        return None
+    text = str(values[0])
+    if len(values) > 1:
+        raise errors.InvalidRequestError(READ_AFTER_KEY, f"given {len(values)} times; give it once")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= OFFSET_MAX):
+        raise errors.InvalidRequestError(
+            READ_AFTER_KEY,
+            f"{text[:40]!r}; must be an offset, 0 to {OFFSET_MAX}, in decimal digits",
+        )
+    return int(text)
+
+
+def longest_wait_ms(context: Context) -> int:
+    """Return how long a session read may wait for its offset."""
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return _WAIT_MS_DEFAULT
+    return min(_WAIT_MS_MAX, max(0, int(remaining_s * 1000 * _SHARE_OF_DEADLINE)))
+
+
+def quote_offset(context: Context, offset: int) -> None:
+    """Set the offset at which the answer holds as trailing metadata."""
+    context.set_trailing_metadata(((OFFSET_KEY, str(offset)),))
+    note_offset(offset)

@@ -1,0 +1,249 @@
+"""The way of every call into its handler, whatever it is of and whichever service.
+
+A call is let in by the door before anything of it is read. What else is to be done about every
+call, before or after it, is done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from streammeta.controller.errors import ApiError, AuditUnavailableError
+from streammeta.controller.rpc.calls.connections_without_calls import UncalledConnections
+from streammeta.controller.rpc.calls.error_mapping import Context, abort
+from streammeta.controller.rpc.calls.memory_budget import (
+    ANSWER_MEMORY_BYTES,
+    SMALL_BYTES,
+    MemoryBudget,
+)
+from streammeta.controller.rpc.calls.memory_guard import MemoryGuard, Use, use_of
+from streammeta.controller.rpc.calls.tally import RequestTally
+from streammeta.controller.trust.audit.auditor import Auditor, note_caller
+from streammeta.controller.trust.authenticator import (
+    Authenticator,
+    Caller,
+    current_caller,
+    fingerprint_shown,
+)
+from streammeta.controller.trust.rates import Rates
+from streammeta.controller.trust.refusals import UnknownKeyError
+from streammeta.rpc import tracing
+
+_Input = TypeVar("_Input")
+_Result = TypeVar("_Result")
+
+Handler: TypeAlias = Callable[[_Input, Context], Awaitable[_Result]]
+"""Takes the bytes of a request, or the messages of a stream as they come."""
+
+
+_HEARTBEAT = "streammeta.v1.NodeService.Heartbeat"
+
+LARGE_ANSWERS = frozenset(
+    f"streammeta.v1.{name}"
+    for name in (
+        *("KVService.GetKVs", "KVService.ListKVs"),
+        *("NodeService.GetNodes", "NodeService.ListStreamSetObjects"),
+        *("StreamService.DescribeStreams", "StreamService.GetOpeningStreams"),
+        *("ObjectService.GetObjects", "ObjectService.DescribeObjects"),
+        *("ObjectService.CheckObjects", "ObjectService.DescribeNamedObjects"),
+    )
+)
+"""Unary methods whose answers may be megabytes for a request of a few bytes."""
+
+
+def holder_of(caller: Caller, context: Context) -> str:
+    """Return what a caller's use is counted under: its name, or its connection in plain text."""
+    return context.peer() if caller.principal is None else caller.name
+
+
+def unread_answers(bytes_max: int = ANSWER_MEMORY_BYTES) -> MemoryBudget:
+    """Return a budget of answers that are not sent."""
+    return MemoryBudget(bytes_max, what="unread answers")
+
+
+def _traced(method: str, handler: Handler[_Input, _Result]) -> Handler[_Input, _Result]:
+    """Trace the calls that come with a trace, if this controller traces at all."""
+    if not tracing.is_on():
+        return handler
+
+    async def call(data: _Input, context: Context) -> _Result:
+        metadata = context.invocation_metadata() or ()
+        given = (value for key, value in metadata if key == tracing.TRACEPARENT_KEY)
+        with tracing.serving("/".join(method.rsplit(".", 1)), str(next(given, ""))):
+            return await handler(data, context)
+
+    return call
+
+
+class CallPipeline:
+    """Wraps handlers, each by the full name of its method."""
+
+    def __init__(
+        self,
+        door: Authenticator,
+        auditor: Auditor | None = None,
+        memory: MemoryBudget | None = None,
+        rates: Rates | None = None,
+        guard: MemoryGuard | None = None,
+        answers: MemoryBudget | None = None,
+        connections: UncalledConnections | None = None,
+        tally: RequestTally | None = None,
+    ) -> None:
+        """Without an `auditor` no call is recorded; without a `guard` memory refuses none.
+
+        `memory` is the budget of requests, `answers` that of answers that are not sent.
+        `connections` hears of the connection of each call that does not come in plain text: only
+        over TLS are those counted that have begun. `tally` counts all calls by method.
+        """
+        self._door = door
+        self._auditor = auditor
+        self._memory = MemoryBudget() if memory is None else memory
+        self._rates = Rates() if rates is None else rates
+        self._guard = guard
+        self._answers = unread_answers() if answers is None else answers
+        self._connections = connections
+        self._tally = RequestTally() if tally is None else tally
+
+    def wrap(
+        self, method: str, handler: Handler[_Input, _Result], *, lasts: bool = False
+    ) -> Handler[_Input, _Result]:
+        """Return a handler of calls that are let in first.
+
+        One that `lasts` is ended once another policy lets its caller in no more.
+        """
+        handle = _until_shown_out(self._door, method, handler) if lasts else handler
+        # A broker whose heartbeats were refused would be fenced.
+        is_rated = method != _HEARTBEAT
+        use, guard, connections = use_of(method), self._guard, self._connections
+        answers_much = method in LARGE_ANSWERS
+
+        async def call(data: _Input, context: Context) -> _Result:
+            try:
+                try:
+                    caller = self._door.enter(method, context)
+                except UnknownKeyError:
+                    await self._door.learn_keys()
+                    caller = self._door.enter(method, context)
+            except ApiError as error:
+                if connections is not None:
+                    connections.called(context.peer())
+                if self._auditor is not None:
+                    note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
+                await abort(context, error)
+            if connections is not None and caller.principal is not None:
+                connections.called(context.peer())
+            note_caller(caller.name, caller.fingerprint)
+            if answers_much:
+                await self._require_read(caller, context)
+            if guard is not None and not guard.is_easy:
+                await _guarded(guard, use, data, context)
+            if caller.policy.quotas and is_rated and isinstance(data, bytes):
+                await self._rated(data, context, caller)
+            if isinstance(data, bytes) and len(data) > SMALL_BYTES:
+                return await self._in_memory(handle, data, context, caller)
+            return await handle(data, context)
+
+        recorded = call if self._auditor is None else _recorded(self._auditor, method, call)
+        whole = self._counted(recorded) if answers_much else recorded
+        return self._tally.wrap(method, whole if lasts else _traced(method, whole), lasts=lasts)
+
+    async def _require_read(self, caller: Caller, context: Context) -> None:
+        """Refuse a call whose caller has not read its earlier answers."""
+        try:
+            self._answers.require_room(holder_of(caller, context))
+        except ApiError as error:
+            await abort(context, error)
+
+    def _counted(self, call: Handler[Any, Any]) -> Handler[Any, Any]:
+        """Return a handler whose answers are counted until they are sent."""
+
+        async def counted(data: Any, context: Context) -> bytes:
+            given = await call(data, context)
+            answer: bytes = given if isinstance(given, bytes) else given.SerializeToString()
+            if (size := len(answer)) > SMALL_BYTES:
+                holder = holder_of(current_caller(), context)
+                try:
+                    self._answers.require(holder, size)
+                except ApiError as error:
+                    answer = b""  # its caller may not read the refusal either
+                    await abort(context, error)
+                # gRPC calls it when the answer is sent, or its caller gone.
+                sent: Any = partial(self._sent, holder, size)
+                context.add_done_callback(sent)
+            return answer
+
+        return counted
+
+    def _sent(self, holder: str, size: int, _: Context) -> None:
+        self._answers.give_back(holder, size)
+
+    async def _rated(self, data: bytes, context: Context, caller: Caller) -> None:
+        """Refuse a request whose caller has asked too much of late."""
+        try:
+            self._rates.take(caller, len(data), asyncio.get_running_loop().time())
+        except ApiError as error:
+            await abort(context, error)
+
+    async def _in_memory(
+        self, handler: Handler[Any, _Result], data: bytes, context: Context, caller: Caller
+    ) -> _Result:
+        """Serve a request if there is memory for it."""
+        holder, size = holder_of(caller, context), len(data)
+        try:
+            self._memory.require(holder, size)
+        except ApiError as error:
+            await abort(context, error)
+        try:
+            return await handler(data, context)
+        finally:
+            self._memory.give_back(holder, size)
+
+
+async def _guarded(guard: MemoryGuard, use: Use, data: object, context: Context) -> None:
+    """Refuse a call for which there is too little memory."""
+    try:
+        guard.require(use, len(data) if isinstance(data, bytes) else 0)
+    except ApiError as error:
+        await abort(context, error)
+
+
+def _until_shown_out(
+    door: Authenticator, method: str, handler: Handler[_Input, _Result]
+) -> Handler[_Input, _Result]:
+    """Return a handler of calls that end when the door's policy refuses their caller."""
+
+    async def staying(data: _Input, context: Context) -> _Result:
+        with door.staying(method, context) as stay:
+            try:
+                return await handler(data, context)
+            except asyncio.CancelledError:
+                if stay.ended_by is None:
+                    raise
+                stay.let_end()
+                await abort(context, stay.ended_by)
+
+    return staying
+
+
+def _recorded(
+    auditor: Auditor, method: str, call: Handler[_Input, _Result]
+) -> Handler[_Input, _Result]:
+    """Return a handler of calls that are recorded, however they end."""
+
+    async def recorded(data: _Input, context: Context) -> _Result:
+        record = auditor.arrived(method, context.peer())
+        try:
+            answer = await call(data, context)
+        except BaseException:
+            record.failed()
+            raise
+        try:
+            await record.answered(answer)
+        except AuditUnavailableError as error:
+            await abort(context, error)
+        return answer
+
+    return recorded

@@ -1,0 +1,65 @@
+"""Calls by method: those that have ended, by their result, and the time that unary ones took."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from streammeta.controller.timings import Times
+
+_Input = TypeVar("_Input")
+_Result = TypeVar("_Result")
+_Handler = Callable[[_Input, Any], Awaitable[_Result]]
+
+RESULTS = ("answered", "failed", "abandoned")
+"""Results of a call; an abandoned one was given up by its caller, or this controller stopped."""
+
+
+@dataclass(slots=True)
+class MethodTally:
+    """Calls of one method since the start."""
+
+    ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULTS, 0))
+    under_way: int = 0
+    times: Times | None = None
+    """Times of calls, however they ended; None for a method whose calls last."""
+
+
+class RequestTally:
+    """Tallies of all methods that were wrapped, by their names without the package."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, MethodTally] = {}
+
+    @property
+    def methods(self) -> Mapping[str, MethodTally]:
+        """Tallies by Service.Method."""
+        return self._methods
+
+    def wrap(
+        self, method: str, handler: _Handler[_Input, _Result], *, lasts: bool
+    ) -> _Handler[_Input, _Result]:
+        """Return a handler whose calls are counted; one that `lasts` is not timed."""
+        tally = MethodTally(times=None if lasts else Times())
+        self._methods[".".join(method.split(".")[-2:])] = tally
+
+        async def counted(data: _Input, context: Any) -> _Result:
+            result, began = "failed", time.perf_counter()
+            tally.under_way += 1
+            try:
+                answer = await handler(data, context)
+                result = "answered"
+                return answer
+            except asyncio.CancelledError:
+                result = "abandoned"
+                raise
+            finally:
+                tally.under_way -= 1
+                tally.ended[result] += 1
+                if tally.times is not None:
+                    tally.times.add(time.perf_counter() - began)
+
+        return counted

@@ -1,0 +1,1 @@
+"""Messages of the contract as requests and answers of the metadata, and back."""

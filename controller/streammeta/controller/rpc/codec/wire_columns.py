@@ -1,0 +1,243 @@
+"""Commits between bytes and values, column by column: no row becomes a Python object.
+
+A packed column of `sfixed64` is encoded as the little-endian bytes of its rows. The messages of
+`columns.proto` hand those bytes out as they came, and an array is laid over them. Senders
+that don't pack their columns, and fields this version does not know, take the way over the messages
+of the contract. Hosts with another byte order are not supported: the map reads the same bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.ids import NONE_ID
+from streammeta.controller.metadata.api import answers, requests
+from streammeta.controller.metadata.tables import values
+from streammeta.controller.records.record import FACT_COLUMNS
+from streammeta.controller.rpc.codec.conversion import Conversion, enum_in, not_set
+from streammeta.v1 import columns_pb2 as pb
+from streammeta.v1 import common_pb2, kv_pb2, objects_pb2, streams_pb2
+
+_DTYPE = np.dtype("<i8")
+_ROW_BYTES = _DTYPE.itemsize
+_NO_RANGES = values.RangeColumns()
+_NO_STREAM_OBJECTS = values.StreamObjectColumns()
+
+_PLAIN = Conversion({}, {}, {})
+_put_in = _PLAIN.reader(requests.KVToPut, kv_pb2.KVToPut)
+_trim_in = _PLAIN.reader(requests.StreamToTrim, streams_pb2.StreamToTrim)
+_result_out = _PLAIN.writer(answers.KVResult, kv_pb2.KVResult)
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def parse_commit(data: bytes) -> pb.PackedCommitStreamSetObjectRequest:
+    """Parse a CommitStreamSetObjectRequest, however its columns are encoded.
+
+    Raises:
+        InvalidRequestError: the bytes are no such message.
+    """
+    message = _parse(pb.PackedCommitStreamSetObjectRequest, data)
+    if not _is_unpacked(message):
+        return message
+    packed = _parse(objects_pb2.CommitStreamSetObjectRequest, data).SerializeToString()
+    return pb.PackedCommitStreamSetObjectRequest.FromString(packed)
+
+
+def parse_batch(data: bytes) -> pb.PackedCommitPipelineRequest:
+    """Parse a CommitBatchRequest, however its columns are encoded.
+
+    Raises:
+        InvalidRequestError: the bytes are no such message.
+    """
+    message = _parse(pb.PackedCommitPipelineRequest, data)
+    uploads = message.uploads if message.HasField("uploads") else None
+    if not any(map(_is_unpacked, message.commits)) and not (
+        uploads is not None and (_has_unknown(uploads) or _has_unknown(uploads.ranges))
+    ):
+        return message
+    packed = _parse(objects_pb2.CommitPipelineRequest, data).SerializeToString()
+    return pb.PackedCommitPipelineRequest.FromString(packed)
+
+
+def commit_stream_set_object_in(
+    message: pb.PackedCommitStreamSetObjectRequest,
+) -> requests.CommitStreamSetObject:
+    """Read CommitStreamSetObject."""
+    return requests.CommitStreamSetObject(
+        node=_node(message.node, "node"),
+        object_id=_optional(message, "object_id"),
+        order_id=_optional(message, "order_id"),
+        object_size=message.object_size,
+        attributes=message.attributes,
+        ranges=_ranges_in(message.ranges, "ranges.") if message.HasField("ranges") else _NO_RANGES,
+        stream_objects=(
+            _stream_objects_in(message.stream_objects)
+            if message.HasField("stream_objects")
+            else _NO_STREAM_OBJECTS
+        ),
+        compacted_object_ids=_column(message.compacted_object_ids, "", "compacted_object_ids"),
+        failover=message.failover,
+        on_conflict=enum_in(values.OnConflict, message.on_conflict, "on_conflict"),
+        min_timestamp_ms=_optional(message, "min_timestamp_ms"),
+        max_timestamp_ms=_optional(message, "max_timestamp_ms"),
+        crc32c=_optional(message, "crc32c"),
+        kv_puts=_list_in(_put_in, message.kv_puts, "kv_puts"),
+        trims=_list_in(_trim_in, message.trims, "trims"),
+        recoverer=(
+            _node(message.recoverer, "recoverer") if message.HasField("recoverer") else None
+        ),
+    )
+
+
+def uploads_in(message: pb.PackedUploadColumns) -> requests.CommitUploads:
+    """Read the uploads of a CommitBatchRequest."""
+    return requests.CommitUploads(
+        node=_node(message.node, "uploads.node"),
+        ranges=_ranges_in(message.ranges, "uploads.ranges."),
+        **_UPLOADS.read(message, "uploads."),
+    )
+
+
+def commit_stream_set_object_out(
+    answer: answers.CommitStreamSetObjectAnswer,
+) -> pb.PackedCommitStreamSetObjectResponse:
+    """Write the answer to CommitStreamSetObject."""
+    results = map(_result_out, answer.kv_results)
+    if answer.error is ErrorCode.NONE and not (
+        np.count_nonzero(answer.range_errors) or np.count_nonzero(answer.stream_object_errors)
+    ):
+        return pb.PackedCommitStreamSetObjectResponse(
+            error=_error(answer.error),
+            range_errors=bytes(len(answer.range_errors)),
+            stream_object_errors=bytes(len(answer.stream_object_errors)),
+            kv_results=results,
+            trim_errors=bytes(len(answer.trim_errors)),
+            trim_start_offsets=answer.trim_start_offsets,
+        )
+    response = objects_pb2.CommitStreamSetObjectResponse(
+        error=_error(answer.error),
+        range_errors=answer.range_errors.tolist(),
+        stream_object_errors=answer.stream_object_errors.tolist(),
+        kv_results=results,
+        trim_errors=map(_error, answer.trim_errors),
+        trim_start_offsets=answer.trim_start_offsets,
+    )
+    return pb.PackedCommitStreamSetObjectResponse.FromString(response.SerializeToString())
+
+
+def uploads_out(answer: answers.CommitUploadsAnswer, message: objects_pb2.UploadErrors) -> None:
+    """Write the answer to the uploads of a CommitBatchRequest; all NONE is left out."""
+    message.SetInParent()
+    if np.count_nonzero(answer.errors):
+        message.errors.extend(answer.errors.tolist())
+    if np.count_nonzero(answer.range_errors):
+        message.range_errors.extend(answer.range_errors.tolist())
+
+
+def _parse(kind: type[MessageT], data: bytes) -> MessageT:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        name = kind.DESCRIPTOR.name.removeprefix("Packed")
+        raise InvalidRequestError(
+            "message", f"{len(data)} bytes that are no {name}; send one"
+        ) from None
+
+
+def _is_unpacked(message: pb.PackedCommitStreamSetObjectRequest) -> bool:
+    return (
+        _has_unknown(message)
+        or (message.HasField("ranges") and _has_unknown(message.ranges))
+        or (message.HasField("stream_objects") and _has_unknown(message.stream_objects))
+    )
+
+
+def _has_unknown(message: Message) -> bool:
+    return len(UnknownFieldSet(message)) > 0
+
+
+def _ranges_in(message: pb.PackedRangeColumns, prefix: str) -> values.RangeColumns:
+    return values.RangeColumns(**_RANGES.read(message, prefix))
+
+
+def _stream_objects_in(message: pb.PackedStreamObjectColumns) -> values.StreamObjectColumns:
+    return values.StreamObjectColumns(
+        attributes=values.column(message.attributes),
+        **_STREAM_OBJECTS.read(message, "stream_objects."),
+    )
+
+
+class _Columns:
+    """Reads the columns of one kind of message by their names there."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._pieces = attrgetter(*names)
+
+    def read(self, message: Message, prefix: str) -> dict[str, values.Int64Column]:
+        """Return the columns by name; `prefix` goes before each name in an error's path."""
+        return {
+            name: _column(pieces, prefix, name) if pieces else values.EMPTY_COLUMN
+            for name, pieces in zip(self._names, self._pieces(message), strict=True)
+        }
+
+
+_RANGES = _Columns(*(part.name for part in fields(values.RangeColumns)))
+_STREAM_OBJECTS = _Columns(
+    *(part.name for part in fields(values.StreamObjectColumns) if part.name != "attributes")
+)
+_UPLOADS = _Columns("object_id", "object_size", "range_count", *FACT_COLUMNS)
+
+
+def _column(pieces: Sequence[bytes], prefix: str, name: str) -> values.Int64Column:
+    """Lay a read-only column over received bytes; only several pieces are copied."""
+    if not pieces:
+        return values.EMPTY_COLUMN
+    data = pieces[0] if len(pieces) == 1 else _joined(pieces)
+    if len(data) % _ROW_BYTES:
+        raise InvalidRequestError(
+            f"{prefix}{name}",
+            f"a column of {len(data)} bytes; rows have {_ROW_BYTES}, send it as sfixed64",
+        )
+    return np.frombuffer(data, dtype=_DTYPE)
+
+
+def _node(message: common_pb2.NodeIdentity, field: str) -> values.NodeIdentity:
+    if not (message.HasField("node_id") and message.HasField("node_epoch")):
+        missing = "node_epoch" if message.HasField("node_id") else "node_id"
+        raise not_set(f"{field}.{missing}")
+    return values.NodeIdentity(message.node_id, message.node_epoch)
+
+
+def _list_in(read: Any, messages: Sequence[Message], field: str) -> tuple[Any, ...]:
+    if not messages:
+        return ()
+    return tuple(read(message, f"{field}[{index}]") for index, message in enumerate(messages))
+
+
+def _optional(message: Message, field: str) -> int:
+    """Return an optional field's value, or -1 if it is absent, which no number may say."""
+    value: int = getattr(message, field)
+    if value > 0:
+        return value
+    if not message.HasField(field):
+        return NONE_ID
+    if value < 0:
+        raise InvalidRequestError(field, f"{value}; wanted 0 or more, or no value")
+    return value
+
+
+def _error(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
+    """Write an outcome; both enums have the same numbers."""
+    return cast(common_pb2.ErrorCode.ValueType, code)
+
+
+def _joined(pieces: Iterable[Any]) -> bytes:
+    return b"".join(pieces)

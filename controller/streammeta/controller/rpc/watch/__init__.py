@@ -1,0 +1,1 @@
+"""MetadataService.Watch: committed changes for many watchers."""

@@ -1,0 +1,1 @@
+"""Load of a controller: admission of calls, memory, descriptors."""

@@ -1,0 +1,361 @@
+"""Admission control of the controller's one event loop, and work budgets for its turns.
+
+Every call belongs to a class with a limit of calls in flight and of calls that wait; any more are
+refused at once, because an unbounded queue only turns work into timeouts. Heartbeats and commits
+hardly ever wait. Scans hold the loop for milliseconds each, so few run at a time, and each yields
+first to everything that has arrived meanwhile. `Admission` is the rule, without loop or clock;
+`Gate` lets coroutines wait for it. Knows nothing of a request but its cost.
+
+Tasks that wake together would otherwise all do their work in one turn of the loop; `TurnBudget`
+spreads it over several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from streammeta.controller.errors import BusyError
+from streammeta.controller.metadata.api.requests import (
+    CheckObjects,
+    CommitStreamObject,
+    CommitStreamSetObject,
+    CommitUploads,
+    DescribeNamedObjects,
+    DescribeObjects,
+    DescribeStreams,
+    GetKVs,
+    GetNodes,
+    GetObjects,
+    GetOpeningStreams,
+    ListKVs,
+    ListStreamSetObjects,
+    ReadRequest,
+    WriteRequest,
+)
+from streammeta.controller.metadata.tables.values import PageRequest, page_size
+from streammeta.controller.runtime.clock import Clock
+
+
+class RequestClass(IntEnum):
+    """Classes of calls by cost and patience; a lower number is served first."""
+
+    HEARTBEAT = 0
+    COMMIT = 1
+    CHANGE = 2
+    READ = 3
+    SCAN = 4
+    SNAPSHOT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLimits:
+    """Maximum calls of a class in flight, and maximum calls that wait."""
+
+    running: int
+    waiting: int
+
+
+LIMITS: Final[Mapping[RequestClass, ClassLimits]] = {
+    RequestClass.HEARTBEAT: ClassLimits(running=10_000, waiting=0),
+    RequestClass.COMMIT: ClassLimits(running=10_000, waiting=10_000),
+    RequestClass.CHANGE: ClassLimits(running=2_000, waiting=8_000),
+    RequestClass.READ: ClassLimits(running=2_000, waiting=8_000),
+    RequestClass.SCAN: ClassLimits(running=2, waiting=256),
+    RequestClass.SNAPSHOT: ClassLimits(running=2, waiting=16),
+}
+
+RETRY_AFTER_MS = 500
+"""Time after which those that wait are fewer, in milliseconds."""
+
+ROUNDS_BEFORE_SCAN = 3
+"""Turns of the event loop yielded before each scan; a request takes two from socket to decision."""
+
+OPENED_PER_TURN = 64
+"""Maximum waiting calls admitted in one turn of the event loop."""
+
+LOOKUPS_OF_A_READ = 500
+"""Look-ups beyond which a read costs as much as a scan: queries of a GetObjects, keys, ids."""
+
+DESCRIPTION_LOOKUPS = 8
+"""Look-ups that the description of one stream or object, or one entry of a page, costs."""
+
+LISTS_LOOKUPS = 60
+"""Look-ups that the description of a stream with its ranges or objects costs."""
+
+_COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
+_PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
+
+
+def class_of(request: WriteRequest | ReadRequest, *, writes: bool) -> RequestClass:
+    """Return the class of a request to the map, by the work that it asks for."""
+    if isinstance(request, _COMMITS):
+        return RequestClass.COMMIT
+    if _lookups(request) > LOOKUPS_OF_A_READ:
+        return RequestClass.SCAN
+    return RequestClass.CHANGE if writes else RequestClass.READ
+
+
+def _lookups(request: WriteRequest | ReadRequest) -> float:
+    """Return how many look-ups a request costs, infinity if it walks through part of the map."""
+    match request:
+        case GetObjects():
+            return len(request.queries)
+        case GetKVs():
+            return len(request.keys)
+        case CheckObjects():
+            return len(request.object_ids)
+        case DescribeStreams() if request.stream_ids:
+            has_lists = request.include_ranges or request.include_stream_objects
+            return len(request.stream_ids) * (LISTS_LOOKUPS if has_lists else DESCRIPTION_LOOKUPS)
+        case DescribeObjects():
+            return _described(len(request.object_ids), request.page)
+        case DescribeNamedObjects():
+            return _described(len(request.names), request.page)
+        case ListStreamSetObjects() | ListKVs():
+            return _described(0, request.page)
+        case DescribeStreams() | GetOpeningStreams():
+            return math.inf  # a page skips streams that are deleted, or others'
+        case GetNodes():
+            return math.inf if request.include_stream_set_objects else 0
+        case _:
+            return 0
+
+
+def _described(named: int, page: PageRequest) -> int:
+    """Return the look-ups of items asked for by name, or of a page of all."""
+    return DESCRIPTION_LOOKUPS * (named or page_size(page))
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One call; without `deadline_ms` it waits indefinitely."""
+
+    kind: RequestClass
+    deadline_ms: int | None
+    is_running: bool = False
+
+
+class Admission:
+    """Calls in flight and waiting calls, by class."""
+
+    def __init__(self, limits: Mapping[RequestClass, ClassLimits] = LIMITS) -> None:
+        self._limits = limits
+        self._running = dict.fromkeys(RequestClass, 0)
+        self._refused = dict.fromkeys(RequestClass, 0)
+        self._waiting: dict[RequestClass, deque[Ticket]] = {kind: deque() for kind in RequestClass}
+
+    def running(self, kind: RequestClass) -> int:
+        """Return the number of calls of a class in flight."""
+        return self._running[kind]
+
+    def waiting(self, kind: RequestClass) -> int:
+        """Return the number of waiting calls of a class."""
+        return len(self._waiting[kind])
+
+    def refused(self, kind: RequestClass) -> int:
+        """Return the number of calls of a class that were refused since the start."""
+        return self._refused[kind]
+
+    def ask(self, kind: RequestClass, deadline_ms: int | None, now_ms: int) -> Ticket:
+        """Admit a call: it runs at once if its ticket is running, else when `next` returns it.
+
+        Raises:
+            BusyError: too many of its class wait already.
+            TimeoutError: its deadline has passed.
+        """
+        if deadline_ms is not None and deadline_ms <= now_ms:
+            raise TimeoutError("the call's deadline had passed when it arrived")
+        ticket, queue = Ticket(kind, deadline_ms), self._waiting[kind]
+        if not queue and self._has_room(kind):
+            self._start(ticket)
+            return ticket
+        if len(queue) >= self._limits[kind].waiting:
+            self._refused[kind] += 1
+            raise BusyError(
+                f"{self._running[kind]} calls of class {kind.name} are in flight and {len(queue)} "
+                "wait, the most that may; try again later",
+                RETRY_AFTER_MS,
+            )
+        queue.append(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Release the place of a call that has ended or stopped waiting."""
+        if ticket.is_running:
+            ticket.is_running = False
+            self._running[ticket.kind] -= 1
+        else:
+            with contextlib.suppress(ValueError):
+                self._waiting[ticket.kind].remove(ticket)
+
+    def next(self, now_ms: int) -> Ticket | None:
+        """Return the next ticket whose wait is over, or None.
+
+        It runs from now on if `is_running`; otherwise its deadline has passed and it never runs.
+        """
+        for kind, queue in self._waiting.items():
+            if queue and self._is_late(queue[0], now_ms):
+                return queue.popleft()
+            if queue and self._has_room(kind):
+                ticket = queue.popleft()
+                self._start(ticket)
+                return ticket
+        return None
+
+    def _has_room(self, kind: RequestClass) -> bool:
+        return self._running[kind] < self._limits[kind].running
+
+    def _is_late(self, ticket: Ticket, now_ms: int) -> bool:
+        return ticket.deadline_ms is not None and ticket.deadline_ms <= now_ms
+
+    def _start(self, ticket: Ticket) -> None:
+        ticket.is_running = True
+        self._running[ticket.kind] += 1
+
+
+class Gate:
+    """Admission for coroutines of one event loop."""
+
+    def __init__(self, clock: Clock, admission: Admission | None = None) -> None:
+        self._clock = clock
+        self.admission = admission or Admission()
+        self._doors: dict[Ticket, asyncio.Future[None]] = {}
+        self._is_scheduled = False
+
+    def admitted(self, kind: RequestClass, remaining_s: float | None = None) -> _Admitted:
+        """Return the context of a call of class `kind`: entered once the call is admitted.
+
+        Entering raises:
+            BusyError: too many of its class wait already.
+            TimeoutError: `remaining_s` seconds passed before its turn came.
+        """
+        return _Admitted(self, kind, remaining_s)
+
+    async def enter(self, kind: RequestClass, remaining_s: float | None) -> Ticket:
+        """Return the ticket of a call once it is admitted; raises as `admitted` says."""
+        now_ms = self._clock.monotonic_ms()
+        deadline_ms = None if remaining_s is None else now_ms + int(remaining_s * 1000)
+        ticket = self.admission.ask(kind, deadline_ms, now_ms)
+        try:
+            if not ticket.is_running:
+                await self._turn_of(ticket)
+            if kind in _PATIENT:
+                for _ in range(ROUNDS_BEFORE_SCAN):
+                    await asyncio.sleep(0)
+        except BaseException:
+            self.leave(ticket)
+            raise
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Release the place of a call that has ended, and admit those that wait for it."""
+        self.admission.leave(ticket)
+        if self._doors:
+            self._schedule()
+
+    async def _turn_of(self, ticket: Ticket) -> None:
+        loop = asyncio.get_running_loop()
+        door = self._doors[ticket] = loop.create_future()
+        alarm: asyncio.TimerHandle | None = None
+        if ticket.deadline_ms is not None:
+            wait_ms = max(0, ticket.deadline_ms - self._clock.monotonic_ms())
+            # One millisecond more: the clock's milliseconds are truncated.
+            alarm = loop.call_later((wait_ms + 1) / 1000, self._expire, ticket)
+        try:
+            await door
+        finally:
+            del self._doors[ticket]
+            if alarm is not None:
+                alarm.cancel()
+
+    def _expire(self, ticket: Ticket) -> None:
+        door = self._doors.get(ticket)
+        if door is not None and not door.done():
+            self.admission.leave(ticket)
+            door.set_exception(_late())
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._open_doors)
+
+    def _open_doors(self) -> None:
+        self._is_scheduled = False
+        for _ in range(OPENED_PER_TURN):
+            ticket = self.admission.next(self._clock.monotonic_ms())
+            if ticket is None:
+                return
+            door = self._doors[ticket]
+            if door.done():
+                continue  # its call was cancelled in this very turn, and leaves
+            if ticket.is_running:
+                door.set_result(None)
+            else:
+                door.set_exception(_late())
+        self._schedule()
+
+
+class _Admitted:
+    """A call's stay; a class of its own, because generators cost more and each call has one."""
+
+    __slots__ = ("_gate", "_kind", "_remaining_s", "_ticket")
+
+    def __init__(self, gate: Gate, kind: RequestClass, remaining_s: float | None) -> None:
+        self._gate = gate
+        self._kind = kind
+        self._remaining_s = remaining_s
+
+    async def __aenter__(self) -> None:
+        self._ticket = await self._gate.enter(self._kind, self._remaining_s)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.leave(self._ticket)
+
+
+def _late() -> TimeoutError:
+    return TimeoutError("the call's deadline passed while it waited for its turn")
+
+
+class TurnBudget:
+    """A budget of work for each turn; later turns pay for any excess of one task.
+
+    Costs are in a unit of the owner's choice.
+    """
+
+    def __init__(self, per_turn: int) -> None:
+        self._per_turn = self._left = per_turn
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._is_scheduled = False
+
+    async def take(self, cost: int) -> None:
+        """Return in the first turn with budget left, which may be this one."""
+        if self._left > 0 and not self._waiting:
+            self._left -= cost
+            self._schedule()
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((cost, granted))
+        await granted
+
+    def _next_turn(self) -> None:
+        self._is_scheduled = False
+        self._left = min(self._per_turn, self._left + self._per_turn)
+        while self._waiting and self._left > 0:
+            cost, granted = self._waiting.popleft()
+            if not granted.done():
+                self._left -= cost
+                granted.set_result(None)
+        if self._left < self._per_turn:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_turn)

@@ -1,0 +1,1 @@
+"""Disk work of a replica: its log, its checkpoints, its free space."""

@@ -1,0 +1,433 @@
+"""Checkpoints of this controller, one at a time, while everything else goes on.
+
+The schedule counts log bytes and time since the last checkpoint, and resets when one begins or is
+loaded, never at a change of leadership, so that a cluster whose leaders change often still gets its
+checkpoints. A large state waits for more log: for as much as the last checkpoint, so that it costs
+about what the log does, or for half as much if that is a lot, since a restart replays it.
+
+The state is frozen at the end of a batch and written in a thread that rests more than it works, so
+that commits keep their speed however large the state is. A leader freezes uncommitted entries too,
+so the file gets its name only when they are committed; if leadership is lost before, the file is
+discarded and the next one holds committed state alone. A full disk only postpones it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from streammeta.controller.errors import ApiError, NotLeaderError
+from streammeta.controller.ids import EndOffset, SnapshotId
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.journal.snapshots import SnapshotWriter
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.interfaces import SnapshotPoint, StateMachine
+from streammeta.controller.runtime.persistence.quorum_disk import FinishSnapshot, JournalThread
+from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
+from streammeta.controller.snapshot.checkpoint_file import HashedSink, Sink
+from streammeta.controller.timings import Times
+from streammeta.storage.durable_files import DiskFullError
+
+_log = structlog.get_logger(component="checkpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLimits:
+    """Maximum log and time since the last checkpoint."""
+
+    log_bytes: int = 20 << 20
+    """Bytes of committed payload, or more after a large checkpoint."""
+    interval_ms: int = 3_600_000
+    """Milliseconds, provided anything was committed in them."""
+    retry_ms: int = 30_000
+    """Pause in milliseconds after a checkpoint that found no disk space."""
+
+    def __post_init__(self) -> None:
+        for name in ("log_bytes", "interval_ms", "retry_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)}; must be at least 1")
+
+
+WHOLE_SIZE_MAX = 64 << 20
+"""Size of a checkpoint in bytes up to which the next one waits for as much log."""
+
+
+def _log_bytes_after(size: int, least: int) -> int:
+    """Return the log in bytes to wait for after a checkpoint of `size` bytes was written or loaded.
+
+    That is `size`, but above `WHOLE_SIZE_MAX` no more than that or half of `size`, since a restart
+    replays it; and never less than `least`.
+    """
+    return max(least, min(size, WHOLE_SIZE_MAX), size // 2)
+
+
+class CheckpointSchedule:
+    """Counts committed bytes since the last checkpoint; times are monotonic milliseconds."""
+
+    def __init__(self, limits: CheckpointLimits, now_ms: int) -> None:
+        self._limits = limits
+        self._log_bytes = limits.log_bytes
+        self._bytes = 0
+        self._since = now_ms
+        self._not_before = now_ms
+        self._is_requested = False
+
+    def committed(self, size: int) -> None:
+        """Count `size` bytes of committed payload."""
+        self._bytes += size
+
+    def request(self, now_ms: int) -> None:
+        """Make a checkpoint due at once, whatever the counts."""
+        self._is_requested = True
+        self._not_before = now_ms
+
+    def begun(self, now_ms: int) -> None:
+        """Reset the counts: a checkpoint has begun, or one was loaded."""
+        self._bytes = 0
+        self._since = self._not_before = now_ms
+        self._is_requested = False
+
+    def written(self, size: int) -> None:
+        """Note the size in bytes of the checkpoint that was completed, or loaded."""
+        self._log_bytes = _log_bytes_after(size, self._limits.log_bytes)
+
+    def failed(self, now_ms: int) -> None:
+        """Note that the checkpoint could not be written: it stays due, after a pause."""
+        self._is_requested = True
+        self._not_before = now_ms + self._limits.retry_ms
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether a checkpoint should begin."""
+        deadline = self.deadline()
+        return deadline is not None and deadline <= now_ms
+
+    def deadline(self) -> int | None:
+        """Return the time at which one is due if nothing more is committed; None for never."""
+        if self._is_requested or self._bytes >= self._log_bytes:
+            return self._not_before
+        if self._bytes:
+            return max(self._not_before, self._since + self._limits.interval_ms)
+        return None
+
+
+_REST = 3
+"""Rest of the writing thread, as a multiple of its computing time."""
+
+
+class CheckpointHost(Protocol):
+    """The replica, as its checkpointer sees it; all calls are made on the event loop."""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the state is about to be replaced by a snapshot."""
+        ...
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """Return where a snapshot of what the state machine holds now ends."""
+        ...
+
+    def when_committed(self, end_offset: EndOffset) -> asyncio.Future[None]:
+        """Return a future of everything below being committed; fails if leadership is lost."""
+        ...
+
+
+class _AbandonedError(Exception):
+    """The checkpoint in progress is no longer of use."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One checkpoint, from freezing the state to naming the file."""
+
+    point: SnapshotPoint
+    write: Callable[[Sink], object]
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    published: asyncio.Future[None] | None = None
+
+    def abandon(self) -> None:
+        self.abandoned.set()
+        if self.published is not None and not self.published.done():
+            self.published.set_exception(_AbandonedError())
+
+    def require(self) -> None:
+        if self.abandoned.is_set():
+            raise _AbandonedError
+
+
+@dataclass(slots=True)
+class _WatchfulSink:
+    """Sink that throttles the writing thread and stops it when its checkpoint is abandoned."""
+
+    attempt: _Attempt
+    sink: HashedSink
+    _computed: float = field(default_factory=time.thread_time)
+
+    def write(self, data: bytes) -> None:
+        self.sink.write(data)
+        self.attempt.abandoned.wait(_REST * (time.thread_time() - self._computed))
+        self.attempt.require()
+        self._computed = time.thread_time()
+
+    @property
+    def digest(self) -> bytes:
+        return self.sink.digest
+
+
+@dataclass(slots=True)
+class CheckpointTally:
+    """Checkpoints of this process since its start."""
+
+    times: Times = field(default_factory=Times)
+    """Times from freezing the state to publishing the file."""
+    put_off: int = 0
+    """Those that found no room on the disk."""
+    newest_bytes: int | None = None
+    """Size of the newest, written or loaded; None before the first."""
+    newest_ms: int = 0
+    """Monotonic time at which the newest was written or loaded, in milliseconds."""
+
+    def note_newest(self, size: int, now_ms: int) -> None:
+        """Note a checkpoint of `size` bytes that was written or loaded now."""
+        self.newest_bytes, self.newest_ms = size, now_ms
+
+
+class Checkpointer:
+    """Schedules, writes and publishes checkpoints."""
+
+    def __init__(
+        self,
+        *,
+        host: CheckpointHost,
+        journal: Journal,
+        disk: JournalThread,
+        state_machine: StateMachine,
+        clock: Clock,
+        limits: CheckpointLimits,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """Assemble the parts; `on_error` receives an error that must end the replica."""
+        self._host = host
+        self._journal = journal
+        self._disk = disk
+        self._state_machine = state_machine
+        self._clock = clock
+        self._on_error = on_error
+        self._schedule = CheckpointSchedule(limits, clock.monotonic_ms())
+        self.tally = CheckpointTally()
+        self._newest = journal.snapshots.kept[-1] if journal.snapshots.kept else None
+        self._changed = asyncio.Event()
+        self._is_stopping = False
+        self._attempt: _Attempt | None = None
+        self._asked: list[asyncio.Future[SnapshotId]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    # -- notifications of the replica
+
+    def start(self) -> None:
+        """Start the task; called on the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def on_delivered(self, size: int) -> None:
+        """Count `size` bytes of committed payload delivered to the state machine."""
+        before = self._schedule.deadline()
+        self._schedule.committed(size)
+        if self._schedule.deadline() != before:
+            self._changed.set()  # not for every commit: there are many, and few change anything
+
+    def on_loaded(self, size: int) -> None:
+        """Reset the schedule: a loaded snapshot of `size` bytes covers everything counted."""
+        now = self._clock.monotonic_ms()
+        self._schedule.begun(now)
+        # A restart would else write another checkpoint amid the replay of the log behind this one.
+        self._schedule.written(size)
+        self.tally.note_newest(size, now)
+        if self._asked:
+            self._schedule.request(now)
+        self._changed.set()
+
+    def on_newest(self, snapshot_id: SnapshotId) -> None:
+        """Note a snapshot that is durable under its name, written here or installed."""
+        self._newest = snapshot_id
+        attempt = self._attempt
+        if attempt is not None and attempt.point.snapshot_id == snapshot_id:
+            published = attempt.published
+            if published is not None and not published.done():
+                published.set_result(None)
+
+    def abandon(self) -> None:
+        """Abandon the checkpoint in progress: the log is about to begin above it."""
+        if self._attempt is not None:
+            self._attempt.abandon()
+
+    def halt(self) -> None:
+        """Stop writing; `stopped` waits for the end."""
+        self._is_stopping = True
+        self.abandon()
+        self._changed.set()
+
+    async def stopped(self) -> None:
+        """Wait until the task has ended."""
+        if self._task is not None:
+            await self._task
+
+    async def take(self) -> SnapshotId:
+        """Write one now; return it, or the newest if nothing was committed since.
+
+        Raises:
+            NoDiskSpaceError: there is no room; it is tried again later.
+            SnapshotFailedError: nothing is committed yet, or the replica stops.
+        """
+        if self._is_stopping:
+            raise SnapshotFailedError("this controller is stopping")
+        future: asyncio.Future[SnapshotId] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._schedule.request(self._clock.monotonic_ms())
+        self._changed.set()
+        return await future
+
+    # -- the task
+
+    async def _run(self) -> None:
+        try:
+            while await self._due():
+                await self._take_one()
+        except Exception as error:  # noqa: BLE001 (a failed flush, or a defect: the replica ends)
+            self._on_error(error)
+        finally:
+            _answer(self._asked, SnapshotFailedError("this controller is stopping"))
+
+    async def _due(self) -> bool:
+        """Wait until one is due; False when it is time to stop."""
+        while not self._is_stopping:
+            now = self._clock.monotonic_ms()
+            self._changed.clear()
+            deadline = None if self._host.is_loading else self._schedule.deadline()
+            if deadline is not None and deadline <= now:
+                return True
+            wait_s = None if deadline is None else (deadline - now) / 1000
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+        return False
+
+    async def _take_one(self) -> None:
+        asked, self._asked = self._asked, []
+        point = self._host.snapshot_point()
+        self._schedule.begun(self._clock.monotonic_ms())
+        if point.snapshot_id.end_offset == 0:
+            _answer(
+                asked, SnapshotFailedError("nothing is committed yet; there is nothing to write")
+            )
+            return
+        if point.snapshot_id == self._newest:
+            _answer(asked, self._newest)
+            return
+        try:
+            await self._attempt_at(point)
+        except _AbandonedError:
+            _log.info("checkpoint_abandoned", end_offset=point.snapshot_id.end_offset)
+            self._asked[:0] = asked
+            self._schedule.request(self._clock.monotonic_ms())
+        except DiskFullError as error:
+            self._put_off(point, error, asked)
+        else:
+            _answer(asked, point.snapshot_id)
+
+    def _put_off(
+        self,
+        point: SnapshotPoint,
+        error: DiskFullError,
+        asked: list[asyncio.Future[SnapshotId]],
+    ) -> None:
+        _log.error("checkpoint_put_off", end_offset=point.snapshot_id.end_offset, reason=str(error))
+        self._schedule.failed(self._clock.monotonic_ms())
+        self.tally.put_off += 1
+        _answer(
+            asked, NoDiskSpaceError(f"no room for a checkpoint: {error}; make room on the disk")
+        )
+
+    async def _attempt_at(self, point: SnapshotPoint) -> None:
+        """Freeze, write, wait for the commit, publish.
+
+        Raises:
+            _AbandonedError: leadership was lost before the commit, or the log was replaced.
+            DiskFullError: there is no room; nothing of it is left.
+        """
+        started = self._clock.monotonic_ms()
+        attempt = _Attempt(point, self._state_machine.freeze(point))
+        committed = self._host.when_committed(point.snapshot_id.end_offset)
+        committed.add_done_callback(lambda _: _abandon_if_failed(attempt, committed))
+        self._attempt = attempt
+        try:
+            writer = await asyncio.to_thread(self._write, attempt)
+            try:
+                await self._seal(attempt, writer, committed)
+            except BaseException:
+                await asyncio.to_thread(writer.abandon)
+                raise
+            await self._publish(attempt, writer)
+        finally:
+            self._attempt = None
+        self._schedule.written(writer.size)
+        now = self._clock.monotonic_ms()
+        self.tally.note_newest(writer.size, now)
+        self.tally.times.add((now - started) / 1000)
+        _log.info(
+            "checkpoint_written",
+            end_offset=point.snapshot_id.end_offset,
+            epoch=point.snapshot_id.epoch,
+            bytes=writer.size,
+            took_ms=now - started,
+        )
+
+    def _write(self, attempt: _Attempt) -> SnapshotWriter:
+        """Write the file under a temporary name; in a thread."""
+        writer = self._journal.snapshots.begin(attempt.point.snapshot_id)
+        try:
+            attempt.write(_WatchfulSink(attempt, writer))
+        except BaseException:
+            writer.abandon()
+            raise
+        return writer
+
+    async def _seal(
+        self, attempt: _Attempt, writer: SnapshotWriter, committed: asyncio.Future[None]
+    ) -> None:
+        await asyncio.to_thread(writer.seal)
+        try:
+            await committed
+        except NotLeaderError as error:
+            raise _AbandonedError from error
+        attempt.require()
+
+    async def _publish(self, attempt: _Attempt, writer: SnapshotWriter) -> None:
+        # Nothing is awaited between the last check of the attempt and this: an installation that
+        # begins later comes behind it in the queue of the disk.
+        attempt.published = asyncio.get_running_loop().create_future()
+        self._disk.submit(FinishSnapshot(writer))
+        await attempt.published
+
+
+def _abandon_if_failed(attempt: _Attempt, committed: asyncio.Future[None]) -> None:
+    if committed.cancelled() or committed.exception() is not None:
+        attempt.abandon()
+
+
+def _answer(asked: list[asyncio.Future[SnapshotId]], answer: SnapshotId | ApiError) -> None:
+    for future in asked:
+        if isinstance(answer, ApiError):
+            _refuse(future, answer)
+        elif not future.done():
+            future.set_result(answer)
+
+
+def _refuse(future: asyncio.Future[SnapshotId], error: ApiError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # seen: the caller may have gone

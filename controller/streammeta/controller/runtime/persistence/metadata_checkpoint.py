@@ -1,0 +1,255 @@
+"""The map as a checkpoint file: writing, reading, and the journal's check of the file.
+
+Every call reads or writes a whole map and belongs in a thread. `EarlyReading` has one of its own:
+at a start it reads the newest checkpoint while the journal compares the digests of all files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+
+from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.features import SUPPORTED
+from streammeta.controller.ids import ClusterId, SnapshotId
+from streammeta.controller.journal.errors import BadSnapshotError, NewerVersionError
+from streammeta.controller.journal.snapshots import SnapshotCheck
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata, sections_digest
+from streammeta.controller.metadata.sections.rules import ADDED_COLUMNS, COLUMNS, SECTIONS
+from streammeta.controller.metadata.tables.tables import Array, roomy_zeros
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.persistence.state_hashes import UNKNOWN_LOG_HASH
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointError,
+    CheckpointReader,
+    Columns,
+    NewerCheckpointError,
+    Rooms,
+    Sink,
+    write_checkpoint,
+)
+from streammeta.controller.snapshot.read_ahead import ReadAhead
+from streammeta.controller.snapshot.voters import (
+    VOTERS_COLUMNS,
+    VOTERS_SECTION,
+    section_voters,
+    voters_section,
+)
+
+LOG_HASH_SECTION = "log_hash"
+"""One row: `value`, the rolling hash of the entries below the end in hex; empty if unknown."""
+
+_KNOWN_COLUMNS = {
+    VOTERS_SECTION: frozenset(VOTERS_COLUMNS),
+    LOG_HASH_SECTION: frozenset(("value",)),
+    **{name: frozenset((*names, *ADDED_COLUMNS.get(name, ()))) for name, names in COLUMNS.items()},
+}
+"""Columns by section. A map without what another section or column holds would be another map."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenCheckpoint:
+    """A view of the map with the other contents of a checkpoint; not yet a file."""
+
+    point: SnapshotPoint
+    view: FrozenMetadata
+    log_hash: bytes
+
+    @property
+    def id(self) -> SnapshotId:
+        """Return the identity of the checkpoint."""
+        return self.point.snapshot_id
+
+    def write(self, sink: Sink) -> int:
+        """Write the whole file; return its size in bytes."""
+        return write_checkpoint(
+            sink,
+            self.id,
+            self.point.cluster_id,
+            _Sections(self),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMetadata:
+    """Contents of a checkpoint file: the map, and the rolling hash of the log below its end."""
+
+    cluster_metadata: ClusterMetadata
+    log_hash: bytes
+
+
+class _Sections(Mapping[str, Any]):
+    """Sections of voters and log hash, then those of the map, each computed on access."""
+
+    def __init__(self, frozen: FrozenCheckpoint) -> None:
+        self._added: dict[str, Columns] = {
+            VOTERS_SECTION: voters_section(frozen.point.voters),
+            LOG_HASH_SECTION: {"value": [frozen.log_hash.hex()]},
+        }
+        self._map = frozen.view.sections()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._added[name] if name in self._added else self._map[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._added
+        yield from self._map
+
+    def __len__(self) -> int:
+        return len(self._added) + len(self._map)
+
+
+class _TableRooms(Rooms):
+    """Columns that the map's tables take as their own.
+
+    The columns of `ranges` named here are compared with those of `streams` and thrown away; most
+    streams have one range, and then they are those of `streams`.
+    """
+
+    _COMPARED: ClassVar = ("stream_id", "range_index", "epoch", "end_offset", "node_id")
+    _TYPES: ClassVar = {("object_ranges", "stream_id"): np.dtype(np.int32)}
+
+    def __init__(self) -> None:
+        self._streams: dict[str, Array] = {}
+
+    def zeros(self, section: str, column: str, rows: int, dtype: np.dtype[Any]) -> Array:
+        """See `Rooms`."""
+        zeros = roomy_zeros(rows, self._TYPES.get((section, column), dtype))
+        if section == "streams":
+            self._streams[column] = zeros
+        return zeros
+
+    def known(self, section: str, column: str) -> Array | None:
+        """See `Rooms`."""
+        is_compared = section == "ranges" and column in self._COMPARED
+        return self._streams.get(column) if is_compared else None
+
+
+def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
+    """Return the contents of a checkpoint file.
+
+    Raises:
+        CheckpointError: the file is damaged, its sections contradict each other, or it is another
+            checkpoint.
+    """
+    reader = CheckpointReader(file, snapshot_id.file_name)
+    if reader.id != snapshot_id:
+        raise CheckpointError(
+            f"the file says it is {reader.id.file_name}, wanted is {snapshot_id.file_name}"
+        )
+    try:
+        with ReadAhead(reader, tuple(SECTIONS), _TableRooms()) as sections:
+            cluster_metadata = ClusterMetadata.from_sections(sections, snapshot_id.end_offset)
+    except DamagedMapError as error:
+        raise CheckpointError(f"{snapshot_id.file_name}: {error}") from error
+    return LoadedMetadata(cluster_metadata, log_hash_of(reader))
+
+
+class EarlyReading:
+    """The newest checkpoint of a directory, being read while the journal is recovered.
+
+    It is a guess. What was read is handed out only for a file with the same digest in its footer,
+    and the journal hands over no file whose bytes do not have that digest; if reading failed, or
+    another file is wanted, that is read as if nothing had been before.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Begin, if `directory` has a checkpoint."""
+        self._path = max(directory.glob("*.checkpoint"), default=None)
+        self._thread = ThreadPoolExecutor(1, "early-reading")
+        self._early: Future[tuple[bytes, LoadedMetadata]] | None = None
+        if self._path is not None:
+            self._early = self._thread.submit(_read_with_digest, self._path)
+
+    def __enter__(self) -> EarlyReading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until reading has ended; forget what was not asked for."""
+        self._thread.shutdown(wait=True)
+        self._early = None
+
+    def settle(self, newest: SnapshotId | None) -> None:
+        """Forget what is being read unless it is the newest checkpoint that is intact."""
+        if newest is None or self._path is None or self._path.name != newest.file_name:
+            self._early = None
+
+    def read(self, file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
+        """Do as `read_map`; wait for what has been begun if it is this file."""
+        early, self._early = self._early, None
+        if early is not None:
+            digest = CheckpointReader(file, snapshot_id.file_name).digest
+            with contextlib.suppress(Exception):  # whatever it is, it is met again below
+                read_digest, loaded = early.result()
+                if read_digest == digest:
+                    return loaded
+            del early
+        return read_map(file, snapshot_id)
+
+
+def _read_with_digest(path: Path) -> tuple[bytes, LoadedMetadata]:
+    with path.open("rb") as file:
+        reader = CheckpointReader(file, path.name)
+        return reader.digest, read_map(file, reader.id)
+
+
+def log_hash_of(reader: CheckpointReader) -> bytes:
+    """Return the rolling hash of the log below a checkpoint's end."""
+    if LOG_HASH_SECTION not in reader.entries:
+        return UNKNOWN_LOG_HASH  # older versions kept none
+    return bytes.fromhex(reader.columns(LOG_HASH_SECTION)["value"][0])
+
+
+def state_hash_of(reader: CheckpointReader) -> bytes:
+    """Return the digest of a checkpoint's map, section by section: no map is built."""
+    added = (VOTERS_SECTION, LOG_HASH_SECTION)
+    names = [name for name in reader.entries if name not in added]
+    return sections_digest((name, reader.columns(name)) for name in names)
+
+
+def snapshot_check(cluster_id: ClusterId) -> SnapshotCheck:
+    """Return the check that a journal of this cluster makes of every snapshot file."""
+
+    def check(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
+        try:
+            return _checked_voters(file, snapshot_id, cluster_id)
+        except NewerCheckpointError as error:
+            raise NewerVersionError(str(error)) from error
+        except CheckpointError as error:
+            raise BadSnapshotError(str(error)) from error
+
+    return check
+
+
+def _checked_voters(file: BinaryIO, snapshot_id: SnapshotId, cluster_id: ClusterId) -> VoterSet:
+    reader = CheckpointReader(file, snapshot_id.file_name)
+    if (reader.id, reader.cluster_id) != (snapshot_id, cluster_id):
+        raise CheckpointError(
+            f"{snapshot_id.file_name}: the file is checkpoint {reader.id.file_name} of cluster "
+            f"{reader.cluster_id!r}, wanted is that of its name, of cluster {cluster_id!r}"
+        )
+    reader.verify()
+    _require_known(reader)
+    return section_voters(reader)
+
+
+def _require_known(reader: CheckpointReader) -> None:
+    """Check before a row is read: a section of a newer version may hold anything."""
+    for section in reader.entries:
+        if section not in _KNOWN_COLUMNS:
+            reader.refuse_newer(f"its section {section!r}")
+        for name in reader.column_names(section):
+            if name not in _KNOWN_COLUMNS[section]:
+                reader.refuse_newer(f"column {name!r} of its section {section!r}")
+    if "feature_level" in reader.entries:
+        level = int(reader.columns("feature_level")["level"][0])
+        if not SUPPORTED.include(level):
+            reader.refuse_newer(f"its feature level {level}, only {SUPPORTED}")

@@ -1,0 +1,466 @@
+"""Disk work of a replica: the effects of the core, carried out in order.
+
+Owns group commit, and waiting for disk space: a write that finds none waits, with everything behind
+it, while reads go on. Any error but a full disk ends the replica. `DiskWorker` knows no thread;
+`JournalThread` runs it on one, or on the event loop where `flush_place` allows it, never on both at
+once. Chunks of snapshots are read on other threads, and a snapshot is written on a thread of its
+own: neither waits for the log or holds it up. Only the rename that publishes a new snapshot takes
+its turn in the journal's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+import structlog
+
+from streammeta.controller.fast_dataclass import value
+from streammeta.controller.ids import EndOffset, SnapshotId
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.journal.snapshots import SnapshotWriter
+from streammeta.controller.quorum import events
+from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.runtime.persistence.flush_scheduling import FlushPlace
+from streammeta.storage.durable_files import DiskFullError
+
+_log = structlog.get_logger(component="journal")
+
+RETRY_FULL_S = 0.25
+"""Pause before work that found no disk space is retried, in seconds."""
+
+_SNAPSHOT_THREADS = 2
+_IDLE_CHECK_S = 10.0
+
+
+@value()
+class DiskRead:
+    """Read whole batches from `start_offset`; `done` is called with them, on the event loop."""
+
+    start_offset: EndOffset
+    max_bytes: int
+    done: Callable[[tuple[Batch, ...]], None]
+
+
+@value()
+class FinishSnapshot:
+    """Publish a snapshot, written and sealed elsewhere: cheap, whatever its size."""
+
+    writer: SnapshotWriter
+
+
+@value()
+class DiskReadDone:
+    """The batches that a `DiskRead` asked for; empty if they were removed."""
+
+    read: DiskRead
+    batches: tuple[Batch, ...]
+
+
+@value()
+class StateWritten:
+    """The quorum-state of this token is durable, ahead of writes that wait for disk space.
+
+    As a report it announces that; as work it replaces the state, which is not written twice.
+    """
+
+    token: int
+
+
+@value()
+class SnapshotDropped:
+    """A snapshot was not published; the file is removed, and another may be taken later."""
+
+    snapshot_id: SnapshotId
+    reason: str
+
+
+Read: TypeAlias = events.ReadLog | events.ReadSnapshot | DiskRead
+Write: TypeAlias = (
+    events.PersistQuorumState
+    | events.AppendLog
+    | events.TruncateLog
+    | events.TrimLog
+    | events.InstallSnapshot
+    | events.ClearDamage
+)
+Work: TypeAlias = Write | Read | events.WriteSnapshotChunk | FinishSnapshot | StateWritten
+CoreReport: TypeAlias = (
+    events.WriteDone
+    | events.LogReadDone
+    | events.SnapshotReadDone
+    | events.SnapshotInstalled
+    | events.SnapshotTaken
+)
+Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped | StateWritten
+
+
+@value()
+class Progress:
+    """Result of a list of work: reports in order, and the work `left` for lack of disk space.
+
+    `full` is the error that the disk counts as full for; with nothing left it means that writes
+    use the reserve.
+    """
+
+    reports: tuple[Report, ...]
+    left: tuple[Work, ...] = ()
+    full: DiskFullError | None = None
+
+
+@value()
+class _Round:
+    """Outcome of one round of the journal's thread, for the event loop."""
+
+    progress: Progress
+    given: int
+    """Number of times that it was given work and has taken it."""
+    flush_s: float | None
+    """Seconds that it took, if it was appends and their flush alone."""
+
+
+class DiskWorker:
+    """Carries out work on a journal; the caller decides when."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._reports: list[Report] = []
+        self._unreported: int | None = None
+        self._begun: events.AppendLog | None = None
+
+    def run(self, work: Sequence[Work], *, may_refill: bool = True) -> Progress:
+        """Carry out work in order, with one flush for all of it.
+
+        Stops at work that finds no disk space; the rest goes to `serve`. Run `left` again, before
+        newer work. With `may_refill` an incomplete reserve is refilled.
+        """
+        for index, item in enumerate(work):
+            try:
+                self._carry_out(item)
+            except DiskFullError as error:
+                self._flush()
+                reports = self._take_reports()
+                served = self.serve(work[index:])
+                return Progress((*reports, *served.reports), served.left, error)
+        self._flush()
+        if may_refill and self._journal.reserve.shortage is not None:
+            self._journal.reserve.refill()
+        return Progress(self._take_reports(), full=self._journal.reserve.shortage)
+
+    def serve(self, work: Sequence[Work]) -> Progress:
+        """Do work that depends on nothing before it: reads, trims, and the quorum-state.
+
+        The state is written from the reserve, ahead of batches that wait for disk space: an epoch
+        or a vote may be newer than the log. Trims stay in `left`, for their turn.
+        """
+        work = self._write_last_state(work)
+        left: list[Work] = []
+        for item in work:
+            if isinstance(item, events.ReadLog | DiskRead):
+                if item.start_offset >= self._journal.end_offset:
+                    left.append(item)  # its batches are yet to be written
+                    continue
+                self._read_log(item)
+            elif isinstance(item, events.ReadSnapshot):
+                self._read_snapshot(item)
+            else:
+                if isinstance(item, events.TrimLog) and self._may_trim(item):
+                    self._journal.trim(item.start_offset)
+                left.append(item)
+        return Progress(self._take_reports(), tuple(left))
+
+    # -- parts
+
+    def _write_last_state(self, work: Sequence[Work]) -> Sequence[Work]:
+        """Write the newest quorum-state; return the work with its states marked as written."""
+        states = [item for item in work if isinstance(item, events.PersistQuorumState)]
+        if not states:
+            return work
+        try:
+            self._journal.write_quorum_state(states[-1].state)
+        except DiskFullError:
+            return work
+        self._reports.append(StateWritten(states[-1].token))
+        return [
+            StateWritten(item.token) if isinstance(item, events.PersistQuorumState) else item
+            for item in work
+        ]
+
+    def _carry_out(self, item: Work) -> None:
+        journal = self._journal
+        match item:
+            case events.AppendLog():
+                self._append(item)
+            case events.PersistQuorumState(state=state):
+                journal.write_quorum_state(state)
+            case StateWritten():
+                pass  # done, now that the work before it is
+            case events.TruncateLog(end_offset=end_offset):
+                journal.truncate(end_offset)
+            case events.TrimLog(start_offset=start_offset):
+                journal.trim(start_offset)
+            case events.ClearDamage():
+                self._flush()  # the repaired entries must be durable first
+                journal.clear_damage()
+            case events.WriteSnapshotChunk(snapshot_id=snapshot_id, position=position, data=data):
+                journal.snapshots.write_chunk(snapshot_id, position, data)
+                return
+            case events.InstallSnapshot():
+                self._install(item)
+                return
+            case FinishSnapshot(writer=writer):
+                self._finish(writer)
+                return
+            case events.ReadSnapshot():
+                self._read_snapshot(item)
+                return
+            case events.ReadLog() | DiskRead():
+                self._read_log(item)
+                return
+        self._unreported = item.token
+
+    def _append(self, item: events.AppendLog) -> None:
+        batches = item.batches
+        if item is self._begun:
+            # Some of them were written the last time.
+            batches = tuple(b for b in batches if b.base_offset >= self._journal.end_offset)
+        self._begun = item
+        self._journal.append(batches)
+        self._begun = None
+
+    def _install(self, item: events.InstallSnapshot) -> None:
+        self._flush()
+        voters = self._journal.install_snapshot(item.snapshot_id, item.total_bytes, item.digest)
+        self._unreported = item.token
+        self._flush()
+        self._reports.append(events.SnapshotInstalled(item.snapshot_id, voters))
+
+    def _finish(self, writer: SnapshotWriter) -> None:
+        snapshot_id = writer.snapshot_id
+        if self._journal.finish_snapshot(writer):
+            self._reports.append(events.SnapshotTaken(snapshot_id))
+        else:
+            reason = f"the log begins at {self._journal.start_offset} by now"
+            self._reports.append(SnapshotDropped(snapshot_id, reason))
+
+    def _read_log(self, item: events.ReadLog | DiskRead) -> None:
+        batches = self._journal.read(item.start_offset, item.max_bytes)
+        if isinstance(item, DiskRead):
+            self._reports.append(DiskReadDone(item, batches))
+        else:
+            self._reports.append(events.LogReadDone(item.read_id, batches))
+
+    def _read_snapshot(self, item: events.ReadSnapshot) -> None:
+        chunk = self._journal.snapshots.read(item.snapshot_id, item.position, item.max_bytes)
+        self._reports.append(events.SnapshotReadDone(item.read_id, chunk))
+
+    def _may_trim(self, item: events.TrimLog) -> bool:
+        kept = self._journal.snapshots.kept
+        return bool(kept) and kept[-1].end_offset >= item.start_offset
+
+    def _flush(self) -> None:
+        self._journal.sync()
+        if self._unreported is not None:
+            self._reports.append(events.WriteDone(self._unreported))
+            self._unreported = None
+
+    def _take_reports(self) -> tuple[Report, ...]:
+        reports, self._reports = tuple(self._reports), []
+        return reports
+
+
+class JournalThread:
+    """Runs a journal on a thread, small appends on the event loop; callbacks run on the loop.
+
+    The journal belongs to the loop while the thread has nothing to do. Work and what came of it
+    change hands by the queue and by callbacks of the loop alone.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        on_report: Callable[[CoreReport | StateWritten], None],
+        on_full: Callable[[DiskFullError | None], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """Take the callbacks.
+
+        `on_report` receives events for the core, in order, and states written ahead of it;
+        `on_full` the error when only the reserve is left, and None when there is room again;
+        `on_error` the error that must end the replica.
+        """
+        self._journal = journal
+        self._on_report = on_report
+        self._on_full = on_full
+        self._on_error = on_error
+        self._worker = DiskWorker(journal)
+        self._place = FlushPlace()
+        self._here: list[events.AppendLog] = []
+        """Appends that the loop is about to write itself."""
+        self._is_full = False
+        """The last word to `on_full`."""
+        self._is_stopping = False
+        self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
+        """Work for the thread; None, the last item, asks it to end."""
+        self._waiting: tuple[Work, ...] = ()
+        """Work that the thread has, and that finds no room on the disk."""
+        self._full: DiskFullError | None = None
+        """Why the thread looks for room again."""
+        self._retry_at = 0.0
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._snapshot_threads = ThreadPoolExecutor(_SNAPSHOT_THREADS, "snapshot")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the thread; called on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._give(())  # it looks for room, and tells if there is none
+        self._thread.start()
+
+    def submit(self, work: Work, *, is_awaited: bool = False) -> None:
+        """Queue work; chunks of snapshots are read out of order. Ignored after `stop`.
+
+        Appends that the loop writes itself it writes in its next turn, or before this call returns
+        if `is_awaited`: nothing else is to be done before.
+        """
+        if self._is_stopping:
+            return
+        if isinstance(work, events.ReadSnapshot):
+            self._snapshot_threads.submit(self._read_snapshot, work)
+        elif isinstance(work, events.AppendLog) and self._is_here(work):
+            self._here.append(work)
+            if is_awaited:
+                self._write_here()
+            elif len(self._here) == 1:
+                assert self._loop is not None
+                # Not at once: what the same turn sends reaches the network first.
+                self._loop.call_soon(self._write_here)
+        else:
+            self._give((*self._take_here(), work))
+
+    async def stop(self) -> None:
+        """Finish queued work, except that which waits for disk space, and end the threads."""
+        self._is_stopping = True
+        if self._here:
+            self._give(self._take_here())
+        self._queue.put(None)
+        await asyncio.to_thread(self._snapshot_threads.shutdown, cancel_futures=True)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # -- on the event loop
+
+    def _is_here(self, work: events.AppendLog) -> bool:
+        """Whether an append joins those that the loop writes itself."""
+        size = sum([batch.size for item in (*self._here, work) for batch in item.batches])
+        return self._place.is_loop(size, time.monotonic())
+
+    def _take_here(self) -> Sequence[events.AppendLog]:
+        here, self._here = self._here, []
+        return here
+
+    def _give(self, work: Sequence[Work]) -> None:
+        self._place.given()
+        self._queue.put(work)
+
+    def _write_here(self) -> None:
+        if not (work := self._take_here()):
+            return
+        began = time.monotonic()
+        try:
+            progress = self._worker.run(work, may_refill=False)
+        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
+            self._is_stopping = True
+            self._on_error(error)
+            return
+        now = time.monotonic()
+        self._place.flushed_on_loop(now - began, now)
+        if progress.full is not None:
+            self._give(progress.left)  # the thread looks for room, and tells
+        for report in progress.reports:
+            self._tell(report)
+
+    def _take(self, done: _Round) -> None:
+        """Pass on what the thread has done; the journal is the loop's again if that was all."""
+        full = done.progress.full
+        self._place.returned(done.given, is_disk_full=full is not None)
+        if done.flush_s is not None:
+            self._place.flushed(done.flush_s)
+        if (full is not None) != self._is_full:
+            self._is_full = full is not None
+            self._on_full(full)
+        for report in done.progress.reports:
+            self._tell(report)
+
+    def _tell(self, report: Report) -> None:
+        match report:
+            case DiskReadDone(read=read, batches=batches):
+                read.done(batches)
+            case SnapshotDropped(snapshot_id=snapshot_id, reason=reason):
+                _log.warning("snapshot_dropped", end_offset=snapshot_id.end_offset, reason=reason)
+            case _:
+                self._on_report(report)
+
+    # -- the journal's thread
+
+    def _run(self) -> None:
+        try:
+            while (given := self._next_given()) is not None:
+                if given or self._full is not None:
+                    work = [item for each in given for item in each]
+                    self._post(self._take, self._carry_out(work, len(given)))
+                self._journal.snapshots.release_idle()
+        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
+            self._post(self._on_error, error)
+
+    def _next_given(self) -> list[Sequence[Work]] | None:
+        """Wait for work, or for the next retry; None to end."""
+        given: list[Sequence[Work]] = []
+        if self._is_ending:
+            return None
+        with contextlib.suppress(Empty):
+            item = self._queue.get(timeout=_IDLE_CHECK_S if self._full is None else RETRY_FULL_S)
+            while item is not None:
+                given.append(item)
+                item = self._queue.get_nowait()
+            self._is_ending = True
+        return None if self._is_ending and not given else given
+
+    def _carry_out(self, work: Sequence[Work], given: int) -> _Round:
+        began = time.monotonic()
+        is_due = began >= self._retry_at
+        if self._waiting and not is_due:
+            served = self._worker.serve(work)
+            self._waiting += served.left
+            return _Round(Progress(served.reports, full=self._full), given, None)
+        progress = self._worker.run([*self._waiting, *work], may_refill=is_due)
+        self._waiting, self._full = progress.left, progress.full
+        if is_due:
+            self._retry_at = time.monotonic() + RETRY_FULL_S
+        is_flush = bool(work) and all(isinstance(item, events.AppendLog) for item in work)
+        return _Round(progress, given, time.monotonic() - began if is_flush else None)
+
+    # -- the threads that read snapshots
+
+    def _read_snapshot(self, item: events.ReadSnapshot) -> None:
+        try:
+            chunk = self._journal.snapshots.read(item.snapshot_id, item.position, item.max_bytes)
+        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
+            self._post(self._on_error, error)
+        else:
+            self._post(self._on_report, events.SnapshotReadDone(item.read_id, chunk))
+
+    # -- from the threads to the loop
+
+    def _post(self, callback: Callable[..., None], argument: object) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, argument)

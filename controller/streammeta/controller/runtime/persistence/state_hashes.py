@@ -1,0 +1,132 @@
+"""State hashes, by which controllers are compared: of the applied log, and of the map at offsets.
+
+The rolling hash chains every applied entry to those before it, so it also distinguishes histories
+that lead to equal maps. Undone entries are taken out again. A request for the map's hash at an
+offset that lies ahead waits until the map is exactly as of that offset.
+
+Runs on the event loop; knows what the map is only by the view that it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from struct import Struct
+
+import google_crc32c
+
+from streammeta.controller.errors import BusyError, OffsetPassedError
+from streammeta.controller.metadata.sections.frozen import FrozenMetadata
+
+LOG_HASH_BYTES = 16
+EMPTY_LOG_HASH = bytes(LOG_HASH_BYTES)
+"""Rolling hash of no entries."""
+
+_ENTRY = Struct("<QQQ")
+
+UNKNOWN_LOG_HASH = b""
+"""Rolling hash of a log that begins at a checkpoint without one; it stays unknown."""
+
+AHEAD_MAX = 1_000_000
+"""Maximum distance of a requested hash ahead of the map's end, in offsets."""
+
+WAITING_MAX = 16
+"""Maximum hashes waited for; each will hold a view of the map."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewAt:
+    """The map exactly as of an offset, and the rolling hash of the entries below it.
+
+    `committed` is done when all these entries are, None if they are already; it fails with
+    `OutcomeUnknownError` when some of them are undone.
+    """
+
+    offset: int
+    view: FrozenMetadata
+    log_hash: bytes
+    committed: asyncio.Future[None] | None
+
+
+class RollingHash:
+    """BLAKE2b-128 over (hash before, offset, length and CRC32C of the payload), entry by entry.
+
+    Numbers are 8 bytes little-endian. Payloads go in by their checksum, which is twenty times
+    faster and enough to find members that differ by a defect.
+    """
+
+    def __init__(self, value: bytes = EMPTY_LOG_HASH) -> None:
+        self.value = value
+        self._before: deque[tuple[int, bytes]] = deque()
+
+    def extend(self, offset: int, payload: bytes) -> None:
+        """Add the entry at `offset`."""
+        self._before.append((offset, self.value))
+        if self.value != UNKNOWN_LOG_HASH:
+            entry = _ENTRY.pack(offset, len(payload), google_crc32c.value(payload))
+            self.value = blake2b(self.value + entry, digest_size=LOG_HASH_BYTES).digest()
+
+    def forget_undo(self, end_offset: int) -> None:
+        """Drop undo information of entries below `end_offset`."""
+        while self._before and self._before[0][0] < end_offset:
+            self._before.popleft()
+
+    def undo_to(self, end_offset: int) -> None:
+        """Take back every entry at or above `end_offset`."""
+        while self._before and self._before[-1][0] >= end_offset:
+            _, self.value = self._before.pop()
+
+
+class AwaitedViews:
+    """Views of the map requested at offsets ahead of it.
+
+    `freeze` returns the view and the rolling hash as they are now.
+    """
+
+    def __init__(self, freeze: Callable[[int], ViewAt]) -> None:
+        self._freeze = freeze
+        self._awaited: list[tuple[int, asyncio.Future[ViewAt]]] = []
+
+    async def at(self, offset: int) -> ViewAt:
+        """Return the view at `offset`, which the map has not reached.
+
+        Raises:
+            BusyError: too many wait already.
+            OffsetPassedError: a snapshot took the map beyond `offset`.
+        """
+        if len(self._awaited) >= WAITING_MAX:
+            raise BusyError(
+                f"{len(self._awaited)} hashes of the map are waited for; try again later"
+            )
+        future: asyncio.Future[ViewAt] = asyncio.get_running_loop().create_future()
+        entry = (offset, future)
+        self._awaited.append(entry)
+        try:
+            return await future
+        finally:
+            if entry in self._awaited:
+                self._awaited.remove(entry)
+
+    def reached(self, end_offset: int) -> None:
+        """Freeze a view for each request that waits for an offset up to `end_offset`.
+
+        To be called while no entry at or above the awaited offset has been applied: before an
+        entry at `end_offset` is, and when no more entries below `end_offset` will come.
+        """
+        if not self._awaited:
+            return
+        for offset, future in [entry for entry in self._awaited if entry[0] <= end_offset]:
+            self._awaited.remove((offset, future))
+            if not future.done():
+                future.set_result(self._freeze(offset))
+
+    def passed(self, end_offset: int) -> None:
+        """Refuse requests that wait for an offset below `end_offset`: the map has skipped it."""
+        for offset, future in [entry for entry in self._awaited if entry[0] < end_offset]:
+            self._awaited.remove((offset, future))
+            if not future.done():
+                future.set_exception(OffsetPassedError(offset, end_offset))
+                future.exception()  # mark as retrieved: the caller may have been cancelled

@@ -1,0 +1,308 @@
+"""Delivery to the state machine: committed batches in order, and snapshots in their place.
+
+`Delivery` decides the next step and does no I/O. `Deliverer` carries it out: it reads snapshots in
+a thread while heartbeats, votes and Fetches go on, and exchanges only the finished state on the
+event loop. Batches are handed on piece by piece with a turn of the loop in between, so a replica
+that replays a long log still votes in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import structlog
+
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.fast_dataclass import value
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum.core import QuorumCore
+from streammeta.controller.quorum.log_view import LogView
+from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.runtime.interfaces import StateMachine
+from streammeta.controller.runtime.persistence.quorum_disk import DiskRead, JournalThread
+
+_log = structlog.get_logger(component="quorum")
+
+REPLAYED_AFTER_S = 0.01
+"""Pause before a follower replays, in seconds: several batches at once cost it less."""
+
+DELIVERY_BYTES = 128 << 10
+"""Approximate bytes delivered at once, few enough for votes to wait."""
+
+
+@value()
+class LoadSnapshot:
+    """Replace the state by this snapshot, then call `loaded`; nothing is delivered meanwhile."""
+
+    snapshot_id: SnapshotId
+
+
+@value()
+class ReadForDelivery:
+    """Read batches of the log on disk, then call `was_read`; nothing is delivered meanwhile."""
+
+    start_offset: EndOffset
+
+
+@value()
+class HandOn:
+    """Pass these batches to the state machine; they count as delivered."""
+
+    batches: tuple[Batch, ...]
+
+
+Step: TypeAlias = LoadSnapshot | ReadForDelivery | HandOn
+
+
+class Delivery:
+    """Progress of the state machine, and the rule for its next step."""
+
+    def __init__(self, newest: SnapshotId | None) -> None:
+        """Begin with the newest snapshot on disk, or at offset 0 if there is none."""
+        self.end_offset = EndOffset(0)
+        self.epoch = Epoch(0)
+        """Epoch of the last batch delivered."""
+        self._to_load = newest
+        self._is_waiting = False
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a snapshot has to replace the state before anything else is delivered."""
+        return self._to_load is not None
+
+    def is_caught_up(self, high_watermark: EndOffset) -> bool:
+        """Whether everything below `high_watermark` was delivered."""
+        return not self.is_loading and self.end_offset >= high_watermark
+
+    def next(self, log: LogView, high_watermark: EndOffset) -> Step | None:
+        """Return the next step, or None if there is none or one is in progress."""
+        if self._is_waiting:
+            return None
+        if self._to_load is not None:
+            self._is_waiting = True
+            return LoadSnapshot(self._to_load)
+        if self.end_offset >= high_watermark:
+            return None
+        batches = log.read(self.end_offset, max_bytes=DELIVERY_BYTES, end=high_watermark)
+        if batches is None:
+            self._is_waiting = True
+            return ReadForDelivery(self.end_offset)
+        return self._hand_on(batches)
+
+    def was_read(self, batches: Sequence[Batch], high_watermark: EndOffset) -> HandOn | None:
+        """Take the batches read for `ReadForDelivery`; None if a snapshot has replaced them."""
+        self._is_waiting = False
+        if self._to_load is not None:
+            return None
+        return self._hand_on(
+            tuple(batch for batch in batches if batch.end_offset <= high_watermark)
+        )
+
+    def installed(self, snapshot_id: SnapshotId) -> None:
+        """Note that the log begins at this snapshot's end, beyond the delivered entries."""
+        self._to_load = snapshot_id
+
+    def loaded(self, snapshot_id: SnapshotId) -> None:
+        """Note that the state is that of the snapshot `next` named; a newer one may be waiting."""
+        self._is_waiting = False
+        self.end_offset = snapshot_id.end_offset
+        self.epoch = snapshot_id.epoch
+        if self._to_load == snapshot_id:
+            self._to_load = None
+
+    def is_superseded(self, snapshot_id: SnapshotId) -> bool:
+        """Whether another snapshot is to be loaded by now."""
+        return self._to_load != snapshot_id
+
+    def load_abandoned(self) -> None:
+        """Note that the snapshot was removed: the newer one in its place is loaded instead."""
+        self._is_waiting = False
+
+    def _hand_on(self, batches: tuple[Batch, ...]) -> HandOn:
+        if not batches or batches[0].base_offset != self.end_offset:
+            found = f"one at {batches[0].base_offset}" if batches else "none"
+            raise InvariantError(f"a batch at {self.end_offset} is to be delivered, found {found}")
+        self.end_offset = batches[-1].end_offset
+        self.epoch = batches[-1].epoch
+        return HandOn(batches)
+
+
+class DeliveryHost(Protocol):
+    """The replica that owns the state machine; all calls are made on the event loop."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether the state machine leads."""
+        ...
+
+    def enter(self, work: Callable[[], None]) -> None:
+        """Run `work` as one of the replica's turns: an exception in it ends the replica."""
+        ...
+
+
+class DeliveryProgress(Protocol):
+    """Listener to the progress of delivery; called on the event loop."""
+
+    def on_delivered(self, size: int) -> None:
+        """Note `size` bytes of delivered payload."""
+        ...
+
+    def on_loaded(self, size: int) -> None:
+        """Note that a snapshot, a file of `size` bytes, replaced the state."""
+        ...
+
+
+class Deliverer:
+    """Delivers everything committed to the state machine."""
+
+    def __init__(
+        self,
+        *,
+        host: DeliveryHost,
+        progress: DeliveryProgress,
+        core: QuorumCore,
+        journal: Journal,
+        disk: JournalThread,
+        state_machine: StateMachine,
+    ) -> None:
+        self._host = host
+        self._progress = progress
+        self._core = core
+        self._journal = journal
+        self._disk = disk
+        self._state_machine = state_machine
+        self._delivery = Delivery(journal.snapshots.kept[-1] if journal.snapshots.kept else None)
+        self._is_installing = False
+        self._next_turn: asyncio.Handle | None = None
+        self._is_put_off = False
+        """The next turn waits for a time, and may be taken sooner."""
+        self._loading: asyncio.Task[None] | None = None
+
+    @property
+    def end_offset(self) -> EndOffset:
+        """Exclusive end of the entries delivered to the state machine."""
+        return self._delivery.end_offset
+
+    @property
+    def epoch(self) -> Epoch:
+        """Epoch of the last batch delivered to the state machine."""
+        return self._delivery.epoch
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a snapshot will replace the state before anything else is delivered."""
+        return self._is_installing or self._delivery.is_loading
+
+    def is_caught_up(self) -> bool:
+        """Whether everything committed was delivered."""
+        return self._delivery.is_caught_up(self._core.high_watermark)
+
+    def run(self) -> None:
+        """Deliver one piece of committed entries, or start the read that it needs."""
+        if self._is_installing and self._delivery.is_loading:
+            return  # the snapshot may have been removed already; a newer one is coming
+        match self._delivery.next(self._core.log, self._core.high_watermark):
+            case HandOn() as step:
+                self._hand_on(step)
+                self.run_soon()
+            case ReadForDelivery(start_offset=start_offset):
+                self._disk.submit(DiskRead(start_offset, DELIVERY_BYTES, self._on_read))
+            case LoadSnapshot(snapshot_id=snapshot_id):
+                self._begin_loading(snapshot_id)
+            case None:
+                pass
+
+    def follow(self) -> None:
+        """Do as `run` does on a follower, whose leader waits for an acknowledgement first."""
+        self.run_soon(0.0 if self._state_machine.is_awaited else REPLAYED_AFTER_S)
+
+    def run_soon(self, after_s: float = 0.0) -> None:
+        """Do as `run` in a later turn of the event loop, if there is anything to deliver then.
+
+        Without `after_s`, in the next one, also if that was put off before.
+        """
+        if self._next_turn is not None:
+            if after_s or not self._is_put_off:
+                return
+            self._next_turn.cancel()
+            self._next_turn = None
+        if self.is_caught_up():
+            return
+        loop = asyncio.get_running_loop()
+        self._is_put_off = after_s > 0
+        if after_s:
+            self._next_turn = loop.call_later(after_s, self._go_on)
+        else:
+            self._next_turn = loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._next_turn = None
+        self._host.enter(self.run)
+
+    def install_begins(self) -> None:
+        """Note that a snapshot from the leader is about to replace the log on disk."""
+        self._is_installing = True
+
+    def install_ended(self, snapshot_id: SnapshotId, *, is_installed: bool) -> None:
+        """Note that the snapshot was installed, or refused without any change."""
+        self._is_installing = False
+        if is_installed:
+            self._delivery.installed(snapshot_id)
+
+    async def stop(self) -> None:
+        """Wait for a load in progress; its result is discarded."""
+        if self._loading is not None:
+            await asyncio.gather(self._loading, return_exceptions=True)
+
+    def _hand_on(self, step: HandOn) -> None:
+        self._state_machine.on_committed(step.batches, self._delivery.end_offset)
+        self._progress.on_delivered(sum(batch.size for batch in step.batches))
+
+    def _on_read(self, batches: tuple[Batch, ...]) -> None:
+        def work() -> None:
+            step = self._delivery.was_read(batches, self._core.high_watermark)
+            if step is None:
+                self.run()
+            else:
+                self._hand_on(step)
+                self.run_soon()
+
+        self._host.enter(work)
+
+    def _begin_loading(self, snapshot_id: SnapshotId) -> None:
+        if self._host.is_leader:
+            raise InvariantError(f"a leader was to load the snapshot {snapshot_id}")
+        self._loading = asyncio.get_running_loop().create_task(self._load(snapshot_id))
+
+    async def _load(self, snapshot_id: SnapshotId) -> None:
+        try:
+            install, size = await asyncio.to_thread(self._read, snapshot_id)
+        except Exception as error:  # noqa: BLE001 (an unreadable snapshot ends the process)
+            failure = error
+            self._host.enter(lambda: self._load_failed(snapshot_id, failure))
+        else:
+            self._host.enter(lambda: self._exchange(snapshot_id, install, size))
+
+    def _read(self, snapshot_id: SnapshotId) -> tuple[Callable[[], None], int]:
+        with self._journal.snapshots.open(snapshot_id) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            return self._state_machine.load(file, snapshot_id), size
+
+    def _exchange(self, snapshot_id: SnapshotId, install: Callable[[], None], size: int) -> None:
+        install()
+        self._delivery.loaded(snapshot_id)
+        _log.info("snapshot_loaded", end_offset=snapshot_id.end_offset, epoch=snapshot_id.epoch)
+        self._progress.on_loaded(size)
+        self.run()
+
+    def _load_failed(self, snapshot_id: SnapshotId, error: Exception) -> None:
+        if not self._is_installing and not self._delivery.is_superseded(snapshot_id):
+            raise error
+        # A newer snapshot has removed, or is about to remove, the file.
+        self._delivery.load_abandoned()
+        self.run()

@@ -1,0 +1,1 @@
+"""The single writer: requests are ordered, decided, and answered once they are committed."""

@@ -1,0 +1,36 @@
+"""Commits of uploads that were answered: by verdict, and by the time that they took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from streammeta.controller.timings import Times
+
+
+@dataclass(slots=True)
+class CommitTally:
+    """Counts since the start; on the controller's event loop.
+
+    Times are from the decision of a message or call until it was committed.
+    """
+
+    accepted: int = 0
+    refused: int = 0
+    accepted_times: Times = field(default_factory=Times, compare=False)
+    refused_times: Times = field(default_factory=Times, compare=False)
+
+    def add(self, commits: int, refused: int, took_s: float) -> None:
+        """Count commits that were answered together after `took_s` seconds, some refused."""
+        if accepted := commits - refused:
+            self.accepted += accepted
+            self.accepted_times.add(took_s, accepted)
+        if refused:
+            self.refused += refused
+            self.refused_times.add(took_s, refused)
+
+    @property
+    def times(self) -> Sequence[int]:
+        """Commits by class of time, whatever their verdict; as `Times` counts."""
+        both = zip(self.accepted_times.counts, self.refused_times.counts, strict=True)
+        return [accepted + refused for accepted, refused in both]

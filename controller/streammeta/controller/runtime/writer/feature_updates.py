@@ -1,0 +1,96 @@
+"""Changes of the cluster's feature level: the checks before its record, and of new voters.
+
+Judges by the versions of the controllers that are connected; the map judges by the level alone.
+"""
+
+from __future__ import annotations
+
+from streammeta.controller.errors import FeatureLevelError, InvalidRequestError
+from streammeta.controller.features import BASE_LEVEL, data_changes
+from streammeta.controller.ids import NodeId
+from streammeta.controller.metadata.api.answers import SetFeatureLevelAnswer
+from streammeta.controller.metadata.api.requests import SetFeatureLevel
+from streammeta.controller.runtime.replication.peer_versions import PeerVersions
+from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
+from streammeta.controller.runtime.writer.controller import Answered, MetadataController
+
+
+class FeatureUpdates:
+    """Changes the level on behalf of operators."""
+
+    def __init__(
+        self, driver: QuorumDriver, controller: MetadataController, versions: PeerVersions
+    ) -> None:
+        self._driver = driver
+        self._controller = controller
+        self.versions = versions
+
+    @property
+    def level(self) -> int:
+        """The level of this controller's map."""
+        return self._controller.cluster_metadata.feature_level
+
+    async def update(self, level: int, *, is_lower: bool, dry_run: bool) -> Answered:
+        """Set the level, if all controllers can run at it; with `dry_run` only check that.
+
+        The level that is in force already is answered, and changes nothing. `is_lower` tells that
+        a lower level is wanted, and no other is taken then.
+
+        Raises:
+            InvalidRequestError: `level` is none.
+            NotLeaderError: this node does not lead.
+            FeatureLevelError: a controller can't run at the level, or it is not in the direction
+                that is wanted, or what lies between has changed data.
+        """
+        if level < BASE_LEVEL:
+            raise InvalidRequestError("level", f"{level}; levels begin at {BASE_LEVEL}")
+        offset = await self._driver.read_barrier()
+        before = self.level
+        if level != before:
+            _check_direction(before, level, is_lower=is_lower)
+            self._check_versions(level)
+        if dry_run:
+            return Answered(SetFeatureLevelAnswer(before=before, level=level), offset)
+        return await self._controller.write(SetFeatureLevel(level=level))
+
+    def check_voter(self, node_id: NodeId) -> None:
+        """Check that a replica which is to vote can run at the present level.
+
+        One that is not connected is left to the quorum, which refuses it as it does not fetch.
+
+        Raises:
+            FeatureLevelError: it can't.
+        """
+        software = self.versions.of(node_id)
+        if software is not None and not software.levels.include(self.level):
+            raise FeatureLevelError(
+                self.level,
+                f"controller {node_id} has {software}, and the cluster is at level {self.level}; "
+                "upgrade it first",
+                [node_id],
+            )
+
+    def _check_versions(self, level: int) -> None:
+        voters = [voter.key.node_id for voter in self._driver.describe().voters]
+        blocking = self.versions.blocking(level, voters)
+        if blocking:
+            reasons = "; ".join(f"controller {node} {why}" for node, why in blocking.items())
+            raise FeatureLevelError(
+                level,
+                f"not every controller can run at level {level}: {reasons}",
+                list(blocking),
+            )
+
+
+def _check_direction(before: int, level: int, *, is_lower: bool) -> None:
+    if is_lower and level > before:
+        raise FeatureLevelError(level, f"level {level} is not below {before}, the present one")
+    if not is_lower and level < before:
+        raise FeatureLevelError(level, f"level {level} is below {before}, the present one")
+    if changes := data_changes(level, before):
+        names = ", ".join(map(str, changes))
+        raise FeatureLevelError(
+            level,
+            f"log and checkpoints may hold what came with level {names}, which versions at level "
+            f"{level} can't read; the level stays {before}",
+        )

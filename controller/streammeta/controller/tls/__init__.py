@@ -1,0 +1,1 @@
+"""TLS as a controller uses it: its own certificates, and connections between controllers."""

@@ -1,0 +1,1 @@
+"""The audit log: lines, files, rules, anchors and their verification."""

@@ -1,0 +1,377 @@
+"""Auditor: makes audit lines of calls, by the rule of each, and of what happens to the process.
+
+Each call has a record, which the parts of its way fill: the caller, the parsed request, the status
+that ended it, the offset of its answer. Decides with `AuditFailure` which calls are refused while
+lines can't be written. Knows no handler and no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+from google.protobuf.message import Message
+
+from streammeta.controller.config import AuditFailure
+from streammeta.controller.errors import AuditUnavailableError
+from streammeta.controller.trust.audit.check import START_CALL
+from streammeta.controller.trust.audit.lines import (
+    SUMS_MAX,
+    AuditLine,
+    Chain,
+    DenialLimit,
+    Origin,
+    Sums,
+    Verdict,
+)
+from streammeta.controller.trust.audit.rules import (
+    COMMIT_WITH_EFFECTS,
+    AuditRule,
+    Recorded,
+    is_needed_always,
+    refusals,
+    rule_of,
+    targets,
+)
+
+MINUTE_S = 60.0
+
+_UNKNOWN_REASONS = frozenset({"OUTCOME_UNKNOWN", "DEADLINE", "REQUEST_TIMED_OUT"})
+_DENIED_CODES = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
+
+_log = structlog.get_logger(component="audit")
+
+
+class Clock(Protocol):
+    """Time in milliseconds."""
+
+    def monotonic_ms(self) -> int:
+        """Return a time that never goes back."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Return the time since 1970."""
+        ...
+
+
+class Writer(Protocol):
+    """Where lines go; `audit_writer.AuditWriter` is one."""
+
+    @property
+    def head(self) -> Chain:
+        """Number and hash of the last line written."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why a line can't be recorded now; empty if it can."""
+        ...
+
+    def put(self, line: AuditLine) -> bool:
+        """Hand a line over; False if it is lost."""
+        ...
+
+    async def written(self, line: AuditLine) -> None:
+        """Hand a line over and wait until it is durable; raises AuditUnavailableError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipState:
+    """Whose lines they are: this controller, its epoch, and whether it leads."""
+
+    node: int
+    epoch: int
+    leads: bool
+
+
+class CallRecord:
+    """Facts of one call under way."""
+
+    __slots__ = (
+        *("_auditor", "_began_ms", "_call", "_code", "_counted", "_has_begun", "_reason"),
+        *("_request", "_rule", "_peer", "cert", "offset", "principal", "rows"),
+    )
+
+    def __init__(self, auditor: Auditor, call: str, rule: AuditRule, peer: str) -> None:
+        self._auditor = auditor
+        self._call = call
+        self._rule = rule
+        self._began_ms = -1 if rule.recorded is Recorded.SUMMED else auditor.clock.monotonic_ms()
+        self._request: Message | None = None
+        self._code = self._reason = ""
+        self._counted = self._has_begun = False
+        self.principal = "anonymous"
+        self.cert = ""
+        self._peer = peer
+        self.offset = -1
+        """End of the log that the answer rests on; -1 if there is none."""
+        self.rows = 0
+
+    async def parsed(self, request: Message) -> None:
+        """Note the request; record that it is about to be decided if its rule is to.
+
+        Raises:
+            AuditUnavailableError: it must be on record, and can't be.
+        """
+        self._rule = self._rule.of(request)
+        self.require()
+        if self._rule.recorded is Recorded.SUMMED:
+            if self._rule.at_start:
+                self.counted(1, 0, 0, -1)
+            return
+        self._request = request
+        if self._began_ms < 0:
+            self._began_ms = self._auditor.clock.monotonic_ms()
+        if self._rule.is_guarded:
+            await self._auditor.written(self._line(Verdict.BEGUN))
+            self._has_begun = True
+
+    def require(self) -> None:
+        """Raise AuditUnavailableError if the call must be on record and can't be."""
+        self._auditor.require(self._call, self._rule)
+
+    def began(self) -> None:
+        """Record that a stream of messages was opened; raises AuditUnavailableError."""
+        self.require()
+        self._auditor.put(self._line(Verdict.BEGUN))
+        self._has_begun = True
+
+    def counted(self, calls: int, rows: int, refused: int, offset: int) -> None:
+        """Count calls that came by one message of a stream; `offset` is that of their answers."""
+        self._counted = True
+        self.offset = max(self.offset, offset)
+        self._auditor.count(self.principal, self._call, calls, rows, refused, offset)
+
+    def carried(self, commit: Message, answer: Message, offset: int) -> None:
+        """Record a commit with effects that came by a stream of messages, and its answer."""
+        reason, refused = refusals(answer)
+        self._auditor.put(
+            self._auditor.line(
+                self._call,
+                Verdict.REFUSED if refused else Verdict.OK,
+                origin=Origin(self.principal, self.cert, self._peer),
+                target=targets(COMMIT_WITH_EFFECTS, commit, answer),
+                reason=reason,
+                offset=None if offset < 0 else offset,
+                request_id=getattr(commit, "request_id", ""),
+            )
+        )
+
+    def ended_by(self, code: str, reason: str) -> None:
+        """Note the status that ends the call."""
+        self._code, self._reason = code, reason
+
+    def failed(self) -> None:
+        """Record the end of a call by a status, or because its caller left."""
+        if self._code in _DENIED_CODES:
+            self._denied()
+        elif self._rule.recorded is Recorded.SUMMED:
+            self._summed(refused=1 if self._code else 0)
+        else:
+            left = not self._code
+            is_unknown = left or self._reason in _UNKNOWN_REASONS
+            verdict = Verdict.UNKNOWN if is_unknown else Verdict.FAILED
+            self._auditor.put(self._line(verdict, reason="CANCELLED" if left else self._reason))
+
+    async def answered(self, answer: Any) -> None:
+        """Record the end of a call by an answer; a guarded one returns once that is durable.
+
+        Raises:
+            AuditUnavailableError: it may never be; the call has taken effect.
+        """
+        if self._rule.recorded is Recorded.SUMMED:
+            self._summed(refused=1 if getattr(answer, "error", 0) else 0)
+            return
+        if self.offset < 0:
+            self.offset = getattr(answer, "end_offset", -1)
+        reason, refused = refusals(answer)
+        verdict = Verdict.REFUSED if refused else Verdict.OK
+        line = self._line(verdict, reason=reason, answer=answer, refused=refused)
+        if not self._rule.is_guarded:
+            self._auditor.put(line)
+            return
+        try:
+            await self._auditor.written(line)
+        except AuditUnavailableError as error:
+            raise AuditUnavailableError(error.why, took_effect=True) from None
+
+    def _denied(self) -> None:
+        if self._auditor.denials.has_room(self.principal, self._call, self._reason):
+            self._auditor.put(self._line(Verdict.DENIED, reason=self._reason))
+        else:
+            self._summed(refused=1)
+
+    def _summed(self, *, refused: int) -> None:
+        if self._has_begun:
+            verdict = Verdict.OK if not refused else Verdict.FAILED
+            self._auditor.put(self._line(verdict, reason=self._reason))
+        if not self._counted or refused:
+            self._auditor.count(self.principal, self._call, 1, self.rows, refused, self.offset)
+
+    def _line(
+        self, verdict: Verdict, *, reason: str = "", answer: Message | None = None, refused: int = 0
+    ) -> AuditLine:
+        found = targets(self._rule, self._request, answer)
+        if refused > 1:
+            found["refused"] = refused
+        took_ms = None
+        if self._began_ms >= 0 and verdict is not Verdict.BEGUN:
+            took_ms = float(self._auditor.clock.monotonic_ms() - self._began_ms)
+        return self._auditor.line(
+            self._call,
+            verdict,
+            origin=Origin(self.principal, self.cert, self._peer),
+            target=found,
+            reason=reason,
+            offset=None if self.offset < 0 else self.offset,
+            request_id=getattr(self._request, "request_id", ""),
+            took_ms=took_ms,
+        )
+
+
+_current: ContextVar[CallRecord | None] = ContextVar("audit record", default=None)
+
+
+def current_record() -> CallRecord | None:
+    """Return the record of the call under way in this task, None if none is kept."""
+    return _current.get()
+
+
+def note_caller(principal: str, cert: str) -> None:
+    """Note the caller of the call under way: principal, and fingerprint of its certificate."""
+    if (record := _current.get()) is not None:
+        record.principal = principal or record.principal
+        record.cert = cert
+
+
+def note_failure(code: str, reason: str) -> None:
+    """Note the status that ends the call under way."""
+    if (record := _current.get()) is not None:
+        record.ended_by(code, reason)
+
+
+def note_rows(rows: int) -> None:
+    """Note the size of the call under way."""
+    if (record := _current.get()) is not None:
+        record.rows = rows
+
+
+def note_offset(offset: int) -> None:
+    """Note the end of the log that the answer of the call under way rests on."""
+    if (record := _current.get()) is not None:
+        record.offset = offset
+
+
+class Auditor:
+    """Records calls and events of one controller."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        clock: Clock,
+        office: Callable[[], LeadershipState],
+        on_failure: AuditFailure = AuditFailure.BLOCK_ADMIN,
+    ) -> None:
+        self.clock = clock
+        self.denials = DenialLimit()
+        self._writer = writer
+        self._office = office
+        self._on_failure = on_failure
+        self._sums = Sums()
+        self._sums_since_ms = clock.wall_ms()
+
+    def arrived(self, method: str, peer: str) -> CallRecord:
+        """Begin the record of a call of `method`, e.g. `streammeta.v1.KVService.PutKVs`.
+
+        `peer` is the caller's address as gRPC writes it.
+        """
+        record = CallRecord(self, method.removeprefix("streammeta.v1."), rule_of(method), peer)
+        _current.set(record)
+        return record
+
+    def event(
+        self, name: str, *, reason: str = "", target: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record what happened to the process, e.g. `policy.reload`; `reason` if it failed."""
+        verdict = Verdict.FAILED if reason else Verdict.OK
+        origin = Origin(f"controller/{self._office().node}")
+        self.put(self.line(name, verdict, origin=origin, reason=reason, target=target or {}))
+
+    async def run(self) -> None:
+        """Write sums and tell the chain's end once a minute; never returns."""
+        while True:
+            await asyncio.sleep(MINUTE_S)
+            self.end_minute()
+
+    def end_minute(self) -> None:
+        """Write the sums and begin anew; name the chain's end."""
+        self._write_sums()
+        self.denials.begin_minute()
+        self.tell_head()
+
+    def tell_head(self) -> None:
+        """Name the chain's end in the controller's log, which others keep."""
+        head = self._writer.head
+        _log.info("audit_chain", seq=head.seq, hash=head.head)
+
+    def begin(self) -> None:
+        """Record the start of the process."""
+        self.event(START_CALL)
+
+    def end(self) -> None:
+        """Record the end of the process, and what is counted until then."""
+        self._write_sums()
+        self.event("audit.stop")
+
+    # -- for records
+
+    def line(self, call: str, verdict: Verdict, **members: Any) -> AuditLine:
+        """Return a line of now."""
+        office = self._office()
+        return AuditLine(
+            ts_ms=self.clock.wall_ms(),
+            node=office.node,
+            epoch=office.epoch,
+            leader=office.leads,
+            call=call,
+            verdict=verdict,
+            **members,
+        )
+
+    def count(
+        self, principal: str, call: str, calls: int, rows: int, refused: int, offset: int
+    ) -> None:
+        """Count calls for the minute's line."""
+        if len(self._sums) >= SUMS_MAX:
+            self._write_sums()
+        self._sums.add(principal, call, calls=calls, rows=rows, refusals=refused, offset=offset)
+
+    def require(self, call: str, rule: AuditRule) -> None:
+        """Raise AuditUnavailableError if a call must be on record and can't be."""
+        is_refused = self._on_failure is AuditFailure.BLOCK_ALL and not is_needed_always(call)
+        if self._on_failure is AuditFailure.BLOCK_ADMIN:
+            is_refused = rule.is_guarded
+        if is_refused and (problem := self._writer.problem):
+            raise AuditUnavailableError(problem)
+
+    def put(self, line: AuditLine) -> None:
+        """Hand a line over."""
+        self._writer.put(line)
+
+    async def written(self, line: AuditLine) -> None:
+        """Hand a guarded call's line over and wait for the disk, unless lines may be lost."""
+        if self._on_failure is AuditFailure.DROP:
+            self._writer.put(line)
+        else:
+            await self._writer.written(line)
+
+    def _write_sums(self) -> None:
+        since_ms, self._sums_since_ms = self._sums_since_ms, self.clock.wall_ms()
+        for principal, call, counted, offset in self._sums.drain(since_ms):
+            origin = Origin(principal)
+            self.put(self.line(call, Verdict.SUM, origin=origin, sum=counted, offset=offset))

@@ -1,0 +1,357 @@
+"""The door: a call's principal, and whether its role may make the call.
+
+Judges every call before its request is parsed and before a leader is named. A certificate names
+the caller; over a connection that asks for none, a token does. A connection in plain text has no
+principal, and all that comes by it is let in: opening such a listener says so. Knows no request;
+what a caller is held to beside its role is judged where requests are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streammeta.controller.errors import ApiError
+from streammeta.controller.trust.method_rules import RULES, Rule
+from streammeta.controller.trust.policy import Policy, Quota
+from streammeta.controller.trust.refusals import (
+    BadTokenError,
+    NoIdentityError,
+    RoleLacksCallError,
+)
+from streammeta.tls.identity import IdentityError, KnownClusters, Principal, Role
+
+if TYPE_CHECKING:
+    from streammeta.controller.trust.tokens import IssuerKey, Proof, TokenVerifier
+
+_PLAIN_TEXT = b"insecure"
+_KNOWN_MAX = 10_000
+_PEM_BEGIN = b"-----BEGIN CERTIFICATE-----"
+_PEM_END = b"-----END CERTIFICATE-----"
+
+AUTHORIZATION = "authorization"
+"""Metadata of a call that carries its token."""
+
+
+class CallContext(Protocol):
+    """The part of a call's context that names the caller."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return what the connection's handshake has proven, by name."""
+        ...
+
+    def invocation_metadata(self) -> Iterable[Any] | None:
+        """Return what the caller has said beside its request, as pairs."""
+        ...
+
+
+NO_POLICY = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A caller that was let in; without a principal by a connection in plain text."""
+
+    principal: Principal | None = None
+    roles: frozenset[Role] = frozenset()
+    """Its certificate's role, and those that the policy grants it."""
+    fingerprint: str = ""
+    """SHA-256 of its certificate, hexadecimal; empty without one."""
+    allowed_by: frozenset[Role] = frozenset()
+    """Those of its roles that may make this call."""
+    held_to: Principal | None = None
+    """The broker whose node alone it may speak for in this call, and those assigned to it."""
+    policy: Policy = NO_POLICY
+    """The policy that it was let in by."""
+    expires_at: float | None = None
+    """End of its token, in seconds since 1970; None without one."""
+
+    @property
+    def holder(self) -> str | None:
+        """Name that its quotas are counted under; None in plain text, where there are none."""
+        return None if self.principal is None else str(self.principal)
+
+    @property
+    def name(self) -> str:
+        """Name in logs and refusals."""
+        return "anonymous" if self.principal is None else str(self.principal)
+
+    def has_any(self, roles: frozenset[Role]) -> bool:
+        """Whether it has one of these roles, or came in plain text."""
+        return self.principal is None or not self.roles.isdisjoint(roles)
+
+    def require_any(self, roles: frozenset[Role], what: str) -> None:
+        """Require one of these roles for part of a call; raises RoleLacksCallError."""
+        if not self.has_any(roles):
+            raise RoleLacksCallError(self.name, what, _named(roles))
+
+
+ANONYMOUS = Caller()
+
+_caller: ContextVar[Caller] = ContextVar("caller")
+
+
+def fingerprint_shown(context: CallContext) -> str:
+    """Return the fingerprint of a call's certificate, empty without one that can be read."""
+    pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
+    try:
+        return hashlib.sha256(_der(pem)).hexdigest() if pem else ""
+    except NoIdentityError:
+        return ""
+
+
+def current_caller() -> Caller:
+    """Return the caller of the call under way in this task.
+
+    Raises:
+        LookupError: none was let in.
+    """
+    return _caller.get()
+
+
+class LongCall:
+    """A call under way for long; `ended_by` is why it is to end, once it is."""
+
+    def __init__(self, method: str, context: CallContext) -> None:
+        self.method = method
+        self.context = context
+        self.ended_by: ApiError | None = None
+
+    def let_end(self) -> None:
+        """Let the cancelled task go on to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+
+
+def came_by_token() -> bool:
+    """Whether this task's caller, if there is one, has shown a token."""
+    caller = _caller.get(None)
+    return caller is not None and caller.expires_at is not None
+
+
+def current_holder() -> str | None:
+    """Return what the quotas of this task's caller are counted under, None if there are none."""
+    caller = _caller.get(None)
+    return None if caller is None else caller.holder
+
+
+def current_quota() -> Quota:
+    """Return the quota of this task's caller by its policy; in plain text nothing is limited."""
+    caller = _caller.get(None)
+    if caller is None or caller.principal is None:
+        return Quota()
+    return caller.policy.quota_of(caller.principal)
+
+
+class Authenticator:
+    """Lets the callers of one cluster in, by the rules of methods and by the policy in force."""
+
+    def __init__(
+        self,
+        cluster: str | KnownClusters,
+        policy: Policy = NO_POLICY,
+        rules: Mapping[str, Rule] = RULES,
+    ) -> None:
+        self._clusters = KnownClusters(cluster) if isinstance(cluster, str) else cluster
+        self._policy = policy
+        self._rules = rules
+        self._tokens: TokenVerifier | None = None
+        self.learn_keys: Callable[[], Awaitable[None]] = _learn_nothing
+        """Asks for keys of tokens, after an UnknownKeyError."""
+        self._known: dict[tuple[str, bytes], Caller] = {}
+        self._stays: dict[asyncio.Task[Any], LongCall] = {}
+
+    def enter(self, method: str, context: CallContext) -> Caller:
+        """Judge a call of `method`, e.g. `streammeta.v1.KVService.PutKVs`; remember its caller.
+
+        Raises:
+            NoIdentityError: its certificate or token names no caller of this cluster, or is denied.
+            RoleLacksCallError: the caller's role may not make it.
+        """
+        caller = self._judge(method, context)
+        _caller.set(caller)
+        return caller
+
+    @contextlib.contextmanager
+    def staying(self, method: str, context: CallContext) -> Iterator[LongCall]:
+        """Cancel the present task while the block runs once its caller may be here no more.
+
+        That is so when another policy refuses it, and when its token expires or the key of it is
+        removed. The stay then says why.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        stay = self._stays[task] = LongCall(method, context)
+        timer = self._ending(task, stay)
+        try:
+            yield stay
+        finally:
+            del self._stays[task]
+            if timer is not None:
+                timer.cancel()
+
+    def take(self, policy: Policy) -> None:
+        """Judge by another policy from now on, and end the calls under way that it refuses."""
+        self._policy = policy
+        self._judge_stays()
+
+    def take_tokens(
+        self, verifier: TokenVerifier, learn_keys: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Take tokens that `verifier` finds good, over connections that ask for no certificate.
+
+        `learn_keys` asks for keys that the issuer may have begun to use, and calls `take_keys`.
+        """
+        self._tokens = verifier
+        self.learn_keys = learn_keys
+
+    def take_keys(self, keys: Mapping[str, IssuerKey]) -> None:
+        """Judge tokens by other keys from now on, and end the calls under way that they refuse."""
+        assert self._tokens is not None
+        self._tokens.use(keys)
+        self._judge_stays()
+
+    def _judge_stays(self) -> None:
+        self._known.clear()
+        for task, stay in self._stays.items():
+            self._judge_stay(task, stay)
+
+    def _judge_stay(self, task: asyncio.Task[Any], stay: LongCall) -> None:
+        try:
+            self._judge(stay.method, stay.context)
+        except ApiError as error:
+            stay.ended_by = error
+            task.cancel()
+
+    def _ending(self, task: asyncio.Task[Any], stay: LongCall) -> asyncio.TimerHandle | None:
+        """Arrange the end of a stay when the token of its caller expires."""
+        expires_at = _caller.get(ANONYMOUS).expires_at
+        if expires_at is None or self._tokens is None:
+            return None
+        left_s = self._tokens.seconds_until(expires_at)
+        return asyncio.get_running_loop().call_later(left_s, _expire, task, stay)
+
+    def _judge(self, method: str, context: CallContext) -> Caller:
+        proven = context.auth_context()
+        if list(proven.get("transport_security_type", ())) == [_PLAIN_TEXT]:
+            return ANONYMOUS
+        pem = b"".join(proven.get("x509_pem_cert", ()))
+        # Only a listener for tokens takes connections without a certificate.
+        proof = None if pem or self._tokens is None else self._tokens.verified(_token(context))
+        known_by = (method, pem if proof is None else proof.digest)
+        caller = self._known.get(known_by)
+        if caller is None:
+            if proof is None:
+                caller = self._let_in(method, pem, proven)
+            else:
+                caller = self._let_in_by_token(method, proof)
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[known_by] = caller
+        return caller
+
+    def _let_in_by_token(self, method: str, proof: Proof) -> Caller:
+        try:
+            principal = self._policy.principal_of_token(proof.claims, self._clusters.own)
+        except IdentityError as error:
+            raise BadTokenError(str(error)) from None
+        if self._policy.denials.cover(principal):
+            raise BadTokenError(f"{principal} is denied by the policy")
+        roles, rule = self._policy.roles_of_token(principal, proof.claims), self._rules.get(method)
+        if rule is None or roles.isdisjoint(rule.roles):
+            raise RoleLacksCallError(str(principal), _short(method), _needs(rule))
+        return Caller(
+            principal,
+            roles,
+            allowed_by=roles & rule.roles,
+            policy=self._policy,
+            expires_at=proof.expires_at,
+        )
+
+    def _let_in(self, method: str, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Caller:
+        principal, certificate = self._read(pem, proven), _der(pem)
+        if self._policy.denials.cover(principal, certificate):
+            raise NoIdentityError(f"that of {principal} is denied by the policy")
+        roles, rule = self._policy.roles_of(principal), self._rules.get(method)
+        is_new = principal.role is Role.BROKER and principal.node_id is None
+        allowing = roles & rule.roles if rule is not None else frozenset[Role]()
+        if is_new:
+            allowing -= {Role.BROKER}
+        if rule is None or not (allowing or (is_new and rule.new_brokers)):
+            raise RoleLacksCallError(str(principal), _short(method), _needs(rule))
+        is_held = rule.binds_brokers and allowing == {Role.BROKER}
+        held_to = principal if is_held else None
+        fingerprint = hashlib.sha256(certificate).hexdigest()
+        return Caller(principal, roles, fingerprint, allowing, held_to, self._policy)
+
+    def _read(self, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Principal:
+        if not pem:
+            raise NoIdentityError("none was shown; give the client a certificate and its key")
+        common_name = "".join(_texts(proven, "x509_common_name"))
+        try:
+            principal = self._policy.principal_of(
+                _texts(proven, "peer_uri"), _texts(proven, "peer_dns"), common_name
+            )
+        except IdentityError as error:
+            raise NoIdentityError(str(error)) from None
+        accepted = self._clusters.accept(principal)
+        if accepted is None:
+            raise NoIdentityError(
+                f"{principal.uri} is of another cluster; this one is {self._clusters.own!r}"
+            )
+        return accepted
+
+
+async def _learn_nothing() -> None:
+    """Know no issuer."""
+
+
+def _expire(task: asyncio.Task[Any], stay: LongCall) -> None:
+    stay.ended_by = BadTokenError("it has expired")
+    task.cancel()
+
+
+def _texts(proven: Mapping[str, Iterable[bytes]], name: str) -> Sequence[str]:
+    return [text.decode(errors="replace") for text in proven.get(name, ())]
+
+
+def _short(method: str) -> str:
+    return "/".join(method.split(".")[-2:])
+
+
+def _needs(rule: Rule | None) -> str:
+    if rule is None:
+        return "nothing that can be given: the method has no rule"
+    more = ("broker/new",) if rule.new_brokers and Role.BROKER not in rule.roles else ()
+    return _named(rule.roles, *more)
+
+
+def _named(roles: Iterable[Role], *more: str) -> str:
+    return "role " + " or ".join((*sorted(str(role) for role in roles), *more))
+
+
+def _token(context: CallContext) -> str:
+    """Return the token of a call; raises BadTokenError."""
+    given = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
+    scheme, _, token = str(given[0]).partition(" ") if len(given) == 1 else ("", "", "")
+    if scheme.lower() != "bearer" or not token:
+        wanted = f"metadata must have `{AUTHORIZATION}: Bearer TOKEN` once"
+        raise BadTokenError(f"{wanted}, and has it {len(given)} times" if given else wanted)
+    return token.strip()
+
+
+def _der(pem: bytes) -> bytes:
+    _, _, rest = pem.partition(_PEM_BEGIN)
+    body, _, _ = rest.partition(_PEM_END)
+    try:
+        return base64.b64decode(b"".join(body.split()), validate=True)
+    except binascii.Error:
+        raise NoIdentityError("it can't be read") from None

@@ -1,0 +1,345 @@
+"""Files for TLS: their contents, read and judged as one set.
+
+A set is a bundle of authorities, a certificate and its key; each end of a connection shows the
+certificate and takes the other side's if an authority signed it. A person's tool may have a token
+in place of certificate and key. Judges with the standard library
+what it can, with the package cryptography, where it is installed, everything else. Opens no
+connection.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from streammeta.tls.identity import Principal
+from streammeta.tls.secret_files import is_open_to_others
+
+if TYPE_CHECKING:
+    from streammeta.tls.certificates import CertificateFacts
+
+
+class TlsError(ValueError):
+    """A file for TLS does not hold what it should; the message names option and file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsContents:
+    """Contents of a set of files that fit each other, as PEM."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    facts: CertificateFacts | None = None
+    """Statements of the certificate; None if cryptography is not installed."""
+
+    def __repr__(self) -> str:
+        return f"TlsContents({self.principal})"  # the key is in no log
+
+    @property
+    def principal(self) -> Principal | None:
+        """Principal that the certificate names; None also if cryptography is not installed."""
+        return None if self.facts is None else self.facts.principal
+
+    def context(self, protocol: int) -> ssl.SSLContext:
+        """Return a context that shows the certificate and demands the other side's.
+
+        TLS 1.3 and nothing older. Names are not compared with addresses.
+
+        Raises:
+            _CaError: there is no certificate among the authorities.
+            OSError, ValueError: certificate and key are no pair, or the key is encrypted.
+        """
+        context = ssl.SSLContext(protocol)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            # A session that goes on would pass over an authority that was removed since.
+            context.num_tickets = 0
+        try:
+            context.load_verify_locations(cadata=self.ca.decode("ascii", "ignore"))
+        except (OSError, ValueError) as error:
+            raise _CaError(str(error)) from error
+        # Python takes these from files alone, and those given may be replaced at any time.
+        with _as_file(self.certificate + b"\n" + self.key) as path:
+            context.load_cert_chain(path, password=_no_password)
+        return context
+
+
+class _CaError(Exception):
+    """A bundle that can't be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Files in PEM form: the authorities to trust, the certificate to show, and its key.
+
+    A path may be given as a string. Raises `TypeError` for anything that is no path.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        """Take strings as paths."""
+        _take_paths(self)
+
+    def load(self, option: str = "tls") -> TlsContents:
+        """Return the contents, once they are judged to be of use now.
+
+        Errors name the options `--OPTION-ca`, `--OPTION-cert` and `--OPTION-key`.
+
+        Raises:
+            TlsError: a file can't be read or does not hold what it should, others than its owner
+                may read the key, or the three do not fit each other. Where cryptography is
+                installed: the certificate is not valid now, names no identity, is not made for
+                both sides of a connection, or none of the authorities signed it.
+        """
+        contents = self.read(option)
+        self._check_mode(option)
+        self._check_fit(option, contents)
+        if find_spec("cryptography") is None:
+            return contents
+        facts = self._judged(option, contents)
+        return TlsContents(contents.ca, contents.certificate, contents.key, facts)
+
+    def read(self, option: str = "tls") -> TlsContents:
+        """Return the contents as they are.
+
+        Raises:
+            TlsError: a file can't be read.
+        """
+        return TlsContents(
+            _read(f"{option}-ca", self.ca),
+            _read(f"{option}-cert", self.certificate),
+            _read(f"{option}-key", self.key),
+        )
+
+    def _check_mode(self, option: str) -> None:
+        _check_mode(f"{option}-key", self.key, "key")
+
+    def _check_fit(self, option: str, contents: TlsContents) -> None:
+        try:
+            contents.context(ssl.PROTOCOL_TLS_CLIENT)
+        except _CaError as error:
+            raise _bad(f"{option}-ca", self.ca, error, "certificates of authorities") from error
+        except (OSError, ValueError) as error:
+            wanted = f"a certificate, with its key, without a password, in --{option}-key"
+            raise _bad(f"{option}-cert", self.certificate, error, wanted) from error
+
+    def _judged(self, option: str, contents: TlsContents) -> CertificateFacts:
+        from streammeta.tls.certificates import CertificateError, judge
+
+        try:
+            facts = judge(contents.certificate, contents.ca, datetime.now(UTC))
+        except CertificateError as error:
+            raise TlsError(f"{option}-ca: {self.ca}: {error}") from error
+        if facts.is_authority:
+            raise TlsError(f"{option}-cert: {self.certificate} is an authority's; give its leaf's")
+        if facts.problems:
+            raise TlsError(f"{option}-cert: {self.certificate} {'; '.join(facts.problems)}")
+        return facts
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFiles:
+    """Files of a caller that shows a token: the authorities to trust, as PEM, and the token.
+
+    The token is read for each call, so that it may be replaced at any time. A path may be given as
+    a string. Raises `TypeError` for anything that is no path.
+    """
+
+    ca: Path
+    token: Path
+
+    def __post_init__(self) -> None:
+        """Take strings as paths."""
+        _take_paths(self)
+
+    def load(self) -> bytes:
+        """Return the authorities as PEM, once both files are judged to be of use.
+
+        Raises:
+            TlsError: a file can't be read or does not hold what it should, or others than its owner
+                may read the token; the message names `--tls-ca` or `--token-file`.
+        """
+        _check_mode("token-file", self.token, "token")
+        self.read_token()
+        ca = _read("tls-ca", self.ca)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
+                cadata=ca.decode("ascii", "ignore")
+            )
+        except (OSError, ValueError) as error:
+            raise _bad("tls-ca", self.ca, error, "certificates of authorities") from error
+        return ca
+
+    def read_token(self) -> str:
+        """Return the token as it is now; raises TlsError."""
+        try:
+            token = self.token.read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise TlsError(f"token-file: can't read {self.token}: {error.strerror}") from error
+        except ValueError:
+            token = ""
+        if not token or any(character.isspace() for character in token):
+            raise TlsError(f"token-file: {self.token}: must hold one token and nothing else")
+        return token
+
+
+CallerFiles: TypeAlias = TlsFiles | TokenFiles
+"""Files of a person's tool or a job, by which it calls over TLS."""
+
+
+class WatchedTls:
+    """A set of files that may be replaced while it is in use.
+
+    A set takes the place of the one before only if it is as good as one at the start, and names the
+    same principal; else the one before stays in use.
+    """
+
+    def __init__(self, files: TlsFiles, option: str = "tls") -> None:
+        """Read the files.
+
+        Raises:
+            TlsError: they are of no use, as `TlsFiles.load` says.
+        """
+        self.files = files
+        self.contents = files.load(option)
+        self._option = option
+        self._refused: TlsContents | None = None
+        self._is_told = False
+
+    def look(self) -> bool:
+        """Take over files that have been replaced; return whether they have been.
+
+        Raises:
+            TlsError: what is there now is of no use; once for each such set. Files that are
+                replaced one by one do not fit each other for a moment, so that only a set which
+                is the same at two looks counts.
+        """
+        try:
+            found = self.files.read(self._option)
+            if _same(found, self.contents):
+                self._refused = None
+                return False
+            loaded = self.files.load(self._option)
+            self._check_principal(loaded)
+        except TlsError:
+            if self._is_news():
+                raise
+            return False
+        self.contents, self._refused = loaded, None
+        return True
+
+    def _is_news(self) -> bool:
+        """Return whether a set of no use has been seen once before, and not told of."""
+        try:
+            found = self.files.read(self._option)
+        except TlsError:
+            found = TlsContents(b"", b"", b"")
+        if self._refused is None or not _same(found, self._refused):
+            self._refused, self._is_told = found, False
+            return False
+        is_news, self._is_told = not self._is_told, True
+        return is_news
+
+    def _check_principal(self, found: TlsContents) -> None:
+        if found.principal != self.contents.principal:
+            raise TlsError(
+                f"{self._option}-cert: {self.files.certificate} names {found.principal}; must name "
+                f"{self.contents.principal}, as the one in use: start anew to be another"
+            )
+
+
+def tls_files(
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+    option: str = "tls",
+) -> TlsFiles | None:
+    """Return the three files, None without any.
+
+    Raises:
+        TlsError: some of them are given, and not all.
+    """
+    given: Mapping[str, Path | None] = {"ca": ca, "cert": certificate, "key": key}
+    if ca is not None and certificate is not None and key is not None:
+        return TlsFiles(ca, certificate, key)
+    missing = [name for name, path in given.items() if path is None]
+    if len(missing) == len(given):
+        return None
+    raise TlsError(
+        f"{option}-{missing[0]}: not given; give --{option}-ca, --{option}-cert and "
+        f"--{option}-key, or none of them"
+    )
+
+
+def _take_paths(files: TlsFiles | TokenFiles) -> None:
+    """Make every field of a set a `Path`."""
+    for field in fields(files):
+        given = getattr(files, field.name)
+        if not isinstance(given, str | os.PathLike):
+            raise TypeError(f"{field.name} is {given!r}, wanted the path of a file")
+        object.__setattr__(files, field.name, Path(given))
+
+
+def _same(one: TlsContents, other: TlsContents) -> bool:
+    return (one.ca, one.certificate, one.key) == (other.ca, other.certificate, other.key)
+
+
+def _no_password() -> str:
+    """Stand in for a prompt, which would wait for a person."""
+    raise ValueError("the key is encrypted")
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """Give the name of a file with these bytes, on no disk where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("tls"), "wb") as file:
+            file.write(data)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            yield file.name
+
+
+def _check_mode(option: str, path: Path, what: str) -> None:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise TlsError(f"{option}: can't read {path}: {error.strerror}") from error
+    if is_open_to_others(status):
+        mode = stat.S_IMODE(status.st_mode)
+        raise TlsError(
+            f"{option}: {path} has mode {mode:04o}, which lets others than its owner at the "
+            f"{what}; run `chmod 600 {path}`"
+        )
+
+
+def _read(option: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsError(
+            f"{option}: can't read {path}: {error.strerror}; must be a readable PEM file"
+        ) from error
+
+
+def _bad(option: str, path: Path, error: Exception, wanted: str) -> TlsError:
+    return TlsError(f"{option}: can't use {path}: {error}; must hold {wanted}, as PEM")

@@ -1,0 +1,67 @@
+"""Mutual TLS of clients: contexts for connections, and what a connection's handshake has proven.
+
+TLS 1.3 and nothing older, for HTTP/2. Judges no principal.
+"""
+
+from __future__ import annotations
+
+import ssl
+from asyncio import BaseTransport
+from collections.abc import Iterable, Mapping
+
+from streammeta.tls.files import TlsContents
+
+PLAIN_TEXT: Mapping[str, Iterable[bytes]] = {"transport_security_type": (b"insecure",)}
+"""What a connection in plain text has proven."""
+
+_NAMES = {"URI": "peer_uri", "DNS": "peer_dns", "IP Address": "peer_ip", "email": "peer_email"}
+
+
+class ServerCertificates:
+    """The certificate that listeners show, and the authorities whose clients they take.
+
+    Replaced while they serve: connections made from then on see the new set.
+    """
+
+    def __init__(self, contents: TlsContents) -> None:
+        self.handshakes = 0
+        """Handshakes begun, however they ended."""
+        self.replace(contents)
+
+    def replace(self, contents: TlsContents) -> None:
+        """Show `contents` from now on."""
+        self._asking = _context(contents, asks_clients=True)
+        self._open = _context(contents, asks_clients=False)
+
+    def context(self, *, asks_clients: bool) -> ssl.SSLContext:
+        """Return the context of a new connection, which demands a client's certificate or none."""
+        return self._asking if asks_clients else self._open
+
+
+def _context(contents: TlsContents, *, asks_clients: bool) -> ssl.SSLContext:
+    context = contents.context(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2"])
+    if not asks_clients:
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def proven_by(transport: BaseTransport) -> Mapping[str, Iterable[bytes]]:
+    """Return what a connection's handshake has proven, by the names of gRPC."""
+    tls = transport.get_extra_info("ssl_object")
+    if tls is None:
+        return PLAIN_TEXT
+    proven: dict[str, list[bytes]] = {"transport_security_type": [b"ssl"]}
+    shown = tls.getpeercert(binary_form=True)
+    if shown is None:
+        return proven
+    proven["x509_pem_cert"] = [ssl.DER_cert_to_PEM_cert(shown).encode()]
+    facts = tls.getpeercert() or {}
+    for part in facts.get("subject", ()):
+        for name, value in part:
+            if name == "commonName":
+                proven.setdefault("x509_common_name", [value.encode()])
+    for kind, value in facts.get("subjectAltName", ()):
+        if (name := _NAMES.get(kind)) is not None and isinstance(value, str):
+            proven.setdefault(name, []).append(value.encode())
+    return proven

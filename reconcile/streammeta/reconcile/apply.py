@@ -1,0 +1,263 @@
+"""Application of a plan: checks every candidate at the leader again, then deletes it.
+
+A dry run does the same checks and reports what it would delete. Applying a plan twice is harmless:
+objects that were deleted are found absent.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streammeta.reconcile.cluster.controller_client import LeaderClient
+from streammeta.reconcile.cluster.identity import check_bucket, check_standing, identify, open_store
+from streammeta.reconcile.cluster.lease import held_lease, new_run
+from streammeta.reconcile.deletion.order import DeletionOrder, Outcome
+from streammeta.reconcile.engines.engine import EngineName
+from streammeta.reconcile.engines.engine_choice import AUTO_KEYS, open_engine
+from streammeta.reconcile.engines.spark_session import SparkConfig
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.plans.plan_folder import (
+    PlanResult,
+    check_identity,
+    check_plan,
+    check_store,
+    read_plan_file,
+)
+from streammeta.reconcile.vocabulary.errors import ConfigurationError, PlanError
+from streammeta.reconcile.vocabulary.tables import (
+    OUTCOME_COLUMNS,
+    Counts,
+    Tally,
+    count_rows,
+    read_batches,
+)
+from streammeta.rpc import tracing
+from streammeta.tls.files import CallerFiles
+
+_OUTCOMES = "outcomes"
+_AUDIT = "audit"
+_SIGNALS = "signals"
+_EXAMPLES = 10
+
+AHEAD_ADVICE = (
+    "candidates have records that the map's streams have not reached, and are kept: if no broker"
+    " ended before it committed them, the map was rolled back; then stop the brokers, bring the"
+    " controllers' newest disks back or restore a backup, and adopt these objects"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyConfig:
+    """Plan to apply, and options.
+
+    `store` and `connect` None mean those of the plan; a store that needs credentials in its URI
+    has to be given again. `delete` False is a dry run. `quarantine` keeps copies of what is deleted
+    for `undo`; `tag` deletes nothing and tags instead, and excludes it. `keys_per_s` is the budget
+    of the whole run, >= 1; `patience_s` how long to wait for a leader, each time. The files of
+    `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
+    plain text. `auto_keys` is the largest number of candidates that the automatic choice of the
+    engine leaves to this process; `spark` is used by the other engine alone. Once `is_ending` is
+    true no task begins a further batch. With `chosen` only the candidates of that table are
+    checked, a folder of Parquet files with the columns of the plan's candidates.
+    """
+
+    folder: Path
+    store: str | None = None
+    connect: tuple[str, ...] | None = None
+    delete: bool = False
+    quarantine: bool = False
+    tag: bool = False
+    keys_per_s: int = 500
+    patience_s: float = 15.0
+    tls: CallerFiles | None = None
+    engine: EngineName = EngineName.AUTO
+    auto_keys: int = AUTO_KEYS
+    spark: SparkConfig = field(default_factory=SparkConfig)
+    is_ending: Callable[[], bool] = lambda: False
+    chosen: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResult:
+    """Outcomes of the candidates; `run_folder` holds one row for each, and the undo records.
+
+    `left` is the number of candidates without one, as the run was to end before. `examples` are a
+    few keys that were, or would be, deleted; `problems` are distinct reasons of failed and refused
+    keys, a few of them; `ahead` are a few keys that are ahead of the map, each with what it has.
+    `engine` is that which did the work.
+    """
+
+    run_folder: Path
+    deleted: bool
+    outcomes: Mapping[Outcome, Tally]
+    examples: tuple[str, ...]
+    problems: tuple[str, ...]
+    ahead: tuple[tuple[str, str], ...] = ()
+    left: int = 0
+    engine: str = ""
+
+    @property
+    def warning(self) -> str:
+        """What candidates that are ahead of the map mean, and what to do; empty without any."""
+        ahead = self.outcomes.get(Outcome.AHEAD_OF_MAP)
+        return f"{ahead.keys} {AHEAD_ADVICE}" if ahead else ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every candidate was settled, none failed, skipped, refused or left."""
+        unsettled = (Outcome.FAILED, Outcome.SKIPPED, Outcome.REFUSED)
+        return not self.left and not any(self.outcomes.get(outcome) for outcome in unsettled)
+
+
+@tracing.span("streammeta.reconcile.apply")
+def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: None) -> ApplyResult:
+    """Check every candidate of a plan at the leader; delete it if `config.delete`.
+
+    Raises:
+        PlanError: there is no such plan, its guards failed, it is too old, or it is of another
+            cluster, bucket or endpoint.
+        LeaseError: another run deletes in the bucket.
+        ReconcileError: the controllers do not answer, or Spark failed. Keys may have been deleted
+            before a Spark failure, each of them after an undo record was written.
+        StorageError: the bucket can't be reached, or has no marker of the plan's cluster.
+    """
+    if config.keys_per_s < 1:
+        raise ConfigurationError(f"--rate is {config.keys_per_s} keys/s, wanted at least 1")
+    if config.quarantine and config.tag:
+        raise ConfigurationError("--quarantine and --tag exclude each other; give one of them")
+    plan = read_plan_file(config.folder)
+    check_plan(config.folder, plan, time.time_ns() // 1_000_000)
+    store = config.store or plan.store
+    connect = config.connect or plan.connect
+    check_store(store, plan)
+    with LeaderClient(connect, config.patience_s, config.tls) as leader:
+        _check_cluster(store, leader, plan)
+    all_candidates = _candidates(config.folder, plan)
+    candidates = config.chosen or all_candidates
+    count = count_rows(candidates)
+    run_folder = config.folder / plan_folder.RUNS / new_run(_kind(config))
+    order = DeletionOrder(
+        store=store,
+        connect=connect,
+        tls=config.tls,
+        patience_s=config.patience_s,
+        identity=plan.identity,
+        next_object_id=plan.next_object_id or 0,
+        # Unknown in a plan of an earlier version: then no stream is known to have been deleted.
+        next_stream_id=plan.next_stream_id or 0,
+        undo_folder=str((run_folder / plan_folder.UNDO).absolute()),
+        audit_folder=str((run_folder / _AUDIT).absolute()),
+        signals_folder=str((run_folder / _SIGNALS).absolute()),
+        keys_per_s=config.keys_per_s,
+        delete=config.delete,
+        quarantine=config.quarantine,
+        tag=config.tag,
+        run=run_folder.name,
+    )
+    with (
+        _lease(order),
+        open_engine(
+            config.engine, config.spark, progress, config.auto_keys, config.is_ending
+        ) as engine,
+    ):
+        seconds = math.ceil(count / config.keys_per_s) if config.delete else 0
+        progress(
+            f"checking {count} candidates"
+            + (f" and deleting, {seconds} s or more at {config.keys_per_s} keys/s" * config.delete)
+        )
+        tracing.note({"engine": engine.name, "candidates": count})
+        engine.delete(order, candidates, run_folder / _OUTCOMES)
+        worked = engine.name
+    return replace(_summary(run_folder, config.delete, count), engine=worked)
+
+
+def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> None:
+    """Check that controllers and bucket are still those of the plan."""
+    check_identity(identify(leader), plan, leader.endpoints)
+    with closing(open_store(store_uri)) as store:
+        claimed_below = check_bucket(store, plan.identity)
+    check_standing(
+        leader.check_objects([0]),
+        plan.identity,
+        claimed_below=claimed_below,
+        next_object_id=plan.next_object_id or 0,
+    )
+
+
+def _kind(config: ApplyConfig) -> str:
+    if not config.delete:
+        return "dry"
+    if config.tag:
+        return "tag"
+    return "quarantine" if config.quarantine else "delete"
+
+
+@contextmanager
+def _lease(order: DeletionOrder) -> Iterator[None]:
+    """Hold the lease of the bucket's namespace, unless nothing is to be deleted."""
+    if not order.delete:
+        yield
+        return
+    with (
+        closing(open_store(order.store)) as store,
+        held_lease(store, order.identity.namespace, order.run),
+    ):
+        yield
+
+
+def _candidates(folder: Path, plan: PlanResult) -> Path:
+    path = folder / plan_folder.CANDIDATES
+    if not path.is_dir():
+        raise PlanError(f"{path} is missing from the plan; make a new plan")
+    found = count_rows(path)
+    if found != plan.candidates.keys:
+        raise PlanError(
+            f"{path} has {found} candidates, plan.json says {plan.candidates.keys}; the folder was"
+            " changed, make a new plan"
+        )
+    return path
+
+
+def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
+    done = (
+        (Outcome.DELETED, Outcome.QUARANTINED, Outcome.TAGGED)
+        if deleted
+        else (Outcome.WOULD_DELETE,)
+    )
+    counts = Counts("outcome")
+    examples: list[str] = []
+    problems: dict[str, None] = {}
+    ahead: list[tuple[str, str]] = []
+    for rows in read_batches(run_folder / _OUTCOMES, OUTCOME_COLUMNS):
+        counts.add(rows)
+        if len(examples) < _EXAMPLES:
+            examples += _values(rows, "key", *done)
+        if len(problems) < _EXAMPLES:
+            problems |= dict.fromkeys(_values(rows, "detail", Outcome.FAILED, Outcome.REFUSED))
+        if len(ahead) < _EXAMPLES:
+            keys = _values(rows, "key", Outcome.AHEAD_OF_MAP)
+            ahead += zip(keys, _values(rows, "detail", Outcome.AHEAD_OF_MAP), strict=True)
+    outcomes = {Outcome(name): tally for name, tally in counts.tallies().items()}
+    return ApplyResult(
+        run_folder=run_folder,
+        deleted=deleted,
+        outcomes=outcomes,
+        left=candidates - sum(tally.keys for tally in outcomes.values()),
+        examples=tuple(examples[:_EXAMPLES]),
+        problems=tuple(problems)[:_EXAMPLES],
+        ahead=tuple(ahead[:_EXAMPLES]),
+    )
+
+
+def _values(rows: pa.RecordBatch, column: str, *outcomes: Outcome) -> list[str]:
+    wanted = pc.is_in(rows.column("outcome"), pa.array([str(one) for one in outcomes]))
+    values: list[str] = rows.filter(wanted).column(column).to_pylist()
+    return values

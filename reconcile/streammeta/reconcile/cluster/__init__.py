@@ -1,0 +1,1 @@
+"""The cluster that a run belongs to: its controllers, its identity, its lease."""

@@ -1,0 +1,1 @@
+"""Deletion of a plan's candidates, each checked at the leader just before."""

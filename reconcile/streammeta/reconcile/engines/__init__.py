@@ -1,0 +1,1 @@
+"""Engines that join and delete: the process itself, and Spark."""

@@ -1,0 +1,108 @@
+"""Choice of the engine: the process itself as long as that pays, Spark for what is larger."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from streammeta.reconcile.deletion.order import DeletionOrder
+from streammeta.reconcile.engines.engine import Engine, EngineName
+from streammeta.reconcile.engines.local_engine import LocalEngine, TooManyKeysError
+from streammeta.reconcile.engines.spark_engine import spark_engine
+from streammeta.reconcile.engines.spark_session import SparkConfig
+from streammeta.reconcile.listing.inventory import Inventory
+from streammeta.reconcile.listing.shards import Shard
+from streammeta.reconcile.vocabulary.tables import Tally, count_rows
+from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
+
+AUTO_KEYS = 20_000_000
+"""Most keys in a bucket, and most candidates of a plan, that `EngineName.AUTO` leaves to the
+process itself where Spark is installed: they take less than a minute, and some 6 GB of disk."""
+
+
+@contextmanager
+def open_engine(
+    name: EngineName,
+    spark: SparkConfig,
+    progress: Callable[[str], None],
+    auto_keys: int,
+    is_ending: Callable[[], bool] = lambda: False,
+) -> Iterator[Engine]:
+    """Give the engine that was chosen; a session of Spark that it starts ends with the block.
+
+    `EngineName.AUTO` goes over to Spark above `auto_keys` keys, if Spark is installed. Once
+    `is_ending` is true the engine deletes no further batch.
+
+    Raises:
+        ReconcileError: Spark was asked for and does not start.
+        MissingPackageError: Spark was asked for and is not installed.
+    """
+    with ExitStack() as stack:
+        if name is EngineName.SPARK:
+            progress(f"starting Spark on {spark.place}")
+            yield stack.enter_context(spark_engine(spark, is_ending))
+        elif name is EngineName.LOCAL or find_spec("pyspark") is None:
+            yield LocalEngine(is_ending=is_ending)
+        else:
+            yield _AutoEngine(stack, spark, progress, auto_keys, is_ending)
+
+
+class _AutoEngine:
+    """Works in the process, and goes over to Spark when there is too much for that."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        spark: SparkConfig,
+        progress: Callable[[str], None],
+        keys: int,
+        is_ending: Callable[[], bool],
+    ) -> None:
+        self._stack = stack
+        self._spark = spark
+        self._progress = progress
+        self._keys = keys
+        self._is_ending = is_ending
+        self._chosen: Engine = LocalEngine(keys, is_ending)
+
+    @property
+    def name(self) -> EngineName:
+        """See `Engine.name`."""
+        return self._chosen.name
+
+    def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
+        """See `Engine.list_bucket`. What was listed before Spark was chosen is listed again."""
+        return self._listed(lambda on: on.list_bucket(uri, namespace, shards, listing), listing)
+
+    def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
+        """See `Engine.list_inventory`. What was read before Spark was chosen is read again."""
+        return self._listed(lambda on: on.list_inventory(inventory, namespace, listing), listing)
+
+    def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
+        """See `Engine.count_owners`."""
+        return self._chosen.count_owners(listing)
+
+    def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
+        """See `Engine.judge`."""
+        return self._chosen.judge(draft, rules, namespace)
+
+    def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
+        """See `Engine.delete`."""
+        if count_rows(candidates) > self._keys:
+            self._over_to_spark()
+        self._chosen.delete(order, candidates, outcomes)
+
+    def _listed(self, work: Callable[[Engine], int], listing: Path) -> int:
+        try:
+            return work(self._chosen)
+        except TooManyKeysError:
+            shutil.rmtree(listing)
+        return work(self._over_to_spark())
+
+    def _over_to_spark(self) -> Engine:
+        self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.place}")
+        self._chosen = self._stack.enter_context(spark_engine(self._spark, self._is_ending))
+        return self._chosen

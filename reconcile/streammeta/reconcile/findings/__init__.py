@@ -1,0 +1,1 @@
+"""Findings beyond a listing's rows: losses, damaged objects, unfinished uploads."""

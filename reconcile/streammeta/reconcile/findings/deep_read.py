@@ -1,0 +1,118 @@
+"""Reading of objects that the map wants: their checksum, and footer, index or links.
+
+A sample or all of them, whole, in the process that plans. What is found goes into the table of the
+map, where the ladder of verdicts sees it. An object that looks damaged is read twice: a store may
+have sent other bytes than it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streammeta.reconcile.vocabulary.tables import MAP_COLUMNS, arrow_schema, files_of, read_batches
+from streammeta.reconcile.vocabulary.verdicts import ABSENT, WANTED_STATES, Reading
+from streammeta.storage.errors import CorruptObjectError, ObjectNotFoundError
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.object_reader import ObjectReader
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.v1 import common_pb2
+
+_READS_AT_ONCE = 8
+_PIECE = 4 * 1024 * 1024
+_READ = "read.parquet"
+
+
+def read_objects(
+    store: ObjectStore, of_map: Path, namespace: str, share: float, seed: int
+) -> Mapping[Reading, int]:
+    """Read the fraction `share`, 0..1, of the objects in the table `of_map`, and note it there.
+
+    The sample is drawn by `seed`. Returns the numbers of objects by what was found.
+
+    Raises:
+        StorageError: an object could not be read; the table is as it was.
+    """
+    chance = np.random.default_rng(seed)
+    counts: Counter[Reading] = Counter()
+    before = files_of(of_map)
+    draft = of_map / "read.draft"
+    try:
+        with (
+            pq.ParquetWriter(draft, arrow_schema(MAP_COLUMNS)) as writer,
+            ThreadPoolExecutor(_READS_AT_ONCE) as pool,
+        ):
+            for rows in read_batches(of_map, MAP_COLUMNS):
+                wanted = np.isin(rows["map_state"].to_numpy(), WANTED_STATES)
+                drawn = np.flatnonzero(wanted & (chance.random(rows.num_rows) < share))
+                chosen = rows.take(pa.array(drawn)).to_pylist()
+                keys = [key_for(one["object_id"], namespace) for one in chosen]
+                found = list(
+                    pool.map(
+                        lambda key, one: reading_of(store, key, one["map_kind"], one["map_crc"]),
+                        keys,
+                        chosen,
+                    )
+                )
+                counts.update(found)
+                writer.write_batch(_noted(rows, drawn.tolist(), found))
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    for path in before:
+        path.unlink()
+    draft.rename(of_map / _READ)
+    return counts
+
+
+def reading_of(store: ObjectStore, key: str, kind: int, crc32c: int) -> Reading:
+    """Read an object of a `common_pb2.ObjectKind`; a `crc32c` of `ABSENT` is not compared.
+
+    An object that is absent is unread. Raises `StorageError`.
+    """
+    try:
+        found = _read(store, key, kind, crc32c)
+        return found if found is Reading.SOUND else _read(store, key, kind, crc32c)
+    except ObjectNotFoundError:
+        return Reading.UNREAD
+
+
+def _read(store: ObjectStore, key: str, kind: int, crc32c: int) -> Reading:
+    size = store.head(key).size
+    checksum = ObjectChecksum()
+    for at in range(0, size, _PIECE):
+        checksum.update(store.get_range(key, at, min(at + _PIECE, size)))
+    if crc32c not in (ABSENT, checksum.value):
+        return Reading.CHECKSUM_DIFFERS
+    try:
+        _check_form(store, key, kind, size)
+    except CorruptObjectError:
+        return Reading.MALFORMED
+    return Reading.SOUND
+
+
+def _check_form(store: ObjectStore, key: str, kind: int, size: int) -> None:
+    """Raise `CorruptObjectError` unless footer and index, or links, can be read."""
+    if kind == common_pb2.OBJECT_KIND_NAMED:
+        return  # bytes of a broker's own
+    if kind == common_pb2.OBJECT_KIND_COMPOSITE:
+        decode_composite(store.get_range(key), source=key)
+        return
+    reader = ObjectReader(key, size)
+    while (wanted := reader.needed) is not None:
+        reader.receive(store.get_range(key, wanted.start, wanted.end))
+
+
+def _noted(rows: pa.RecordBatch, places: list[int], found: list[Reading]) -> pa.RecordBatch:
+    readings = rows["reading"].to_numpy().copy()
+    readings[places] = found
+    at = rows.schema.get_field_index("reading")
+    return rows.set_column(at, rows.schema.field(at), pa.array(readings))

@@ -1,0 +1,159 @@
+"""Losses: objects that the map wants, and of which records can't be read, confirmed and described.
+
+A listing may err, and the map goes on while it is compared. So each object is looked up in the
+bucket again, and only then a second copy of the map is taken: an object that this one still wants,
+and that was absent or damaged before, is lost. What is lost is told as ranges of streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
+from streammeta.reconcile.cluster.controller_client import LeaderClient
+from streammeta.reconcile.metadata.export import copied_map
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.plans.plan_folder import LossCounts, LostRange
+from streammeta.reconcile.vocabulary.tables import (
+    LOSS_COLUMNS,
+    arrow_schema,
+    read_batches,
+)
+from streammeta.reconcile.vocabulary.verdicts import ABSENT, LOST, WANTED_STATES, Verdict
+from streammeta.storage.errors import ObjectNotFoundError
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.v1 import common_pb2
+
+MOST_CONFIRMED = 100_000
+"""Objects that are looked up again; of more the first are, in the order of the plan's tables."""
+
+_HEADS_AT_ONCE = 8
+_FIRST_SHOWN = 20
+_COPY = "second.checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    key: str
+    object_id: int
+    verdict: Verdict
+    map_size: int
+
+
+def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> LossCounts:
+    """Look up what the verdicts of a draft call missing or damaged; write what is lost.
+
+    Raises:
+        StorageError: the bucket does not answer.
+        ControllerError: no leader sent a second copy of the map.
+        MapExportError: the second copy can't be read.
+    """
+    suspects = list(islice(_suspects(draft / plan_folder.VERDICTS), MOST_CONFIRMED))
+    with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+        is_lost = list(pool.map(lambda one: _is_still_lost(store, one), suspects))
+    lost = [one for one, still in zip(suspects, is_lost, strict=True) if still]
+    rows = arrow_schema(LOSS_COLUMNS).empty_table()
+    if lost:
+        with copied_map(leader, draft / _COPY) as checkpoint:
+            rows = _described(lost, checkpoint)
+    folder = draft / plan_folder.LOSSES
+    folder.mkdir()
+    pq.write_table(rows, folder / "part-00000.parquet")
+    return _counted(rows, len(suspects))
+
+
+def _suspects(verdicts: Path) -> Iterator[_Suspect]:
+    wanted = pa.array([str(one) for one in LOST])
+    columns = "key string, object_id long, verdict string, map_size long"
+    for rows in read_batches(verdicts, columns):
+        found = rows.filter(pc.is_in(rows["verdict"], wanted))
+        for row in found.to_pylist():
+            yield _Suspect(row["key"], row["object_id"], Verdict(row["verdict"]), row["map_size"])
+
+
+def _is_still_lost(store: ObjectStore, one: _Suspect) -> bool:
+    try:
+        info = store.head(one.key)
+    except ObjectNotFoundError:
+        return True
+    if one.verdict is Verdict.SIZE_MISMATCH:
+        return info.size != one.map_size
+    return one.verdict is not Verdict.MISSING  # what was read was read twice
+
+
+def _described(lost: Sequence[_Suspect], checkpoint: CheckpointReader) -> pa.Table:
+    """The ranges of those objects that the map still wants, by stream and offset."""
+    found = pa.table(
+        {
+            "object_id": pa.array([one.object_id for one in lost], pa.int64()),
+            "key": [one.key for one in lost],
+            "verdict": [str(one.verdict) for one in lost],
+        }
+    )
+    objects = _with_holder(_of(checkpoint.table("objects"), "object_id", found["object_id"]))
+    wanted = objects.filter(pc.is_in(objects["state"], pa.array(WANTED_STATES, pa.int64())))
+    facts = _of(checkpoint.table("object_facts"), "object_id", found["object_id"])
+    ranges = _of(checkpoint.table("object_ranges"), "object_id", wanted["holder"])
+    facts = _with_known_times(facts)
+    joined = found.join(wanted, "object_id", join_type="inner")
+    joined = joined.join(facts, "object_id", join_type="left outer")
+    joined = joined.join(ranges, "holder", "object_id", join_type="left outer")
+    order = [(name, "ascending") for name in ("stream_id", "start_offset", "object_id")]
+    return (
+        joined.select(arrow_schema(LOSS_COLUMNS).names)
+        .sort_by(order)
+        .cast(arrow_schema(LOSS_COLUMNS))
+    )
+
+
+def _with_holder(objects: pa.Table) -> pa.Table:
+    """Columns of objects as losses have them, and the object that has their ranges as `holder`.
+
+    A linked object has none: those of its composite are lost, in part at least.
+    """
+    is_linked = pc.equal(objects["state"], common_pb2.OBJECT_STATE_LINKED)
+    holder = pc.if_else(is_linked, objects["order_id"], objects["object_id"])
+    return pa.table(
+        {
+            "object_id": objects["object_id"],
+            "state": objects["state"].cast(pa.int64()),
+            "holder": holder,
+            "committed_ms": objects["timestamp_ms"],
+            "map_size": objects["object_size"],
+            "map_node": objects["node_id"].cast(pa.int64()),
+        }
+    )
+
+
+def _with_known_times(facts: pa.Table) -> pa.Table:
+    names = ("min_timestamp_ms", "max_timestamp_ms")
+    known = {name: pc.if_else(pc.equal(facts[name], ABSENT), None, facts[name]) for name in names}
+    return pa.table({"object_id": facts["object_id"]} | known)
+
+
+def _of(table: pa.Table, column: str, ids: pa.ChunkedArray) -> pa.Table:
+    return table.filter(pc.is_in(table[column], ids.combine_chunks()))
+
+
+def _counted(rows: pa.Table, looked_up: int) -> LossCounts:
+    sizes = rows.group_by("object_id").aggregate([("map_size", "max")])
+    ranges = rows.filter(rows["stream_id"].is_valid())
+    shown = rows.select(list(LostRange.__dataclass_fields__)).slice(0, _FIRST_SHOWN)
+    first: list[dict[str, Any]] = shown.to_pylist()
+    return LossCounts(
+        objects=sizes.num_rows,
+        size=pc.sum(sizes["map_size_max"]).as_py() or 0,
+        streams=pc.count_distinct(ranges["stream_id"]).as_py(),
+        ranges=ranges.num_rows,
+        refuted=looked_up - sizes.num_rows,
+        first=tuple(LostRange(**row) for row in first),
+    )

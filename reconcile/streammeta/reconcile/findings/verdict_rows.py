@@ -1,0 +1,82 @@
+"""Rows of the report on what is no key of a listing: objects without one, uploads, old versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streammeta.reconcile.listing.key_owners import owner_of
+from streammeta.reconcile.vocabulary.tables import VERDICT_COLUMNS, arrow_schema, record_batch
+from streammeta.reconcile.vocabulary.verdicts import (
+    ABSENT,
+    NUMBERED,
+    Int64Column,
+    JoinedColumns,
+    Rules,
+    Verdict,
+    verdict_numbers,
+)
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.protocol.base import OldVersion
+
+
+def unlisted_rows(
+    ids: Int64Column, of_map: Mapping[str, Int64Column], rules: Rules, namespace: str
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int8]]:
+    """Return rows of the report on objects of the map that no listed key belongs to.
+
+    Those of which there is nothing to report are left out. The others are given the key that they
+    should have. The second value is the number of each row's verdict.
+    """
+    absent = np.full(len(ids), ABSENT, dtype=np.int64)
+    names = JoinedColumns.__dataclass_fields__
+    columns = {name: of_map.get(name, absent) for name in names} | {"object_id": ids}
+    numbers = verdict_numbers(JoinedColumns(**columns), rules)
+    kept = np.flatnonzero(numbers)
+    numbers = numbers[kept]
+    nothing = {name: [None] * len(kept) for name in arrow_schema(VERDICT_COLUMNS).names}
+    found: dict[str, Any] = {
+        "key": [key_for(one, namespace) for one in ids[kept].tolist()],
+        "object_id": ids[kept],
+        "verdict": [str(NUMBERED[number]) for number in numbers.tolist()],
+        **{name: of_map[name][kept] for name in ("map_state", "map_size", "map_node")},
+    }
+    return record_batch(VERDICT_COLUMNS, nothing | found), numbers
+
+
+def version_rows(versions: Sequence[OldVersion], namespace: str) -> pa.RecordBatch:
+    """Return rows of the report on versions that are not current; their ids are the notes."""
+    names = {True: Verdict.DELETE_MARKER, False: Verdict.OLD_VERSION}
+    found: dict[str, Any] = {
+        "key": [one.key for one in versions],
+        "object_id": [owner_of(one.key, namespace)[1] for one in versions],
+        "verdict": [str(names[one.is_delete_marker]) for one in versions],
+        "note": [one.version_id for one in versions],
+        "size": [one.size for one in versions],
+        "modified_ms": [one.last_modified_ms for one in versions],
+    }
+    nothing = {name: [None] * len(versions) for name in arrow_schema(VERDICT_COLUMNS).names}
+    return record_batch(VERDICT_COLUMNS, nothing | found)
+
+
+def upload_rows(uploads: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
+    """Return rows of the report on unfinished uploads; their ids are the notes.
+
+    An upload is no key: it never takes the place of the object that it would have become.
+    """
+    count = uploads.num_rows
+    keys = uploads["key"].to_pylist()
+    values: dict[str, Any] = {
+        name: [None] * count for name in arrow_schema(VERDICT_COLUMNS).names
+    } | {
+        "key": keys,
+        "object_id": [owner_of(key, namespace)[1] for key in keys],
+        "verdict": [str(Verdict.UNFINISHED_UPLOAD)] * count,
+        "note": uploads["upload_id"],
+        "modified_ms": uploads["started_ms"],
+    }
+    return record_batch(VERDICT_COLUMNS, values)

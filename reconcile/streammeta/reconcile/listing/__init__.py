@@ -1,0 +1,1 @@
+"""Listings of a bucket: shards, inventories, and the owner of every key."""

@@ -1,0 +1,421 @@
+"""Inventories: listings of a bucket that were made elsewhere and earlier, as manifest or as table.
+
+A manifest is that of S3 Inventory, `manifest.json` with `manifest.checksum` beside it, in a bucket
+or copied to a folder. A table is a file, or a folder of files, with a path, a size and a time of
+change in each row, as other jobs and Spark write them. Owns what may be trusted: the bucket that is
+meant, the format, the columns, the checksum of each file, the moment at which it was begun. The
+rows themselves are read by `inventory_rows`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from streammeta.reconcile.vocabulary.errors import InventoryError
+from streammeta.storage.errors import ObjectNotFoundError
+from streammeta.storage.object_store.opening import open_with_path
+from streammeta.storage.object_store.protocol.address import S3Config, without_secrets
+from streammeta.storage.parsing import parse_json
+
+MANIFEST = "manifest.json"
+CHECKSUM = "manifest.checksum"
+FORMATS = ("csv", "orc", "parquet")
+_DATED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}Z")
+"""Folder of one inventory, by the moment at which S3 began it."""
+
+_VERSION = "2016-11-30"
+_PIECE = 8 * 1024 * 1024
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_ANCESTORS = 4
+_NEEDED = ("key", "size", "lastmodifieddate")
+_OF_VERSIONS = ("islatest", "isdeletemarker")
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryFile:
+    """A file of an inventory by its full name; `md5` in hex, empty if it is not known."""
+
+    name: str
+    size: int
+    md5: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A listing that was made elsewhere: where it is, what it says of itself, its files.
+
+    `started_ms` is when it was begun, in Unix milliseconds. `columns` are those of a manifest's
+    CSV files, in their order and by `column_name`; those of other files are in the files.
+    """
+
+    address: str
+    bucket: str
+    started_ms: int
+    format: str
+    columns: tuple[str, ...]
+    files: tuple[InventoryFile, ...]
+    is_manifest: bool
+
+    @property
+    def place(self) -> str:
+        """The address without credentials."""
+        return _shown(self.address)
+
+
+def column_name(name: str) -> str:
+    """Spell a column's name as all inventories share it: `LastModifiedDate`, `last_modified_date`.
+
+    Both give `lastmodifieddate`.
+    """
+    return name.strip().lower().replace("_", "")
+
+
+def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) -> Inventory:
+    """Read what an inventory of the bucket of `store` says of itself; its rows are not read.
+
+    An `address` that ends in a slash, and has folders of inventories as S3 dates them, is that of
+    the newest whole one. A table does not say when it was begun: `taken_ms` does. Of a manifest it
+    must be None.
+
+    Raises:
+        InventoryError: there is none at `address`, it is damaged, is of another bucket, or is dated
+            after `now_ms`; names the field.
+        StorageError: the bucket that it lies in does not answer.
+    """
+    bucket = bucket_of(store)
+    address = _newest(address)
+    if address.partition("?")[0].rsplit("/", 1)[-1] == MANIFEST:
+        if taken_ms is not None:
+            raise InventoryError(
+                f"--taken-at is given, but {MANIFEST} says itself when the inventory was begun"
+                " (creationTimestamp); leave the option out"
+            )
+        found = _read_manifest(address, bucket)
+    else:
+        found = _read_table(address, bucket, taken_ms)
+    if found.started_ms > now_ms:
+        raise InventoryError(
+            f"the inventory {found.place} was begun {(found.started_ms - now_ms) / 1000:.0f} s in"
+            " the future (creationTimestamp or --taken-at); a listing has to be older than the copy"
+            " of the map: set this machine's clock right, or name another inventory"
+        )
+    return found
+
+
+def _newest(address: str) -> str:
+    """The address of the newest manifest below one that ends in a slash; any other as it is.
+
+    One without a checksum is passed over: S3 has not written it whole yet.
+    """
+    base, mark, query = address.partition("?")
+    if not base.endswith("/"):
+        return address
+    if "://" not in address:
+        found = {f"{path.parent.name}/{path.name}" for path in Path(base).glob("*/manifest.*")}
+    else:
+        try:
+            store, prefix = open_with_path(address)
+        except ValueError as error:
+            raise InventoryError(
+                f"--inventory {without_secrets(address)!r} names no prefix ({error}); wanted"
+                " s3://BUCKET/PATH/?endpoint=URL"
+            ) from error
+        with closing(store):
+            found = {info.key.removeprefix(prefix) for info in store.list_objects(prefix)}
+    dates = {name.partition("/")[0] for name in found if _DATED.fullmatch(name.partition("/")[0])}
+    whole = [date for date in dates if {f"{date}/{MANIFEST}", f"{date}/{CHECKSUM}"} <= found]
+    if whole:
+        return f"{base}{max(whole)}/{MANIFEST}{mark}{query}"
+    if dates or "://" in address:
+        raise InventoryError(
+            f"{_shown(address)} has no whole inventory, a folder such as 2026-05-01T01-00Z with"
+            f" {MANIFEST} and {CHECKSUM}; wait for S3 to write one, or name another prefix"
+        )
+    return address
+
+
+def _shown(address: str) -> str:
+    """An address without credentials."""
+    return without_secrets(address) if "://" in address else address
+
+
+def bucket_of(store: str) -> str:
+    """Name the bucket of a store's URI: that of S3, or the last part of a folder's path."""
+    if urlsplit(store).scheme == "file":
+        return Path(unquote(urlsplit(store).path)).name
+    return S3Config.from_uri(store).bucket
+
+
+def fetch(
+    inventory: Inventory,
+    file: InventoryFile,
+    folder: Path,
+    go_on: Callable[[], None] = lambda: None,
+) -> Path:
+    """Give a whole file of an inventory with the manifest's checksum; a copy lies in `folder`.
+
+    `go_on` is called before each piece that is loaded or checked; what it raises ends the work.
+
+    Raises:
+        InventoryError: the file is missing, or has another size or checksum than the manifest says.
+        StorageError: the bucket does not answer.
+    """
+    if "://" not in inventory.address:
+        path = Path(file.name)
+        _check_file(inventory, file, path, go_on)
+        return path
+    path = folder / "inventory-file"
+    store, _ = open_with_path(inventory.address)
+    with closing(store), path.open("wb") as copy:
+        try:
+            for start in range(0, file.size, _PIECE):
+                go_on()
+                copy.write(store.get_range(file.name, start, min(start + _PIECE, file.size)))
+        except ObjectNotFoundError as error:
+            raise InventoryError(
+                f"{inventory.place}: files[].key {file.name!r} is not in the bucket; copy the"
+                " inventory whole, or name a newer one"
+            ) from error
+    _check_file(inventory, file, path, go_on)
+    return path
+
+
+def _check_file(
+    inventory: Inventory, file: InventoryFile, path: Path, go_on: Callable[[], None]
+) -> None:
+    digest = hashlib.md5(usedforsecurity=False)
+    size = 0
+    try:
+        with path.open("rb") as opened:
+            while piece := opened.read(_PIECE):
+                go_on()
+                size += len(piece)
+                if file.md5:
+                    digest.update(piece)
+    except OSError as error:
+        raise InventoryError(f"{path} can't be read ({error.strerror})") from error
+    if size != file.size:
+        raise InventoryError(
+            f"{file.name} has {size} bytes, but files[].size is {file.size}; the inventory"
+            f" {inventory.place} is not whole: copy it again, or name another"
+        )
+    if file.md5 and digest.hexdigest() != file.md5:
+        raise InventoryError(
+            f"{file.name} has the MD5 {digest.hexdigest()}, but files[].MD5checksum is {file.md5};"
+            f" the inventory {inventory.place} is damaged: copy it again, or name another"
+        )
+
+
+def _read_manifest(address: str, bucket: str) -> Inventory:
+    body, checksum = _documents(address)
+    digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    if checksum.strip().strip('"').lower() != digest:
+        raise InventoryError(
+            f"{MANIFEST} has the MD5 {digest}, but {CHECKSUM} says {checksum.strip()[:40]!r}; the"
+            " inventory is damaged, or not whole yet: copy it again, or name another"
+        )
+    inventory = parse_manifest(body, address, bucket)
+    if "://" in address:
+        return inventory
+    files = tuple(
+        InventoryFile(str(_find(Path(address), file.name)), file.size, file.md5)
+        for file in inventory.files
+    )
+    return Inventory(
+        **{name: getattr(inventory, name) for name in Inventory.__slots__} | {"files": files}
+    )
+
+
+def _documents(address: str) -> tuple[bytes, str]:
+    """The manifest and the checksum beside it."""
+    if "://" not in address:
+        folder = Path(address).parent
+        try:
+            return (folder / MANIFEST).read_bytes(), (folder / CHECKSUM).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InventoryError(
+                f"{folder} has no whole {MANIFEST} and {CHECKSUM} ({error}); S3 writes the latter"
+                " last: wait for it, or copy both"
+            ) from error
+    try:
+        store, key = open_with_path(address)
+    except ValueError as error:
+        raise InventoryError(
+            f"--inventory {without_secrets(address)!r} names no object ({error}); wanted"
+            f" s3://BUCKET/PATH/{MANIFEST}?endpoint=URL or a local path"
+        ) from error
+    with closing(store):
+        try:
+            body = store.get_range(key)
+            checksum = store.get_range(key.removesuffix(MANIFEST) + CHECKSUM)
+        except ObjectNotFoundError as error:
+            raise InventoryError(
+                f"{without_secrets(address)} has no whole {MANIFEST} and {CHECKSUM} ({error}); S3"
+                " writes the latter last: wait for it, or name an older inventory"
+            ) from error
+    return body, checksum.decode(errors="replace")
+
+
+def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
+    """Read a manifest of S3 Inventory of `bucket`. Does no I/O.
+
+    Raises:
+        InventoryError: names the field that is missing, or is not as S3 writes it.
+    """
+    try:
+        document = parse_json(body)
+    except ValueError as error:
+        raise InventoryError(f"{MANIFEST} is no JSON ({error}); name another inventory") from error
+    if not isinstance(document, dict):
+        raise InventoryError(f"{MANIFEST} is no JSON object; name another inventory")
+    source = _text(document, "sourceBucket")
+    if source != bucket:
+        raise InventoryError(
+            f"{MANIFEST}: sourceBucket is {source!r}, but --store is the bucket {bucket!r}; name an"
+            " inventory of that bucket"
+        )
+    if (version := _text(document, "version")) != _VERSION:
+        raise InventoryError(f"{MANIFEST}: version is {version!r}, wanted {_VERSION}")
+    kind = _text(document, "fileFormat").lower()
+    if kind not in FORMATS:
+        raise InventoryError(
+            f"{MANIFEST}: fileFormat is {document['fileFormat']!r}, wanted CSV, ORC or Parquet"
+        )
+    started = str(document.get("creationTimestamp", ""))
+    if not (started.isascii() and started.isdigit() and int(started) > 0):
+        raise InventoryError(
+            f"{MANIFEST}: creationTimestamp is {started!r}, wanted Unix milliseconds"
+        )
+    columns = _columns(_text(document, "fileSchema"), kind)
+    check_columns(columns, f"{MANIFEST}: fileSchema")
+    return Inventory(
+        address=address,
+        bucket=bucket,
+        started_ms=int(started),
+        format=kind,
+        columns=columns,
+        files=_files(document.get("files")),
+        is_manifest=True,
+    )
+
+
+def check_columns(columns: Sequence[str], where: str) -> None:
+    """Raise `InventoryError` unless all columns are there that tell current objects from others."""
+    for name in _NEEDED:
+        if name not in columns:
+            raise InventoryError(
+                f"{where} has no column {name!r}, only {', '.join(columns)}; have the inventory"
+                " made with Size and LastModifiedDate"
+            )
+    if "versionid" in columns:
+        for name in _OF_VERSIONS:
+            if name not in columns:
+                raise InventoryError(
+                    f"{where} has versions, but no column {name!r} that tells which is current"
+                )
+
+
+def _text(document: Mapping[str, Any], field: str) -> str:
+    value = document.get(field)
+    if not isinstance(value, str) or not value:
+        raise InventoryError(f"{MANIFEST}: {field} is {value!r}, wanted a string")
+    return value
+
+
+def _columns(schema: str, kind: str) -> tuple[str, ...]:
+    """The columns that a manifest's fileSchema names, in the manner of each format."""
+    if kind == "csv":
+        names = schema.split(",")
+    elif kind == "orc":
+        names = re.findall(r"(\w+):", schema)
+    else:
+        names = re.findall(r"(\w+)\s*(?:\([^;]*\))?\s*;", schema)
+    return tuple(column_name(name) for name in names)
+
+
+def _files(listed: Any) -> tuple[InventoryFile, ...]:
+    if not isinstance(listed, list):
+        raise InventoryError(f"{MANIFEST}: files is {listed!r}, wanted a list")
+    found: dict[str, InventoryFile] = {}
+    for number, one in enumerate(listed):
+        where = f"{MANIFEST}: files[{number}]"
+        key, size, md5 = (
+            (one.get(name) for name in ("key", "size", "MD5checksum"))
+            if isinstance(one, dict)
+            else (None, None, None)
+        )
+        if not isinstance(key, str) or not key:
+            raise InventoryError(f"{where}.key is {key!r}, wanted a key")
+        if type(size) is not int or size < 0:
+            raise InventoryError(f"{where}.size is {size!r}, wanted a number of bytes")
+        if not isinstance(md5, str) or not _MD5.fullmatch(md5.lower()):
+            raise InventoryError(f"{where}.MD5checksum is {md5!r}, wanted 32 hex digits")
+        if key in found:
+            raise InventoryError(f"{where}.key is {key!r} for the second time")
+        found[key] = InventoryFile(key, size, md5.lower())
+    return tuple(found.values())
+
+
+def _find(manifest: Path, key: str) -> Path:
+    """The copy of a file of a manifest that was copied to a folder, with or without its prefix."""
+    parts = key.split("/")
+    if ".." in parts:
+        raise InventoryError(f"{MANIFEST}: files[].key is {key!r}, wanted one without '..'")
+    for folder in list(manifest.absolute().parents)[:_ANCESTORS]:
+        for at in range(len(parts)):
+            path = folder.joinpath(*parts[at:])
+            if path.is_file():
+                return path
+    raise InventoryError(
+        f"{manifest}: files[].key {key!r} is not below {manifest.absolute().parent} or beside it;"
+        " copy the inventory's folder whole"
+    )
+
+
+_ENDINGS = {".csv": "csv", ".csv.gz": "csv", ".orc": "orc", ".parquet": "parquet"}
+
+
+def _read_table(address: str, bucket: str, taken_ms: int | None) -> Inventory:
+    if "://" in address:
+        raise InventoryError(
+            f"--inventory {without_secrets(address)} is no {MANIFEST}; other tables are read from"
+            " local paths, Parquet, ORC or CSV"
+        )
+    if taken_ms is None:
+        raise InventoryError(
+            f"--taken-at is missing: {address} does not say when its listing was begun; give the"
+            " moment, as 2026-05-01T12:00:00Z: what changed since is left alone"
+        )
+    path = Path(address)
+    if path.is_dir():
+        paths = sorted(one for one in path.rglob("*") if _format_of(one) and one.is_file())
+        paths = [one for one in paths if not one.name.startswith(("_", "."))]
+    else:
+        paths = [path] if _format_of(path) and path.is_file() else []
+    kinds = {_format_of(one) for one in paths}
+    if len(kinds) != 1:
+        raise InventoryError(
+            f"--inventory {address} has {len(paths)} files of {len(kinds)} formats; wanted a"
+            f" {MANIFEST}, or one or more files of one format: {', '.join(_ENDINGS)}"
+        )
+    return Inventory(
+        address=address,
+        bucket=bucket,
+        started_ms=taken_ms,
+        format=kinds.pop(),
+        columns=(),
+        files=tuple(InventoryFile(str(one.absolute()), one.stat().st_size) for one in paths),
+        is_manifest=False,
+    )
+
+
+def _format_of(path: Path) -> str:
+    """The format that a file's name tells, empty if none."""
+    return next((kind for end, kind in _ENDINGS.items() if path.name.endswith(end)), "")

@@ -1,0 +1,99 @@
+"""Owners of keys: the cluster itself, another cluster, or neither.
+
+Nearly all keys of a bucket are objects of the cluster in the one spelling of ids below 2^32; of
+many keys those are recognised as columns, and the others one by one. Knows nothing of the map.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streammeta.reconcile.cluster.lease import is_lease_key
+from streammeta.reconcile.vocabulary.quarantine import is_quarantined
+from streammeta.reconcile.vocabulary.verdicts import Int64Column, Owner
+from streammeta.storage.cluster_files.bucket_marker import is_own_key
+from streammeta.storage.object_format.object_key import (
+    ForeignKey,
+    OtherClusterKey,
+    OwnKey,
+    cluster_namespace,
+    parse_key,
+)
+from streammeta.storage.object_log.slot_keys import parse_log_key
+
+_NAMESPACE_PREFIX = cluster_namespace("x")[:-1]
+_PREFIX_DIGITS = 8
+_SPELLING = "^([0-9a-f]{8})/%s/(0|[1-9][0-9]{0,9})$"
+_PREFIX = re.compile("[0-9a-f]{8}")
+
+
+def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
+    """Owner of `key`, the object id it names, and a note for the report."""
+    if is_own_key(key, namespace) or is_lease_key(key, namespace):
+        return Owner.MARKER, None, ""
+    if parse_log_key(key, namespace) is not None:
+        return Owner.LOG, None, ""
+    if is_quarantined(key, namespace):
+        return Owner.QUARANTINED, None, ""
+    other = key.partition("/")[0]
+    if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
+        return Owner.OTHER_CLUSTER, None, other
+    match parse_key(key, namespace):
+        case OwnKey(object_id):
+            return Owner.OWN, object_id, ""
+        case OtherClusterKey(object_id, other):
+            return Owner.OTHER_CLUSTER, object_id, other
+        case ForeignKey(reason):
+            return Owner.FOREIGN, None, reason
+
+
+def owner_columns(keys: Any, namespace: str) -> tuple[Any, Any, Any]:
+    """Owners, object ids and notes of an array of keys, as columns of a listing."""
+    owners = np.full(len(keys), int(Owner.OWN), dtype=np.int64)
+    ids, is_own = _own_ids(keys, namespace)
+    rest = np.flatnonzero(~is_own)
+    found = [owner_of(key, namespace) for key in keys.take(pa.array(rest)).to_pylist()]
+    owners[rest] = [int(owner) for owner, _, _ in found]
+    ids[rest] = [object_id or 0 for _, object_id, _ in found]
+    is_unnamed = np.zeros(len(keys), dtype=np.bool_)
+    is_unnamed[rest] = [object_id is None for _, object_id, _ in found]
+    notes = pa.array(np.full(len(keys), "", dtype=object), pa.string())
+    if len(rest):
+        said = pa.array([note for _, _, note in found], pa.string())
+        notes = pc.replace_with_mask(notes, pa.array(~is_own), said)
+    return pa.array(owners), pa.array(ids, mask=is_unnamed), notes
+
+
+def _own_ids(keys: Any, namespace: str) -> tuple[Int64Column, Any]:
+    """The ids of keys that are surely this cluster's, and which those are."""
+    ids = np.zeros(len(keys), dtype=np.int64)
+    is_own = np.zeros(len(keys), dtype=np.bool_)
+    if _PREFIX.fullmatch(namespace):
+        return ids, is_own  # its own keys begin as a prefix does
+    matched = pc.match_substring_regex(keys, _SPELLING % re.escape(namespace))
+    at = np.flatnonzero(matched.to_numpy(zero_copy_only=False))
+    if not len(at):
+        return ids, is_own
+    spelled = keys.take(pa.array(at))
+    start = _PREFIX_DIGITS + len(namespace) + 2
+    decimals = pc.utf8_slice_codeunits(spelled, start).cast(pa.int64()).to_numpy()
+    prefixes = pc.utf8_slice_codeunits(spelled, 0, _PREFIX_DIGITS)
+    sure = decimals == _reversed_hex(prefixes)
+    ids[at[sure]] = decimals[sure]
+    is_own[at[sure]] = True
+    return ids, is_own
+
+
+def _reversed_hex(prefixes: Any) -> Int64Column:
+    """The numbers whose hex digits these are, the lowest first."""
+    joined = "".join(prefixes.to_pylist()).encode()
+    codes = np.frombuffer(joined, dtype=np.uint8).reshape(-1, _PREFIX_DIGITS).astype(np.int64)
+    digits = np.where(codes >= ord("a"), codes - ord("a") + 10, codes - ord("0"))
+    weights: Int64Column = np.int64(1) << (4 * np.arange(_PREFIX_DIGITS, dtype=np.int64))
+    total: Int64Column = digits @ weights
+    return total

@@ -1,0 +1,140 @@
+"""Bucket listing in shards, with the owner of every key.
+
+Shards are adjacent ranges of the key order, so every key is in exactly one; they are cut where the
+keys of this project are spread evenly. Knows nothing of the map.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streammeta.reconcile.listing.key_owners import owner_columns, owner_of
+from streammeta.reconcile.vocabulary.errors import ConfigurationError
+from streammeta.reconcile.vocabulary.tables import (
+    LISTING_COLUMNS,
+    UPLOAD_COLUMNS,
+    arrow_schema,
+    record_batch,
+)
+from streammeta.reconcile.vocabulary.verdicts import Owner
+from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
+
+_HEX_DIGITS = "0123456789abcdef"
+_ROWS_A_BATCH = 5000
+_SAMPLE = 1000  # one page
+_PREFIX_DIGITS = 8
+_KEYS_A_SHARD = 50_000
+_MOST_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The keys behind `after`, up to and including `last`; None: no bound on that side."""
+
+    after: str | None
+    last: str | None
+
+
+def shards_of(digits: int) -> tuple[Shard, ...]:
+    """Cut all possible keys into 16^digits + 1 shards at every hex prefix of that length."""
+    return _between(["".join(prefix) for prefix in itertools.product(_HEX_DIGITS, repeat=digits)])
+
+
+def shards_between(cuts: Sequence[str]) -> tuple[Shard, ...]:
+    """Cut all possible keys at these, which ascend in the order of UTF-8.
+
+    Raises:
+        ConfigurationError: they do not ascend, or one is empty.
+    """
+    encoded = [cut.encode() for cut in cuts]
+    if not all(encoded) or any(one >= two for one, two in itertools.pairwise(encoded)):
+        raise ConfigurationError(f"cuts are {','.join(cuts)!r}, wanted keys that ascend")
+    return _between(cuts)
+
+
+def _between(cuts: Sequence[str]) -> tuple[Shard, ...]:
+    return tuple(
+        Shard(after, last) for after, last in zip([None, *cuts], [*cuts, None], strict=True)
+    )
+
+
+def shards_of_content(store: ObjectStore, namespace: str) -> tuple[Shard, ...]:
+    """Cut a bucket so that a shard has some 50,000 objects of the cluster, or fewer.
+
+    Ids are spread evenly over the prefixes of keys: how far the first keys of a bucket reach tells
+    how many there are.
+
+    Raises:
+        StorageError: the bucket can't be read.
+    """
+    first = itertools.islice(list_shard(store, Shard("0", None)), _SAMPLE)
+    prefixes = [
+        info.key.partition("/")[0]
+        for info in first
+        if owner_of(info.key, namespace)[0] is Owner.OWN
+    ]
+    if len(prefixes) < _SAMPLE // 2:
+        return shards_of(1)  # hardly more than that, or others' keys come first
+    reached = int(prefixes[-1], 16) / 16 ** len(prefixes[-1])
+    keys = len(prefixes) / max(reached, 16**-_PREFIX_DIGITS)
+    digits = next((one for one in (1, 2) if keys / 16**one <= _KEYS_A_SHARD), _MOST_DIGITS)
+    return shards_of(digits)
+
+
+def list_shard(store: ObjectStore, shard: Shard) -> Iterator[ObjectInfo]:
+    """The objects of one shard, in key order."""
+    listed = store.list_objects(start_after=shard.after)
+    if shard.last is None:
+        return listed
+    last = shard.last.encode()
+    return itertools.takewhile(lambda info: os.fsencode(info.key) <= last, listed)
+
+
+def listed_rows(
+    store: ObjectStore, shard: Shard, namespace: str
+) -> Generator[pa.RecordBatch, None, None]:
+    """The keys of one shard with their owners, in key order."""
+    listed = list_shard(store, shard)
+    while page := list(itertools.islice(listed, _ROWS_A_BATCH)):
+        yield _listing_rows(page, namespace)
+
+
+def write_uploads(store: ObjectStore, folder: Path) -> int:
+    """Write the unfinished multipart uploads to `folder` as Parquet; returns how many there are."""
+    folder.mkdir()
+    total = 0
+    uploads = store.list_multipart_uploads()
+    with pq.ParquetWriter(folder / "uploads.parquet", arrow_schema(UPLOAD_COLUMNS)) as writer:
+        while page := list(itertools.islice(uploads, _ROWS_A_BATCH)):
+            columns = ("key", "upload_id", "started_ms")
+            values = {name: [getattr(upload, name) for upload in page] for name in columns}
+            writer.write_batch(record_batch(UPLOAD_COLUMNS, values))
+            total += len(page)
+    return total
+
+
+def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
+    keys = pa.array([_as_text(info.key) for info in page], pa.string())
+    owners, object_ids, notes = owner_columns(keys, namespace)
+    values = {
+        "key": keys,
+        "size": [info.size for info in page],
+        "modified_ms": [info.last_modified_ms for info in page],
+        "etag": [info.etag for info in page],
+        "owner": owners,
+        "object_id": object_ids,
+        "note": notes,
+    }
+    return record_batch(LISTING_COLUMNS, values)
+
+
+def _as_text(key: str) -> str:
+    r"""Spell out bytes of a key that are not UTF-8, as a file's name may have: "a\xff"."""
+    return key if key.isascii() else os.fsencode(key).decode("utf-8", "backslashreplace")

@@ -1,0 +1,1 @@
+"""The controllers' metadata for reconciliation: exports and Spark tables."""

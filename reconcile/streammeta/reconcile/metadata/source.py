@@ -1,0 +1,416 @@
+"""The map as a data source for Spark: `streammeta`.
+
+Reads a table of a live cluster, of a checkpoint file or of a Parquet export, whole and at one
+offset: a live cluster is asked once, by the driver, for a copy that all partitions then read from a
+folder that all machines share. A partition is a run of record batches, or of row groups, so no
+executor has more than one of them in memory. Serves any Spark session, and knows nothing of
+reconciliation's verdicts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from streammeta.controller.config import ConfigError, check_endpoint
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointError,
+    CheckpointReader,
+    SectionEntry,
+)
+from streammeta.controller.snapshot.parquet_export import MANIFEST, SUFFIX
+from streammeta.reconcile.cluster.controller_client import LeaderClient
+from streammeta.reconcile.listing.source_columns import checked_schema, chosen_columns
+from streammeta.reconcile.listing.source_filters import row_filter
+from streammeta.reconcile.metadata.export import fetch_snapshot
+from streammeta.reconcile.vocabulary.errors import (
+    ConfigurationError,
+    ControllerError,
+    MetadataExportError,
+)
+from streammeta.storage.parsing import parse_json
+from streammeta.tls.files import TlsError, TlsFiles
+
+FORMAT = "streammeta"
+_FROM = ("connect", "checkpoint", "export")
+_TLS = ("tlsCa", "tlsCert", "tlsKey")
+_OPTIONS = (*_FROM, "table", "columns", "copies", "reuse", "wait", *map(str.lower, _TLS))
+_OF_COMMANDS = re.compile(r"(?:--|^)tls-(ca|cert|key)\b")
+"""Names of options as commands have them."""
+_PATIENCE_S = 15.0
+_REUSE_S = 60.0
+_PARTITION_ROWS = 1 << 20
+
+
+class MetadataSource(DataSource):
+    """Rows of one table of the map: `streams`, `objects`, `ranges`, `nodes`, or any other section.
+
+    Options: `table`; and one of `connect`, controllers as HOST:PORT,HOST:PORT, with `copies`, a
+    folder that all machines share; `checkpoint`, the path of a checkpoint file; `export`, the
+    folder of an export. `columns` are those to read, all without it. A copy that is at most `reuse`
+    seconds old is read again, so that the tables of a query are at one offset. `tlsCa`, `tlsCert`
+    and `tlsKey` are the driver's files for calling over TLS, which executors do not need, `wait`
+    the seconds to look for a leader.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._given = _checked(options)
+        self._wait_s = _seconds(self._given, "wait", _PATIENCE_S)
+        self._reuse_s = _seconds(self._given, "reuse", _REUSE_S)
+        self._copy: str | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The table's columns, as the copy or the export has them.
+
+        Raises:
+            ConfigurationError: the options make no sense, or the files for TLS are of no use.
+            ControllerError: no leader sent a copy of the map.
+            MapExportError: there is no such table, or the file is damaged.
+        """
+        whole = _spark_schema(self._table().schema())
+        return from_arrow_schema(chosen_columns(FORMAT, whole, self._given.get("columns")))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Give the reader that Spark sends to executors. Raises as `schema`."""
+        return _Reader(*self._reading(schema))
+
+    def _reading(self, schema: StructType) -> tuple[_CheckpointTable | _ExportTable, pa.Schema]:
+        """The table and the columns to read, which a user may have chosen by a schema."""
+        table = self._table()
+        return table, checked_schema(FORMAT, _spark_schema(table.schema()), schema)
+
+    def _table(self) -> _CheckpointTable | _ExportTable:
+        table = self._given["table"]
+        if "export" in self._given:
+            return _ExportTable(self._given["export"], table)
+        if "checkpoint" in self._given:
+            return _CheckpointTable(self._given["checkpoint"], table)
+        if self._copy is None:  # kept from the schema to the reader: one copy, one offset
+            self._copy = self._copied()
+        return _CheckpointTable(self._copy, table)
+
+    def _copied(self) -> str:
+        try:
+            return copy_map(
+                self._given["connect"],
+                self._given["copies"],
+                wait_s=self._wait_s,
+                tls=_tls_files(self._given),
+                reuse_s=self._reuse_s,
+            )
+        except TlsError as error:
+            raise ConfigurationError(f"{FORMAT}: {_by_option(error)}") from error
+        except ControllerError as error:
+            raise ControllerError(_by_option(error)) from error
+
+
+class PushingMetadataSource(MetadataSource):
+    """A `MetadataSource` to which Spark pushes filters, where the Spark session allows it."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """See `MetadataSource.reader`."""
+        return _PushingReader(*self._reading(schema))
+
+
+def copy_map(
+    connect: str,
+    copies: str,
+    *,
+    wait_s: float = _PATIENCE_S,
+    tls: TlsFiles | None = None,
+    reuse_s: float = 0,
+) -> str:
+    """Write a copy of the map of a live cluster to the folder `copies`; return the file's path.
+
+    `connect` are controllers as HOST:PORT,HOST:PORT. The file is named by its offset and epoch and
+    by the controllers; a copy of the same is replaced by its equal. One that is at most `reuse_s`
+    seconds old is returned instead. For several tables at one offset give the path as the option
+    `checkpoint` of each.
+
+    Raises:
+        ConfigurationError: `connect` is not as it has to be.
+        ControllerError: no leader sent it within `wait_s` seconds.
+        MapExportError: what was sent is not one whole file, or can't be written.
+        TlsError: the files for TLS are of no use.
+    """
+    endpoints = _endpoints(connect)
+    folder = Path(copies)
+    asked = hashlib.sha256(",".join(sorted(endpoints)).encode()).hexdigest()[:8]
+    if young := _young_copy(folder, asked, reuse_s):
+        return str(young)
+    draft = folder / f".copy-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with LeaderClient(endpoints, wait_s, tls) as leader:
+            end_offset, epoch = fetch_snapshot(leader, draft)
+        with _opened(draft) as checkpoint:
+            _verify(checkpoint)
+        path = folder / f"{end_offset:020d}-{epoch:010d}-{asked}.checkpoint"
+        draft.replace(path)
+    except OSError as error:
+        raise MetadataExportError(
+            f"a copy of the map can't be written to {folder} ({error.strerror}); name another"
+            " folder as the option 'copies'"
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return str(path)
+
+
+def _young_copy(folder: Path, asked: str, reuse_s: float) -> Path | None:
+    """Return the newest copy from the same controllers that is young enough, None without one."""
+    newest = max(folder.glob(f"*-{asked}.checkpoint"), default=None)
+    if newest is None or not 0 <= time.time() - newest.stat().st_mtime < reuse_s:
+        return None
+    return newest
+
+
+def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
+    given = {name.lower(): value for name, value in options.items()}
+    for name in given:
+        if name not in _OPTIONS:
+            raise ConfigurationError(
+                f"{FORMAT} has no option {name!r}; it has {', '.join(_OPTIONS)}"
+            )
+    if not given.get("table"):
+        raise ConfigurationError(
+            f"{FORMAT} needs the option 'table': streams, objects, ranges, nodes or another section"
+        )
+    origins = [name for name in _FROM if given.get(name)]
+    if len(origins) != 1:
+        raise ConfigurationError(
+            f"{FORMAT} has the options {', '.join(origins) or 'of no map'}, wanted one of"
+            f" {', '.join(_FROM)}"
+        )
+    if (origins == ["connect"]) != bool(given.get("copies")):
+        raise ConfigurationError(
+            f"{FORMAT} needs the option 'copies' with 'connect', and only then: a folder that the"
+            " driver and all executors share, for the copy of the map that they read"
+        )
+    if origins == ["connect"]:
+        _endpoints(given["connect"])
+    missing = [name for name in _TLS if not given.get(name.lower())]
+    if missing and len(missing) < len(_TLS):
+        raise ConfigurationError(
+            f"{FORMAT} needs all of {', '.join(_TLS)}, or none; the option {missing[0]!r} is"
+            " missing"
+        )
+    return given
+
+
+def _endpoints(connect: str) -> tuple[str, ...]:
+    endpoints = tuple(part.strip() for part in connect.split(","))
+    for endpoint in endpoints:
+        try:
+            check_endpoint("connect", endpoint)
+        except ConfigError as error:
+            raise ConfigurationError(
+                f"{FORMAT} has the option 'connect' as {connect!r}, wanted controllers as"
+                " HOST:PORT,HOST:PORT"
+            ) from error
+    return endpoints
+
+
+def _seconds(given: Mapping[str, str], option: str, otherwise: float) -> float:
+    text = given.get(option, str(otherwise))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigurationError(
+            f"{FORMAT} has the option {option!r} as {text!r}, wanted seconds of 0 or more, such as"
+            f" {otherwise:g}"
+        )
+    return seconds
+
+
+def _tls_files(given: Mapping[str, str]) -> TlsFiles | None:
+    if not given.get("tlsca"):
+        return None
+    return TlsFiles(*(Path(given[name.lower()]) for name in _TLS))
+
+
+def _by_option(error: Exception) -> str:
+    """The message of an error with the names that this format's options have."""
+    text = str(error).replace(", or --profile", "").replace("--connect", "connect")
+    return _OF_COMMANDS.sub(lambda found: f"tls{found[1].capitalize()}", text)
+
+
+@dataclass
+class _Rows(InputPartition):
+    """Record batches, or row groups, `first` to `end` - 1 of a table."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _CheckpointTable:
+    """A section of a checkpoint file."""
+
+    path: str
+    name: str
+
+    def schema(self) -> pa.Schema:
+        with self._stream() as stream:
+            return stream.schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with _opened(Path(self.path)) as checkpoint:
+            _verify(checkpoint)
+        with self._stream() as stream:
+            return _runs([batch.num_rows for batch in stream])
+
+    def read(self, rows: _Rows, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with self._stream(columns) as stream:
+            for number, batch in enumerate(stream):
+                if number >= rows.end:
+                    return
+                if number >= rows.first:
+                    yield batch
+
+    def _stream(self, columns: Sequence[str] | None = None) -> pa.RecordBatchStreamReader:
+        """The section's batches; batches and columns that are skipped stay on the disk."""
+        with _opened(Path(self.path)) as checkpoint:
+            entry = _section(checkpoint.entries, self.name, self.path)
+        with pa.memory_map(self.path) as mapped:
+            mapped.seek(entry.position)
+            body = mapped.read_buffer(entry.length)
+        if columns is None:
+            return pa.ipc.open_stream(body)
+        with pa.ipc.open_stream(body) as stream:
+            places = sorted(stream.schema.get_field_index(name) for name in columns)
+        return pa.ipc.open_stream(body, options=pa.ipc.IpcReadOptions(included_fields=places))
+
+
+@dataclass(frozen=True)
+class _ExportTable:
+    """A file of a Parquet export."""
+
+    folder: str
+    name: str
+
+    def schema(self) -> pa.Schema:
+        return pq.read_schema(self._path())
+
+    def partitions(self) -> Sequence[InputPartition]:
+        found = pq.read_metadata(self._path())
+        return _runs([found.row_group(one).num_rows for one in range(found.num_row_groups)])
+
+    def read(self, rows: _Rows, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(self._path()) as file:
+            groups = range(rows.first, rows.end)
+            if groups:
+                yield from file.iter_batches(row_groups=groups, columns=list(columns))
+
+    def _path(self) -> Path:
+        """The file, if the export is whole and has it."""
+        folder = Path(self.folder)
+        try:
+            said = parse_json((folder / MANIFEST).read_text())
+            is_complete = said["complete"] is True
+            names = {one["section"]: one["file"] for one in said["files"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MetadataExportError(
+                f"{folder} is no export of a map ({error!r}); name a folder that `streammeta"
+                " snapshot export` wrote, on a path that all machines share"
+            ) from error
+        if not is_complete:
+            raise MetadataExportError(f"the export {folder} is not complete; export the map again")
+        if names.get(self.name) != self.name + SUFFIX:
+            raise _no_table(self.name, names, self.folder)
+        return folder / (self.name + SUFFIX)
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, table: _CheckpointTable | _ExportTable, columns: pa.Schema) -> None:
+        self._table = table
+        self._columns = columns
+        self._filters: Sequence[object] = ()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._table.partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Rows)
+        names, wanted = self._columns.names, row_filter(self._filters, self._columns)
+        for batch in self._table.read(partition, names):
+            rows = batch.select(names).cast(self._columns)
+            yield rows if wanted is None else rows.filter(wanted)
+
+
+class _PushingReader(_Reader):
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
+        """Take filters; all are returned, so that Spark applies them again."""
+        self._filters = filters
+        return filters
+
+
+def _runs(counts: Sequence[int]) -> list[InputPartition]:
+    """Group batches of so many rows into partitions of about `_PARTITION_ROWS`; at least one."""
+    runs: list[InputPartition] = []
+    first = rows = 0
+    for number, count in enumerate(counts):
+        if rows and rows + count > _PARTITION_ROWS:
+            runs.append(_Rows(first, number))
+            first, rows = number, 0
+        rows += count
+    return [*runs, _Rows(first, len(counts))]
+
+
+def _spark_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns in types that Spark has: it knows no unsigned numbers."""
+    signed = {
+        pa.uint8(): pa.int16(),
+        pa.uint16(): pa.int32(),
+        pa.uint32(): pa.int64(),
+        pa.uint64(): pa.int64(),
+    }
+    return pa.schema([pa.field(one.name, signed.get(one.type, one.type)) for one in schema])
+
+
+def _opened(path: Path) -> CheckpointReader:
+    try:
+        return CheckpointReader.open(path)
+    except (CheckpointError, OSError) as error:
+        raise MetadataExportError(
+            f"the checkpoint {path} can't be read ({error}); name one on a path that all machines"
+            " share"
+        ) from error
+
+
+def _verify(checkpoint: CheckpointReader) -> None:
+    try:
+        checkpoint.verify()
+    except CheckpointError as error:
+        raise MetadataExportError(f"the copy of the map is damaged: {error}") from error
+
+
+def _section(entries: Mapping[str, SectionEntry], name: str, where: str) -> SectionEntry:
+    if name not in entries:
+        raise _no_table(name, entries, where)
+    return entries[name]
+
+
+def _no_table(name: str, known: Mapping[str, object], where: str) -> MetadataExportError:
+    return MetadataExportError(f"{where} has no table {name!r}; it has {', '.join(sorted(known))}")

@@ -1,0 +1,1 @@
+"""Parquet files written without pyarrow's row groups."""

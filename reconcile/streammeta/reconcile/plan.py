@@ -1,0 +1,450 @@
+"""Planning: lists the bucket, then takes a snapshot of the map, and judges every key.
+
+The listing ends before the snapshot is taken. So an object committed meanwhile is in the map and
+never looks like an orphan, and an id found in the bucket was issued before the snapshot. If a later
+step fails, the plan is a report of the rest. Nothing here deletes anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from streammeta.reconcile.cluster.controller_client import LeaderClient
+from streammeta.reconcile.cluster.identity import (
+    ClusterIdentity,
+    check_bucket,
+    identify,
+    open_store,
+    place_of,
+    settled_below,
+    undecided_ids,
+)
+from streammeta.reconcile.engines.engine import Engine, EngineName
+from streammeta.reconcile.engines.engine_choice import AUTO_KEYS, open_engine
+from streammeta.reconcile.engines.spark_session import SparkConfig
+from streammeta.reconcile.findings.deep_read import read_objects
+from streammeta.reconcile.findings.losses import confirm_losses
+from streammeta.reconcile.findings.verdict_rows import upload_rows, version_rows
+from streammeta.reconcile.listing.inventory import Inventory, read_inventory
+from streammeta.reconcile.listing.shards import shards_of, shards_of_content, write_uploads
+from streammeta.reconcile.metadata.export import MetadataExport, export_map
+from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.plans.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
+from streammeta.reconcile.plans.plan_history import earlier_plans
+from streammeta.reconcile.reports.figures import FIGURE_COLUMNS, Figures, figures_of
+from streammeta.reconcile.reports.page import report_page
+from streammeta.reconcile.vocabulary.errors import (
+    ConfigurationError,
+    ControllerError,
+    MetadataExportError,
+    PlanError,
+)
+from streammeta.reconcile.vocabulary.tables import (
+    UPLOAD_COLUMNS,
+    VERDICT_COLUMNS,
+    Counts,
+    Tally,
+    arrow_schema,
+    read_batches,
+)
+from streammeta.reconcile.vocabulary.verdicts import (
+    NOT_LISTED,
+    WITHOUT_MAP,
+    Evidence,
+    Rules,
+    Verdict,
+    check_guards,
+    without_map,
+)
+from streammeta.rpc import tracing
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_store.protocol.address import without_secrets
+from streammeta.storage.object_store.protocol.base import ObjectStore
+from streammeta.tls.files import CallerFiles
+
+_VERSIONS_A_BATCH = 5000
+
+INVENTORY_LAG_MS = 48 * 3600 * 1000
+"""What was stored so shortly before an inventory was begun may not be in it: S3 promises no time,
+and delivers within two days."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """Bucket and cluster to compare, and safety limits.
+
+    `store` may carry credentials, which are not written down. `connect` are HOST:PORT of
+    controllers. An unknown object younger than `grace_ms` when the listing starts is left alone;
+    less than `admission.GRACE_FLOOR_MS` needs `unsafe_grace`. More candidates than the fraction
+    `max_share` of the cluster's keys, or than `max_candidates`, make a plan that can't be applied.
+    `namespace` only confirms the cluster's own. `shard_digits` 1 lists in 17 shards, 2 in 257,
+    None as many as suit the bucket.
+    `patience_s` is how long to wait for a leader. Without `tls` controllers are asked in plain
+    text. `auto_keys` is the largest bucket that the automatic choice of the engine leaves to this
+    process; `spark` is used by the other engine alone. `deep_share` is the fraction of the map's
+    objects to read, 0..1. With `versions` those that are not current are listed too. With an
+    `inventory` that is read in place of a listing: the address of a manifest, or the path of a
+    table that was begun at `inventory_taken_ms`.
+    """
+
+    store: str
+    connect: tuple[str, ...]
+    folder: Path
+    grace_ms: int = 3_600_000
+    unsafe_grace: bool = False
+    max_share: float = 0.2
+    max_candidates: int = 10_000
+    allow_empty_map: bool = False
+    namespace: str | None = None
+    patience_s: float = 15.0
+    tls: CallerFiles | None = None
+    shard_digits: int | None = None
+    engine: EngineName = EngineName.AUTO
+    auto_keys: int = AUTO_KEYS
+    spark: SparkConfig = field(default_factory=SparkConfig)
+    deep_share: float = 0.0
+    versions: bool = False
+    inventory: str | None = None
+    inventory_taken_ms: int | None = None
+
+
+@tracing.span("streammeta.reconcile.plan")
+def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
+    """Compare bucket and map, and write the plan folder; `progress` gets one line per stage.
+
+    The plan is written also when guards failed, or when the map or the unfinished uploads could not
+    be read after the bucket was listed: it is a report of what is known then.
+
+    Raises:
+        ReconcileError: what was asked for makes no sense, the controllers do not answer at the
+            start or are of another cluster than the bucket, the folder exists, or Spark failed.
+            There is no plan then.
+        StorageError: the bucket can't be read, or has no marker of the cluster.
+    """
+    _check_config(config)
+    plan_folder.refuse_existing(config.folder)
+    with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
+        identity = identify(leader)
+    _confirm_namespace(config, identity)
+    with closing(open_store(config.store)) as store:
+        claimed_below = check_bucket(store, identity)
+        undecided = undecided_ids(store, identity)
+        inventory = _inventory(config)
+        # An inventory may have been begun before a restore.
+        settled = 0 if inventory else settled_below(store, identity)
+        with (
+            plan_folder.new_plan_folder(config.folder) as draft,
+            open_engine(config.engine, config.spark, progress, config.auto_keys) as engine,
+        ):
+            started_ms = _now_ms() if inventory is None else inventory.started_ms
+            listed = _list(engine, config, store, inventory, identity.namespace, draft, progress)
+            uploads, unlisted = _uploads(store, draft)
+            progress("copying the map")
+            exported = _export(config, identity, draft / plan_folder.MAP)
+            result = PlanResult(
+                cluster_id=identity.cluster_id,
+                cluster_uuid=identity.cluster_uuid,
+                store=without_secrets(config.store),
+                place=place_of(config.store),
+                namespace=identity.namespace,
+                connect=config.connect,
+                created_at_ms=_now_ms(),
+                listing_started_ms=started_ms,
+                young_from_ms=started_ms - config.grace_ms,
+                unsafe_grace=config.unsafe_grace,
+                engine=engine.name,
+                inventory="" if inventory is None else inventory.place,
+                unfinished_uploads=uploads,
+                unknown=unlisted,
+            )
+            if isinstance(exported, MetadataExport):
+                result = _read(config, store, draft, result, progress)
+                progress(f"comparing with {exported.objects} objects of the map")
+                result = _compared(
+                    *(engine, config, draft, result, listed, exported, claimed_below),
+                    undecided=undecided,
+                    settled=settled,
+                )
+                result = _confirmed(config, store, draft, result, progress)
+                result = _with_versions(config, store, draft, result, progress)
+            else:
+                result = _report_without_map(engine, draft, result, listed, exported)
+            _write(draft, config.folder, result)
+    tracing.note({"engine": result.engine, "candidates": result.candidates.keys})
+    return result
+
+
+def _check_config(config: PlanConfig) -> None:
+    if not config.connect:
+        raise ConfigurationError("--connect names no controller; give at least one HOST:PORT")
+    check_grace(config.grace_ms, is_unsafe=config.unsafe_grace)
+    if not 0 <= config.max_share <= 1:
+        raise ConfigurationError(f"--max-share is {config.max_share}, wanted 0..1")
+    if not 0 <= config.deep_share <= 1:
+        raise ConfigurationError(f"--deep is {config.deep_share}, wanted 0..1")
+    if config.inventory is None and config.inventory_taken_ms is not None:
+        raise ConfigurationError("--taken-at is given without --inventory; leave it out")
+    if config.inventory is not None and config.versions:
+        raise ConfigurationError(
+            "--versions lists the bucket, but --inventory is given; an inventory with versions"
+            " counts them without it: leave --versions out"
+        )
+    if config.max_candidates < 0:
+        raise ConfigurationError(f"--max-candidates is {config.max_candidates}, wanted 0 or more")
+
+
+def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:
+    if config.namespace not in (None, identity.namespace):
+        raise ConfigurationError(
+            f"--namespace is {config.namespace!r}, but the controllers at"
+            f" {', '.join(config.connect)} are of {identity.described()}; leave the option out, or"
+            " let --connect name the cluster that owns this namespace"
+        )
+
+
+@tracing.span("streammeta.reconcile.uploads")
+def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ...]]:
+    """List unfinished uploads; without them the plan still holds, as nothing depends on them."""
+    folder = draft / plan_folder.UPLOADS
+    try:
+        return write_uploads(store, folder), ()
+    except StorageError as error:
+        shutil.rmtree(folder)
+        return None, (f"unfinished multipart uploads could not be listed: {error}",)
+
+
+@tracing.span("streammeta.reconcile.snapshot")
+def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MetadataExport | str:
+    """Export the map and check its cluster; without an export, return the reason."""
+    try:
+        with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
+            exported = export_map(leader, folder)
+    except (ControllerError, MetadataExportError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return f"the map could not be copied: {error}"
+    if (exported.cluster_id, exported.cluster_uuid) != (identity.cluster_id, identity.cluster_uuid):
+        raise PlanError(
+            f"the copy of the map is of cluster {exported.cluster_id!r}, UUID"
+            f" {exported.cluster_uuid or 'unknown'}, but the leader answered for"
+            f" {identity.described()}; let --connect name controllers of one cluster"
+        )
+    return exported
+
+
+def _inventory(config: PlanConfig) -> Inventory | None:
+    if config.inventory is None:
+        return None
+    return read_inventory(config.inventory, config.store, config.inventory_taken_ms, _now_ms())
+
+
+@tracing.span("streammeta.reconcile.list")
+def _list(
+    engine: Engine,
+    config: PlanConfig,
+    store: ObjectStore,
+    inventory: Inventory | None,
+    namespace: str,
+    draft: Path,
+    progress: Progress,
+) -> int:
+    """Write the listing to the draft; returns the number of rows."""
+    listing = draft / plan_folder.LISTING
+    if inventory is None:
+        digits = config.shard_digits
+        shards = shards_of_content(store, namespace) if digits is None else shards_of(digits)
+        progress(f"listing {without_secrets(config.store)} in {len(shards)} shards")
+        rows = engine.list_bucket(config.store, namespace, shards, listing)
+        progress(f"listed {rows} keys")
+    else:
+        progress(f"reading the {len(inventory.files)} files of the inventory {inventory.place}")
+        rows = engine.list_inventory(inventory, namespace, listing)
+        progress(f"read {rows} rows")
+    tracing.note({"rows": rows})
+    return rows
+
+
+@tracing.span("streammeta.reconcile.join")
+def _compared(
+    engine: Engine,
+    config: PlanConfig,
+    draft: Path,
+    basis: PlanResult,
+    listed: int,
+    exported: MetadataExport,
+    claimed_below: int,
+    *,
+    undecided: tuple[tuple[int, int], ...],
+    settled: int,
+) -> PlanResult:
+    """Add to `basis`, which has all that does not depend on the map, what the map says.
+
+    `listed` is the number of rows of the listing.
+    """
+    rules = Rules(
+        next_object_id=exported.next_object_id,
+        young_from_ms=basis.young_from_ms,
+        unlisted_from_ms=basis.listing_started_ms - _listing_lag_ms(basis),
+        undecided=undecided,
+        settled_below=settled,
+    )
+    found = engine.judge(draft, rules, basis.namespace)
+    classes = _in_order({**found, **_judge_uploads(draft, basis)})
+    shutil.rmtree(draft / plan_folder.LISTING)
+    evidence = Evidence(
+        counts={verdict: tally.keys for verdict, tally in classes.items()},
+        map_objects=exported.committed_objects,
+        issued_below=exported.issued_below,
+        claimed_below=claimed_below,
+    )
+    guards = check_guards(
+        evidence,
+        max_share=config.max_share,
+        max_candidates=config.max_candidates,
+        allow_empty_map=config.allow_empty_map,
+    )
+    return replace(
+        basis,
+        map_end_offset=exported.end_offset,
+        map_epoch=exported.epoch,
+        next_object_id=exported.next_object_id,
+        next_stream_id=exported.next_stream_id,
+        map_objects=exported.objects,
+        repeated_rows=listed - sum(found[verdict].keys for verdict in found.keys() - NOT_LISTED),
+        classes=classes,
+        guards=guards,
+    )
+
+
+def _listing_lag_ms(basis: PlanResult) -> int:
+    """Time before a listing's start in which an object may have been stored and not be in it."""
+    return INVENTORY_LAG_MS if basis.inventory else CLOCK_SKEW_MS
+
+
+def _judge_uploads(draft: Path, basis: PlanResult) -> Mapping[Verdict, Tally]:
+    if not basis.unfinished_uploads:
+        return {}
+    path = draft / plan_folder.VERDICTS / "unfinished-uploads.parquet"
+    with pq.ParquetWriter(path, arrow_schema(VERDICT_COLUMNS)) as writer:
+        for uploads in read_batches(draft / plan_folder.UPLOADS, UPLOAD_COLUMNS):
+            writer.write_batch(upload_rows(uploads, basis.namespace))
+    return {Verdict.UNFINISHED_UPLOAD: Tally(basis.unfinished_uploads, 0)}
+
+
+def _with_versions(
+    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+) -> PlanResult:
+    """Add the versions that are not current to the verdicts, if they are asked for."""
+    if not config.versions:
+        return basis
+    progress("listing versions that are not current")
+    with tracing.span("streammeta.reconcile.versions"):
+        return _listed_versions(store, draft, basis)
+
+
+def _listed_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> PlanResult:
+    counts = Counts("verdict")
+    path = draft / plan_folder.VERDICTS / "old-versions.parquet"
+    listed = store.list_old_versions()
+    try:
+        with pq.ParquetWriter(path, arrow_schema(VERDICT_COLUMNS)) as writer:
+            while page := list(itertools.islice(listed, _VERSIONS_A_BATCH)):
+                rows = version_rows(page, basis.namespace)
+                writer.write_batch(rows)
+                counts.add(rows)
+    except StorageError as error:
+        path.unlink()
+        return _not_found_out(basis, f"versions that are not current could not be listed: {error}")
+    found = {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
+    return replace(basis, classes=_in_order({**basis.classes, **found}))
+
+
+def _read(
+    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+) -> PlanResult:
+    """Read objects that the map wants, as many as are asked for."""
+    if config.deep_share == 0:
+        return basis
+    progress(f"reading {config.deep_share:.1%} of the objects of the map")
+    try:
+        with tracing.span("streammeta.reconcile.read"):
+            found = read_objects(
+                store,
+                draft / plan_folder.MAP,
+                basis.namespace,
+                config.deep_share,
+                basis.listing_started_ms,
+            )
+    except StorageError as error:
+        return _not_found_out(basis, f"objects could not be read: {error}")
+    return replace(basis, read={reading.name.lower(): found[reading] for reading in sorted(found)})
+
+
+@tracing.span("streammeta.reconcile.confirm")
+def _confirmed(
+    config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
+) -> PlanResult:
+    """Confirm what is missing or damaged; what is not lost after all was not seen right before."""
+    if basis.suspected:
+        progress(f"looking {basis.suspected} missing or damaged objects up again")
+    try:
+        with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
+            losses = confirm_losses(store, leader, draft)
+    except StorageError as error:
+        return _not_found_out(
+            basis, f"{basis.suspected} missing or damaged objects could not be confirmed: {error}"
+        )
+    confirmed = replace(basis, losses=losses)
+    if losses.objects + losses.refuted < basis.suspected:
+        return _not_found_out(
+            confirmed,
+            f"of {basis.suspected} missing or damaged objects only"
+            f" {losses.objects + losses.refuted} were looked up again",
+        )
+    return confirmed
+
+
+def _not_found_out(basis: PlanResult, sentence: str) -> PlanResult:
+    return replace(basis, unknown=(*basis.unknown, sentence))
+
+
+def _report_without_map(
+    engine: Engine, draft: Path, basis: PlanResult, listed: int, reason: str
+) -> PlanResult:
+    owners = engine.count_owners(draft / plan_folder.LISTING)
+    return replace(
+        basis,
+        repeated_rows=listed - sum(tally.keys for tally in owners.values()),
+        classes=_in_order({WITHOUT_MAP[owner]: tally for owner, tally in owners.items()}),
+        unknown=(*basis.unknown, reason),
+        guards=without_map(reason),
+    )
+
+
+@tracing.span("streammeta.reconcile.write")
+def _write(draft: Path, folder: Path, result: PlanResult) -> None:
+    figures: Figures | None = None
+    if result.next_object_id is not None:
+        verdicts = read_batches(draft / plan_folder.VERDICTS, FIGURE_COLUMNS)
+        figures = figures_of(verdicts, result.listing_started_ms)
+    path = draft / plan_folder.REPORT_FILE
+    page = report_page(result, figures, earlier_plans(folder, result))
+    path.write_text(page, encoding="utf-8")
+    plan_folder.write_plan_file(draft, result)
+
+
+def _in_order(found: Mapping[Verdict, Tally]) -> dict[Verdict, Tally]:
+    return {verdict: found[verdict] for verdict in Verdict if verdict in found}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,1 @@
+"""Reports of a plan: figures and an HTML page."""

@@ -1,0 +1,149 @@
+"""Telling the controllers of a run, for their status pages and metrics.
+
+A run is as good untold: what goes wrong here is a sentence for whoever started it, and no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from streammeta.reconcile.apply import ApplyResult
+from streammeta.reconcile.cluster.controller_client import LeaderClient
+from streammeta.reconcile.deletion.order import Outcome
+from streammeta.reconcile.plans.plan_folder import PlanResult
+from streammeta.reconcile.vocabulary.errors import ControllerError
+from streammeta.reconcile.vocabulary.tables import Tally
+from streammeta.reconcile.vocabulary.verdicts import Verdict
+from streammeta.reconcile.watch import SUCCESSES, Round, RoundOutcome, judged
+from streammeta.storage.cluster_files.reconcile_runs import (
+    KEY,
+    NAMESPACE,
+    Run,
+    Runs,
+    RunsError,
+    decode,
+    encode,
+    shortened,
+)
+from streammeta.tls.files import CallerFiles, TlsError
+from streammeta.v1 import common_pb2, kv_pb2, kv_pb2_grpc
+
+_CALL_TIMEOUT_S = 5.0
+_PATIENCE_S = 5.0
+_ATTEMPTS = 5
+_GONE = (Outcome.DELETED, Outcome.QUARANTINED, Outcome.TAGGED)
+
+
+def run_of_plan(plan: PlanResult, started_ms: int, ended_ms: int) -> Run:
+    """Return what is told of a plan."""
+    outcome, problem = judged(plan)
+    return Run(
+        started_ms=started_ms,
+        ended_ms=ended_ms,
+        kind="plan",
+        engine=plan.engine,
+        result=str(outcome),
+        problem=shortened(problem),
+        succeeded=outcome in SUCCESSES,
+        keys=sum(tally.keys for tally in plan.classes.values()),
+        orphans=plan.candidates.keys if plan.is_compared else None,
+        orphan_bytes=plan.candidates.size if plan.is_compared else None,
+        missing=plan.lost if plan.is_compared else None,
+    )
+
+
+def run_of_apply(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
+    """Return what is told of an apply, a dry one too."""
+    outcome, problems = RoundOutcome.SETTLED, done.problems
+    if done.left:
+        outcome, problems = RoundOutcome.ENDED, ("ended by a signal", *problems)
+    elif not done.complete:
+        outcome = RoundOutcome.INCOMPLETE
+    return Run(
+        started_ms=started_ms,
+        ended_ms=ended_ms,
+        kind="apply",
+        engine=done.engine,
+        result=str(outcome),
+        problem=shortened("; ".join(filter(None, (*problems, done.warning)))),
+        succeeded=done.complete,
+        keys=sum(tally.keys for tally in done.outcomes.values()) + done.left,
+        deleted=sum(done.outcomes.get(one, Tally(0, 0)).keys for one in _GONE),
+    )
+
+
+def run_of_round(one: Round) -> Run:
+    """Return what is told of a round of `reconcile watch`."""
+    orphans = one.verdicts.get(Verdict.ORPHAN, Tally(0, 0)) if one.is_compared else None
+    return Run(
+        started_ms=one.started_ms,
+        ended_ms=one.ended_ms,
+        kind="round",
+        engine=one.engine,
+        result=str(one.outcome),
+        problem=shortened(one.problem),
+        succeeded=one.outcome in SUCCESSES,
+        keys=sum(tally.keys for tally in one.verdicts.values()) if one.plan else None,
+        orphans=None if orphans is None else orphans.keys,
+        orphan_bytes=None if orphans is None else orphans.size,
+        deleted=sum(one.outcomes.get(each, Tally(0, 0)).keys for each in _GONE),
+        missing=one.lost if one.is_compared else None,
+    )
+
+
+def tell(run: Run, connect: Sequence[str], tls: CallerFiles | None) -> str:
+    """Add a run to those that the cluster remembers; return what went wrong, or nothing.
+
+    A value there that this version can't read is left alone.
+    """
+    try:
+        with LeaderClient(connect, _PATIENCE_S, tls) as leader:
+            _add(leader, run)
+    except (ControllerError, TlsError, RunsError) as error:
+        return f"status pages do not show this run: {error}"
+    return ""
+
+
+def _add(leader: LeaderClient, run: Run) -> None:
+    for _ in range(_ATTEMPTS):
+        found = _get(leader)
+        try:
+            known = decode(found.value) if found.found else Runs()
+        except RunsError as error:
+            raise RunsError(
+                f"the key {KEY!r} of the namespace {NAMESPACE!r} is left as it is: {error};"
+                " delete it to begin anew"
+            ) from error
+        value = encode(known.followed_by(run))
+        result = _put(leader, value, found.version)
+        # A repeat of a call whose answer was lost finds the value of its first attempt.
+        if result.error == common_pb2.ERROR_CODE_NONE or result.value == value:
+            return
+    raise ControllerError(f"other runs were told at the same time, {_ATTEMPTS} times")
+
+
+def _get(leader: LeaderClient) -> kv_pb2.KVResult:
+    request = kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(namespace=NAMESPACE, key=KEY)])
+
+    def call(channel: grpc.Channel) -> kv_pb2.GetKVsResponse:
+        return kv_pb2_grpc.KVServiceStub(channel).GetKVs(request, timeout=_CALL_TIMEOUT_S)
+
+    return _only(leader.ask("KVService/GetKVs", call).results)
+
+
+def _put(leader: LeaderClient, value: bytes, version: int) -> kv_pb2.KVResult:
+    item = kv_pb2.KVToPut(namespace=NAMESPACE, key=KEY, value=value, expected_version=version)
+    request = kv_pb2.PutKVsRequest(items=[item])
+
+    def call(channel: grpc.Channel) -> kv_pb2.PutKVsResponse:
+        return kv_pb2_grpc.KVServiceStub(channel).PutKVs(request, timeout=_CALL_TIMEOUT_S)
+
+    return _only(leader.ask("KVService/PutKVs", call).results)
+
+
+def _only(results: Sequence[kv_pb2.KVResult]) -> kv_pb2.KVResult:
+    if len(results) != 1:
+        raise ControllerError(f"a controller answered {len(results)} results for one key")
+    return results[0]

@@ -1,0 +1,1 @@
+"""Words of reconciliation: verdicts, tables, attempts, errors. Pure."""

@@ -1,0 +1,59 @@
+"""Metrics of continuous reconciliation: the last round, as a file for node_exporter.
+
+Pure; whoever made the round writes the file.
+"""
+
+from __future__ import annotations
+
+from streammeta.reconcile.deletion.order import Outcome
+from streammeta.reconcile.vocabulary.tables import Tally
+from streammeta.reconcile.vocabulary.verdicts import Verdict
+from streammeta.reconcile.watch import Round, RoundOutcome
+
+METRICS = {
+    "streammeta_reconcile_last_round_timestamp_seconds": "End of the last round.",
+    "streammeta_reconcile_last_success_timestamp_seconds": (
+        "End of the last round that settled every candidate; 0 before the first."
+    ),
+    "streammeta_reconcile_last_round_duration_seconds": "Time that the last round took.",
+    "streammeta_reconcile_last_round_outcome": "1 for the outcome of the last round, else 0.",
+    "streammeta_reconcile_lost_objects": "Objects of the map missing or damaged, confirmed.",
+    "streammeta_reconcile_keys": "Keys of the last round, by verdict.",
+    "streammeta_reconcile_bytes": "Bytes of the last round, by verdict.",
+    "streammeta_reconcile_candidates": "Candidates of the last round, by what became of them.",
+}
+"""Gauges of the last round, by name; the label `store` is the bucket and its endpoint."""
+
+
+def exposition(one: Round, place: str) -> str:
+    """The last round as the textfile collector of Prometheus' node_exporter reads it."""
+    series: dict[str, list[tuple[str, float]]] = {
+        "last_round_timestamp_seconds": [("", one.ended_ms / 1000)],
+        "last_success_timestamp_seconds": [("", one.last_success_ms / 1000)],
+        "last_round_duration_seconds": [("", (one.ended_ms - one.started_ms) / 1000)],
+        "last_round_outcome": [
+            (f',outcome="{outcome}"', int(outcome is one.outcome)) for outcome in RoundOutcome
+        ],
+        "lost_objects": [("", one.lost)],
+        "keys": [
+            (f',verdict="{verdict}"', one.verdicts.get(verdict, Tally(0, 0)).keys)
+            for verdict in Verdict
+        ],
+        "bytes": [
+            (f',verdict="{verdict}"', one.verdicts.get(verdict, Tally(0, 0)).size)
+            for verdict in Verdict
+        ],
+        "candidates": [
+            (f',outcome="{outcome}"', one.outcomes.get(outcome, Tally(0, 0)).keys)
+            for outcome in Outcome
+        ],
+    }
+    store = place.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return "".join(
+        f"# HELP {name} {meaning}\n# TYPE {name} gauge\n"
+        + "".join(
+            f'{name}{{store="{store}"{labels}}} {value}\n'
+            for labels, value in series[name.removeprefix("streammeta_reconcile_")]
+        )
+        for name, meaning in METRICS.items()
+    )

@@ -1,0 +1,1 @@
+"""Files of a cluster in its bucket: marker, backups, runs of reconciliation."""

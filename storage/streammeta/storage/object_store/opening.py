@@ -1,0 +1,54 @@
+"""Opening of object stores by address. It opens no connection and touches no file.
+
+`check()` on the opened store says whether it can be used.
+"""
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from streammeta.storage.installation import optional_packages
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.protocol.address import S3Config
+from streammeta.storage.object_store.protocol.base import ObjectStore
+
+
+def open_object_store(uri: str) -> ObjectStore:
+    """Open `s3://bucket?options` or `file:///absolute/directory`.
+
+    Raises `ValueError` saying what is wrong with the address; `MissingPackageError` on an S3
+    address without boto3, which the extra `s3` brings.
+    """
+    if not isinstance(uri, str):
+        raise TypeError(
+            f"uri is {uri!r}, a {type(uri).__name__}; wanted a str: s3://bucket?options or"
+            " file:///absolute/directory"
+        )
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    if scheme == "s3":
+        with optional_packages("an s3:// address"):
+            from streammeta.storage.object_store.s3.s3 import S3ObjectStore  # botocore loads slowly
+
+        return S3ObjectStore(S3Config.from_uri(uri))
+    if scheme == "file":
+        return LocalObjectStore(_directory_of(uri))
+    raise ValueError(
+        f"object store address is {uri.partition('?')[0]!r}, wanted s3://bucket?options or"
+        " file:///absolute/directory"
+    )
+
+
+def open_with_path(address: str) -> tuple[ObjectStore, str]:
+    """Open the bucket of `s3://bucket/path?options`; return it and the path, percent-decoded.
+
+    Raises as `open_object_store`.
+    """
+    parts = urlsplit(address)
+    query = f"?{parts.query}" if parts.query else ""
+    return open_object_store(f"{parts.scheme}://{parts.netloc}{query}"), unquote(parts.path[1:])
+
+
+def _directory_of(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise ValueError(f"directory address is {uri!r}, wanted file:///absolute/directory")
+    return Path(unquote(parts.path))

@@ -1,0 +1,247 @@
+"""Addresses of object stores: `s3://` and `file://`, parsed and written.
+
+S3 addresses have two forms. The bucket form is this product's own:
+`s3://bucket?endpoint=..&region=..`. The server form is that of tools that put the server first:
+`s3://host:port?s3-data-bucket=..`. No error message shows a key.
+
+Content-MD5 is the default checksum of uploads: S3-compatible servers of all ages refuse damaged
+bytes by it, while some accept the newer headers and ignore them. Amazon and current servers check
+CRC32 and CRC32C too; these cost a fraction of MD5's time, are stored with the object, and are
+checked again when it is read whole. Digests are computed here, not in botocore: it needs a library
+of its own for CRC32C, and sends checksums of bodies as trailers, which many servers can't read.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from streammeta.storage.object_format.checksum import ObjectChecksum
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.literals import ChecksumAlgorithmType
+
+
+class Checksum(StrEnum):
+    """Checksum of uploads; the value is its name in an address."""
+
+    MD5 = "md5"
+    CRC32 = "crc32"
+    CRC32C = "crc32c"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the server stores it with the object and returns it."""
+        return self is not Checksum.MD5
+
+    @property
+    def algorithm(self) -> ChecksumAlgorithmType:
+        """S3's name of a stored checksum."""
+        return "CRC32C" if self is Checksum.CRC32C else "CRC32"
+
+    @property
+    def member(self) -> str:
+        """Name of the field in requests and answers."""
+        return "ContentMD5" if self is Checksum.MD5 else f"Checksum{self.algorithm}"
+
+    def digest(self, body: bytes | memoryview) -> str:
+        """Return the checksum of `body` in base64, as S3 writes it."""
+        match self:
+            case Checksum.MD5:
+                raw = hashlib.md5(body, usedforsecurity=False).digest()
+            case Checksum.CRC32:
+                raw = zlib.crc32(body).to_bytes(4, "big")
+            case Checksum.CRC32C:
+                raw = ObjectChecksum.of(body).value.to_bytes(4, "big")
+        return base64.b64encode(raw).decode()
+
+    def of(self, body: bytes | memoryview) -> dict[str, Any]:
+        """Return the checksum fields of a request that sends `body`."""
+        named = {"ChecksumAlgorithm": self.algorithm} if self.is_stored else {}
+        return {self.member: self.digest(body), **named}
+
+    def stored_in(self, answer: Any) -> str:
+        """Return the stored checksum in an answer, empty if there is none."""
+        return str(answer.get(self.member, "")) if self.is_stored else ""
+
+    def contradicts(self, answer: Any, body: bytes) -> bool:
+        """Whether the answer's checksum of the whole object differs from that of `body`.
+
+        The checksum of an object uploaded in parts is one of checksums and contains a dash.
+        """
+        stored = self.stored_in(answer)
+        return bool(stored) and "-" not in stored and stored != self.digest(body)
+
+
+DEFAULT_REGION = "us-east-1"
+
+_SERVER_PREFIX = "s3-"
+_BUCKET_FORM = ("endpoint", "region", "pathStyle", "accessKey", "secretKey", "checksum")
+_SERVER_FORM = (
+    "s3-data-bucket",
+    "s3-endpoint-protocol",
+    "s3-region",
+    "s3-path-style",
+    "s3-access-key",
+    "s3-secret-key",
+)
+_IGNORED = ("s3-ops-bucket", "cluster-id")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Config:
+    """A bucket and how to reach it.
+
+    Without `endpoint_url` it is Amazon's; without keys they come from the environment (the AWS_*
+    variables and boto3's other sources). `path_style` puts the bucket in the path, not the host.
+    """
+
+    bucket: str
+    endpoint_url: str | None = None
+    region: str = DEFAULT_REGION
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    path_style: bool = False
+    checksum: Checksum = Checksum.MD5
+
+    @classmethod
+    def from_uri(cls, uri: str) -> S3Config:
+        """Read either form; all of the options may be left out, but for `s3-data-bucket`.
+
+        - `s3://bucket?endpoint=..&region=..&pathStyle=..&accessKey=..&secretKey=..&checksum=..`
+        - `s3://host:port?s3-data-bucket=..&s3-endpoint-protocol=..&s3-region=..&s3-path-style=..
+          &s3-access-key=..&s3-secret-key=..`, whose `s3-ops-bucket` and `cluster-id` are not used.
+
+        The path style is `true` with an endpoint and `false` without, the protocol `https`. Values
+        are percent-encoded; a plus is a plus. Raises `ValueError` naming the part that is wrong.
+        """
+        parts = urlsplit(uri)
+        if parts.scheme != "s3" or not parts.netloc or parts.path not in ("", "/"):
+            raise ValueError(
+                f"S3 address is {uri.partition('?')[0]!r}, wanted s3://bucket without a path"
+            )
+        pairs = [pair.partition("=") for pair in parts.query.split("&") if pair]
+        names = [unquote(name) for name, _, _ in pairs]
+        is_server_form = any(name.startswith(_SERVER_PREFIX) for name in names)
+        known = (*_SERVER_FORM, *_IGNORED) if is_server_form else _BUCKET_FORM
+        values = {unquote(name): unquote(value) for name, _, value in pairs}
+        for name in names:
+            if name not in known or names.count(name) != 1 or not values[name]:
+                raise ValueError(
+                    f"S3 address has the option {name!r} {names.count(name)} times or empty; wanted"
+                    f" each of {', '.join(sorted(known))} at most once, with a value"
+                )
+        return cls._from_server_form(parts, values) if is_server_form else cls._of(parts, values)
+
+    @classmethod
+    def _from_server_form(cls, parts: SplitResult, values: Mapping[str, str]) -> S3Config:
+        if "s3-data-bucket" not in values:
+            raise ValueError(
+                f"S3 address names the server {parts.netloc!r} but no bucket; wanted s3-data-bucket"
+            )
+        protocol = values.get("s3-endpoint-protocol", "https")
+        bucket_form = {
+            "endpoint": f"{protocol}://{parts.netloc}",
+            **{
+                ours: values[theirs]
+                for ours, theirs in zip(_BUCKET_FORM[1:5], _SERVER_FORM[2:], strict=True)
+                if theirs in values
+            },
+        }
+        return cls._of(urlsplit(f"s3://{values['s3-data-bucket']}"), bucket_form)
+
+    @classmethod
+    def _of(cls, parts: SplitResult, values: Mapping[str, str]) -> S3Config:
+        if ("accessKey" in values) != ("secretKey" in values):
+            raise ValueError("S3 address has one of access key and secret key, wanted both or none")
+        endpoint = values.get("endpoint")
+        if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
+            raise ValueError(f"S3 endpoint is {endpoint!r}, wanted http://host:port or https://")
+        path_style = values.get("pathStyle", "true" if endpoint else "false")
+        if path_style not in ("true", "false"):
+            raise ValueError(f"S3 path style is {path_style!r}, wanted true or false")
+        checksum = values.get("checksum", Checksum.MD5.value)
+        if checksum not in list(Checksum):
+            raise ValueError(
+                f"S3 checksum is {checksum!r}, wanted one of {', '.join(map(str, Checksum))}"
+            )
+        return cls(
+            bucket=parts.netloc,
+            endpoint_url=endpoint,
+            region=values.get("region", DEFAULT_REGION),
+            access_key=values.get("accessKey"),
+            secret_key=values.get("secretKey"),
+            path_style=path_style == "true",
+            checksum=Checksum(checksum),
+        )
+
+    def to_uri(self) -> str:
+        """Write the bucket form, with both keys if there are any; `from_uri` gives this again."""
+        options = {
+            "endpoint": self.endpoint_url,
+            "region": self.region,
+            "pathStyle": str(self.path_style).lower(),
+            "accessKey": self.access_key,
+            "secretKey": self.secret_key,
+            "checksum": None if self.checksum is Checksum.MD5 else self.checksum.value,
+        }
+        return f"s3://{self.bucket}?{_query(options)}"
+
+    def to_server_uri(self) -> str:
+        """Write the server form, which has no place for the checksum.
+
+        Raises `ValueError` without an endpoint.
+        """
+        if self.endpoint_url is None:
+            raise ValueError("the bucket is Amazon's; the server form wants an endpoint")
+        endpoint = urlsplit(self.endpoint_url)
+        options = {
+            "s3-access-key": self.access_key,
+            "s3-secret-key": self.secret_key,
+            "s3-region": self.region,
+            "s3-endpoint-protocol": endpoint.scheme,
+            "s3-data-bucket": self.bucket,
+            "s3-path-style": str(self.path_style).lower(),
+        }
+        return f"s3://{endpoint.netloc}?{_query(options)}"
+
+
+def _query(options: Mapping[str, str | None]) -> str:
+    given = {name: value for name, value in options.items() if value is not None}
+    return urlencode(given, quote_via=quote, safe="")
+
+
+_PUBLIC_PARAMETERS = frozenset({"endpoint", "region", "pathStyle"})
+
+
+def without_secrets(uri: str) -> str:
+    """Return an address with bucket, endpoint and region alone, fit for logs and files."""
+    parts = urlsplit(_bucket_form(uri))
+    shown = [pair for pair in parse_qsl(parts.query) if pair[0] in _PUBLIC_PARAMETERS]
+    query = urlencode(
+        [(name, _without_user(value) if name == "endpoint" else value) for name, value in shown],
+        safe=":/",
+    )
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+def _bucket_form(uri: str) -> str:
+    """The same bucket in the form that starts with it; other addresses as they are."""
+    if "s3-data-bucket" not in urlsplit(uri).query:
+        return uri
+    try:
+        return S3Config.from_uri(uri).to_uri()
+    except ValueError:
+        return uri
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,1 @@
+"""The S3 object store, and the only users of botocore."""

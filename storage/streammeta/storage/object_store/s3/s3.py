@@ -1,0 +1,598 @@
+"""S3 object store, through botocore.
+
+Owns the requests and their retries; botocore's own retries are off, because it neither retries a
+body that broke off nor treats every 429 as throttling. Errors are translated in `s3_client`;
+addresses and checksums are in `address`.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreRejectedError,
+    StoreUnavailableError,
+    UploadNotFoundError,
+)
+from streammeta.storage.object_store.protocol.address import Checksum, S3Config
+from streammeta.storage.object_store.protocol.base import (
+    Body,
+    DeleteResult,
+    MultipartUpload,
+    ObjectInfo,
+    OldVersion,
+    Tags,
+    UploadedPart,
+    check_key,
+    check_part_number,
+    check_parts,
+    check_range,
+    check_tags,
+)
+from streammeta.storage.object_store.protocol.calls import (
+    Meter,
+    StoreMetrics,
+    earlier,
+    received_bytes,
+    with_clean_up,
+)
+from streammeta.storage.object_store.protocol.reads import Scatter
+from streammeta.storage.object_store.protocol.retry import Retrier, RetryPolicy
+from streammeta.storage.object_store.s3.listing_page import ListingPage, refusal, to_ms
+from streammeta.storage.object_store.s3.s3_client import (
+    LISTING_PAGE,
+    THROTTLED_CODES,
+    S3Connection,
+    as_view,
+    check_part,
+    check_whole,
+    lacking_right,
+    sendable,
+    tagging,
+    translate,
+)
+from streammeta.storage.object_store.s3.s3_copies import (
+    COPIED_AT_ONCE,
+    copy_by_parts,
+    kept_fields,
+    read_tag_set,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import (
+        CompletedPartTypeDef,
+        DeleteObjectsOutputTypeDef,
+        ErrorTypeDef,
+        HeadObjectOutputTypeDef,
+    )
+
+T = TypeVar("T")
+
+DELETE_BATCH = 1000
+_PUT_ID = "put-id"
+
+
+class S3ObjectStore:
+    """An `ObjectStore` in one bucket; opens no connection before the first call."""
+
+    def __init__(
+        self,
+        config: S3Config,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        policy = retry or RetryPolicy()
+        self._bucket = config.bucket
+        self._endpoint = config.endpoint_url or "Amazon S3"
+        self._checksum = config.checksum
+        self._retrier = Retrier(policy)
+        self._meter = Meter()
+        self._deadline: float | None = None
+        self._connection = S3Connection(config, policy)
+
+    @property
+    def _client(self) -> S3Client:
+        return self._connection.client
+
+    def check(self) -> None:
+        """See `ObjectStore.check`. A listing, unlike HEAD, says in words why it is refused."""
+        self._call("check", lambda: self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1))
+
+    def until(self, deadline: float) -> S3ObjectStore:
+        """See `ObjectStore.until`.
+
+        A request that is still unanswered then is left to its connection, and its body in memory,
+        until `RetryPolicy.silence_s` have passed: that body must not change before.
+        """
+        view = copy.copy(self)
+        view._deadline = earlier(self._deadline, deadline)
+        return view
+
+    def metrics(self) -> StoreMetrics:
+        """See `ObjectStore.metrics`."""
+        return self._meter.snapshot(self._retrier.concurrency_limit)
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        """See `ObjectStore.put`.
+
+        A conditional put whose answer was lost is repeated, and may then find the object that it
+        made itself: an id in the object's user metadata tells.
+        """
+        check_key(key)
+        body = as_view(data)
+        options = {**self._checksum.of(body), **tagging(tags)}
+        put_id = uuid.uuid4().hex
+        if if_absent:
+            options |= {"IfNoneMatch": "*", "Metadata": {_PUT_ID: put_id}}
+
+        def put() -> None:
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=sendable(body), **options)
+
+        request = self._once(put, key, put_id) if if_absent else put
+        self._call("put", request, key=key, sent=len(body))
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """See `ObjectStore.get_range`."""
+        check_key(key)
+        check_range(start, end)
+        whole = (start, end) == (0, None)
+        last = "" if end is None else end - 1
+        # An empty object has no byte 0: a range of it is refused, the whole is not.
+        options: Any = {} if whole else {"Range": f"bytes={start}-{last}"}
+        if whole and self._checksum.is_stored:
+            options["ChecksumMode"] = "ENABLED"
+
+        def read() -> bytes:
+            answer = self._client.get_object(Bucket=self._bucket, Key=key, **options)
+            with closing(answer["Body"]) as stream:
+                body = stream.read()
+            if whole:
+                check_whole(key, answer, body, self._checksum)
+            else:
+                check_part(key, answer, len(body), start, end)
+            return body
+
+        return self._call("get_range", read, key=key, start=start)
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        """See `ObjectStore.read_into`."""
+        check_key(key)
+        end = start + Scatter(into).room
+        check_range(start, end)
+
+        def read() -> int:
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=key, Range=f"bytes={start}-{end - 1}"
+            )
+            with closing(answer["Body"]) as stream:
+                received = Scatter(into).fill_from(stream)
+            check_part(key, answer, received, start, end)
+            return received
+
+        return self._call("get_range", read, key=key, start=start)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`. A missing bucket looks like a missing object here."""
+        check_key(key)
+        found = self._call(
+            "head", lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
+        )
+        return ObjectInfo(
+            key, found["ContentLength"], to_ms(found["LastModified"]), found["ETag"].strip('"')
+        )
+
+    def list_objects(
+        self, prefix: str = "", start_after: str | None = None
+    ) -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list_objects`; 1000 keys a page."""
+        first = {} if start_after is None else {"StartAfter": start_after}
+        return self._listed(
+            "list_objects",
+            lambda page: self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **page),
+            first,
+        )
+
+    def _listed(
+        self, operation: str, request: Callable[[Any], Any], options: Mapping[str, str]
+    ) -> Iterator[Any]:
+        """Give the entries of all pages; `options` are the parameters for the first."""
+        while True:
+            page: ListingPage[Any] = self._call(operation, partial(request, options))[LISTING_PAGE]
+            yield from page.entries
+            if page.next_options is None:
+                return
+            if page.next_options == options:
+                raise refusal("it names itself as the next one")
+            options = page.next_options
+
+    def copy(self, source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
+        """See `ObjectStore.copy`; the bucket copies user metadata and headers too.
+
+        An object that is too large for one request, or for this server's, is copied by parts.
+        """
+        check_key(source_key)
+        check_key(target_key)
+        found = source or self.head(source_key)
+        if found.size <= COPIED_AT_ONCE:
+            try:
+                self._copy_whole(found, source_key, target_key)
+            except StoreRejectedError:
+                if not found.size:
+                    raise
+            else:
+                return
+        copy_by_parts(self, found, source_key, target_key, COPIED_AT_ONCE)
+
+    def _copy_whole(self, found: ObjectInfo, source_key: str, target_key: str) -> None:
+        source = self._copied_from(source_key, found.etag)
+        self._call(
+            "copy",
+            lambda: self._client.copy_object(Bucket=self._bucket, Key=target_key, **source),
+            key=source_key,
+            is_copy=True,
+        )
+
+    def fields_to_keep(self, key: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """See `PartCopies.fields_to_keep`; a server that refuses to name tags has none."""
+        described: Any = self._call(
+            "head", lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
+        )
+        try:
+            tags = self._call("get_tags", lambda: self._tags_of(key), key=key)
+        except StoreRejectedError:
+            tags = {}
+        return kept_fields(described), tags
+
+    def _copied_from(self, key: str, etag: str = "") -> Any:
+        """Return the fields of a request that name the source of a copy, and which object it is."""
+        source: Any = {"CopySource": {"Bucket": self._bucket, "Key": key}}
+        return source | ({"CopySourceIfMatch": f'"{etag}"'} if etag else {})
+
+    def add_tags(self, key: str, tags: Tags) -> None:
+        """See `ObjectStore.add_tags`: tags can only be replaced as a whole, so they are read.
+
+        Tags that are there are not written again: Ceph would renew the time of the object, by
+        which rules of the bucket decide.
+        """
+        check_key(key)
+
+        def add() -> None:
+            found = self._tags_of(key)
+            wanted = found | dict(tags)
+            if wanted == found:
+                return
+
+            check_tags(wanted)
+            tag_set: Any = [{"Key": name, "Value": value} for name, value in wanted.items()]
+            self._digested(
+                lambda: self._client.put_object_tagging(
+                    Bucket=self._bucket, Key=key, Tagging={"TagSet": tag_set}
+                ),
+                key,
+            )
+
+        self._call("add_tags", add, key=key)
+
+    def _tags_of(self, key: str) -> dict[str, str]:
+        ask = partial(self._client.get_object_tagging, Bucket=self._bucket, Key=key)
+        return read_tag_set(ask, key)
+
+    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
+        """See `ObjectStore.delete_many`."""
+        wanted = list(keys)
+        for key in wanted:
+            check_key(key)
+        failed: dict[str, str] = {}
+        throttled: set[str] = set()
+        denied: set[str] = set()
+        remaining = iter(wanted)
+        while batch := list(islice(remaining, DELETE_BATCH)):
+            for error in self._delete_batch(batch):
+                key, code = error["Key"], error.get("Code", "")
+                failed[key] = f"{code}: {error.get('Message', '')}"
+                if code == "AccessDenied":
+                    failed[key] += f"; {lacking_right('DeleteObjects')}"
+                    denied.add(key)
+                if code in THROTTLED_CODES:
+                    throttled.add(key)
+        deleted = tuple(key for key in wanted if key not in failed)
+        return DeleteResult(deleted, failed, frozenset(throttled), frozenset(denied))
+
+    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
+        """See `ObjectStore.start_multipart`.
+
+        The start time is not in the answer, so here it is that of this machine's clock.
+        """
+        check_key(key)
+        return self.start_upload(key, {}, tags or {})
+
+    def start_upload(self, key: str, fields: Mapping[str, Any], tags: Tags) -> MultipartUpload:
+        """See `PartCopies.start_upload`."""
+        options = {**fields, **tagging(tags)}
+        if self._checksum.is_stored:
+            options["ChecksumAlgorithm"] = self._checksum.algorithm
+        answer = self._call(
+            "start_multipart",
+            lambda: self._client.create_multipart_upload(Bucket=self._bucket, Key=key, **options),
+            key=key,
+        )
+        return MultipartUpload(key, answer["UploadId"], time.time_ns() // 1_000_000)
+
+    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
+        """See `ObjectStore.upload_part`."""
+        check_part_number(number)
+        body = as_view(data)
+        digest = self._checksum.of(body)
+        target = self._target(upload)
+        answer = self._call(
+            "upload_part",
+            lambda: self._client.upload_part(
+                **target, PartNumber=number, Body=sendable(body), **digest
+            ),
+            key=upload.key,
+            upload_id=upload.upload_id,
+            sent=len(body),
+        )
+        checksum = digest[self._checksum.member] if self._checksum.is_stored else ""
+        return UploadedPart(number, answer["ETag"], len(body), checksum)
+
+    def copy_part(
+        self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
+    ) -> UploadedPart:
+        """See `ObjectStore.copy_part`."""
+        check_part_number(number)
+        check_key(source_key)
+        check_range(start, end)
+        return self.copy_range(upload, number, source_key, start, end, etag="")
+
+    def copy_range(
+        self,
+        upload: MultipartUpload,
+        number: int,
+        source_key: str,
+        start: int,
+        end: int,
+        *,
+        etag: str,
+    ) -> UploadedPart:
+        """See `PartCopies.copy_range`."""
+        request = self._target(upload) | self._copied_from(source_key, etag)
+        answer = self._call(
+            "copy_part",
+            lambda: self._client.upload_part_copy(
+                **request, PartNumber=number, CopySourceRange=f"bytes={start}-{end - 1}"
+            ),
+            key=source_key,
+            start=start,
+            upload_id=upload.upload_id,
+            is_copy=True,
+        )
+        copied = answer["CopyPartResult"]
+        return UploadedPart(number, copied["ETag"], end - start, self._checksum.stored_in(copied))
+
+    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
+        """See `ObjectStore.complete_multipart`.
+
+        A retried request may find no upload because the first one completed it; an object of the
+        right size and number of parts under the key proves that.
+        """
+        check_parts(parts)
+        named = [self._named(part) for part in parts]
+        target = self._target(upload)
+
+        def complete() -> None:
+            try:
+                self._translated(
+                    lambda: self._client.complete_multipart_upload(
+                        **target, MultipartUpload={"Parts": named}
+                    ),
+                    key=upload.key,
+                    upload_id=upload.upload_id,
+                )
+            except UploadNotFoundError:
+                if not self._is_made_of(upload.key, parts):
+                    raise
+
+        self._call("complete_multipart", complete, key=upload.key)
+
+    def abort_multipart(self, upload: MultipartUpload) -> None:
+        """See `ObjectStore.abort_multipart`."""
+        view = copy.copy(self)
+        view._deadline = with_clean_up(self._deadline)
+        target = self._target(upload)
+
+        def abort() -> None:
+            with suppress(UploadNotFoundError):
+                self._translated(
+                    lambda: self._client.abort_multipart_upload(**target),
+                    key=upload.key,
+                    upload_id=upload.upload_id,
+                )
+
+        view._call("abort_multipart", abort, key=upload.key)
+
+    def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
+        """See `ObjectStore.list_multipart_uploads`."""
+        return self._listed(
+            "list_multipart_uploads",
+            lambda page: self._client.list_multipart_uploads(
+                Bucket=self._bucket,
+                Prefix=prefix,
+                EncodingType="url",  # which botocore asks for by itself in other listings
+                **page,
+            ),
+            {},
+        )
+
+    def list_old_versions(self) -> Iterator[OldVersion]:
+        """See `ObjectStore.list_old_versions`; current versions cost as much to list."""
+        return self._listed(
+            "list_old_versions",
+            lambda page: self._client.list_object_versions(Bucket=self._bucket, **page),
+            {},
+        )
+
+    def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
+        """Tell whether the server takes bytes with their `checksum`, and refuses others with it.
+
+        Puts a few bytes under `key`, which is the caller's to delete.
+        """
+        check_key(key)
+        body = b"checked by the server, or not"
+        return self._takes(key, body, checksum.of(body)) and not self._takes(
+            key, body[1:], checksum.of(body)
+        )
+
+    def _takes(self, key: str, body: bytes, digest: dict[str, Any]) -> bool:
+        try:
+            self._call(
+                "put",
+                lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body, **digest),
+                key=key,
+            )
+        except StoreRejectedError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """See `ObjectStore.close`."""
+        self._client.close()
+
+    def _call(
+        self,
+        operation: str,
+        request: Callable[[], T],
+        *,
+        key: str = "",
+        start: int = 0,
+        upload_id: str = "",
+        sent: int = 0,
+        is_copy: bool = False,
+    ) -> T:
+        def translated() -> T:
+            try:
+                return self._translated(request, key=key, start=start, upload_id=upload_id)
+            except ObjectExistsError:
+                if is_copy:  # its only condition is which object the source is
+                    raise ObjectChangedError(key) from None
+                raise
+
+        with self._meter.call(operation, self._deadline) as tally:
+            result = self._retrier.call(translated, deadline=self._deadline, tally=tally)
+            tally.bytes_sent = sent
+            tally.bytes_received = received_bytes(result)
+        return result
+
+    def _translated(
+        self, request: Callable[[], T], *, key: str, start: int = 0, upload_id: str = ""
+    ) -> T:
+        try:
+            return request()
+        except (ClientError, BotoCoreError) as error:
+            failure = translate(
+                error,
+                bucket=self._bucket,
+                endpoint=self._endpoint,
+                key=key,
+                start=start,
+                upload_id=upload_id,
+            )
+            if isinstance(failure, AccessDeniedError):
+                self._connection.renew()
+            raise failure from error
+
+    def _digested(self, request: Callable[[], T], key: str = "") -> T:
+        """Make a request with a digest of its body; with Content-MD5 if the server refuses it.
+
+        Older servers know no other digest. One that has taken it gets it from the start.
+        """
+        digests = self._connection.digests
+        was_md5 = digests.are_md5  # other threads may switch it while this request is under way
+        try:
+            return self._translated(request, key=key)
+        except StoreRejectedError:
+            if was_md5:
+                raise
+            digests.are_md5 = True
+        try:
+            return self._translated(request, key=key)
+        except StoreRejectedError:
+            digests.are_md5 = False
+            raise
+
+    def _once(self, put: Callable[[], None], key: str, put_id: str) -> Callable[[], None]:
+        """Make a conditional put that may be repeated after an answer was lost."""
+        may_be_ours = False
+
+        def attempt() -> None:
+            nonlocal may_be_ours
+            try:
+                self._translated(put, key=key)
+            except StoreUnavailableError:
+                may_be_ours = True
+                raise
+            except ObjectExistsError:
+                if not (may_be_ours and self._was_put_as(key, put_id)):
+                    raise
+
+        return attempt
+
+    def _was_put_as(self, key: str, put_id: str) -> bool:
+        try:
+            found = self._head_once(key)
+        except ObjectNotFoundError as error:
+            raise StoreUnavailableError(
+                f"object {key!r} was there and is not any more; retry"
+            ) from error
+        return found["Metadata"].get(_PUT_ID) == put_id
+
+    def _is_made_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
+        try:
+            found = self._head_once(key)
+        except ObjectNotFoundError:
+            return False
+        _, dash, count = found["ETag"].strip('"').rpartition("-")
+        of_as_many = not (dash and count.isdecimal()) or int(count) == len(parts)
+        return of_as_many and found["ContentLength"] == sum(part.size for part in parts)
+
+    def _head_once(self, key: str) -> HeadObjectOutputTypeDef:
+        """Describe an object in the course of another call, whose repetitions include this."""
+        return self._translated(
+            lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
+        )
+
+    def _target(self, upload: MultipartUpload) -> Any:
+        """Return the fields of a request that name an upload."""
+        return {"Bucket": self._bucket, "Key": upload.key, "UploadId": upload.upload_id}
+
+    def _named(self, part: UploadedPart) -> CompletedPartTypeDef:
+        named: Any = {"PartNumber": part.number, "ETag": part.etag}
+        if part.checksum:
+            named[self._checksum.member] = part.checksum
+        completed: CompletedPartTypeDef = named
+        return completed
+
+    def _delete_batch(self, batch: list[str]) -> list[ErrorTypeDef]:
+        def delete() -> DeleteObjectsOutputTypeDef:
+            return self._client.delete_objects(
+                Bucket=self._bucket,
+                Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
+            )
+
+        answer = self._call("delete_many", lambda: self._digested(delete))
+        return [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]

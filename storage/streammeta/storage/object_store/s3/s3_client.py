@@ -1,0 +1,447 @@
+"""The boundary to botocore: client, request bodies, parts of answers, translated errors.
+
+Decides which errors may be retried: 408, 429, 5xx (except 501: the server lacks the operation),
+throttling and broken connections become `StoreUnavailableError`, refused credentials become
+`AccessDeniedError`, which may pass; every other answer is final. Does no retries itself and knows
+nothing of the store protocol.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import hashlib
+import io
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, cast
+from urllib.parse import quote, urlencode
+
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    TokenRetrievalError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.loaders import create_loader
+
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    RangeNotSatisfiableError,
+    StorageError,
+    StoreRejectedError,
+    StoreUnavailableError,
+    UploadNotFoundError,
+)
+from streammeta.storage.object_store.protocol.address import Checksum, S3Config
+from streammeta.storage.object_store.protocol.base import Body, Tags, check_tags
+from streammeta.storage.object_store.protocol.retry import RetryPolicy
+from streammeta.storage.object_store.s3.listing_page import ListingPage, is_error
+from streammeta.storage.object_store.s3.object_page import OBJECT_PAGE, read_object_page
+from streammeta.storage.object_store.s3.upload_page import UPLOAD_PAGE, read_upload_page
+from streammeta.storage.object_store.s3.version_page import VERSION_PAGE, read_version_page
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
+
+
+_SENT_BYTES = 64 * 1024
+
+
+def as_view(data: Body) -> bytes | memoryview:
+    """Return `data` without a copy: itself if it is immutable, else a view of its bytes."""
+    return data if isinstance(data, bytes) else memoryview(data).cast("B")
+
+
+def sendable(body: bytes | memoryview) -> bytes | IO[bytes]:
+    """Return `body` in a form that botocore sends, for one attempt."""
+    return body if isinstance(body, bytes) else cast("IO[bytes]", ViewBody(body))
+
+
+class ViewBody(io.RawIOBase):
+    """A file over a memoryview, read piece by piece as it is sent."""
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__()
+        self._view = view
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Always true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always true."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes: all of them for a negative size, else at most `size`.
+
+        Large reads are cut to a piece, so that little is copied at a time.
+        """
+        size = len(self._view) if size < 0 else min(size, _SENT_BYTES)
+        piece = bytes(self._view[self._at : self._at + size])
+        self._at += len(piece)
+        return piece
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to `offset` from the start, the position or the end."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._at
+
+
+_CONNECT_S = 5.0
+_LOOKED_AGAIN_S = 1.0
+_DESCRIPTIONS = create_loader()
+"""Botocore's description of S3, parsed once for all clients: most of the cost of a client."""
+_CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<total>\d+)")
+
+
+class BodyDigests:
+    """Digest of requests whose body S3 wants one of: CRC32, or MD5 where that was refused."""
+
+    OPERATIONS = ("DeleteObjects", "PutObjectTagging")
+
+    def __init__(self) -> None:
+        self.are_md5 = False
+
+    def add(self, params: dict[str, Any], **_event: object) -> None:
+        """Replace the digest of a request that is about to be sent, if it has to be MD5."""
+        if self.are_md5:
+            digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+            params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+            params["context"].get("checksum", {}).pop("request_algorithm", None)
+
+
+def open_client(
+    config: S3Config, policy: RetryPolicy, digests: BodyDigests | None = None
+) -> S3Client:
+    """Open a client that never repeats a request by itself; it connects when it is used."""
+    session = botocore.session.get_session()  # of its own: it reads the environment anew
+    session.register_component("data_loader", _DESCRIPTIONS)
+    client = session.create_client(
+        "s3",
+        endpoint_url=config.endpoint_url,
+        region_name=config.region,
+        aws_access_key_id=config.access_key,
+        aws_secret_access_key=config.secret_key,
+        config=Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path" if config.path_style else "auto"},
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            connect_timeout=min(_CONNECT_S, policy.silence_s),
+            read_timeout=policy.silence_s,
+            max_pool_connections=policy.concurrency,
+            # Checksum trailers and checksums of ranges are beyond many S3-compatible stores.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+    )
+    for operation, (document, read) in _LISTINGS.items():
+        reader = partial(_read_listing, document=document, read=read)
+        # For any service, which makes it the first: botocore's own handler for S3 reads it as well.
+        client.meta.events.register(f"before-parse.*.{operation}", reader)
+    if digests is not None:
+        for operation in BodyDigests.OPERATIONS:
+            client.meta.events.register(f"before-call.s3.{operation}", digests.add)
+    return cast("S3Client", client)
+
+
+class S3Connection:
+    """The client of one bucket, which is opened again when its credentials were replaced.
+
+    Botocore renews credentials that it fetches from a service, but it reads a file of credentials
+    once. Keys in the address of the bucket stay as they are.
+    """
+
+    def __init__(self, config: S3Config, policy: RetryPolicy) -> None:
+        self.digests = BodyDigests()
+        self.client = open_client(config, policy, self.digests)
+        self._config = config
+        self._policy = policy
+        self._keys: tuple[str, ...] | None = None
+        self._looking = threading.Lock()
+        self._looked_at = float("-inf")
+
+    def renew(self) -> None:
+        """Read the credentials again after they were refused, at most once a second."""
+        with self._looking:
+            now = time.monotonic()
+            if self._config.access_key is not None or now - self._looked_at < _LOOKED_AGAIN_S:
+                return
+            keys = _current_keys(self._config)
+            self._looked_at = time.monotonic()
+            if keys != self._keys:
+                # Calls under way keep the former client, which ends with them.
+                self.client = open_client(self._config, self._policy, self.digests)
+                self._keys = keys
+
+
+def _current_keys(config: S3Config) -> tuple[str, ...]:
+    """Return the credentials that a client opened now would sign with; empty if there are none."""
+    if config.access_key is not None:
+        return ()
+    try:
+        credentials = botocore.session.get_session().get_credentials()
+        if credentials is None:
+            return ()
+        frozen = credentials.get_frozen_credentials()
+        return tuple(part or "" for part in frozen)
+    except BotoCoreError:
+        return ()
+
+
+LISTING_PAGE = "ListingPage"
+"""Member of an answer to a listing: the `listing_page.ListingPage`, in place of its fields."""
+
+_LISTINGS: dict[str, tuple[str, Callable[[bytes], ListingPage[Any]]]] = {
+    "ListObjectsV2": (OBJECT_PAGE, read_object_page),
+    "ListObjectVersions": (VERSION_PAGE, read_version_page),
+    "ListMultipartUploads": (UPLOAD_PAGE, read_upload_page),
+}
+
+
+def _read_listing(
+    response_dict: dict[str, Any],
+    customized_response_dict: dict[str, Any],
+    *,
+    document: str,
+    read: Callable[[bytes], ListingPage[Any]],
+    **_event: object,
+) -> None:
+    """Read the page, and leave botocore an empty one: its own reading takes ten times as long.
+
+    An error with the status of success is left to botocore, which makes a failure of it.
+    """
+    if response_dict["status_code"] == 200 and not is_error(response_dict["body"]):
+        customized_response_dict[LISTING_PAGE] = read(response_dict["body"])
+        response_dict["body"] = f"<{document}/>".encode()
+
+
+def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum: Checksum) -> None:
+    """Refuse a whole object whose bytes contradict the server's checksum."""
+    if checksum.contradicts(answer, body):
+        raise StoreUnavailableError(
+            f"the bytes of {key!r} arrived with another {checksum} than they were stored"
+            " with; retry"
+        )
+
+
+def check_part(
+    key: str, answer: GetObjectOutputTypeDef, received: int, start: int, end: int | None
+) -> None:
+    """Refuse bytes of another range than requested, as from a server that ignores ranges."""
+    stated = answer.get("ContentRange", "")
+    match = _CONTENT_RANGE.fullmatch(stated)
+    if match:
+        total = int(match["total"])
+        wanted = (start, total if end is None else min(end, total))
+        served = (int(match["first"]), int(match["last"]) + 1)
+        if served == wanted and received == wanted[1] - wanted[0]:
+            return
+    raise StoreRejectedError(
+        f"bytes [{start}, {'end' if end is None else end}) of {key!r} were answered with"
+        f" {received} bytes and the content range {stated!r}; this server does not serve"
+        " ranges correctly, use another one"
+    )
+
+
+def tagging(tags: Tags | None) -> dict[str, Any]:
+    """Return the request field that stores `tags`. Raises `ValueError`, see `check_tags`."""
+    check_tags(tags or {})
+    return {"Tagging": urlencode(dict(tags), quote_via=quote)} if tags else {}
+
+
+_COPYING = (
+    "s3:GetObject and s3:GetObjectTagging on the source, s3:PutObject and s3:PutObjectTagging on"
+    " the copy"
+)
+_RIGHTS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListObjectVersions": "s3:ListBucketVersions",
+    "HeadObject": "s3:GetObject, and s3:ListBucket to learn of its absence",
+    "GetObject": "s3:GetObject, and s3:ListBucket to learn of its absence",
+    "CopyObject": _COPYING,
+    "UploadPartCopy": _COPYING,
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "GetObjectTagging": "s3:GetObjectTagging",
+    "PutObjectTagging": "s3:PutObjectTagging",
+    "DeleteObjects": "s3:DeleteObject",
+} | dict.fromkeys(
+    ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"),
+    "s3:PutObject",
+)
+"""Right that S3 asks for, by operation; its answers do not name it."""
+
+
+def lacking_right(operation: str) -> str:
+    """Name the right that an operation needs, for the message that it was refused."""
+    right = _RIGHTS.get(operation)
+    return f"these credentials need the right {right}" if right else ""
+
+
+_DENIED_CODES = frozenset(
+    {
+        "AccessDenied",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "RequestTimeTooSkewed",
+        "RequestExpired",
+        "ExpiredToken",
+        "InvalidToken",
+        "TokenRefreshRequired",
+    }
+)
+THROTTLED_CODES = frozenset(
+    {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
+)
+_UNAVAILABLE_CODES = frozenset(
+    {
+        "InternalError",
+        "ServiceUnavailable",
+        "RequestTimeout",
+        "OperationAborted",
+        # Another conditional put of the key is under way: only the next answer names the winner.
+        "ConditionalRequestConflict",
+    }
+)
+_NO_CREDENTIALS = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
+)
+_DAMAGED_CODES = frozenset({"BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch"})
+_CREDENTIALS_ADVICE = (
+    "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or accessKey and secretKey in the address)"
+)
+
+
+def translate(
+    error: ClientError | BotoCoreError,
+    *,
+    bucket: str,
+    endpoint: str,
+    key: str = "",
+    start: int = 0,
+    upload_id: str = "",
+) -> StorageError:
+    """Translate an error of botocore; the other arguments describe the request."""
+    if isinstance(error, ClientError):
+        return _translate_answer(error, bucket, key, start, upload_id)
+    if isinstance(error, _NO_CREDENTIALS):
+        return AccessDeniedError(
+            f"no credentials for bucket {bucket!r} ({error}); {_CREDENTIALS_ADVICE}"
+        )
+    if isinstance(error, (BotoConnectionError, HTTPClientError)):
+        return StoreUnavailableError(
+            f"no answer from {endpoint} for bucket {bucket!r}: {error}; check that the endpoint is"
+            " right and the server runs, then retry"
+        )
+    if isinstance(error, (IncompleteReadError, FlexibleChecksumError)):
+        return StoreUnavailableError(
+            f"the bytes of {key!r} did not arrive whole from bucket {bucket!r}: {error}; retry"
+        )
+    return StoreRejectedError(f"request for {key!r} in bucket {bucket!r} is not valid: {error}")
+
+
+def _translate_answer(
+    error: ClientError, bucket: str, key: str, start: int, upload_id: str
+) -> StorageError:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code == "NoSuchBucket":
+        return BucketNotFoundError(bucket)
+    if code == "NoSuchUpload":
+        return UploadNotFoundError(key, upload_id)
+    if code == "InvalidRange" or status == 416:
+        return RangeNotSatisfiableError(key, start)
+    if code in _DENIED_CODES or status in (401, 403):
+        return _denied(error, code, bucket, key)
+    if code == "PreconditionFailed" or status == 412:
+        return ObjectExistsError(key)
+    if code in THROTTLED_CODES or status in (429, 503):
+        return StoreUnavailableError(
+            f"bucket {bucket!r} asks for fewer requests ({code}); retry later",
+            throttled=True,
+            retry_after_s=_retry_after_s(error),
+        )
+    if code in _UNAVAILABLE_CODES or status == 408 or (status >= 500 and status != 501):
+        return StoreUnavailableError(
+            f"bucket {bucket!r} can't serve now ({status} {code}); retry",
+            retry_after_s=_retry_after_s(error),
+        )
+    if status == 404:
+        return ObjectNotFoundError(key) if key else BucketNotFoundError(bucket)
+    if code in _DAMAGED_CODES:
+        return StoreRejectedError(
+            f"the bytes of {key!r} did not arrive in bucket {bucket!r} as they were sent ({code});"
+            " nothing was stored; check what stands between this machine and the server"
+        )
+    about = f" for {key!r}" if key else ""
+    message = error.response.get("Error", {}).get("Message", "")
+    return StoreRejectedError(
+        f"bucket {bucket!r} rejects {error.operation_name}{about} ({status} {code}: {message});"
+        f" {_advice(code, message)}"
+    )
+
+
+def _advice(code: str, message: str) -> str:
+    """Say what is to be done about a request that the server will never accept."""
+    if "md5" in f"{code} {message}".lower():
+        return (
+            "this server wants another digest of the body than it was sent; update the server, or"
+            " use another one"
+        )
+    return (
+        "check endpoint, region and pathStyle of the address, and whether this server supports the"
+        " request"
+    )
+
+
+def _denied(error: ClientError, code: str, bucket: str, key: str) -> AccessDeniedError:
+    if code == "RequestTimeTooSkewed":
+        advice = "set the clock of this machine"
+    elif code in ("AccessDenied", "403"):
+        advice = "; ".join(filter(None, (lacking_right(error.operation_name), _CREDENTIALS_ADVICE)))
+    else:
+        advice = _CREDENTIALS_ADVICE
+    message = error.response.get("Error", {}).get("Message", "")
+    about = f" for {key!r}" if key else ""
+    return AccessDeniedError(
+        f"bucket {bucket!r} refuses access{about} ({code}: {message}); {advice}"
+    )
+
+
+def _retry_after_s(error: ClientError) -> float | None:
+    """Read the header Retry-After: seconds, or a moment; None if it is absent or senseless."""
+    metadata: Any = error.response.get("ResponseMetadata", {})
+    header = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
+    try:
+        seconds = float(header)
+    except ValueError:
+        moment = email.utils.parsedate_tz(header)
+        seconds = math.nan if moment is None else email.utils.mktime_tz(moment) - time.time()
+    return max(0.0, seconds) if math.isfinite(seconds) else None

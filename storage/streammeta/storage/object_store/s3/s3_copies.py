@@ -1,0 +1,142 @@
+"""Copies inside a bucket by parts: ranges of one object, the fields that go along, the clean-up.
+
+One request copies at most 5 GiB, and says nothing until it is done. Copies by parts have no such
+bound, and each request ends in time, but the new object gets only the fields that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from botocore.exceptions import ClientError
+
+from streammeta.storage.errors import ObjectChangedError, StorageError, StoreRejectedError
+from streammeta.storage.object_store.protocol.base import (
+    MAX_PARTS,
+    MultipartUpload,
+    ObjectInfo,
+    ObjectStore,
+    Tags,
+    UploadedPart,
+)
+
+COPIED_AT_ONCE = 512 << 20
+"""Bytes of an object, or of a part of a larger one, that one request copies."""
+
+_KEPT_FIELDS = (
+    "CacheControl",
+    "ContentDisposition",
+    "ContentEncoding",
+    "ContentLanguage",
+    "ContentType",
+    "Expires",
+    "Metadata",
+)
+
+
+def part_ranges(size: int, part_size: int) -> Iterator[tuple[int, int]]:
+    """Yield half-open ranges of an object in parts, larger ones where there would be too many."""
+    step = max(part_size, -(-size // MAX_PARTS))
+    for start in range(0, size, step):
+        yield start, min(start + step, size)
+
+
+def kept_fields(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a description of an object that a copy in one request would keep."""
+    return {name: described[name] for name in _KEPT_FIELDS if described.get(name)}
+
+
+_NO_TAGS = ("NoSuchTagSet", "NoSuchTagSetError")
+"""Codes of servers that answer with an error for an object without tags."""
+
+
+class PartCopies(ObjectStore, Protocol):
+    """A store that copies ranges of one object, such as `S3ObjectStore`."""
+
+    def fields_to_keep(self, key: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the fields of an object that a copy by parts has to be given, and its tags."""
+        ...
+
+    def start_upload(self, key: str, fields: Mapping[str, Any], tags: Tags) -> MultipartUpload:
+        """Begin an upload of an object with these fields."""
+        ...
+
+    def copy_range(
+        self,
+        upload: MultipartUpload,
+        number: int,
+        source_key: str,
+        start: int,
+        end: int,
+        *,
+        etag: str,
+    ) -> UploadedPart:
+        """As `copy_part`, of the object with this etag; raise `ObjectChangedError` for another."""
+        ...
+
+
+def copy_by_parts(
+    store: PartCopies, source: ObjectInfo, source_key: str, target_key: str, part_size: int
+) -> None:
+    """Copy an object by ranges, all of them of the object with the source's etag.
+
+    A failure leaves no target and no upload, unless that can't be aborted either. A success aborts
+    what copies of the same target have left that were killed.
+
+    Raises:
+        ObjectChangedError: the key holds another object.
+        StoreRejectedError: the server did not copy what it was asked for.
+    """
+    fields, tags = store.fields_to_keep(source_key)
+    upload = store.start_upload(target_key, fields, tags)
+    try:
+        parts = [
+            store.copy_range(upload, number, source_key, *range_, etag=source.etag)
+            for number, range_ in enumerate(part_ranges(source.size, part_size), start=1)
+        ]
+        # Some servers ignore the condition of a copy: parts of two objects would make a third.
+        if store.head(source_key).etag != source.etag:
+            raise ObjectChangedError(source_key)
+        store.complete_multipart(upload, parts)
+    except BaseException:
+        with suppress(StorageError):
+            store.abort_multipart(upload)
+        raise
+
+    if store.head(target_key).size != source.size:
+        raise StoreRejectedError(
+            f"the copy {target_key!r} has another size than {source_key!r}: this server does not"
+            " copy ranges correctly; delete the copy and use another server"
+        )
+    if tags:
+        store.add_tags(target_key, tags)  # some servers drop the tags of an upload in parts
+    with suppress(StorageError):
+        for other in list(store.list_multipart_uploads(target_key)):
+            if other.key == target_key:
+                store.abort_multipart(other)
+
+
+def read_tag_set(ask: Callable[[], Mapping[str, Any]], key: str) -> dict[str, str]:
+    """Return the tags in the answer to GetObjectTagging, which `ask` calls.
+
+    Some servers answer 404 for an object without tags, which is not the absence of the object.
+
+    Raises:
+        StoreRejectedError: the answer is no set of tags. A server that overlooks `?tagging` returns
+            the object, and would replace it with the tags that are put.
+        ClientError, BotoCoreError: as `ask`.
+    """
+    try:
+        answer = ask()
+    except ClientError as error:
+        if error.response.get("Error", {}).get("Code") not in _NO_TAGS:
+            raise
+        return {}
+    if "TagSet" not in answer:
+        raise StoreRejectedError(
+            f"the server answers GetObjectTagging of {key!r} without a TagSet, so it has no tags;"
+            " use a store with tags, or delete or quarantine objects instead"
+        )
+    return {tag["Key"]: tag["Value"] for tag in answer["TagSet"]}
