@@ -1,7 +1,7 @@
-"""Reference pages of the documentation, generated: API, errors, configuration, commands.
+"""Generated reference pages: API, errors, configuration, commands, the Python API.
 
-Comments of the contract and options of the program are their only source, so a page can't say
-anything else. Run as a program it writes docs/reference; with `--check` it lists what is stale.
+Their only sources are comments of the contract, options of the program and docstrings. Run as a
+program it writes docs/reference. With `--check` it lists stale pages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import click
 from google.protobuf import descriptor_pb2
+
+from scripts.lib import python_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -35,6 +37,7 @@ def pages() -> Mapping[str, str]:
         "errors.md": _errors(files),
         "configuration.md": _configuration(),
         "commands.md": _commands(),
+        "python.md": python_reference.page(),
     }
     return {name: _NOTE + re.sub(r"\n{3,}", "\n\n", "".join(parts)) for name, parts in made.items()}
 
