@@ -133,13 +133,16 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         raise ConfigurationError(f"--rate is {config.keys_per_s} keys/s, wanted at least 1")
     if config.quarantine and config.tag:
         raise ConfigurationError("--quarantine and --tag exclude each other; give one of them")
+
     plan = read_plan_file(config.folder)
     check_plan(config.folder, plan, time.time_ns() // 1_000_000)
     store = config.store or plan.store
     connect = config.connect or plan.connect
     check_store(store, plan)
+
     with LeaderClient(connect, config.patience_s, config.tls) as leader:
         _check_cluster(store, leader, plan)
+
     all_candidates = _candidates(config.folder, plan)
     candidates = config.chosen or all_candidates
     count = count_rows(candidates)
@@ -162,6 +165,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         tag=config.tag,
         run=run_folder.name,
     )
+
     with (
         _lease(order),
         open_engine(
@@ -176,6 +180,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         tracing.note({"engine": engine.name, "candidates": count})
         engine.delete(order, candidates, run_folder / _OUTCOMES)
         worked = engine.name
+
     return replace(_summary(run_folder, config.delete, count), engine=worked)
 
 
@@ -236,6 +241,7 @@ def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
     examples: list[str] = []
     problems: dict[str, None] = {}
     ahead: list[tuple[str, str]] = []
+
     for rows in read_batches(run_folder / _OUTCOMES, OUTCOME_COLUMNS):
         counts.add(rows)
         if len(examples) < _EXAMPLES:
@@ -245,6 +251,7 @@ def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
         if len(ahead) < _EXAMPLES:
             keys = _values(rows, "key", Outcome.AHEAD_OF_MAP)
             ahead += zip(keys, _values(rows, "detail", Outcome.AHEAD_OF_MAP), strict=True)
+
     outcomes = {Outcome(name): tally for name, tally in counts.tallies().items()}
     return ApplyResult(
         run_folder=run_folder,

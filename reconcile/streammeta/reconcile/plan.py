@@ -135,6 +135,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
     plan_folder.refuse_existing(config.folder)
     with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
         identity = identify(leader)
+
     _confirm_namespace(config, identity)
     with closing(open_store(config.store)) as store:
         claimed_below = check_bucket(store, identity)
@@ -180,6 +181,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
             else:
                 result = _report_without_map(engine, draft, result, listed, exported)
             _write(draft, config.folder, result)
+
     tracing.note({"engine": result.engine, "candidates": result.candidates.keys})
     return result
 
@@ -187,6 +189,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
 def _check_config(config: PlanConfig) -> None:
     if not config.connect:
         raise ConfigurationError("--connect names no controller; give at least one HOST:PORT")
+
     check_grace(config.grace_ms, is_unsafe=config.unsafe_grace)
     if not 0 <= config.max_share <= 1:
         raise ConfigurationError(f"--max-share is {config.max_share}, wanted 0..1")
@@ -312,6 +315,7 @@ def _compared(
         max_candidates=config.max_candidates,
         allow_empty_map=config.allow_empty_map,
     )
+
     return replace(
         basis,
         map_end_offset=exported.end_offset,
@@ -374,6 +378,7 @@ def _read(
     """Read objects that the map wants, as many as are asked for."""
     if config.deep_share == 0:
         return basis
+
     progress(f"reading {config.deep_share:.1%} of the objects of the map")
     try:
         with tracing.span("streammeta.reconcile.read"):
@@ -386,6 +391,7 @@ def _read(
             )
     except StorageError as error:
         return _not_found_out(basis, f"objects could not be read: {error}")
+
     return replace(basis, read={reading.name.lower(): found[reading] for reading in sorted(found)})
 
 
@@ -396,6 +402,7 @@ def _confirmed(
     """Confirm what is missing or damaged; what is not lost after all was not seen right before."""
     if basis.suspected:
         progress(f"looking {basis.suspected} missing or damaged objects up again")
+
     try:
         with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
             losses = confirm_losses(store, leader, draft)
@@ -403,6 +410,7 @@ def _confirmed(
         return _not_found_out(
             basis, f"{basis.suspected} missing or damaged objects could not be confirmed: {error}"
         )
+
     confirmed = replace(basis, losses=losses)
     if losses.objects + losses.refuted < basis.suspected:
         return _not_found_out(
@@ -410,6 +418,7 @@ def _confirmed(
             f"of {basis.suspected} missing or damaged objects only"
             f" {losses.objects + losses.refuted} were looked up again",
         )
+
     return confirmed
 
 

@@ -61,6 +61,7 @@ def run_of_apply(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
         outcome, problems = RoundOutcome.ENDED, ("ended by a signal", *problems)
     elif not done.complete:
         outcome = RoundOutcome.INCOMPLETE
+
     return Run(
         started_ms=started_ms,
         ended_ms=ended_ms,
@@ -121,6 +122,7 @@ def _add(leader: LeaderClient, run: Run) -> None:
         # A repeat of a call whose answer was lost finds the value of its first attempt.
         if result.error == common_pb2.ERROR_CODE_NONE or result.value == value:
             return
+
     raise ControllerError(f"other runs were told at the same time, {_ATTEMPTS} times")
 
 

@@ -90,6 +90,7 @@ def undo(
     sizes: Counter[Restored] = Counter()
     problems: dict[str, None] = {}
     left = 0
+
     with closing(open_store(uri)) as store:
         check_bucket(store, plan.identity)
         with held_lease(store, namespace, run):
@@ -106,6 +107,7 @@ def undo(
                     if one.detail and len(problems) < _PROBLEMS:
                         problems[one.detail] = None
                 progress(f"brought {counts[Restored.RESTORED]} objects back")
+
     outcomes = {outcome: Tally(counts[outcome], sizes[outcome]) for outcome in counts}
     return UndoResult(outcomes, tuple(problems), left)
 

@@ -134,6 +134,7 @@ def watch(
     _check(config)
     folder = config.plan.folder
     folder.mkdir(parents=True, exist_ok=True)
+
     with _locked(folder):
         for draft in folder.iterdir():
             if _DRAFT.fullmatch(draft.name):  # of a process that was killed
@@ -148,6 +149,7 @@ def watch(
             _forget(folder, config.kept)
             if number == config.rounds or ending.wait(config.interval_s):
                 break
+
     return last
 
 

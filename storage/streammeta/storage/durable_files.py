@@ -167,8 +167,10 @@ class PosixLock:
                 f"{path.parent} is in use by another process (pid {holder}); stop that one or "
                 "give this one a directory of its own"
             ) from None
+
         if read_only:
             return
+
         with contextlib.suppress(
             OSError
         ):  # the pid is for the operator; a full disk has no room for it
@@ -263,6 +265,7 @@ def replace_file(files: FileSystem, path: Path, pieces: Iterable[bytes]) -> None
         raise
     finally:
         file.close()
+
     files.sync_directory(path.parent)
 
 

@@ -115,6 +115,7 @@ class LeaderClient(BlockingClient):
                     "DescribeStreams gave the same page twice; check that controllers and this tool"
                     " are of one version"
                 )
+
             token = page.next_page_token
 
     def describe(self) -> dict[str, admin_pb2.DescribeClusterResponse]:
@@ -181,6 +182,7 @@ class LeaderClient(BlockingClient):
                 raise ControllerError(
                     f"{name} was refused: {error}" + (f"; {cure}" if cure else "")
                 ) from error
+
             cure = cure or "check that the controllers run and that --connect names them"
             raise ControllerError(
                 f"{name}: no leader answered within {self.patience_s:g} s, last {error};"

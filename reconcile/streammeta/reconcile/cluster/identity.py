@@ -137,6 +137,7 @@ def _agreed(described: dict[str, admin_pb2.DescribeClusterResponse]) -> ClusterI
             f"{leader} tells no namespace of keys; run the same version of streammeta"
             " here as on the controllers"
         )
+
     identity = _identity_of(leading, leading.cluster_uuid)
     for endpoint, one in described.items():
         # A follower learns the UUID late; any other difference is another cluster.
@@ -146,17 +147,20 @@ def _agreed(described: dict[str, admin_pb2.DescribeClusterResponse]) -> ClusterI
                 f"{endpoint} is of {known.described()}, but the leader is of"
                 f" {identity.described()}; let --connect name controllers of one cluster"
             )
+
     if not identity.cluster_uuid:
         raise _NotYetError(
             f"cluster {identity.cluster_id!r} has no UUID and so no marker in a bucket; the leader"
             " draws it once its bucket answers: see the leader's log, then repeat"
         )
+
     for endpoint, one in described.items():
         if one.bucket_problem:
             raise _NotYetError(
                 f"the controller at {endpoint} does not trust its bucket:"
                 f" {one.bucket_problem}; mend that first"
             )
+
     return identity
 
 

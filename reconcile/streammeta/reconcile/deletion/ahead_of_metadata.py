@@ -59,6 +59,7 @@ def judge_contents(
             if entries >= _ENTRIES_A_QUESTION:
                 yield from _compared(leader, read, next_stream_id)
                 read, entries = [], 0
+
     yield from _compared(leader, read, next_stream_id)
 
 

@@ -117,6 +117,7 @@ class Deleter:
             except OSError:  # what began is on record, and nothing more begins
                 self._is_over = True
             yield judged
+
         while batch := list(itertools.islice(remaining, LARGEST_BATCH)):
             yield [Judged(one, Outcome.SKIPPED, "an earlier batch failed") for one in batch]
 
@@ -164,6 +165,7 @@ class Deleter:
         except (StorageError, OSError) as error:
             self._is_over = True
             return [Judged(one, Outcome.FAILED, f"nothing deleted: {error}") for one in batch]
+
         kept = [one for one in judged if one.outcome is not Outcome.WOULD_DELETE]
         return kept + known + self._removed(free)
 
@@ -326,6 +328,7 @@ class Deleter:
                 self._is_over = True
             doubt = "deleting began and may have succeeded in part"
             return [failed(one, doubt, error) for one in free]
+
         return [
             Judged(
                 one,

@@ -55,6 +55,7 @@ def find_java_home(environment: Mapping[str, str] | None = None) -> Path:
             return found.home
         else:
             return _launcher_for(found, _cache_folder(variables))
+
     looked_at = "; ".join(refused) or "JAVA_HOME is not set and there is no java on PATH"
     raise ConfigurationError(
         f"Spark needs Java {OLDEST_VERSION} or newer and none was found ({looked_at});"
@@ -119,6 +120,7 @@ def _launcher_for(runtime: _Runtime, cache: Path) -> Path:
         "done\n"
         f'exec {shlex.quote(str(runtime.home / "bin" / "java"))} "$@"\n'
     )
+
     try:
         if not launcher.is_file() or launcher.read_text() != script:
             launcher.parent.mkdir(parents=True, exist_ok=True)
@@ -131,6 +133,7 @@ def _launcher_for(runtime: _Runtime, cache: Path) -> Path:
             f"can't write the Java launcher {launcher} ({error}); set XDG_CACHE_HOME to a folder"
             " that can be written to, or install a full Java runtime"
         ) from error
+
     return launcher.parent.parent
 
 

@@ -172,8 +172,10 @@ def _write_parts(parts: Sequence[_Part], budget: _Budget, listing: Path, at_once
         if failures:
             raise next(error for error in failures if not isinstance(error, _EndedError))
         may_repeat = keys.may_repeat()
+
     if may_repeat:
         keep_one_row_a_key(listing)
+
     return_memory()
     return sum(one.result() for one in under_way)
 

@@ -79,6 +79,7 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
             rows, numbers = unlisted_rows(ids, columns, rules, namespace)
             counts.add(numbers, np.zeros(len(numbers), dtype=np.int64))
             behind.take(partial(report.add_rows, rows))
+
     return_memory()
     return counts.tallies()
 
@@ -192,6 +193,7 @@ class _Report:
             if len(rows):
                 table = self._source.table.read_row_group(group, _NAMED, use_threads=False)
                 named.append(table.take(pa.array(rows)))
+
         if named:
             found = pa.concat_tables(named)
             columns = {name: found.column(name) for name in _NAMED}

@@ -150,6 +150,7 @@ class MetadataJoin:
         found = {name: np.full(len(ids), ABSENT, dtype=_RECORD[name]) for name in JOINED}
         is_known = np.zeros(len(ids), dtype=np.bool_)
         own = np.flatnonzero((owners == Owner.OWN) & (ids >= 0))
+
         for number, rows in self._by_partition(ids, own):
             partition = self._partition(number)
             at = partition.rows_of(ids[rows])
@@ -161,6 +162,7 @@ class MetadataJoin:
                     partition.columns[name].take(at, out=column[rows], mode="wrap")
                 else:
                     column[rows] = partition.columns[name].take(at)
+
         return Joined(is_known, found)
 
     def partitions_of(self, listed: pa.RecordBatch) -> npt.NDArray[np.uint8]:
@@ -247,13 +249,16 @@ class MetadataJoin:
         words = np.empty((count + 1, _WORDS), dtype=np.int64)
         words[-1] = ABSENT
         rest = _bytes_of(words)
+
         for start, end in self._places[:, number : number + 2].tolist():
             size = (end - start) * _RECORD.itemsize
             self._read(start * _RECORD.itemsize, rest[:size])
             rest = rest[size:]
+
         ids = words[:-1, 0]
         if np.any(ids[1:] < ids[:-1]):
             words[:-1] = words.take(np.argsort(ids, kind="stable"), axis=0)
+
         met = self._met.pop(number, None)
         is_met = (
             np.zeros(count + 1, dtype=np.bool_)
@@ -282,6 +287,7 @@ def _runs_of_words(batches: Iterator[pa.RecordBatch]) -> Iterator[_Words]:
     words = np.empty((_ROWS_A_RUN, _WORDS), dtype=np.int64)
     records = words.reshape(-1).view(_RECORD)
     used = 0
+
     for batch in batches:
         for first in range(0, batch.num_rows, _ROWS_A_RUN):
             part = batch.slice(first, _ROWS_A_RUN)
@@ -292,6 +298,7 @@ def _runs_of_words(batches: Iterator[pa.RecordBatch]) -> Iterator[_Words]:
             for name in _NAMES:
                 place[name] = part.column(name).to_numpy()
             used += part.num_rows
+
     if used:
         yield words[:used]
 

@@ -45,6 +45,7 @@ def read_objects(
     counts: Counter[Reading] = Counter()
     before = files_of(of_map)
     draft = of_map / "read.draft"
+
     try:
         with (
             pq.ParquetWriter(draft, arrow_schema(MAP_COLUMNS)) as writer,
@@ -67,8 +68,10 @@ def read_objects(
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
     for path in before:
         path.unlink()
+
     draft.rename(of_map / _READ)
     return counts
 

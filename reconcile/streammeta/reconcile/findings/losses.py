@@ -108,6 +108,7 @@ def _described(lost: Sequence[_Suspect], checkpoint: CheckpointReader) -> pa.Tab
     joined = joined.join(facts, "object_id", join_type="left outer")
     joined = joined.join(ranges, "holder", "object_id", join_type="left outer")
     order = [(name, "ascending") for name in ("stream_id", "start_offset", "object_id")]
+
     return (
         joined.select(arrow_schema(LOSS_COLUMNS).names)
         .sort_by(order)

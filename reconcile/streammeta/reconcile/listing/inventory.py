@@ -100,12 +100,14 @@ def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) 
         found = _read_manifest(address, bucket)
     else:
         found = _read_table(address, bucket, taken_ms)
+
     if found.started_ms > now_ms:
         raise InventoryError(
             f"the inventory {found.place} was begun {(found.started_ms - now_ms) / 1000:.0f} s in"
             " the future (creationTimestamp or --taken-at); a listing has to be older than the copy"
             " of the map: set this machine's clock right, or name another inventory"
         )
+
     return found
 
 
@@ -117,6 +119,7 @@ def _newest(address: str) -> str:
     base, mark, query = address.partition("?")
     if not base.endswith("/"):
         return address
+
     if "://" not in address:
         found = {f"{path.parent.name}/{path.name}" for path in Path(base).glob("*/manifest.*")}
     else:
@@ -129,6 +132,7 @@ def _newest(address: str) -> str:
             ) from error
         with closing(store):
             found = {info.key.removeprefix(prefix) for info in store.list_objects(prefix)}
+
     dates = {name.partition("/")[0] for name in found if _DATED.fullmatch(name.partition("/")[0])}
     whole = [date for date in dates if {f"{date}/{MANIFEST}", f"{date}/{CHECKSUM}"} <= found]
     if whole:
@@ -138,6 +142,7 @@ def _newest(address: str) -> str:
             f"{_shown(address)} has no whole inventory, a folder such as 2026-05-01T01-00Z with"
             f" {MANIFEST} and {CHECKSUM}; wait for S3 to write one, or name another prefix"
         )
+
     return address
 
 
@@ -171,6 +176,7 @@ def fetch(
         path = Path(file.name)
         _check_file(inventory, file, path, go_on)
         return path
+
     path = folder / "inventory-file"
     store, _ = open_with_path(inventory.address)
     with closing(store), path.open("wb") as copy:
@@ -183,6 +189,7 @@ def fetch(
                 f"{inventory.place}: files[].key {file.name!r} is not in the bucket; copy the"
                 " inventory whole, or name a newer one"
             ) from error
+
     _check_file(inventory, file, path, go_on)
     return path
 
@@ -201,6 +208,7 @@ def _check_file(
                     digest.update(piece)
     except OSError as error:
         raise InventoryError(f"{path} can't be read ({error.strerror})") from error
+
     if size != file.size:
         raise InventoryError(
             f"{file.name} has {size} bytes, but files[].size is {file.size}; the inventory"
@@ -221,9 +229,11 @@ def _read_manifest(address: str, bucket: str) -> Inventory:
             f"{MANIFEST} has the MD5 {digest}, but {CHECKSUM} says {checksum.strip()[:40]!r}; the"
             " inventory is damaged, or not whole yet: copy it again, or name another"
         )
+
     inventory = parse_manifest(body, address, bucket)
     if "://" in address:
         return inventory
+
     files = tuple(
         InventoryFile(str(_find(Path(address), file.name)), file.size, file.md5)
         for file in inventory.files
@@ -244,6 +254,7 @@ def _documents(address: str) -> tuple[bytes, str]:
                 f"{folder} has no whole {MANIFEST} and {CHECKSUM} ({error}); S3 writes the latter"
                 " last: wait for it, or copy both"
             ) from error
+
     try:
         store, key = open_with_path(address)
     except ValueError as error:
@@ -251,6 +262,7 @@ def _documents(address: str) -> tuple[bytes, str]:
             f"--inventory {without_secrets(address)!r} names no object ({error}); wanted"
             f" s3://BUCKET/PATH/{MANIFEST}?endpoint=URL or a local path"
         ) from error
+
     with closing(store):
         try:
             body = store.get_range(key)
@@ -260,6 +272,7 @@ def _documents(address: str) -> tuple[bytes, str]:
                 f"{without_secrets(address)} has no whole {MANIFEST} and {CHECKSUM} ({error}); S3"
                 " writes the latter last: wait for it, or name an older inventory"
             ) from error
+
     return body, checksum.decode(errors="replace")
 
 
@@ -273,8 +286,10 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
         document = parse_json(body)
     except ValueError as error:
         raise InventoryError(f"{MANIFEST} is no JSON ({error}); name another inventory") from error
+
     if not isinstance(document, dict):
         raise InventoryError(f"{MANIFEST} is no JSON object; name another inventory")
+
     source = _text(document, "sourceBucket")
     if source != bucket:
         raise InventoryError(
@@ -283,16 +298,19 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
         )
     if (version := _text(document, "version")) != _VERSION:
         raise InventoryError(f"{MANIFEST}: version is {version!r}, wanted {_VERSION}")
+
     kind = _text(document, "fileFormat").lower()
     if kind not in FORMATS:
         raise InventoryError(
             f"{MANIFEST}: fileFormat is {document['fileFormat']!r}, wanted CSV, ORC or Parquet"
         )
+
     started = str(document.get("creationTimestamp", ""))
     if not (started.isascii() and started.isdigit() and int(started) > 0):
         raise InventoryError(
             f"{MANIFEST}: creationTimestamp is {started!r}, wanted Unix milliseconds"
         )
+
     columns = _columns(_text(document, "fileSchema"), kind)
     check_columns(columns, f"{MANIFEST}: fileSchema")
     return Inventory(
@@ -343,6 +361,7 @@ def _columns(schema: str, kind: str) -> tuple[str, ...]:
 def _files(listed: Any) -> tuple[InventoryFile, ...]:
     if not isinstance(listed, list):
         raise InventoryError(f"{MANIFEST}: files is {listed!r}, wanted a list")
+
     found: dict[str, InventoryFile] = {}
     for number, one in enumerate(listed):
         where = f"{MANIFEST}: files[{number}]"
@@ -360,6 +379,7 @@ def _files(listed: Any) -> tuple[InventoryFile, ...]:
         if key in found:
             raise InventoryError(f"{where}.key is {key!r} for the second time")
         found[key] = InventoryFile(key, size, md5.lower())
+
     return tuple(found.values())
 
 
@@ -393,18 +413,21 @@ def _read_table(address: str, bucket: str, taken_ms: int | None) -> Inventory:
             f"--taken-at is missing: {address} does not say when its listing was begun; give the"
             " moment, as 2026-05-01T12:00:00Z: what changed since is left alone"
         )
+
     path = Path(address)
     if path.is_dir():
         paths = sorted(one for one in path.rglob("*") if _format_of(one) and one.is_file())
         paths = [one for one in paths if not one.name.startswith(("_", "."))]
     else:
         paths = [path] if _format_of(path) and path.is_file() else []
+
     kinds = {_format_of(one) for one in paths}
     if len(kinds) != 1:
         raise InventoryError(
             f"--inventory {address} has {len(paths)} files of {len(kinds)} formats; wanted a"
             f" {MANIFEST}, or one or more files of one format: {', '.join(_ENDINGS)}"
         )
+
     return Inventory(
         address=address,
         bucket=bucket,

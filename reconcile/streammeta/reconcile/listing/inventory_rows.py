@@ -94,8 +94,10 @@ def _csv_batches(inventory: Inventory, path: Path) -> Iterator[pa.RecordBatch]:
     names = list(inventory.columns)
     with pa.input_stream(path, compression=compression) as stream:
         first = next(csv.reader(io.TextIOWrapper(stream, "utf-8", newline="")), None)
+
     if first is None:
         return
+
     names = names or first
     with pa.input_stream(path, compression=compression) as stream:
         yield from pa_csv.open_csv(
@@ -141,17 +143,21 @@ def _listed(
     sizes = _numbers(columns["size"], "size", where)
     sizes = pc.if_else(markers, 0, sizes)
     modified = _moments(columns["lastmodifieddate"], where)
+
     for name, values in (("key", keys), ("size", sizes), ("lastmodifieddate", modified)):
         if values.null_count:
             raise InventoryError(f"{where}: {name} is empty in {values.null_count} rows")
+
     if len(sizes) and pc.min(sizes).as_py() < 0:
         raise InventoryError(f"{where}: size is {pc.min(sizes)}, wanted a number of bytes")
+
     owners, object_ids, notes = owner_columns(keys, namespace)
     owners = pc.if_else(is_old, int(Owner.OLD_VERSION), owners)
     owners = pc.if_else(markers, int(Owner.DELETE_MARKER), owners)
     versions = columns.get("versionid")
     if versions is not None:
         notes = pc.if_else(pc.or_(is_old, markers), _text(versions), notes)
+
     etags = columns.get("etag")
     values = {
         "key": keys,
@@ -265,6 +271,7 @@ def _moments(column: Any, where: str) -> Any:
     """Times in Unix milliseconds; one without a zone is in UTC, a number is milliseconds."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64())
+
     try:
         if pa.types.is_timestamp(column.type):
             zoned = column if column.type.tz else column.cast(pa.timestamp(column.type.unit, "UTC"))

@@ -40,9 +40,11 @@ def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
         return Owner.LOG, None, ""
     if is_quarantined(key, namespace):
         return Owner.QUARANTINED, None, ""
+
     other = key.partition("/")[0]
     if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
         return Owner.OTHER_CLUSTER, None, other
+
     match parse_key(key, namespace):
         case OwnKey(object_id):
             return Owner.OWN, object_id, ""
@@ -75,10 +77,12 @@ def _own_ids(keys: Any, namespace: str) -> tuple[Int64Column, Any]:
     is_own = np.zeros(len(keys), dtype=np.bool_)
     if _PREFIX.fullmatch(namespace):
         return ids, is_own  # its own keys begin as a prefix does
+
     matched = pc.match_substring_regex(keys, _SPELLING % re.escape(namespace))
     at = np.flatnonzero(matched.to_numpy(zero_copy_only=False))
     if not len(at):
         return ids, is_own
+
     spelled = keys.take(pa.array(at))
     start = _PREFIX_DIGITS + len(namespace) + 2
     decimals = pc.utf8_slice_codeunits(spelled, start).cast(pa.int64()).to_numpy()
@@ -86,6 +90,7 @@ def _own_ids(keys: Any, namespace: str) -> tuple[Int64Column, Any]:
     sure = decimals == _reversed_hex(prefixes)
     ids[at[sure]] = decimals[sure]
     is_own[at[sure]] = True
+
     return ids, is_own
 
 

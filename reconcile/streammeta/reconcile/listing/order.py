@@ -46,6 +46,7 @@ def in_order_of_partitions(
     if all(map(_is_ascending, map(partitions_of, _first_batches(listing)))):
         yield from files_of(listing)
         return
+
     spread(listing, partitions_of, scratch)
     return_memory()
     for path in sorted(scratch.iterdir()):

@@ -78,11 +78,13 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
             raise ConfigurationError(
                 f"{FORMAT} has no option {name!r}; it has {', '.join(_OPTIONS)}"
             )
+
     for name in ("store", "namespace"):
         if not given.get(name):
             raise ConfigurationError(
                 f"{FORMAT} needs the option {name!r}; give it as .option({name!r}, ...)"
             )
+
     try:
         open_object_store(given["store"]).close()
     except ValueError as error:
@@ -90,6 +92,7 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
             f"{FORMAT} has the option 'store' as {without_secrets(given['store'])!r} ({error});"
             " wanted s3://BUCKET?endpoint=URL or file:///FOLDER"
         ) from error
+
     return given
 
 

@@ -61,9 +61,11 @@ def _may_pass(filter_: object, after: bytes | None, last: bytes | None) -> bool:
     value = getattr(filter_, "value", None)
     if _column_of(filter_) != _KEY or not isinstance(value, str):
         return True
+
     wanted = value.encode()
     ends_before = last is not None and last < wanted
     begins_behind = after is not None and after >= wanted
+
     match type(filter_).__name__:
         case "EqualTo":
             return not ends_before and not begins_behind

@@ -130,11 +130,13 @@ def _write_chunks(
             f"the copy of the map can't be written to {path} ({os.strerror(error.errno or 0)});"
             " free space or choose another folder for --plan"
         ) from error
+
     if identity is None or identity[2] != written:
         wanted = identity[2] if identity else "at least one chunk"
         raise MetadataExportError(
             f"the copy of the map ended at byte {written}, wanted {wanted}; run the command again"
         )
+
     return identity[0], identity[1]
 
 
@@ -165,6 +167,7 @@ def write_objects(
             f"the copy of the map has other columns than this version reads ({error}); use the"
             " version of streammeta that the controllers run"
         ) from error
+
     return_memory()
     return MetadataExport(
         cluster_id=checkpoint.cluster_id,

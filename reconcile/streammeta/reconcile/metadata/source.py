@@ -157,6 +157,7 @@ def copy_map(
     asked = hashlib.sha256(",".join(sorted(endpoints)).encode()).hexdigest()[:8]
     if young := _young_copy(folder, asked, reuse_s):
         return str(young)
+
     draft = folder / f".copy-{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,6 +174,7 @@ def copy_map(
         ) from error
     finally:
         draft.unlink(missing_ok=True)
+
     return str(path)
 
 
@@ -191,10 +193,12 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
             raise ConfigurationError(
                 f"{FORMAT} has no option {name!r}; it has {', '.join(_OPTIONS)}"
             )
+
     if not given.get("table"):
         raise ConfigurationError(
             f"{FORMAT} needs the option 'table': streams, objects, ranges, nodes or another section"
         )
+
     origins = [name for name in _FROM if given.get(name)]
     if len(origins) != 1:
         raise ConfigurationError(
@@ -206,14 +210,17 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
             f"{FORMAT} needs the option 'copies' with 'connect', and only then: a folder that the"
             " driver and all executors share, for the copy of the map that they read"
         )
+
     if origins == ["connect"]:
         _endpoints(given["connect"])
+
     missing = [name for name in _TLS if not given.get(name.lower())]
     if missing and len(missing) < len(_TLS):
         raise ConfigurationError(
             f"{FORMAT} needs all of {', '.join(_TLS)}, or none; the option {missing[0]!r} is"
             " missing"
         )
+
     return given
 
 
@@ -335,6 +342,7 @@ class _ExportTable:
                 f"{folder} is no export of a map ({error!r}); name a folder that `streammeta"
                 " snapshot export` wrote, on a path that all machines share"
             ) from error
+
         if not is_complete:
             raise MetadataExportError(f"the export {folder} is not complete; export the map again")
         if names.get(self.name) != self.name + SUFFIX:

@@ -75,6 +75,7 @@ def name_pages(numbers: npt.NDArray[np.int8], names: tuple[str, ...]) -> Pages:
         size=len(dictionary) + len(content),
         uncompressed_size=dictionary_size + size,
     )
+
     return Pages(chunk, dictionary + content)
 
 

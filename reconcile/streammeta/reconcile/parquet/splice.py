@@ -157,9 +157,11 @@ def _chunk_of(name: str, column: pq.ColumnChunkMetaData) -> _Placed:
             f"column {name} is encoded as {', '.join(encodings)} and compressed by {codec}; wanted"
             f" {', '.join(CODECS)}, and of encodings {', '.join(ENCODINGS)}"
         )
+
     data = start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < data:
         start = column.dictionary_page_offset
+
     chunk = Chunk(
         physical_type=column.physical_type,
         encodings=encodings,

@@ -210,12 +210,14 @@ def read_plan_file(folder: Path) -> PlanResult:
         ) from error
     except ValueError as error:
         raise PlanError(f"{path} is damaged ({error}); make a new plan") from error
+
     version = document.get("version") if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
         raise PlanError(
             f"{path} has version {version!r}, wanted {FORMAT_VERSION}; make a new plan with this"
             " version of streammeta"
         )
+
     try:
         return _plan_from(document)
     except (KeyError, TypeError, ValueError) as error:
@@ -272,8 +274,10 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
     if plan.failed_guards:
         reasons = "; ".join(f"{guard.name}: {guard.detail}" for guard in plan.failed_guards)
         raise PlanError(f"the plan {folder} is a report only, its guards failed: {reasons}")
+
     if plan.next_object_id is None:
         raise PlanError(f"the plan {folder} was made without a copy of the map; make a new plan")
+
     # An inventory is old by nature; what makes a plan old is the copy of the map.
     listed_ms = plan.created_at_ms if plan.inventory else plan.listing_started_ms
     earliest = min(plan.created_at_ms, listed_ms)
@@ -288,6 +292,7 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
             f"the plan {folder} is dated {(latest - now_ms) // 1000} s in the future; set this"
             " machine's clock right, or make a new plan"
         )
+
     try:
         check_grace(plan.listing_started_ms - plan.young_from_ms, is_unsafe=plan.unsafe_grace)
     except ConfigurationError as error:

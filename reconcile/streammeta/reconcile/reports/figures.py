@@ -91,6 +91,7 @@ def figures_of(verdicts: Iterable[pa.RecordBatch], at_ms: int) -> Figures:
                 keys += (
                     _of(rows, verdict).column("key").slice(0, KEYS_SHOWN - len(keys)).to_pylist()
                 )
+
     named = dict(_largest(sums.prefixes, PREFIXES_SHOWN))
     rest = [tally for prefix, tally in sums.prefixes.items() if prefix not in named]
     return Figures(

@@ -56,6 +56,7 @@ def report_page(
             _bars("Other keys by first segment", "first segment", _named_prefixes(figures)),
             *_examples(figures),
         ]
+
     title = f"Reconciliation of {_shown(plan.cluster_id)}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -126,6 +127,7 @@ def _about(plan: PlanResult) -> str:
         else f"<p>Apply may delete {plan.candidates.keys:,} keys,"
         f" {_size(plan.candidates.size)}.</p>"
     )
+
     return verdict + _table(("", ""), rows)
 
 
@@ -143,9 +145,11 @@ def _losses(plan: PlanResult) -> str:
     title = "<h2>Missing and damaged objects</h2>"
     if plan.losses is None:
         return f'{title}<p class="failed">Not confirmed: {plan.suspected:,} suspected.</p>'
+
     losses = plan.losses
     if not losses.objects:
         return f'{title}<p class="faint">None.</p>'
+
     rows = [
         tuple(_cell("" if value is None else value) for value in (*told, _span(one)))
         for one in losses.first
@@ -174,6 +178,7 @@ def _growth(plans: Sequence[PlanResult]) -> str:
     title = "Growth since earlier plans"
     if len(plans) == 1:
         return f'<h2>{title}</h2><p class="faint">No earlier plan lies beside this one.</p>'
+
     held = [_held(plan, *IN_BUCKET_AND_OURS) for plan in plans]
     largest = max(tally.size for tally in held) or 1
     rows = [
@@ -187,6 +192,7 @@ def _growth(plans: Sequence[PlanResult]) -> str:
         for plan, tally in zip(plans, held, strict=True)
     ]
     heads = ("listing began", "keys", "bytes", "of them orphans", "")
+
     return f"<h2>{title}</h2>" + _table(heads, rows)
 
 

@@ -194,6 +194,7 @@ def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
     was_stored = (rows.map_time_ms < rules.unlisted_from_ms) | (
         rows.object_id < rules.settled_below
     )
+
     return [
         (~listed & wanted & was_stored, Verdict.MISSING),
         (~listed & wanted, Verdict.UNLISTED),

@@ -90,6 +90,7 @@ def plan_adoption(
     for candidate in candidates:
         for run in candidate.runs:
             by_stream[run.stream_id].append(run)
+
     left: list[LeftBehind] = []
     known: dict[int, StreamPaths] = {}
     for stream_id, runs in sorted(by_stream.items()):
@@ -101,16 +102,19 @@ def plan_adoption(
             LeftBehind(run.object_id, stream_id, run.entries[0][0].start, run.end, why)
             for run in runs
         ]
+
     others = _streams_by_object(streams, known)
     paths = _agreed_paths(known, others)
     pieces: list[_Piece] = []
     gaps: list[tuple[int, int, int]] = []
+
     for stream_id, path in paths.items():
         end = streams[stream_id].end_offset
         pieces += _list_pieces(path, end)
         left += known[stream_id].list_left(path)
         passed = (gap for gap in path.lost() if gap[0] >= end)
         gaps += [(stream_id, *gap) for gap in passed]
+
     batches = tuple(_list_batches(pieces, candidates, paths))
     torn = _list_torn(known, paths, streams)
     return AdoptionPlan(batches, tuple(sorted(left)), tuple(sorted(gaps)), torn)
@@ -159,6 +163,7 @@ def _agreed_paths(known: Mapping[int, StreamPaths], needed: set[int]) -> dict[in
     out: set[int] = set()
     pinned = set(needed)
     paths = {stream_id: paths.find(out, pinned) for stream_id, paths in known.items()}
+
     while True:
         kept = {object_id for path in paths.values() for object_id in path.kept()}
         replaced = {object_id for path in paths.values() for object_id in path.replaced()}
@@ -223,11 +228,14 @@ def _list_batches(
     groups = _Groups()
     sizes = {candidate.object_id: candidate.size for candidate in candidates}
     ranges: dict[int, list[AdoptedRange]] = defaultdict(list)
+
     for piece in pieces:
         ranges[piece.run.object_id].append(piece.range)
+
     for path in paths.values():
         for replaced, adopted in _list_replacements(path):
             groups.join(~replaced, adopted)
+
     waits_for: dict[int, set[int]] = defaultdict(set)
     wanted_by: dict[int, set[int]] = defaultdict(set)
     for piece in pieces:
@@ -237,13 +245,16 @@ def _list_batches(
         if group != before:
             waits_for[group].add(before)
             wanted_by[before].add(group)
+
     members: dict[int, list[int]] = defaultdict(list)
     for object_id in sorted(ranges):
         members[groups.of(object_id)].append(object_id)
+
     replaced_by: dict[int, list[int]] = defaultdict(list)
     for name in sorted(groups.names()):
         if name < 0:
             replaced_by[groups.of(name)].append(~name)
+
     order = _in_order(members, waits_for, wanted_by)
     batches = {
         group: AdoptionBatch(

@@ -192,18 +192,22 @@ class StreamPaths:
         barred = sorted([*barred, *self._holes])
         for start, end in self._holes:
             yield Step(start, end)
+
         for range_ in held:
             if range_.is_readable and range_.object_id not in out:
                 yield Step(range_.start, range_.end, held=range_)
             else:
                 yield from self._list_lost(range_.start, range_.end)
+
         for start, end, _ in self._head.owed:
             # A pending upload is committed from its first offset on.
             ends = [edge for edge in self._edges if start < edge < end]
             for edge in (start, *ends):
                 yield Step(edge, end, is_lost=True)
+
         if self._passes_gaps:
             yield from self._list_lost(self._head.end_offset, self._reach)
+
         low = self._head.start_offset
         for run, entry in self._entries:
             start, end = max(entry[0].start, low), entry[-1].end
@@ -225,6 +229,7 @@ class StreamPaths:
         chosen = {record.start: record for _, entry in path.entries for record in entry}
         lost = path.lost()
         taken = {(id(run), record.start) for run, entry in path.entries for record in entry}
+
         for run in self._runs:
             part: list[StoredRecord] = []
             before: Why | None = None
@@ -313,6 +318,7 @@ def _shortest(head: StreamHead, steps: dict[int, list[Step]], reach: int) -> tup
     best: dict[int, dict[int, tuple[_Cost, int, Step | None, int]]] = defaultdict(dict)
     best[head.start_offset][0] = ((0, 0, 0), -1, None, 0)
     ends: list[tuple[_Cost, int, int]] = []
+
     for at in sorted({*steps, head.start_offset, head.end_offset, reach, *_step_ends(steps)}):
         arrived = best.get(at)
         if arrived is None:
@@ -328,11 +334,13 @@ def _shortest(head: StreamHead, steps: dict[int, list[Step]], reach: int) -> tup
             there = best[step.end].get(step.source)
             if there is None or total < there[0]:
                 best[step.end][step.source] = (total, at, step, came_by)
+
     _, at, source = min(ends, key=lambda end: (end[0], end[1]))
     path: list[Step] = []
     while (found := best[at][source])[2] is not None:
         path.append(found[2])
         at, source = found[1], found[3]
+
     return tuple(reversed(path))
 
 
@@ -359,6 +367,7 @@ def _find_parted(path: StreamPath) -> tuple[set[int], set[tuple[int, int]]] | No
             parts[-1].append(step)
         else:
             parts.append([step])
+
     first_of: dict[int, int] = {}
     for place, part in enumerate(parts):
         if (run := part[0].run) is None:
@@ -371,6 +380,7 @@ def _find_parted(path: StreamPath) -> tuple[set[int], set[tuple[int, int]]] | No
         shorter = min(parts[first], part, key=lambda steps: steps[-1].end - steps[0].start)
         named = {(id(step.run), step.entry[0].start) for step in shorter}
         return {range_.object_id for range_ in inner if range_ is not None}, named
+
     return None
 
 

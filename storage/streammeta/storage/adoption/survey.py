@@ -122,6 +122,7 @@ def _runs(object_id: int, key: str, data: memoryview) -> Iterator[StoredRun]:
     reader = ObjectReader(key, len(data))
     while (wanted := reader.needed) is not None:
         reader.receive(data[wanted.start : wanted.end])
+
     run: list[Entry] = []
     stream_id = -1
     for entry in reader.index:
@@ -132,6 +133,7 @@ def _runs(object_id: int, key: str, data: memoryview) -> Iterator[StoredRun]:
         place = reader.block_range(entry)
         records = reader.records(entry, data[place.start : place.end])
         run.append(tuple(map(_stored, records)))
+
     if run:
         yield StoredRun(object_id, stream_id, tuple(run))
 

@@ -103,14 +103,17 @@ def decode(value: bytes) -> Runs:
     """
     if len(value) > VALUE_MAX:
         raise RunsError(f"it has {len(value)} bytes, at most {VALUE_MAX} are read")
+
     try:
         members = parse_json(value)
     except DocumentError as error:
         raise RunsError("it is not JSON") from error
+
     if not isinstance(members, dict):
         raise RunsError("it is not a JSON object")
     if members.get("version") != VERSION:
         raise RunsError(f"its version is not {VERSION}")
+
     runs = members.get("runs")
     if not isinstance(runs, list) or len(runs) > RUNS_MAX:
         raise RunsError(f"runs: must be a list of at most {RUNS_MAX}")

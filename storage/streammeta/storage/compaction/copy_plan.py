@@ -113,15 +113,18 @@ def plan_copy(
         )
     if sum(source.size for source in ranges) <= chosen.fetched_bytes:
         return CopyPlan((WrittenPart(tuple(ranges), trailer_size),), is_single=True)
+
     layout = _Layout(chosen)
     for source in ranges:
         layout.add(source)
+
     parts = layout.finish(trailer_size)
     if len(parts) > chosen.max_parts:
         raise ValueError(
             f"the object would have {len(parts)} parts, wanted at most {chosen.max_parts}; make it"
             " of fewer sources"
         )
+
     return CopyPlan(tuple(parts), is_single=False)
 
 
@@ -139,9 +142,11 @@ class _Layout:
         if not source.copyable:
             self._fetch_in_full_parts(source)
             return
+
         rules = self._rules
         if self._open_size > rules.min_part_bytes:
             self._close()
+
         if not self._open_size:
             if source.size < rules.min_part_bytes:
                 self._fetch(source)

@@ -200,6 +200,7 @@ def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
     """
     if not len(run_firsts):
         return run_firsts
+
     sums = [
         (np.concatenate(([0], np.cumsum(values, dtype=np.int64))), limit)
         for values, limit in limited
@@ -207,6 +208,7 @@ def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
     run_stops = np.append(run_firsts[1:], len(sums[0][0]) - 1)
     is_over = [total[run_stops] - total[run_firsts] > limit for total, limit in sums]
     cuts: list[int] = []
+
     for run in np.flatnonzero(np.logical_or.reduce(is_over)).tolist():
         binding = [one for one, over in zip(sums, is_over, strict=True) if over[run]]
         row, stop = int(run_firsts[run]), int(run_stops[run])
@@ -218,6 +220,7 @@ def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
             row = max(row + 1, fits)
             if row < stop:
                 cuts.append(row)
+
     return np.sort(np.concatenate((run_firsts, np.array(cuts, dtype=np.int64))))
 
 
@@ -246,6 +249,7 @@ def merged_index(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryTa
     """
     if threshold < 1:
         raise ValueError(f"threshold is {threshold}, wanted at least 1 byte")
+
     size_limit = min(threshold - 1 if rule is MergeRule.BELOW else threshold, MAX_BLOCK_SIZE)
     firsts = cut_runs(
         contiguous_runs(placed),
@@ -255,6 +259,7 @@ def merged_index(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryTa
     )
     if not len(firsts):
         return placed
+
     lasts = np.append(firsts[1:], len(placed)) - 1
     return replace(
         placed.take(firsts),

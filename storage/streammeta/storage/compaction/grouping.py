@@ -48,6 +48,7 @@ class Segments:
         stops = np.append(firsts[1:], len(table))[: len(firsts)]
         object_number = object_ids.searchsorted(table.object_id[firsts])
         stream_id = table.stream_id[firsts]
+
         return cls(
             object_ids,
             object_number,
@@ -173,6 +174,7 @@ def group_entries(table: EntryTable, limits: CompactionLimits, *, reserved: int 
     excluded: list[Exclusion] = []
     rounds = 0
     groups = _Groups(segments, limits.split_size)
+
     while (broken := _broken_limit(groups, limits, reserved)) is not None:
         numbers = groups.smallest_split() if broken.is_for_splits else groups.smallest_stream()
         excluded += [
@@ -185,11 +187,13 @@ def group_entries(table: EntryTable, limits: CompactionLimits, *, reserved: int 
         if not left.sharing().any():
             left = segments.take(np.zeros(len(segments), dtype=np.bool_))
         groups = _Groups(left, limits.split_size)
+
     firsts, is_split = groups.rows()
     if not len(firsts):
         table = table.span(0, 0)
     elif excluded:
         table = table.take(is_kept[segments.object_ids.searchsorted(table.object_id)])
+
     return Grouping(table, firsts, is_split, tuple(excluded))
 
 
@@ -281,6 +285,7 @@ def _broken_limit(groups: _Groups, limits: CompactionLimits, reserved: int) -> _
         count = f"{made} stream objects beside {streams} streams"
     else:
         return None
+
     detail = (
         f"with it the commit would make {count}, wanted at most {limit}; it is left for a commit of"
         " fewer objects, or for a higher limit"

@@ -56,6 +56,7 @@ def plan_reads(iteration: Iteration, max_read_bytes: int) -> ReadPlan:
     """
     if max_read_bytes < 1:
         raise ValueError(f"max_read_bytes is {max_read_bytes}, wanted at least 1")
+
     entries = iteration.entries
     order = np.lexsort((entries.position, entries.object_id))
     by_place = entries.take(order)
@@ -69,6 +70,7 @@ def plan_reads(iteration: Iteration, max_read_bytes: int) -> ReadPlan:
     skipped = number * max_read_bytes
     entry_buffer_start = np.empty(len(entries), dtype=np.int64)
     entry_buffer_start[order] = places
+
     return ReadPlan(
         by_place.object_id[firsts][read_of],
         by_place.position[firsts][read_of] + skipped,
@@ -202,9 +204,11 @@ def lay_out(
             one = _next_piece(output, at, so_far, ends=ends_set_object, part_size=part_size)
         placed.append(one)
         at = one.end
+
     entries, places = _blocks(placed)
     plan = plan_reads(Iteration(entries, ()), max_read_bytes)
     reads = tuple(_merged(_scattered(plan, entries.size, places), max_read_bytes))
+
     return Layout(at, tuple(placed), reads, entries, places)
 
 
@@ -251,6 +255,7 @@ def _scattered(plan: ReadPlan, sizes: Column, places: Column) -> Iterator[Placed
     starts = targets[rows] + cuts - sources[rows]
     lengths = np.diff(cuts, append=sizes.sum())
     firsts = [*cuts.searchsorted(plan.buffer_start).tolist(), len(cuts)]
+
     for number, (first, stop) in enumerate(pairwise(firsts)):
         yield PlacedRead(
             int(plan.object_id[number]),
@@ -276,6 +281,7 @@ def _merged(reads: Iterable[PlacedRead], max_read_bytes: int) -> Iterator[Placed
                 continue
             yield _joined(group)
         group, size = [read], read.size
+
     if group:
         yield _joined(group)
 
@@ -285,6 +291,7 @@ def _joined(group: Sequence[PlacedRead]) -> PlacedRead:
     first = group[0]
     if len(group) == 1:
         return first
+
     starts, lengths = [first.starts], [first.lengths]
     end = first.position + first.size
     for read in group[1:]:
@@ -294,6 +301,7 @@ def _joined(group: Sequence[PlacedRead]) -> PlacedRead:
         starts.append(read.starts)
         lengths.append(read.lengths)
         end = read.position + read.size
+
     return PlacedRead(
         first.object_id,
         first.position,

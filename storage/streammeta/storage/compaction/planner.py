@@ -70,6 +70,7 @@ def without_faults(
     }
     if not found:
         return table, ()
+
     kept = table.take(~np.isin(table.object_id, list(found)))
     return kept, tuple(found[object_id] for object_id in sorted(found))
 
@@ -133,6 +134,7 @@ def _divided(
     commits: list[CommitPlan] = []
     excluded = list(faulty)
     waiting = [table] if len(table) else []
+
     while waiting:
         sources = waiting.pop()
         planned = plan(sources)
@@ -143,9 +145,11 @@ def _divided(
         excluded += left_out
         if commit and (len(commit.source_ids) > 1 or stream_object_count(commit.iterations)):
             commits.append(commit)
+
     placed = {source_id for commit in commits for source_id in commit.source_ids}
     placed |= {exclusion.object_id for exclusion in excluded}
     left_alone = tuple(one for one in table.object_ids() if one not in placed)
+
     return CompactionPlan(tuple(commits), tuple(excluded), left_alone)
 
 
@@ -219,6 +223,7 @@ def iteration_of(grouping: Grouping, start: int, stop: int) -> Iteration:
     stop_group = int(grouping.firsts.searchsorted(stop, side="left"))
     outputs: list[Output] = []
     kept: list[tuple[int, int]] = []
+
     for group in range(first_group, stop_group):
         group_start, group_stop = grouping.rows(group)
         span = max(start, group_start) - start, min(stop, group_stop) - start
@@ -226,6 +231,7 @@ def iteration_of(grouping: Grouping, start: int, stop: int) -> Iteration:
             outputs.append(Output(OutputKind.SPLIT, (span,), entries))
         else:
             kept.append(span)
+
     if kept:
         outputs.append(Output(OutputKind.COMPACT, tuple(kept), entries))
     return Iteration(entries, tuple(outputs))
@@ -267,6 +273,7 @@ def _commit_or_problem(
     pieces = _pieces_of_runs(table, firsts, cuts)
     is_kept = _kept_runs(table, firsts, pieces, limits)
     splits, kept = int(pieces[~is_kept].sum()), int(is_kept.sum())
+
     if splits > limits.max_stream_objects:
         return ExclusionReason.TOO_MANY_STREAM_OBJECTS, (
             f"its split would make {splits} stream objects, wanted at most"
@@ -282,12 +289,14 @@ def _commit_or_problem(
             f"its split would make {splits} stream objects and leave {kept} streams, wanted at most"
             f" {limits.max_rows} together; raise the memory budget"
         )
+
     grouping = Grouping(table, firsts, ~is_kept, ())
     stops = [*cuts[1:].tolist(), len(table)]
     iterations = tuple(
         iteration_of(grouping, start, stop)
         for start, stop in zip(cuts.tolist(), stops, strict=True)
     )
+
     return CommitPlan(table.object_ids(), table, iterations)
 
 

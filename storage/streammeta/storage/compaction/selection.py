@@ -95,6 +95,7 @@ class SelectionConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.growth <= 1_000:
             raise ValueError(f"growth is {self.growth}, wanted 1..1000")
+
         for name, least in (
             ("max_set_objects", 1),
             ("max_group_objects", 2),
@@ -105,6 +106,7 @@ class SelectionConfig:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted {least} or more")
+
         if self.split_after_s < self.split_along_s:
             raise ValueError(
                 f"split_after_s is {self.split_after_s}, wanted at least split_along_s,"
@@ -177,6 +179,7 @@ def select_set_objects(
         *(limits.group(GroupKind.MERGE, span, config.split_size) for span in merged),
     ]
     groups.sort(key=lambda group: group.object_size if group.kind is GroupKind.MERGE else 0)
+
     return Selection(tuple(groups), tuple(ordered.object_id[_without(merged, free)].tolist()))
 
 

@@ -44,12 +44,14 @@ def check_coverage(sources: EntryTable, outputs: EntryTable) -> None:
     wanted, found = _runs(read), _runs(written)
     count = min(len(wanted), len(found))
     differs = (wanted[:count] != found[:count]).any(axis=1)
+
     if differs.any():
         place = int(differs.argmax())
     elif len(wanted) != len(found):
         place = count
     else:
         return
+
     raise CoverageError(
         f"outputs hold {_said(found, place)}, wanted {_said(wanted, place)} as live in the sources;"
         " nothing was committed, plan the compaction again"
@@ -132,6 +134,7 @@ def check_blocks(
             | (streams != some.stream_id)
             | (offsets != some.start_offset)
         )
+
         if faults.any():
             number = int(faults.argmax())
             entry = some.row(number)

@@ -106,6 +106,7 @@ def decode_log_records(data: bytes, source: str) -> Iterator[LogRecord]:
     while at < len(data):
         if len(data) - at < _RECORD.size:
             raise CorruptObjectError(source, at, "a record's header", len(data) - at, _RECORD.size)
+
         magic, length, body_offset, body_crc, crc = _RECORD.unpack_from(data, at)
         offset = header.start_offset + at - header.header_size
         body = data[at + _RECORD.size :][: max(0, length)]
@@ -115,6 +116,7 @@ def decode_log_records(data: bytes, source: str) -> Iterator[LogRecord]:
             raise CorruptObjectError(source, at, "a record's place", body_offset, offset)
         if magic == _DATA and body_crc != _checksum(body):
             raise CorruptObjectError(source, at, "a record's CRC", _checksum(body), body_crc)
+
         yield LogRecord(offset, body if magic == _DATA else None)
         at += _RECORD.size + length
 

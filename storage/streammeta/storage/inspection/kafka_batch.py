@@ -88,6 +88,7 @@ def _unsnap(data: memoryview, limit: int, origin: int) -> bytes:
     """Read one snappy block, or blocks in the framing of Kafka's Java clients."""
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         return _unsnap_block(data, limit, origin)
+
     parts: list[bytes] = []
     at, left = _XERIAL_HEADER_SIZE, limit
     while at < len(data):
@@ -102,6 +103,7 @@ def _unsnap(data: memoryview, limit: int, origin: int) -> bytes:
         parts.append(_unsnap_block(data[at : at + length], left, origin + at))
         left -= len(parts[-1])
         at += length
+
     return b"".join(parts)
 
 
@@ -259,6 +261,7 @@ def _decode_batch(view: memoryview, at: int) -> KafkaBatch:
         )
     if left < _HEADER.size:
         raise PayloadError(at, "what is left for a batch header", f"{left} bytes", _HEADER.size)
+
     base_offset, length, leader_epoch, _, *fields = _HEADER.unpack_from(view, at)
     if not _HEADER.size - _LOG_OVERHEAD <= length <= left - _LOG_OVERHEAD:
         raise PayloadError(
@@ -267,6 +270,7 @@ def _decode_batch(view: memoryview, at: int) -> KafkaBatch:
             length,
             f"{_HEADER.size - _LOG_OVERHEAD}..{left - _LOG_OVERHEAD}",
         )
+
     size = _LOG_OVERHEAD + length
     return KafkaBatch(at, size, view[at : at + size], base_offset, leader_epoch, *fields)
 
@@ -293,6 +297,7 @@ def decode_kafka_records(
             batch.attributes & _CODEC_MASK,
             f"0..{max(Compression)}",
         )
+
     codec = Compression(batch.attributes & _CODEC_MASK)
     origin = batch.position + _HEADER.size
     data = decompress(codec, batch.data[_HEADER.size :], limit, origin=origin)
@@ -303,9 +308,11 @@ def decode_kafka_records(
             batch.record_count,
             f"0..{len(data) // _SMALLEST_RECORD}, what {len(data)} bytes can hold",
         )
+
     cursor = _Cursor(data, 0, len(data), origin)
     records = [_decode_record(cursor, batch) for _ in range(batch.record_count)]
     cursor.expect_end("the last record of a batch")
+
     return records
 
 

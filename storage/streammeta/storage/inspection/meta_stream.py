@@ -90,13 +90,16 @@ def decode_meta_entry(payload: bytes | memoryview) -> MetaEntry:
     magic, key_length = _FRAME.unpack_from(data)
     if magic != META_MAGIC:
         raise PayloadError(0, "magic of a MetaStream key-value", magic, META_MAGIC)
+
     end = _FRAME.size + key_length
     if key_length < 0 or end > len(data):
         raise PayloadError(1, "key length", key_length, f"0..{len(data) - _FRAME.size}")
+
     try:
         key = data[_FRAME.size : end].decode()
     except UnicodeDecodeError as error:
         raise PayloadError(_FRAME.size, "key", error.reason, "UTF-8") from error
+
     raw = data[end:]
     decode = _DECODERS.get(key)
     return MetaEntry(key, raw, None if decode is None else decode(raw, end))
@@ -129,6 +132,7 @@ def _decode_snapshots(raw: bytes, origin: int) -> tuple[ProducerSnapshot, ...]:
     _expect_bytes(raw, origin, 1, "producer snapshots")
     if raw[0] != SNAPSHOTS_MAGIC:
         raise PayloadError(origin, "magic of producer snapshots", raw[0], SNAPSHOTS_MAGIC)
+
     snapshots: list[ProducerSnapshot] = []
     at = 1
     while at < len(raw):
@@ -140,6 +144,7 @@ def _decode_snapshots(raw: bytes, origin: int) -> tuple[ProducerSnapshot, ...]:
         producers = _decode_producers(raw[at : at + length], origin + at)
         snapshots.append(ProducerSnapshot(offset, producers))
         at += length
+
     return tuple(snapshots)
 
 
@@ -148,6 +153,7 @@ def _decode_producers(raw: bytes, origin: int) -> tuple[ProducerState, ...]:
     version, checksum, count = _SNAPSHOT_HEADER.unpack_from(raw)
     if version != SNAPSHOT_VERSION:
         raise PayloadError(origin, "version of a producer snapshot", version, SNAPSHOT_VERSION)
+
     computed = google_crc32c.value(raw[_SNAPSHOT_CHECKED_FROM:])
     if computed != checksum:
         raise PayloadError(
@@ -160,6 +166,7 @@ def _decode_producers(raw: bytes, origin: int) -> tuple[ProducerState, ...]:
             count,
             (len(raw) - _SNAPSHOT_HEADER.size) // _PRODUCER.size,
         )
+
     rows = _PRODUCER.iter_unpack(raw[_SNAPSHOT_HEADER.size :])
     return tuple(ProducerState(*row) for row in rows)
 

@@ -112,6 +112,7 @@ def _read_outline(
         footer = decode_footer(memoryview(tail), size, composite=None, source=again)
     except CorruptObjectError as fault:
         return ObjectOutline(source, size, None, (), (), (fault,))
+
     try:
         if footer.composite:
             data = exactly(ByteRange(0, size), fetch(0, size), source)
@@ -145,12 +146,14 @@ def read_records(
     is_tolerant = outline.deviations is not None
     if outline.is_composite:
         return
+
     if not outline.is_sound:
         data_size = outline.size if outline.footer is None else outline.footer.index_position
         for finding in _walk(outline.source, data_size, fetch, is_tolerant):
             if not isinstance(finding, PlacedRecord) or _is_wanted(finding.record, stream_id):
                 yield finding
         return
+
     wanted = (e for e in outline.entries if stream_id is None or e.stream_id == stream_id)
     for run in _runs(wanted):
         span = ByteRange(run[0].position, run[-1].position + run[-1].size)
@@ -197,15 +200,18 @@ def _entry_findings(
         read_entry(entry, data, source, noted)
     except CorruptObjectError as error:
         fault = error
+
     yield from noted or ()
     again = Source(source, entry.position, None if noted is None else [])
     at = 0
+
     with suppress(CorruptObjectError):  # it is the fault that is known already
         while at < len(data):
             header = decode_block_header(data, at, source=again)
             stop = at + BLOCK_HEADER_SIZE + header.data_length
             yield from _block_records(data[:stop], at, header.record_count, again)
             at = stop
+
     if fault is not None:
         yield fault
 
@@ -242,6 +248,7 @@ def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Itera
         except CorruptObjectError as fault:
             yield fault
             return
+
         at += size
 
 

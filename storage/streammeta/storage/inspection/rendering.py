@@ -33,6 +33,7 @@ def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str
     if outline.footer is not None:
         yield f"indexStartPosition: {outline.footer.index_position}"
         yield f"indexBlockLength: {outline.footer.index_size}"
+
     first = 0
     for link in outline.links:
         count = len(link.entries)
@@ -41,6 +42,7 @@ def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str
             f" firstIndexEntry={first}, indexEntryCount={count}"
         )
         first += count
+
     yield from map(index_line, outline.entries)
     if outline.is_sound:
         ranges = "".join(
@@ -48,6 +50,7 @@ def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str
         )
         name = "" if object_id is None else f"objectId={object_id}, "
         yield f"{name}ranges=[{ranges}]"
+
     yield from map(deviation_line, outline.deviations or ())
     yield from map(fault_line, outline.faults)
 
@@ -143,6 +146,7 @@ def _producer(state: ProducerState) -> str:
             f" firstOffset={state.last_offset - state.offset_delta},"
             f" lastOffset={state.last_offset}, timestamp={state.timestamp})"
         )
+
     return (
         f"ProducerStateEntry(producerId={state.producer_id}, producerEpoch={state.producer_epoch},"
         f" currentTxnFirstOffset={transaction}, coordinatorEpoch={state.coordinator_epoch},"

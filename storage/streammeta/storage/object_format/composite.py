@@ -86,6 +86,7 @@ def decode_composite(
     _check_bounds(bounds, whole)
     entries = tuple(index)
     fault = _first_break(entries)
+
     if fault is not None:
         raise of_index.corrupt(
             fault * INDEX_ENTRY_SIZE,
@@ -93,6 +94,7 @@ def decode_composite(
             _start_of(entries[fault]),
             _end_of(entries[fault - 1]),
         )
+
     links = tuple(
         LinkedObject(object_id, bucket_id, entries[ordinal:end])
         for (object_id, ordinal, bucket_id), end in zip(table, bounds[1:], strict=True)
@@ -120,12 +122,14 @@ def _check_bounds(bounds: Sequence[int], source: Source) -> None:
 def _checked_entries(links: Sequence[LinkedObject]) -> list[IndexEntry]:
     if not links or not all(link.entries for link in links):
         raise ValueError("a composite needs at least one link, and each link at least one entry")
+
     for link in links:
         if not 0 <= link.object_id <= INT64_MAX or not -(2**15) <= link.bucket_id < 2**15:
             raise ValueError(
                 f"link is to object {link.object_id} in bucket {link.bucket_id}, wanted an id of"
                 f" 0..{INT64_MAX} and a bucket of -32768..32767"
             )
+
     entries = [entry for link in links for entry in link.entries]
     fault = _first_break(entries)
     if fault is not None:
@@ -133,6 +137,7 @@ def _checked_entries(links: Sequence[LinkedObject]) -> list[IndexEntry]:
             f"linked entry {fault} is {_start_of(entries[fault])}, wanted"
             f" {_end_of(entries[fault - 1])}"
         )
+
     return entries
 
 
@@ -156,10 +161,12 @@ def _decode_table(table: memoryview, source: Source) -> list[tuple[int, int, int
     if len(table) < _HEAD.size:
         wanted = f"at least {_HEAD.size} bytes"
         raise source.corrupt(0, "what there is for the link table", f"{len(table)} bytes", wanted)
+
     magic, count = _HEAD.unpack_from(table, 0)
     if magic != COMPOSITE_TABLE_MAGIC:
         wanted = f"{COMPOSITE_TABLE_MAGIC:#04x}"
         raise source.corrupt(0, "link table magic", f"{magic:#04x}", wanted)
+
     if count < 1 or len(table) != _HEAD.size + count * _LINK.size:
         source.deviate(
             _COUNT_POSITION,
@@ -168,9 +175,11 @@ def _decode_table(table: memoryview, source: Source) -> list[tuple[int, int, int
             f"at least 1, for {_HEAD.size} bytes and {_LINK.size} for each link",
             is_allowed=count == 0 and len(table) == _HEAD.size,
         )
+
     links = list(_LINK.iter_unpack(table[_HEAD.size :]))
     for i, (object_id, _, _) in enumerate(links):
         if object_id < 0:
             where = _HEAD.size + i * _LINK.size
             raise source.corrupt(where, f"object id of link {i}", object_id, "at least 0")
+
     return links

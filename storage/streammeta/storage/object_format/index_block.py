@@ -67,6 +67,7 @@ def decode_footer(
             f"{max(0, min(object_size, len(data)))} bytes",
             f"at least {FOOTER_SIZE} bytes",
         )
+
     index_position, index_size, reserved, magic = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
     kinds = (False, True) if composite is None else (composite,)
     magics = [COMPOSITE_MAGIC if kind else NORMAL_MAGIC for kind in kinds]
@@ -77,9 +78,11 @@ def decode_footer(
             f"{magic:#018x}",
             " or ".join(f"{wanted:#018x}" for wanted in magics),
         )
+
     if reserved != _RESERVED:
         where = position + _RESERVED_POSITION
         source.deviate(where, "reserved bytes of the footer", reserved.hex(), "28 zeros")
+
     if index_position < 0 or index_size < 0 or index_position + index_size != position:
         raise source.corrupt(
             position,
@@ -87,6 +90,7 @@ def decode_footer(
             f"{index_size} bytes at {index_position}",
             f"one that ends at {position}, where the footer starts",
         )
+
     return Footer(index_position, index_size, magic == COMPOSITE_MAGIC)
 
 
@@ -232,6 +236,7 @@ class IndexBlock:
         first_ordinal = ordinal if ordinal < stop else 0
         entries: list[IndexEntry] = []
         next_offset, left, fulfilled = start, max_bytes, False
+
         while ordinal < stop and not fulfilled:
             if self._starts[ordinal] > next_offset:
                 break
@@ -242,6 +247,7 @@ class IndexBlock:
             next_offset = entry.end_offset
             fulfilled = left == 0 or (end != UNLIMITED and next_offset >= end)
             ordinal += 1
+
         return FindResult(tuple(entries), first_ordinal, next_offset, fulfilled)
 
     def _ordinal_of(self, stream_id: int, offset: int) -> tuple[int, int]:
@@ -275,6 +281,7 @@ def decode_index(
         raise source.corrupt(
             0, "size of the index", f"{len(data)} bytes", f"a multiple of {INDEX_ENTRY_SIZE}"
         )
+
     table = np.frombuffer(data, dtype=INDEX_ENTRY_DTYPE)
     rules = [
         (_entry_faults(table), _FIELD_RULE),
@@ -282,8 +289,10 @@ def decode_index(
     ]
     if data_size is not None:
         rules.append((_tiling_faults(table), "a position where the entry before ends"))
+
     for faults, rule in rules:
         _check(faults, table, rule, source)
+
     index = IndexBlock(table)
     if data_size is not None and index.data_size != data_size:
         raise source.corrupt(
@@ -292,6 +301,7 @@ def decode_index(
             f"{index.data_size} bytes",
             f"{data_size} bytes, all that is in front of the index",
         )
+
     return index
 
 

@@ -109,9 +109,11 @@ class ObjectReader:
             raise RuntimeError(
                 f"index of {self._source.name} is known already, no bytes are needed"
             )
+
         view, source = exactly(self._needed, data, self._source.name), self._source
         if self._footer is not None and source.noted is not None:
             source = replace(source, noted=[])  # each deviation once
+
         footer = decode_footer(view, self._size, composite=False, source=source)
         if self._footer is None:
             self._check_place(footer)
@@ -122,10 +124,12 @@ class ObjectReader:
                 footer,
                 f"{self._footer}, as at the first",
             )
+
         if footer.index_position < self._needed.start:
             self._footer = footer
             self._needed = ByteRange(footer.index_position, self._size)
             return
+
         at = footer.index_position - self._needed.start
         self._index = decode_index(
             view[at : at + footer.index_size],
@@ -174,6 +178,7 @@ def read_entry(
     if len(records) != entry.record_count:
         what = "number of records in the blocks of an index entry"
         raise place.corrupt(0, what, len(records), f"{entry.record_count}, as in the index")
+
     stream_id, next_offset = entry.stream_id, entry.start_offset
     for ordinal, record in enumerate(records):
         if record.stream_id != stream_id or record.base_offset != next_offset:
@@ -187,7 +192,9 @@ def read_entry(
             )
             next_offset = record.base_offset
         next_offset += record.count
+
     if next_offset != entry.end_offset:
         what = "end of the last record of an index entry"
         raise place.corrupt(0, what, f"offset {next_offset}", f"offset {entry.end_offset}")
+
     return records

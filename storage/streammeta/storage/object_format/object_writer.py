@@ -89,6 +89,7 @@ class ObjectWriter:
         ):
             if value < 1:
                 raise ValueError(f"{name} is {value}, wanted at least 1")
+
         self._threshold = block_size_threshold
         self._part_size = part_size
         self._checksum = ObjectChecksum() if checksum else None
@@ -180,6 +181,7 @@ class ObjectWriter:
         block = _Block([], records[0].base_offset, records[0].base_offset, 0)
         blocks, chunks, length = [block], block.chunks, 0
         threshold, since_cut, is_cut = self._threshold, self._payload_since_cut, False
+
         try:
             for record in records:
                 base, count, payload = record.base_offset, record.count, record.payload
@@ -213,8 +215,10 @@ class ObjectWriter:
                     is_cut, since_cut = True, 0
         except struct.error:
             raise _refusal(record, stream_id, next_offset) from None
+
         if next_offset > INT64_MAX:
             raise _refusal(records[-1], stream_id, next_offset)
+
         block.end_offset, block.data_length = next_offset, length
         return blocks, since_cut
 
@@ -268,15 +272,18 @@ def _refusal(record: RecordBatch, stream_id: int, next_offset: int) -> ValueErro
             f"record of stream {record.stream_id} in a write of stream {stream_id}, wanted one"
             " stream a write"
         )
+
     try:
         check_encodable(record)
     except ValueError as error:
         return error
+
     if len(record.payload) > MAX_PAYLOAD_SIZE:
         return ValueError(
             f"record payload length is {len(record.payload)}, wanted 0..{MAX_PAYLOAD_SIZE}, the"
             " most that one data block can hold and a JVM can read"
         )
+
     return ValueError(
         f"stream {stream_id} base offset is {record.base_offset}, wanted at least {next_offset},"
         " the end before it"

@@ -137,6 +137,7 @@ def decode_records(
         record.__class__ = RecordBatch  # type: ignore[assignment]
         add(record)  # type: ignore[arg-type]
         at = stop
+
     return at
 
 
@@ -150,9 +151,11 @@ def _fault(data: memoryview, at: int, source: Source) -> CorruptObjectError:
             f"{left} bytes",
             f"{RECORD_HEADER_SIZE} bytes",
         )
+
     magic, stream_id, epoch, base, count, length = _RECORD_HEADER.unpack_from(data, at)
     if magic != RECORD_MAGIC:
         return source.corrupt(at, "record magic", f"{magic:#04x}", f"{RECORD_MAGIC:#04x}")
+
     most = left - RECORD_HEADER_SIZE
     if not 0 <= length <= most:
         return source.corrupt(at + _SIZE_POSITION, "record payload length", length, f"0..{most}")
@@ -212,14 +215,18 @@ def decode_block_header(
             f"{len(data) - at} bytes",
             f"{BLOCK_HEADER_SIZE} bytes",
         )
+
     left = (len(data) if end is None else end) - at - BLOCK_HEADER_SIZE
     magic, flag, count, length = _BLOCK_HEADER.unpack_from(data, at)
     if magic != BLOCK_MAGIC:
         raise source.corrupt(at, "block magic", f"{magic:#04x}", f"{BLOCK_MAGIC:#04x}")
+
     if flag != BLOCK_FLAG:
         source.deviate(at + _FLAG_POSITION, "block flag", f"{flag:#04x}", f"{BLOCK_FLAG:#04x}")
+
     if not 0 <= length <= left:
         raise source.corrupt(at + _LENGTH_POSITION, "block data length", length, f"0..{left}")
+
     if count == 0 and length == 0:
         source.deviate(at + _COUNT_POSITION, "block record count", 0, "1 or more")
     elif not 1 <= count <= length // RECORD_HEADER_SIZE:
@@ -229,6 +236,7 @@ def decode_block_header(
             count,
             f"1..{length // RECORD_HEADER_SIZE}, what {length} bytes can hold",
         )
+
     return BlockHeader(count, length)
 
 

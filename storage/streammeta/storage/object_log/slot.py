@@ -95,6 +95,7 @@ class Slot:
         checksum = ObjectChecksum()
         for piece in pieces:
             checksum.update(piece)
+
         fields = _FIELDS.pack(
             _MAGIC,
             _VERSION,
@@ -160,6 +161,7 @@ def decode_slot(data: bytes, key: str, namespace: str) -> Slot:
     """
     if len(data) < SLOT_HEADER_SIZE:
         raise CorruptObjectError(key, 0, "the length", len(data), f"{SLOT_HEADER_SIZE} or more")
+
     fields = data[: _FIELDS.size]
     (crc,) = _CRC.unpack_from(data, _FIELDS.size)
     magic, version, kind, _, node_id, node_epoch, *numbers, log_id, body_crc, _ = _FIELDS.unpack(
@@ -176,6 +178,7 @@ def decode_slot(data: bytes, key: str, namespace: str) -> Slot:
         raise CorruptObjectError(key, 4, "the version", version, _VERSION)
     if kind not in tuple(SlotKind):
         raise CorruptObjectError(key, 5, "the kind", kind, "1 to 4")
+
     body = data[SLOT_HEADER_SIZE:]
     if len(body) != length:
         raise CorruptObjectError(key, SLOT_HEADER_SIZE, "the body's length", len(body), length)
@@ -183,8 +186,10 @@ def decode_slot(data: bytes, key: str, namespace: str) -> Slot:
         raise CorruptObjectError(
             key, SLOT_HEADER_SIZE, "the body's CRC-32C", google_crc32c.value(body), body_crc
         )
+
     if not 0 <= first_needed <= durable_below <= sequence or count < 0:
         place = (first_needed, durable_below, sequence)
         raise CorruptObjectError(key, 20, "its place", place, "ascending numbers")
+
     log = LogName(namespace, node_id, node_epoch)
     return Slot(log, log_id, sequence, first_needed, durable_below, SlotKind(kind), count, body)

@@ -107,14 +107,17 @@ def parse_log_key(key: str, namespace: str) -> LogKey | None:
     prefix = logs_prefix(namespace)
     if not key.startswith(prefix):
         return None
+
     parts = key[len(prefix) :].split("/")
     if len(parts) != 3 or not _NODE.fullmatch(parts[0]):
         return None
+
     node, epoch, name = parts
     if epoch == _ASIDE:
         return AsideKey(int(node)) if _ASIDE_NAME.fullmatch(name) else None
     if not _EPOCH.fullmatch(epoch) or int(epoch) > INT64_MAX:
         return None
+
     log = LogName(namespace, int(node), int(epoch))
     if name == _RECOVERED:
         return RecoveredKey(log)
@@ -122,4 +125,5 @@ def parse_log_key(key: str, namespace: str) -> LogKey | None:
         return SweptKey(log)
     if not _SEQUENCE.fullmatch(name) or int(name, 16) > INT64_MAX:
         return None
+
     return SlotKey(log, int(name, 16))

@@ -174,6 +174,7 @@ class LocalObjectStore:
         paths = {key: self._path_of(key) for key in keys}
         deleted: list[str] = []
         failed: dict[str, str] = {}
+
         with self._call("delete_many"):
             self._check_root()
             for key, path in paths.items():
@@ -186,6 +187,7 @@ class LocalObjectStore:
                 else:
                     deleted.append(key)
                     self._remove_empty_parents(path)
+
         return DeleteResult(tuple(deleted), failed)
 
     def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
@@ -323,6 +325,7 @@ class LocalObjectStore:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
             self._move(temporary, path, if_absent=if_absent)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -392,6 +395,7 @@ class LocalObjectStore:
                 ]
         except FileNotFoundError:
             return  # nothing was ever put, or all below was deleted meanwhile
+
         found.sort(key=lambda item: item[0])
         for key, is_dir, entry in found:
             if is_dir:

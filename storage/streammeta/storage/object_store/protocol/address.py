@@ -126,17 +126,20 @@ class S3Config:
             raise ValueError(
                 f"S3 address is {uri.partition('?')[0]!r}, wanted s3://bucket without a path"
             )
+
         pairs = [pair.partition("=") for pair in parts.query.split("&") if pair]
         names = [unquote(name) for name, _, _ in pairs]
         is_server_form = any(name.startswith(_SERVER_PREFIX) for name in names)
         known = (*_SERVER_FORM, *_IGNORED) if is_server_form else _BUCKET_FORM
         values = {unquote(name): unquote(value) for name, _, value in pairs}
+
         for name in names:
             if name not in known or names.count(name) != 1 or not values[name]:
                 raise ValueError(
                     f"S3 address has the option {name!r} {names.count(name)} times or empty; wanted"
                     f" each of {', '.join(sorted(known))} at most once, with a value"
                 )
+
         return cls._from_server_form(parts, values) if is_server_form else cls._of(parts, values)
 
     @classmethod
@@ -160,17 +163,21 @@ class S3Config:
     def _of(cls, parts: SplitResult, values: Mapping[str, str]) -> S3Config:
         if ("accessKey" in values) != ("secretKey" in values):
             raise ValueError("S3 address has one of access key and secret key, wanted both or none")
+
         endpoint = values.get("endpoint")
         if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
             raise ValueError(f"S3 endpoint is {endpoint!r}, wanted http://host:port or https://")
+
         path_style = values.get("pathStyle", "true" if endpoint else "false")
         if path_style not in ("true", "false"):
             raise ValueError(f"S3 path style is {path_style!r}, wanted true or false")
+
         checksum = values.get("checksum", Checksum.MD5.value)
         if checksum not in list(Checksum):
             raise ValueError(
                 f"S3 checksum is {checksum!r}, wanted one of {', '.join(map(str, Checksum))}"
             )
+
         return cls(
             bucket=parts.netloc,
             endpoint_url=endpoint,

@@ -107,8 +107,10 @@ class Meter:
         tally = Tally()
         started = time.perf_counter()
         failures = 0
+
         with self._lock:
             self._in_flight += 1
+
         try:
             check_deadline(deadline)
             yield tally

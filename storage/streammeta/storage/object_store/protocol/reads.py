@@ -90,9 +90,11 @@ def merge_ranges(
     """
     for start, end in ranges:
         check_range(start, end)
+
     groups: list[MergedRange] = []
     members: list[int] = []
     first = last = used = 0
+
     for index in sorted(range(len(ranges)), key=lambda index: ranges[index]):
         start, end = ranges[index]
         span = max(last, end) - first
@@ -104,6 +106,7 @@ def merge_ranges(
         if members:
             groups.append(MergedRange(first, last, tuple(members)))
         first, last, used, members = start, end, end - start, [index]
+
     if members:
         groups.append(MergedRange(first, last, tuple(members)))
     return groups

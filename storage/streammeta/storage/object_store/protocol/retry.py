@@ -85,6 +85,7 @@ class Retrier:
         end = time.monotonic() + self._policy.call_s
         if deadline is not None:
             end = min(end, deadline)
+
         counted = Tally() if tally is None else tally
         attempt = 1
         while True:

@@ -59,14 +59,17 @@ def _read_usual(body: bytes) -> ListingPage[ObjectInfo] | None:
     entries = body[start:end]
     if start < 0 or b"<!" in body or entries.translate(None, _PRINTABLE):
         return None
+
     found = _USUAL_ENTRY.findall(entries.decode("ascii"))
     if sum(map(len, map(itemgetter(0), found))) != len(entries):
         return None
+
     # What is around the entries is read with an empty one in their place, which has to be found
     # where entries belong.
     page = PageDocument(body[:start] + b"<Contents/>" + body[end:], OBJECT_PAGE)
     if len(page.entries("Contents")) != 1:
         return None
+
     try:
         objects = tuple(
             ObjectInfo(page.key_of(key), int(size), to_ms(datetime.fromisoformat(at)), etag)
@@ -74,6 +77,7 @@ def _read_usual(body: bytes) -> ListingPage[ObjectInfo] | None:
         )
     except ValueError:  # not a time, though of its form
         return None
+
     return ListingPage(objects, page.next_options(_NEXT))
 
 

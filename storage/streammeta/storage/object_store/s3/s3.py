@@ -297,10 +297,12 @@ class S3ObjectStore:
         wanted = list(keys)
         for key in wanted:
             check_key(key)
+
         failed: dict[str, str] = {}
         throttled: set[str] = set()
         denied: set[str] = set()
         remaining = iter(wanted)
+
         while batch := list(islice(remaining, DELETE_BATCH)):
             for error in self._delete_batch(batch):
                 key, code = error["Key"], error.get("Code", "")
@@ -310,6 +312,7 @@ class S3ObjectStore:
                     denied.add(key)
                 if code in THROTTLED_CODES:
                     throttled.add(key)
+
         deleted = tuple(key for key in wanted if key not in failed)
         return DeleteResult(deleted, failed, frozenset(throttled), frozenset(denied))
 
@@ -349,6 +352,7 @@ class S3ObjectStore:
             sent=len(body),
         )
         checksum = digest[self._checksum.member] if self._checksum.is_stored else ""
+
         return UploadedPart(number, answer["ETag"], len(body), checksum)
 
     def copy_part(

@@ -158,13 +158,16 @@ def open_client(
             response_checksum_validation="when_required",
         ),
     )
+
     for operation, (document, read) in _LISTINGS.items():
         reader = partial(_read_listing, document=document, read=read)
         # For any service, which makes it the first: botocore's own handler for S3 reads it as well.
         client.meta.events.register(f"before-parse.*.{operation}", reader)
+
     if digests is not None:
         for operation in BodyDigests.OPERATIONS:
             client.meta.events.register(f"before-call.s3.{operation}", digests.add)
+
     return cast("S3Client", client)
 
 
@@ -364,6 +367,7 @@ def translate(
         return StoreUnavailableError(
             f"the bytes of {key!r} did not arrive whole from bucket {bucket!r}: {error}; retry"
         )
+
     return StoreRejectedError(f"request for {key!r} in bucket {bucket!r} is not valid: {error}")
 
 
@@ -400,6 +404,7 @@ def _translate_answer(
             f"the bytes of {key!r} did not arrive in bucket {bucket!r} as they were sent ({code});"
             " nothing was stored; check what stands between this machine and the server"
         )
+
     about = f" for {key!r}" if key else ""
     message = error.response.get("Error", {}).get("Message", "")
     return StoreRejectedError(
