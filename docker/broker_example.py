@@ -58,17 +58,17 @@ async def write(client: StreamClient, stream_ids: list[int]) -> None:
         for stream_id in stream_ids
     ]
     await client.flush()
-    await asyncio.gather(*acks)  # raises if a record was refused
+    await asyncio.gather(*acks)  # raises if a record was rejected
     print(f"committed {len(acks)} records to streams {stream_ids}")
 
 
 async def read(client: StreamClient, stream_ids: list[int]) -> None:
-    """Reads each stream from its beginning and compares it with what was written."""
+    """Reads each stream from its beginning and compares it with the written records."""
     wanted = [f"record {number}".encode() for number in range(RECORDS_PER_STREAM)]
     for stream_id in stream_ids:
         payloads = [bytes(batch.payload) async for batch in client.iterate(stream_id)]
         if payloads != wanted:
-            raise SystemExit(f"stream {stream_id} reads back differently from what was written")
+            raise SystemExit(f"stream {stream_id} differs from the written records")
         print(f"read {len(payloads)} records of stream {stream_id}")
 
 

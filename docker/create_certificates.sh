@@ -2,11 +2,11 @@
 # Usage: create_certificates.sh FOLDER
 #
 # Makes the certificates of all that compose.yaml runs, below FOLDER/certs, by an authority whose key
-# is in FOLDER/private. What is there already stays as it is.
+# is in FOLDER/private. Existing files do not change.
 set -eu
 folder=$1
 
-# make NAME KIND OPTION...: make NAME.pem by `streammeta certs KIND` unless it is there
+# make NAME KIND OPTION...: make NAME.pem by `streammeta certs KIND` unless it exists
 make() {
     name=$1
     shift
