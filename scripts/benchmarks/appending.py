@@ -11,10 +11,10 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from scripts.benchmarks.client_place import MIB, Place, running_place
 from scripts.benchmarks.figures import Outcome, Progress, Table, percentile
@@ -40,30 +40,9 @@ class Settings:
     seconds: float = seconds(8.0, "of each phase")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """Rates and times of one store, by single appends or many at once."""
-
-    store: str
-    call: str
-    appends_per_s: float
-    mib_per_s: float
-    paced_per_s: float
-    acknowledged_s: Sequence[float]
-
-    @property
-    def name(self) -> str:
-        """Prefix of the names of the figures."""
-        return f"{self.store}_{self.call}"
-
-    def acknowledged_ms(self, share: float) -> float:
-        """Return a percentile of the times to an acknowledgement, in ms."""
-        return round(percentile(self.acknowledged_s, share) * 1000, 1)
-
-
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
     """Write to each store in turn."""
-    rates: list[Rate] = []
+    rates: list[dict[str, Any]] = []
     for store in settings.stores:
         place = root / store
         place.mkdir(parents=True)
@@ -135,45 +114,40 @@ class _Load:
         return times_s
 
 
-async def _rate(load: _Load, store: str, call: str) -> Rate:
+async def _rate(load: _Load, store: str, call: str) -> dict[str, Any]:
     flooded = await load.flood()
     paced = flooded * PACED_SHARE
-    return Rate(
-        store=store,
-        call=call,
-        appends_per_s=flooded,
-        mib_per_s=flooded * load.settings.record_bytes / MIB,
-        paced_per_s=paced,
-        acknowledged_s=await load.pace(paced),
-    )
+    times_s = await load.pace(paced)
+    return {
+        "store": store,
+        "call": call,
+        "appends_per_s": flooded,
+        "mib_per_s": flooded * load.settings.record_bytes / MIB,
+        "paced_per_s": paced,
+        "acknowledgements": len(times_s),
+        "p50_ms": round(percentile(times_s, 0.5) * 1000, 1),
+        "p99_ms": round(percentile(times_s, 0.99) * 1000, 1),
+    }
 
 
-def _outcome(settings: Settings, rates: Sequence[Rate]) -> Outcome:
+def _outcome(settings: Settings, rates: Sequence[Mapping[str, Any]]) -> Outcome:
     figures: dict[str, float] = {}
     details: dict[str, dict[str, float]] = {}
     for rate in rates:
-        figures |= {
-            f"{rate.name}_appends_per_s": round(rate.appends_per_s),
-            f"{rate.name}_acknowledged_p50_ms": rate.acknowledged_ms(0.5),
-            f"{rate.name}_acknowledged_p99_ms": rate.acknowledged_ms(0.99),
-        }
-        details[rate.name] = {
-            "flooded_per_s": rate.appends_per_s,
-            "paced_per_s": rate.paced_per_s,
-            "acknowledgements": len(rate.acknowledged_s),
+        name = f"{rate['store']}_{rate['call']}"
+        figures[f"{name}_appends_per_s"] = round(rate["appends_per_s"])
+        figures[f"{name}_acknowledged_p50_ms"] = rate["p50_ms"]
+        figures[f"{name}_acknowledged_p99_ms"] = rate["p99_ms"]
+        details[name] = {
+            "flooded_per_s": rate["appends_per_s"],
+            "paced_per_s": rate["paced_per_s"],
+            "acknowledgements": rate["acknowledgements"],
         }
     table = Table.of(
         f"Appending {settings.record_bytes}-byte records to {settings.streams} streams,"
         f" linger {LINGER_S * 1000:.0f} ms",
         rates,
-        {
-            "store": "store",
-            "call": "call",
-            "records/s": lambda rate: round(rate.appends_per_s),
-            "MiB/s": lambda rate: round(rate.mib_per_s, 1),
-            "paced at": lambda rate: round(rate.paced_per_s),
-            "p50, ms": lambda rate: rate.acknowledged_ms(0.5),
-            "p99, ms": lambda rate: rate.acknowledged_ms(0.99),
-        },
+        "store | call | records/s = appends_per_s | MiB/s = mib_per_s | paced at = paced_per_s"
+        " | p50, ms = p50_ms | p99, ms = p99_ms",
     )
     return Outcome(benchmark="appending", figures=figures, details=details, tables=[table])

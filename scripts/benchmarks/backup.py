@@ -9,14 +9,14 @@ lag comes from the leader's metrics, read twenty times a second. Restores and ad
 import asyncio
 import contextlib
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.benchmarks import backup_restore
+from scripts.benchmarks.backup_restore import ADOPTIONS, RANGES, RECORDS, RESTORES
 from scripts.benchmarks.broker_load import load_at_rate
 from scripts.benchmarks.cluster import PATIENT, VOTERS, find_leader, http_options, running_cluster
 from scripts.benchmarks.figures import Outcome, Progress, Table, Target, medians, percentile
@@ -27,6 +27,10 @@ from streammeta.cli.local.local_cluster import LocalCluster
 SAMPLE_S = 0.05
 P99_RATIO_MAX = 1.05
 LARGE = 10_000_000
+COLUMNS = (
+    "backup | commits/s = commits_per_s | p50 ms = p50_ms | p99 ms = p99_ms"
+    " | lag p50 s = lag_p50_s | lag p99 s = lag_p99_s"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +58,7 @@ class _Side:
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure restores, adoptions and the two clusters.
-
-    Raises:
-        ChildFailedError: a controller, a client or a restore ended early.
-        UnhealthyError: the controllers did not agree on a leader.
-    """
+    """Measure restores, adoptions and the two clusters."""
     restores, adoptions = [], []
     for size in sorted({*settings.sizes, *([LARGE] if settings.large else [])}):
         progress(f"backup: a restore of {size} streams and objects")
@@ -135,8 +134,8 @@ def _read_lags_s(port: int) -> list[float]:
 def _outcome(
     settings: Settings,
     sides: Mapping[str, _Side],
-    restores: Sequence[backup_restore.Restore],
-    adoptions: Sequence[backup_restore.Adoption],
+    restores: Sequence[Mapping[str, float]],
+    adoptions: Sequence[Mapping[str, float]],
 ) -> Outcome:
     lags_s = sides["with"].lags_s
     found = {name: medians(side.turns) for name, side in sides.items()}
@@ -149,23 +148,13 @@ def _outcome(
     for name, turn in found.items():
         figures |= {f"{name}_{figure}": value for figure, value in turn.items()}
     for restore in restores:
-        figures |= {f"restore_{restore.entities}_{name}": at for name, at in restore.figures()}
+        figures |= {f"restore_{restore['entities']}_{name}": at for name, at in restore.items()}
     for adoption in adoptions:
-        figures |= {f"adoption_{adoption.objects}_{name}": at for name, at in adoption.figures()}
-
-    rows: list[Mapping[str, Any]] = [
-        {"backup": "without", "lag_p50_s": "", "lag_p99_s": "", **found["without"]},
-        {"backup": "with", **figures, **found["with"]},
-    ]
-    columns: dict[str, str | Callable[[Any], object]] = {
-        "backup": "backup",
-        "commits/s": "commits_per_s",
-        "p50 ms": "p50_ms",
-        "p99 ms": "p99_ms",
-        "lag p50 s": "lag_p50_s",
-        "lag p99 s": "lag_p99_s",
-    }
+        figures |= {f"adoption_{adoption['objects']}_{name}": at for name, at in adoption.items()}
+    lags = {name: figures[name] for name in ("lag_p50_s", "lag_p99_s")}
+    rows = [{"backup": "without", **found["without"]}, {"backup": "with", **found["with"], **lags}]
     title = f"Commits with and without a backup every {settings.interval_ms} ms, medians"
+    adopted = f"Adoptions of objects with {RANGES} ranges of {RECORDS} records each"
     target = "commit p99 with a backup, as a multiple of the p99 without"
     return Outcome(
         benchmark="backup",
@@ -174,13 +163,13 @@ def _outcome(
             "without": sides["without"].turns,
             "with": sides["with"].turns,
             "lags_s": lags_s,
-            "restores": [asdict(restore) for restore in restores],
-            "adoptions": [asdict(adoption) for adoption in adoptions],
+            "restores": restores,
+            "adoptions": adoptions,
         },
         tables=[
-            Table.of(title, rows, columns),
-            backup_restore.restores_table(restores),
-            backup_restore.adoptions_table(adoptions),
+            Table.of(title, rows, COLUMNS),
+            Table.of("Restores of a checkpoint and the commits after it", restores, RESTORES),
+            Table.of(adopted, adoptions, ADOPTIONS),
         ],
         targets=[Target(target, "at most", P99_RATIO_MAX, ratio)],
     )

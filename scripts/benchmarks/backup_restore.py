@@ -12,14 +12,11 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from scripts.benchmarks.figures import Table
 from scripts.benchmarks.metadata_driver import NOW_MS, MetadataDriver
 from streammeta.cli.local.local_cluster import PROGRAM, ChildFailedError, LocalCluster, free_ports
 from streammeta.controller.backup.archive import Archive
@@ -51,46 +48,20 @@ NAMESPACE = cluster_namespace(FOLDER.cluster_id)
 EPOCH = Epoch(1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
-    """Costs of one restore. Memory is the peak of the process."""
-
-    entities: int
-    commits: int
-    backup_mb: float
-    plan_s: float
-    plan_peak_mb: float
-    apply_s: float
-    apply_peak_mb: float
-
-    def figures(self) -> Iterator[tuple[str, float]]:
-        """Yield the measured values by name."""
-        for name in ("plan_s", "plan_peak_mb", "apply_s", "apply_peak_mb"):
-            yield name, getattr(self, name)
+Figures: TypeAlias = dict[str, float]
+RESTORES = (
+    "streams and objects = entities | commits | backup MB = backup_mb | plan s = plan_s"
+    " | plan peak MB = plan_peak_mb | apply s = apply_s | apply peak MB = apply_peak_mb"
+)
+ADOPTIONS = (
+    "objects | MB = mb | dry run s = survey_s | adopt s = adopt_s | repeat s = repeat_s"
+    " | peak MB = peak_mb"
+)
+"""Columns of the tables."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
-    """Costs of one adoption. Memory is the peak of the command, `mb` the size of the objects."""
-
-    objects: int
-    mb: float
-    survey_s: float
-    """Time of a dry run, which reads and plans."""
-    adopt_s: float
-    """Time of a run that reads, plans and adopts."""
-    repeat_s: float
-    """Time of a second run, which has nothing left to read."""
-    peak_mb: float
-
-    def figures(self) -> Iterator[tuple[str, float]]:
-        """Yield the measured values by name."""
-        for name in ("survey_s", "adopt_s", "repeat_s", "peak_mb"):
-            yield name, getattr(self, name)
-
-
-def measure_restore(root: Path, entities: int) -> Restore:
-    """Make a backup in `root` and restore it. Blocks.
+def measure_restore(root: Path, entities: int) -> Figures:
+    """Make a backup in `root` and restore it. Blocks. Peaks are those of each command's memory.
 
     Raises:
         ChildFailedError: a command failed.
@@ -104,19 +75,21 @@ def measure_restore(root: Path, entities: int) -> Restore:
     _, plan_s, plan_mb = _restore("plan", *stores, *new, *plan)
     _, apply_s, apply_mb = _restore("apply", *stores, *plan, *node)
     size = sum(file.stat().st_size for file in (root / "backups").rglob("*") if file.is_file())
-    return Restore(
-        entities=entities,
-        commits=commits,
-        backup_mb=round(size / 1e6, 1),
-        plan_s=round(plan_s, 2),
-        plan_peak_mb=round(plan_mb, 1),
-        apply_s=round(apply_s, 2),
-        apply_peak_mb=round(apply_mb, 1),
-    )
+    return {
+        "entities": entities,
+        "commits": commits,
+        "backup_mb": round(size / 1e6, 1),
+        "plan_s": round(plan_s, 2),
+        "plan_peak_mb": round(plan_mb, 1),
+        "apply_s": round(apply_s, 2),
+        "apply_peak_mb": round(apply_mb, 1),
+    }
 
 
-def measure_adoption(root: Path, objects: int) -> Adoption:
+def measure_adoption(root: Path, objects: int) -> Figures:
     """Restore a cluster in `root` and adopt so many objects. Blocks.
+
+    The survey reads and plans, the adoption adopts too, and a repeat has nothing left to read.
 
     Raises:
         ChildFailedError: a command or the controller failed, or objects were left out.
@@ -135,47 +108,14 @@ def measure_adoption(root: Path, objects: int) -> Adoption:
         cluster.stop_all()
     if (done["adopted"], again["adopted"]) != (objects, 0):
         raise ChildFailedError(f"adopted {done['adopted']} of {objects} objects: {done}")
-    return Adoption(
-        objects=objects,
-        mb=round(size / 1e6, 1),
-        survey_s=round(survey_s, 2),
-        adopt_s=round(adopt_s, 2),
-        repeat_s=round(repeat_s, 2),
-        peak_mb=round(peak_mb, 1),
-    )
-
-
-def restores_table(restores: Sequence[Restore]) -> Table:
-    """Return the table of restores."""
-    return Table.of(
-        "Restores of a checkpoint and the commits after it",
-        restores,
-        {
-            "streams and objects": lambda restore: f"{restore.entities:,}",
-            "commits": lambda restore: f"{restore.commits:,}",
-            "backup MB": "backup_mb",
-            "plan s": "plan_s",
-            "plan peak MB": "plan_peak_mb",
-            "apply s": "apply_s",
-            "apply peak MB": "apply_peak_mb",
-        },
-    )
-
-
-def adoptions_table(adoptions: Sequence[Adoption]) -> Table:
-    """Return the table of adoptions."""
-    return Table.of(
-        f"Adoptions of objects with {RANGES} ranges of {RECORDS} records each",
-        adoptions,
-        {
-            "objects": lambda adoption: f"{adoption.objects:,}",
-            "MB": "mb",
-            "dry run s": "survey_s",
-            "adopt s": "adopt_s",
-            "repeat s": "repeat_s",
-            "peak MB": "peak_mb",
-        },
-    )
+    return {
+        "objects": objects,
+        "mb": round(size / 1e6, 1),
+        "survey_s": round(survey_s, 2),
+        "adopt_s": round(adopt_s, 2),
+        "repeat_s": round(repeat_s, 2),
+        "peak_mb": round(peak_mb, 1),
+    }
 
 
 def _make_backup(root: Path, streams: int, *, commits: int, has_objects: bool = True) -> int:

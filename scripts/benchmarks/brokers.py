@@ -68,12 +68,7 @@ class Run:
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure once.
-
-    Raises:
-        ChildFailedError: a controller or a client ended early.
-        UnhealthyError: the controllers did not agree on a leader.
-    """
+    """Measure once."""
     with running_cluster(root) as cluster:
         leader = await find_leader(cluster)
         progress(f"brokers: {settings.brokers} join")

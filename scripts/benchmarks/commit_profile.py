@@ -46,5 +46,5 @@ def outcome(place: Path, leader_id: int, commits: int, settings: Mapping[str, ob
 
 
 def _table(title: str, costs: Sequence[Cost]) -> Table:
-    columns = {"where": "where", "calls": "calls", "own us": "own_us", "share %": "share_percent"}
+    columns = "where | calls | own us = own_us | share % = share_percent"
     return Table.of(f"{title}; us of CPU for each commit, under the profiler", costs, columns)

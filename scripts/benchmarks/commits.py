@@ -7,7 +7,7 @@ system's, for each process over the time that counts.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -98,46 +98,12 @@ class Point:
         return f"{self.way}, {self.ranges} ranges, {self.in_flight} in flight"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """Figures of one point at one number of voters."""
-
-    voters: int
-    over_tls: bool
-    audited: bool
-    way: Way
-    ranges: int
-    in_flight: int
-    commits_per_s: float
-    ranges_per_s: float
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-    bytes_per_range: float
-    """Appended to the leader's log."""
-    batches_per_flush: float
-    """On the leader. One turn of its event loop appends one batch."""
-    payloads_per_flush: float
-    """Log entries of requests. A message of many commits may be one entry."""
-    flush_mean_ms: float
-    leader_cpu_us: float
-    """CPU time for each commit, of all threads."""
-    leader_loop_us: float
-    """CPU time of the event loop's thread alone."""
-    follower_cpu_us: float
-    """CPU time of one follower, on average. 0 without followers."""
-    client_cpu_us: float
-    leader_cores: float
-    client_cores: float
+Level: TypeAlias = Mapping[str, Any]
+"""Figures of one point at one number of voters. CPU times in us are for each commit."""
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> list[Outcome]:
-    """Measure every level. The cluster is new for each number of voters, and for TLS.
-
-    Raises:
-        ChildFailedError: a controller or the client ended early.
-        UnhealthyError: the controllers did not agree on a leader.
-    """
+    """Measure every level. The cluster is new for each number of voters, and for TLS."""
     levels: list[Level] = []
     for voters, (over_tls, audited) in itertools.product(settings.voters, settings.kinds()):
         shown = " over TLS" * over_tls + " audited" * audited
@@ -218,73 +184,68 @@ def _level(point: Point, seconds: float, run: LoadRun, *, over_tls: bool, audite
     flushes = max(1, run.counters.flushes)
     cost_us = {node_id: spent * 1e6 / commits for node_id, spent in run.cpu_s.items()}
     leader_us = cost_us.pop(run.leader.node_id)
-    return Level(
-        voters=len(run.cpu_s),
-        over_tls=over_tls,
-        audited=audited,
+    return {
+        "voters": len(run.cpu_s),
+        "over_tls": over_tls,
+        "audited": audited,
         **asdict(point),
-        commits_per_s=commits_per_s,
-        ranges_per_s=round(commits_per_s * point.ranges),
+        "commits_per_s": commits_per_s,
+        "ranges_per_s": round(commits_per_s * point.ranges),
         **{name: run.client[name] for name in ("p50_ms", "p99_ms", "max_ms")},
-        bytes_per_range=round(run.counters.payload_bytes / (commits * point.ranges), 1),
-        batches_per_flush=round(run.counters.batches / flushes, 2),
-        payloads_per_flush=round(run.counters.payloads / flushes, 2),
-        flush_mean_ms=round(run.counters.flush_ns / flushes / 1e6, 3),
-        leader_cpu_us=round(leader_us, 1),
-        leader_loop_us=round(run.leader_loop_s * 1e6 / commits, 1),
-        follower_cpu_us=round(sum(cost_us.values()) / max(1, len(cost_us)), 1),
-        client_cpu_us=round(run.client["client_cpu_s"] * 1e6 / commits, 1),
-        leader_cores=round(leader_us * commits_per_s / 1e6, 2),
-        client_cores=round(run.client["client_cpu_s"] / seconds, 2),
-    )
+        # Bytes and entries of the leader's log. A message of many commits may be one entry, and one
+        # turn of the event loop appends one batch.
+        "bytes_per_range": round(run.counters.payload_bytes / (commits * point.ranges), 1),
+        "batches_per_flush": round(run.counters.batches / flushes, 2),
+        "payloads_per_flush": round(run.counters.payloads / flushes, 2),
+        "flush_mean_ms": round(run.counters.flush_ns / flushes / 1e6, 3),
+        "leader_cpu_us": round(leader_us, 1),
+        "leader_loop_us": round(run.leader_loop_s * 1e6 / commits, 1),
+        "follower_cpu_us": round(sum(cost_us.values()) / max(1, len(cost_us)), 1),
+        "client_cpu_us": round(run.client["client_cpu_s"] * 1e6 / commits, 1),
+        "leader_cores": round(leader_us * commits_per_s / 1e6, 2),
+        "client_cores": round(run.client["client_cpu_s"] / seconds, 2),
+    }
 
 
-COLUMNS: Mapping[str, str | Callable[[Level], object]] = {
-    "voters": "voters",
-    "TLS": "over_tls",
-    "audit": "audited",
-    "way": "way",
-    "ranges": "ranges",
-    "in flight": "in_flight",
-    "commits/s": "commits_per_s",
-    "ranges/s": "ranges_per_s",
-    "p50 ms": "p50_ms",
-    "p99 ms": "p99_ms",
-    "B/range": "bytes_per_range",
-    "entries/flush": "payloads_per_flush",
-    "leader us": "leader_cpu_us",
-    "follower us": "follower_cpu_us",
-    "client us": "client_cpu_us",
-    "leader cores": "leader_cores",
-    "client cores": "client_cores",
-}
+COLUMNS = (
+    "voters | TLS = over_tls | audit = audited | way | ranges | in flight = in_flight"
+    " | commits/s = commits_per_s | ranges/s = ranges_per_s | p50 ms = p50_ms | p99 ms = p99_ms"
+    " | B/range = bytes_per_range | entries/flush = payloads_per_flush | leader us = leader_cpu_us"
+    " | follower us = follower_cpu_us | client us = client_cpu_us | leader cores = leader_cores"
+    " | client cores = client_cores"
+)
 
 
 def _outcome(levels: Sequence[Level]) -> Outcome:
     figures: dict[str, float] = {}
     for level in levels:
         name = (
-            f"{level.way}_{level.voters}_voters_{level.ranges}_ranges_{level.in_flight}_in_flight"
-            f"{'_tls' * level.over_tls}{'_audited' * level.audited}"
+            f"{level['way']}_{level['voters']}_voters_{level['ranges']}_ranges"
+            f"_{level['in_flight']}_in_flight{'_tls' * level['over_tls']}"
+            f"{'_audited' * level['audited']}"
         )
-        figures[f"{name}_per_s"] = level.commits_per_s
-        figures[f"{name}_p50_ms"] = level.p50_ms
-        figures[f"{name}_p99_ms"] = level.p99_ms
-        figures[f"{name}_leader_us"] = level.leader_cpu_us
+        figures[f"{name}_per_s"] = level["commits_per_s"]
+        figures[f"{name}_p50_ms"] = level["p50_ms"]
+        figures[f"{name}_p99_ms"] = level["p99_ms"]
+        figures[f"{name}_leader_us"] = level["leader_cpu_us"]
     title = "Commits by their ranges; us are CPU time for each commit"
     return Outcome(
         benchmark="commits",
         figures=figures,
-        details={"levels": [asdict(level) for level in levels]},
+        details={"levels": levels},
         tables=[Table.of(title, levels, COLUMNS)],
         targets=list(_targets(levels)),
     )
 
 
 def _targets(levels: Sequence[Level]) -> Iterator[Target]:
-    plain = [level for level in levels if not (level.over_tls or level.audited)]
-    large = [level for level in plain if (level.voters, level.ranges) == (3, 1_600)]
-    if alone := [level.p50_ms for level in large if level.in_flight == 1]:
+    large = [
+        level
+        for level in levels
+        if (level["voters"], level["ranges"]) == (3, 1_600)
+        and not (level["over_tls"] or level["audited"])
+    ]
+    if alone := [level["p50_ms"] for level in large if level["in_flight"] == 1]:
         yield Target("1600 ranges, 3 voters, one in flight: p50 ms", "at most", 8.0, min(alone))
-    if many := [level.ranges_per_s for level in large if level.in_flight == 64]:
+    if many := [level["ranges_per_s"] for level in large if level["in_flight"] == 64]:
         yield Target("1600 ranges, 3 voters, 64 in flight: ranges/s", "at least", 5e5, max(many))

@@ -160,25 +160,20 @@ def _outcome(
     figures["example_cold_gets_per_mib_before"] = before.gets_per_mib
     figures["example_cold_gets_per_mib_after"] = after.gets_per_mib
     reads = f"{before.gets_per_mib} -> {after.gets_per_mib}"
+    mib = [
+        {f"{name}_mib": found[f"bytes_{name}"] / MIB for name in ("read", "written")}
+        for found in (automq, measured)
+    ]
     rows = [
-        {"": "AutoMQ, computed", "reads": "", **automq},
-        {"": "streammeta, measured", "reads": reads, **measured},
+        {"system": "AutoMQ, computed", **automq, **mib[0]},
+        {"system": "streammeta, measured", "reads": reads, **measured, **mib[1]},
     ]
     table = Table.of(
         f"Three SSOs, 275 units of {settings.unit_bytes} bytes, 150 in memory",
         rows,
-        {
-            "": "",
-            "GET": "index_and_data_gets",
-            "PUT": "puts",
-            "uploads in parts": "multiparts",
-            "parts": "parts",
-            "MiB read": lambda row: round(row["bytes_read"] / MIB, 1),
-            "MiB written": lambda row: round(row["bytes_written"] / MIB, 1),
-            "SSOs": "set_objects",
-            "stream objects": "stream_objects",
-            "cold GETs/MiB": "reads",
-        },
+        "system | GET = index_and_data_gets | PUT = puts | uploads in parts = multiparts | parts"
+        " | MiB read = read_mib | MiB written = written_mib | SSOs = set_objects"
+        " | stream objects = stream_objects | cold GETs/MiB = reads",
     )
     return Outcome(
         benchmark="compaction-example",

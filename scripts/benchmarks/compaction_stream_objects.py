@@ -4,9 +4,10 @@ The store copies them, or they are fetched and sent again, or they are linked an
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from scripts.benchmarks.client_place import MIB, Place, require_same, running_place
 from scripts.benchmarks.committer import LoadError
@@ -32,29 +33,10 @@ class StreamObjects:
     object_mib: int = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """Costs of one way. Bytes are those that passed through the process."""
-
-    way: str
-    objects_before: int
-    objects_after: int
-    gets: int
-    puts: int
-    multiparts: int
-    parts: int
-    copies: int
-    bytes_read: int
-    bytes_written: int
-    seconds: float
-    gets_per_mib_before: float
-    gets_per_mib_after: float
-
-
 async def measure(root: Path, settings: StreamObjects, progress: Progress) -> Outcome:
     """Compact a stream in each way."""
     config = WriterConfig(upload_bytes=2 * settings.object_mib * MIB, linger_s=600.0)
-    done: list[Requests] = []
+    done: list[dict[str, Any]] = []
     async with running_place(root, len(WAYS), config) as place:
         for stream_id, (way, kind, by_store) in zip(place.stream_ids, WAYS, strict=True):
             progress(f"compaction: {settings.objects} stream objects, {way}")
@@ -73,7 +55,7 @@ async def _write(place: Place, stream_id: int, settings: StreamObjects) -> None:
 
 async def _compact(
     place: Place, stream_id: int, way: str, kind: StreamCompaction, *, by_store: bool
-) -> Requests:
+) -> dict[str, Any]:
     session, config = place.session, CompactionConfig(server_side_copy=by_store)
     compactor = StreamObjectCompactor(
         session.client, session.node, session.namespace, place.store, config
@@ -91,54 +73,45 @@ async def _compact(
     reads_after = await place.read([stream_id])
     require_same(reads, reads_after)
     made = {name: count - before[name] for name, count in after.items()}
-    return Requests(
-        way=way,
-        objects_before=len(report.made[0].source_ids),
-        objects_after=len(report.made),
-        gets=made["get_range"],
-        puts=made["put"],
-        multiparts=made["start_multipart"],
-        parts=made["upload_part"],
-        copies=made["copy_part"],
-        bytes_read=report.figures.bytes_read,
-        bytes_written=report.figures.bytes_written,
-        seconds=round(seconds, 3),
-        gets_per_mib_before=reads.gets_per_mib,
-        gets_per_mib_after=reads_after.gets_per_mib,
-    )
+    figures = report.figures
+    return {
+        "way": way,
+        "objects_before": len(report.made[0].source_ids),
+        "objects_after": len(report.made),
+        "gets": made["get_range"],
+        "puts": made["put"],
+        "multiparts": made["start_multipart"],
+        "parts": made["upload_part"],
+        "copies": made["copy_part"],
+        "bytes_read": figures.bytes_read,
+        "bytes_written": figures.bytes_written,
+        "mib_read": figures.bytes_read / MIB,
+        "mib_written": figures.bytes_written / MIB,
+        "seconds": round(seconds, 3),
+        "gets_per_mib_before": reads.gets_per_mib,
+        "gets_per_mib_after": reads_after.gets_per_mib,
+    }
 
 
-def _outcome(settings: StreamObjects, done: Sequence[Requests]) -> Outcome:
+def _outcome(settings: StreamObjects, done: Sequence[Mapping[str, Any]]) -> Outcome:
     figures: dict[str, float] = {}
-    for requests in done:
-        prefix = "stream_objects_" + requests.way.replace(" ", "_")
-        moved = requests.bytes_read + requests.bytes_written
-        figures[f"{prefix}_gets"] = requests.gets
-        figures[f"{prefix}_copies"] = requests.copies
-        figures[f"{prefix}_mib_moved"] = round(moved / MIB, 3)
+    for found in done:
+        prefix = "stream_objects_" + found["way"].replace(" ", "_")
+        figures[f"{prefix}_gets"] = found["gets"]
+        figures[f"{prefix}_copies"] = found["copies"]
+        figures[f"{prefix}_mib_moved"] = round(found["mib_read"] + found["mib_written"], 3)
     table = Table.of(
         f"{settings.objects} stream objects of {settings.object_mib} MiB merged into one",
         done,
-        {
-            "way": "way",
-            "objects": "objects_before",
-            "after": "objects_after",
-            "GET": "gets",
-            "PUT": "puts",
-            "uploads in parts": "multiparts",
-            "parts": "parts",
-            "copies": "copies",
-            "MiB read": lambda requests: round(requests.bytes_read / MIB, 2),
-            "MiB written": lambda requests: round(requests.bytes_written / MIB, 2),
-            "seconds": "seconds",
-            "cold GETs/MiB": "gets_per_mib_before",
-            "GETs/MiB after": "gets_per_mib_after",
-        },
+        "way | objects = objects_before | after = objects_after | GET = gets | PUT = puts"
+        " | uploads in parts = multiparts | parts | copies | MiB read = mib_read"
+        " | MiB written = mib_written | seconds | cold GETs/MiB = gets_per_mib_before"
+        " | GETs/MiB after = gets_per_mib_after",
     )
     return Outcome(
         benchmark="compaction-stream-objects",
         settings=asdict(settings),
         figures=figures,
-        details={"ways": [asdict(requests) for requests in done]},
+        details={"ways": done},
         tables=[table],
     )

@@ -10,9 +10,10 @@ import os
 import random
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,43 +66,9 @@ class Throughput:
             yield LARGE_MIB, LARGE_BUDGET_MIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One compaction, with figures of `compact_node` and `copy_objects`."""
-
-    total_mib: int
-    budget_mib: int
-    figures: dict[str, float]
-    copy_figures: dict[str, float]
-    set_objects_before: int
-    gets_per_mib_before: float
-    gets_per_mib_after: float
-
-    @property
-    def mib_per_s(self) -> float:
-        """MiB written by compaction in a second."""
-        return self.figures["bytes_written"] / MIB / self.figures["seconds"]
-
-    @property
-    def share_of_copy(self) -> float:
-        """Speed of compaction as a share of the plain copy's."""
-        copied = self.copy_figures["bytes_written"] / MIB / self.copy_figures["seconds"]
-        return self.mib_per_s / copied
-
-    @property
-    def added_mib(self) -> float:
-        """Growth of the process from the beginning of compaction to its peak."""
-        return self.figures["peak_resident_mib"] - self.figures["resident_before_mib"]
-
-    @property
-    def name(self) -> str:
-        """Prefix of the names of this run's figures."""
-        return f"compaction_{self.total_mib}_mib_{self.budget_mib}_budget"
-
-
 async def measure(root: Path, settings: Throughput, progress: Progress) -> Outcome:
     """Make every run, each in a directory of its own."""
-    runs: list[Run] = []
+    runs: list[dict[str, Any]] = []
     tables: list[Table] = []
     for total_mib, budget_mib in settings.runs():
         progress(f"compaction: {total_mib} MiB with a budget of {budget_mib} MiB")
@@ -112,7 +79,7 @@ async def measure(root: Path, settings: Throughput, progress: Progress) -> Outco
     return _outcome(settings, runs, tables)
 
 
-async def _run(root: Path, settings: Throughput, total_mib: int, budget_mib: int) -> Run:
+async def _run(root: Path, settings: Throughput, total_mib: int, budget_mib: int) -> dict[str, Any]:
     config = WriterConfig(upload_bytes=BATCH_BYTES, split_bytes=2 * BATCH_BYTES, linger_s=600.0)
     async with running_place(root, settings.streams, config) as place:
         await _fill(place, settings, total_mib)
@@ -130,15 +97,20 @@ async def _run(root: Path, settings: Throughput, total_mib: int, budget_mib: int
         )
         after = await place.read(sample)
     require_same(before, after)
-    return Run(
-        total_mib=total_mib,
-        budget_mib=budget_mib,
-        figures=figures,
-        copy_figures=copied,
-        set_objects_before=objects,
-        gets_per_mib_before=before.gets_per_mib,
-        gets_per_mib_after=after.gets_per_mib,
-    )
+    mib_per_s = figures["bytes_written"] / MIB / figures["seconds"]
+    return {
+        "total_mib": total_mib,
+        "budget_mib": budget_mib,
+        "figures": figures,
+        "copy_figures": copied,
+        "set_objects_before": objects,
+        "gets_per_mib_before": before.gets_per_mib,
+        "gets_per_mib_after": after.gets_per_mib,
+        "mib_per_s": mib_per_s,
+        "share_of_copy": mib_per_s / (copied["bytes_written"] / MIB / copied["seconds"]),
+        # Growth of the process from the beginning of compaction to its peak.
+        "added_mib": figures["peak_resident_mib"] - figures["resident_before_mib"],
+    }
 
 
 async def _fill(place: Place, settings: Throughput, total_mib: int) -> None:
@@ -221,90 +193,70 @@ async def _compact(
             compactor.close()
 
 
-def _outcome(settings: Throughput, runs: Sequence[Run], profiles: Sequence[Table]) -> Outcome:
+def _outcome(
+    settings: Throughput, runs: Sequence[Mapping[str, Any]], profiles: Sequence[Table]
+) -> Outcome:
     figures: dict[str, float] = {}
     targets: list[Target] = []
     for run in runs:
-        peak_mib = run.figures["peak_resident_mib"]
+        name = f"compaction_{run['total_mib']}_mib_{run['budget_mib']}_budget"
+        peak_mib = run["figures"]["peak_resident_mib"]
         figures |= {
-            f"{run.name}_mib_per_s": round(run.mib_per_s, 1),
-            f"{run.name}_share_of_copy": round(run.share_of_copy, 3),
-            f"{run.name}_peak_resident_mib": round(peak_mib, 1),
-            f"{run.name}_added_mib": round(run.added_mib, 1),
+            f"{name}_mib_per_s": round(run["mib_per_s"], 1),
+            f"{name}_share_of_copy": round(run["share_of_copy"], 3),
+            f"{name}_peak_resident_mib": round(peak_mib, 1),
+            f"{name}_added_mib": round(run["added_mib"], 1),
         }
-        most = run.budget_mib * MOST_RESIDENT_OF_BUDGET
-        targets.append(Target(f"{run.name}_added_mib", "at most", most, run.added_mib))
-        if run.total_mib == LARGE_MIB:
-            name = f"{run.name}_peak_resident_mib"
-            targets.append(Target(name, "at most", MOST_RESIDENT_LARGE_MIB, peak_mib))
+        most = run["budget_mib"] * MOST_RESIDENT_OF_BUDGET
+        targets.append(Target(f"{name}_added_mib", "at most", most, run["added_mib"]))
+        if run["total_mib"] == LARGE_MIB:
+            peak = f"{name}_peak_resident_mib"
+            targets.append(Target(peak, "at most", MOST_RESIDENT_LARGE_MIB, peak_mib))
+    rows = [
+        {
+            **run["figures"],
+            **run,
+            "objects": f"{run['figures']['set_objects']} / {run['figures']['stream_objects']}",
+            "mib_read": run["figures"]["bytes_read"] / MIB,
+            "mib_written": run["figures"]["bytes_written"] / MIB,
+        }
+        for run in runs
+    ]
+    speed = Table.of(
+        f"Compaction of {settings.streams} streams in a local directory, on one core",
+        rows,
+        "MiB = total_mib | budget MiB = budget_mib | MiB/s = mib_per_s"
+        " | of a plain copy = share_of_copy | peak RSS MiB = peak_resident_mib"
+        " | RSS before = resident_before_mib | seconds | user s = user_s | system s = system_s"
+        " | SSOs = set_objects_before | SSOs / stream objects after = objects"
+        " | cold GETs/MiB = gets_per_mib_before | GETs/MiB after = gets_per_mib_after",
+    )
+    requests = Table.of(
+        "Requests and bytes",
+        rows,
+        "MiB = total_mib | budget MiB = budget_mib | commits | iterations | GET = gets | PUT = puts"
+        " | uploads in parts = multiparts | parts | MiB read = mib_read"
+        " | MiB written = mib_written",
+    )
     return Outcome(
         benchmark="compaction-throughput",
         settings=asdict(settings),
         figures=figures,
-        details={"runs": [asdict(run) for run in runs]},
-        tables=[*_tables(settings, runs), *profiles],
+        details={"runs": runs},
+        tables=[speed, requests, *profiles],
         targets=targets,
     )
 
 
-def _tables(settings: Throughput, runs: Sequence[Run]) -> Iterator[Table]:
-    rows = [
-        {**run.figures, **asdict(run), "mib_per_s": run.mib_per_s, "share": run.share_of_copy}
-        for run in runs
-    ]
-    yield Table.of(
-        f"Compaction of {settings.streams} streams in a local directory, on one core",
-        rows,
-        {
-            "MiB": "total_mib",
-            "budget MiB": "budget_mib",
-            "MiB/s": lambda row: round(row["mib_per_s"], 1),
-            "of a plain copy": lambda row: round(row["share"], 2),
-            "peak RSS MiB": lambda row: round(row["peak_resident_mib"]),
-            "RSS before": lambda row: round(row["resident_before_mib"]),
-            "seconds": lambda row: round(row["seconds"], 1),
-            "user s": lambda row: round(row["user_s"], 1),
-            "system s": lambda row: round(row["system_s"], 1),
-            "SSOs": "set_objects_before",
-            "SSOs / stream objects after": lambda row: (
-                f"{row['set_objects']:.0f} / {row['stream_objects']:.0f}"
-            ),
-            "cold GETs/MiB": "gets_per_mib_before",
-            "GETs/MiB after": "gets_per_mib_after",
-        },
-    )
-    yield Table.of(
-        "Requests and bytes",
-        rows,
-        {
-            "MiB": "total_mib",
-            "budget MiB": "budget_mib",
-            "commits": "commits",
-            "iterations": "iterations",
-            "GET": "gets",
-            "PUT": "puts",
-            "uploads in parts": "multiparts",
-            "parts": "parts",
-            "MiB read": lambda row: round(row["bytes_read"] / MIB),
-            "MiB written": lambda row: round(row["bytes_written"] / MIB),
-        },
-    )
-
-
-def _profile_tables(profile: Path, run: Run) -> Iterator[Table]:
-    gib = run.total_mib / 1024
-    title = f"Event loop of the compaction of {run.total_mib} MiB, budget {run.budget_mib} MiB"
+def _profile_tables(profile: Path, run: Mapping[str, Any]) -> Iterator[Table]:
+    gib = run["total_mib"] / 1024
+    sizes = f"{run['total_mib']} MiB, budget {run['budget_mib']} MiB"
     for name, costs in (
         ("package", costs_by_package(profile, gib)),
         ("function", costs_by_function(profile, gib)),
     ):
         yield Table.of(
-            f"{title}, by {name}; CPU for each GiB, under the profiler",
+            f"Event loop of the compaction of {sizes}, by {name}; CPU for each GiB, profiled",
             costs[:PROFILE_ROWS],
-            {
-                "where": "where",
-                "calls": "calls",
-                "own ms": lambda cost: round(cost.own_us / 1000, 2),
-                "share %": "share_percent",
-            },
+            "where | calls | own us = own_us | share % = share_percent",
         )

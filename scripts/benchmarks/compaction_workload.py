@@ -8,13 +8,14 @@ commit.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.benchmarks.compaction_world import MIB, Costs, World, WriteRules
+from scripts.benchmarks.compaction_world import MIB, World, WriteRules
 from scripts.benchmarks.figures import Outcome, Progress, Table
 from scripts.benchmarks.metadata_driver import NOW_MS
 from streammeta.client.compaction.config import CompactionConfig
@@ -53,28 +54,10 @@ class Workload:
     memory_mib: int = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Day:
-    """End of a day."""
-
-    policy: str
-    costs: Costs
-    set_objects: int
-    most_set_objects: int
-    """Most SSOs that a compaction left."""
-    stream_objects: int
-    checkpoint_bytes: int
-    gets_per_mib: float
-    """GETs of a cold reader of every whole stream, at the end of the day."""
-    slow_gets_per_mib: float
-    """The same of the slow streams: mean of every hour from `SETTLED_HOURS` on."""
-    worst_slow_gets_per_mib: float
-    """The same in the worst hour."""
-    amplification: float
-    """Bytes that compaction wrote for each byte uploaded."""
-    slow_amplification: float
-    """The same of the slow streams."""
-
+Day: TypeAlias = Mapping[str, Any]
+"""Figures of a day's end. GETs are those of a cold reader of every whole stream, for slow streams
+also as the mean and the worst of every hour from `SETTLED_HOURS` on. Amplification is the number of
+bytes that compaction wrote for each byte uploaded."""
 
 Compact = Callable[[World], None]
 
@@ -217,74 +200,59 @@ def _day(name: str, world: World, most: int, slow_reads: Sequence[float]) -> Day
     def amplification(streams: NDArray[np.bool_]) -> float:
         return round(float(world.rewritten[streams].sum() / world.uploaded[streams].sum()), 2)
 
-    return Day(
-        policy=name,
-        costs=world.costs,
-        set_objects=len(world.set_objects),
-        most_set_objects=most,
-        stream_objects=len(world.stream_objects),
-        checkpoint_bytes=world.checkpoint_bytes(),
-        gets_per_mib=round(_gets_per_mib(world, every), 3),
-        slow_gets_per_mib=round(sum(slow_reads) / len(slow_reads), 3),
-        worst_slow_gets_per_mib=round(max(slow_reads), 3),
-        amplification=amplification(every),
-        slow_amplification=amplification(slow),
-    )
+    return {
+        "policy": name,
+        "costs": asdict(world.costs),
+        "set_objects": len(world.set_objects),
+        "most_set_objects": most,
+        "stream_objects": len(world.stream_objects),
+        "checkpoint_bytes": world.checkpoint_bytes(),
+        "gets_per_mib": round(_gets_per_mib(world, every), 3),
+        "slow_gets_per_mib": round(sum(slow_reads) / len(slow_reads), 3),
+        "worst_slow_gets_per_mib": round(max(slow_reads), 3),
+        "amplification": amplification(every),
+        "slow_amplification": amplification(slow),
+    }
 
 
 def _outcome(settings: Workload, days: Sequence[Day]) -> Outcome:
     figures: dict[str, float] = {}
+    rows = []
     for day in days:
+        costs, megabytes = day["costs"], day["checkpoint_bytes"] / 1e6
+        gib = {f"gib_{name}": costs[f"bytes_{name}"] / 2**30 for name in ("read", "written")}
+        rows.append({**costs, **day, **gib, "checkpoint_mb": megabytes})
+        requests = costs["gets"] + costs["puts"] + costs["parts"] + 2 * costs["multiparts"]
         figures |= {
-            f"{day.policy}_store_requests": day.costs.requests,
-            f"{day.policy}_objects": day.set_objects + day.stream_objects,
-            f"{day.policy}_checkpoint_mb": round(day.checkpoint_bytes / 1e6, 3),
-            f"{day.policy}_cold_gets_per_mib": day.gets_per_mib,
-            f"{day.policy}_slow_cold_gets_per_mib": day.slow_gets_per_mib,
-            f"{day.policy}_write_amplification": day.amplification,
-            f"{day.policy}_slow_write_amplification": day.slow_amplification,
+            f"{day['policy']}_store_requests": requests,
+            f"{day['policy']}_objects": day["set_objects"] + day["stream_objects"],
+            f"{day['policy']}_checkpoint_mb": round(megabytes, 3),
+            f"{day['policy']}_cold_gets_per_mib": day["gets_per_mib"],
+            f"{day['policy']}_slow_cold_gets_per_mib": day["slow_gets_per_mib"],
+            f"{day['policy']}_write_amplification": day["amplification"],
+            f"{day['policy']}_slow_write_amplification": day["slow_amplification"],
         }
+    rate = f"{settings.hours} hours of {settings.streams} streams, {settings.bytes_per_s} B/s"
+    left = Table.of(
+        f"{rate}: objects left",
+        rows,
+        "policy | SSOs = set_objects | most of them = most_set_objects"
+        " | stream objects = stream_objects | checkpoint MB = checkpoint_mb"
+        " | cold GETs/MiB = gets_per_mib | of slow streams = slow_gets_per_mib"
+        " | at worst = worst_slow_gets_per_mib | bytes rewritten = amplification"
+        " | of the slow streams = slow_amplification",
+    )
+    costs_table = Table.of(
+        "Costs of compaction",
+        rows,
+        "policy | compactions | GET = gets | PUT = puts | uploads in parts = multiparts | parts"
+        " | objects deleted = deleted | GiB read = gib_read | GiB written = gib_written"
+        " | controller calls = calls",
+    )
     return Outcome(
         benchmark="compaction-workload",
         settings=asdict(settings),
         figures=figures,
-        details={"days": [asdict(day) for day in days]},
-        tables=list(_tables(settings, days)),
-    )
-
-
-def _tables(settings: Workload, days: Sequence[Day]) -> Iterator[Table]:
-    rate = f"{settings.hours} hours of {settings.streams} streams, {settings.bytes_per_s} B/s"
-    yield Table.of(
-        f"{rate}: objects left",
-        days,
-        {
-            "policy": "policy",
-            "SSOs": "set_objects",
-            "most of them": "most_set_objects",
-            "stream objects": "stream_objects",
-            "checkpoint MB": lambda day: round(day.checkpoint_bytes / 1e6, 2),
-            "cold GETs/MiB": "gets_per_mib",
-            "of slow streams": "slow_gets_per_mib",
-            "at worst": "worst_slow_gets_per_mib",
-            "bytes rewritten": "amplification",
-            "of the slow streams": "slow_amplification",
-        },
-    )
-    costs = [{"policy": day.policy, **asdict(day.costs)} for day in days]
-    yield Table.of(
-        "Costs of compaction",
-        costs,
-        {
-            "policy": "policy",
-            "compactions": "compactions",
-            "GET": "gets",
-            "PUT": "puts",
-            "uploads in parts": "multiparts",
-            "parts": "parts",
-            "objects deleted": "deleted",
-            "GiB read": lambda day: round(day["bytes_read"] / 2**30, 2),
-            "GiB written": lambda day: round(day["bytes_written"] / 2**30, 2),
-            "controller calls": "calls",
-        },
+        details={"days": days},
+        tables=[left, costs_table],
     )

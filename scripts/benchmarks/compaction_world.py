@@ -48,11 +48,6 @@ class Costs:
     """Calls to the controller."""
     compactions: int = 0
 
-    @property
-    def requests(self) -> int:
-        """Requests to the store, except deletions, a thousand of which share a request."""
-        return self.gets + self.puts + self.parts + 2 * self.multiparts
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRules:

@@ -77,12 +77,7 @@ class _Stage:
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> list[Outcome]:
-    """Strike the leader again and again.
-
-    Raises:
-        BenchmarkError: no controller acknowledged a write within `ACKNOWLEDGED_WITHIN_S`.
-        UnhealthyError: the cluster did not recover between two runs.
-    """
+    """Strike the leader again and again."""
     outcomes: list[Outcome] = []
     for kind in settings.kind:
         is_limited = len(settings.kind) > 1 and kind in ("pause", "partition")

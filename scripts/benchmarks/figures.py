@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 Progress: TypeAlias = Callable[[str], None]
 """Shows what is being measured."""
-Runs: TypeAlias = Mapping[Any, Sequence[Mapping[str, float]]]
-"""Figures of each run, by the settings of the run."""
+Bound: TypeAlias = Literal["at most", "at least"]
 
 
 class BenchmarkError(Exception):
@@ -24,22 +23,24 @@ class Table:
     rows: tuple[tuple[object, ...], ...]
 
     @classmethod
-    def of(
-        cls, title: str, items: Iterable[Any], columns: Mapping[str, str | Callable[[Any], object]]
-    ) -> "Table":
-        """Return a row for each item; a column is a field's name, or a function of the item."""
-        rows = tuple(tuple(_cell(item, column) for column in columns.values()) for item in items)
-        return cls(title=title, columns=tuple(columns), rows=rows)
+    def of(cls, title: str, items: Iterable[Any], columns: str) -> "Table":
+        """Return a row for each item, with floats rounded.
+
+        `columns` are separated by "|", and each is `TITLE = FIELD`, or a field that is also the
+        title. A field is a key or an attribute of the items; an item without it gets an empty cell.
+        """
+        pairs = [column.strip().rpartition(" = ") for column in columns.split("|")]
+        rows = tuple(tuple(_cell(item, name) for _, _, name in pairs) for item in items)
+        return cls(title=title, columns=tuple(title or name for title, _, name in pairs), rows=rows)
 
     def is_numeric(self, index: int) -> bool:
         """Whether column `index` has numbers only."""
         return all(isinstance(row[index], int | float) for row in self.rows)
 
 
-def _cell(item: Any, column: str | Callable[[Any], object]) -> object:
-    if not isinstance(column, str):
-        return column(item)
-    return item[column] if isinstance(item, Mapping) else getattr(item, column)
+def _cell(item: Any, name: str) -> object:
+    value = item.get(name, "") if isinstance(item, Mapping) else getattr(item, name)
+    return round(value, 2 if abs(value) >= 1 else 3) if isinstance(value, float) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Target:
     """A figure and its bound."""
 
     figure: str
-    bound: Literal["at most", "at least"]
+    bound: Bound
     wanted: float
     measured: float
 
@@ -76,13 +77,15 @@ class Outcome:
 
     def all_tables(self) -> list[Table]:
         """Return the tables, and one of the targets if there are any."""
-        columns: dict[str, str | Callable[[Target], object]] = {
-            "figure": "figure",
-            "target": lambda target: f"{target.bound} {target.wanted:,g}",
-            "measured": lambda target: f"{target.measured:,.6g}",
-            "": lambda target: "met" if target.is_met else "missed",
-        }
-        table = Table.of("Against the targets", self.targets, columns)
+        rows = tuple(
+            (
+                *(target.figure, f"{target.bound} {target.wanted:,g}"),
+                *(f"{target.measured:,.6g}", "met" if target.is_met else "missed"),
+            )
+            for target in self.targets
+        )
+        columns = ("figure", "target", "measured", "")
+        table = Table(title="Against the targets", columns=columns, rows=rows)
         return [*self.tables, *([table] if self.targets else [])]
 
 

@@ -9,10 +9,10 @@ linger are the defaults.
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.request import urlopen
 
 from scripts.benchmarks import kafka_load
@@ -43,42 +43,16 @@ class Settings:
     broker_lingers_ms: tuple[int, ...] = (5, 50)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """One system's produce and consume."""
-
-    system: str
-    produce_mb_s: float
-    consume_mb_s: float
-    produce_requests_per_gb: Mapping[str, float]
-    consume_requests_per_gb: Mapping[str, float]
-    broker_rss_mib: float
-    broker_cpu_s: float
-    failed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """Time from the producer to the consumer, by the lingers of broker and client."""
-
-    system: str
-    broker_linger_ms: int
-    client_linger_ms: int
-    p50_ms: float
-    p99_ms: float
+Figures: TypeAlias = Mapping[str, Any]
+"""Figures of one system under one load."""
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure both systems.
-
-    Raises:
-        ChildFailedError: a process ended early.
-        PeerError: Apache Kafka is not installed, or did not start.
-    """
+    """Measure both systems."""
     if missing():
         raise PeerError(missing())
-    throughputs: list[Throughput] = []
-    latencies: list[Latency] = []
+    throughputs: list[Figures] = []
+    latencies: list[Figures] = []
     for linger_ms in settings.broker_lingers_ms:
         progress(f"kafka: streammeta with a linger of {linger_ms} ms")
         with running_cluster(root / f"ours-{linger_ms}") as cluster:
@@ -128,7 +102,7 @@ class _Measured:
     broker: Child
     place: Path
 
-    async def throughput(self, settings: Settings) -> Throughput:
+    async def throughput(self, settings: Settings) -> Figures:
         load = {"servers": self.servers, "topic": "bulk", "mib": settings.total_mib}
         log = self.place / "load.log"
         at_first = self._store_requests()
@@ -143,36 +117,25 @@ class _Measured:
                 kind: round((after[kind] - before[kind]) * 1000 / megabytes, 1) for kind in after
             }
 
-        return Throughput(
-            system=self.system,
-            produce_mb_s=round(megabytes / produced["seconds"], 1),
-            consume_mb_s=round(megabytes / consumed["seconds"], 1),
-            produce_requests_per_gb=per_gb(at_first, between),
-            consume_requests_per_gb=per_gb(between, at_last),
-            broker_rss_mib=round(rss_bytes(self.broker.pid) / 2**20, 1),
-            broker_cpu_s=round(cpu_s([self.broker.pid]), 2),
-            failed=produced["failed"] + consumed["missing"],
-        )
+        return {
+            "system": self.system,
+            "produce_mb_s": round(megabytes / produced["seconds"], 1),
+            "consume_mb_s": round(megabytes / consumed["seconds"], 1),
+            "produce_requests_per_gb": per_gb(at_first, between),
+            "consume_requests_per_gb": per_gb(between, at_last),
+            "broker_rss_mib": round(rss_bytes(self.broker.pid) / 2**20, 1),
+            "broker_cpu_s": round(cpu_s([self.broker.pid]), 2),
+            "failed": produced["failed"] + consumed["missing"],
+        }
 
-    async def latencies(self, broker_linger_ms: int, settings: Settings) -> list[Latency]:
-        found = []
+    async def latencies(self, broker_linger_ms: int, settings: Settings) -> list[Figures]:
+        log = self.place / "load.log"
+        found: list[Figures] = []
         for linger_ms in settings.lingers_ms:
-            times = await run_worker(
-                self.place / "load.log",
-                kafka_load.latency,
-                servers=self.servers,
-                topic=f"slow-{linger_ms}",
-                linger_ms=linger_ms,
-                seconds=LATENCY_S,
-            )
-            found.append(
-                Latency(
-                    system=self.system,
-                    broker_linger_ms=broker_linger_ms,
-                    client_linger_ms=linger_ms,
-                    **times,
-                )
-            )
+            load = {"servers": self.servers, "topic": f"slow-{linger_ms}", "linger_ms": linger_ms}
+            times = await run_worker(log, kafka_load.latency, seconds=LATENCY_S, **load)
+            lingers = {"broker_linger_ms": broker_linger_ms, "client_linger_ms": linger_ms}
+            found.append({"system": self.system, **lingers, **times})
         return found
 
     def _store_requests(self) -> dict[str, float]:
@@ -210,26 +173,18 @@ async def _fail_over(place: Path, settings: Settings) -> dict[str, Any]:
 
 
 def _outcome(
-    throughputs: Sequence[Throughput], latencies: Sequence[Latency], failovers: Mapping[str, Any]
+    throughputs: Sequence[Figures], latencies: Sequence[Figures], failovers: Figures
 ) -> Outcome:
-    by_system = {throughput.system: throughput for throughput in throughputs}
-    ours, peer = by_system[OURS], by_system[PEER]
-    produced, consumed = (
-        ours.produce_mb_s / peer.produce_mb_s,
-        ours.consume_mb_s / peer.consume_mb_s,
-    )
+    ours, peer = throughputs
+    produced, consumed = (ours[name] / peer[name] for name in ("produce_mb_s", "consume_mb_s"))
     return Outcome(
         benchmark="kafka",
         figures={
-            f"{throughput.system}_{name}": getattr(throughput, name)
+            f"{found['system']}_{name}": found[name]
             for name in ("produce_mb_s", "consume_mb_s")
-            for throughput in throughputs
+            for found in throughputs
         },
-        details={
-            "throughputs": [asdict(throughput) for throughput in throughputs],
-            "latencies": [asdict(latency) for latency in latencies],
-            "failovers": dict(failovers),
-        },
+        details={"throughputs": throughputs, "latencies": latencies, "failovers": failovers},
         tables=list(_tables(throughputs, latencies, failovers)),
         targets=[
             Target("produce, share of Kafka's", "at least", 0.3, produced),
@@ -241,48 +196,27 @@ def _outcome(
 
 
 def _tables(
-    throughputs: Sequence[Throughput], latencies: Sequence[Latency], failovers: Mapping[str, Any]
+    throughputs: Sequence[Figures], latencies: Sequence[Figures], failovers: Figures
 ) -> Iterator[Table]:
-    columns: Mapping[str, str | Callable[[Any], object]] = {
-        "system": "system",
-        "produce MB/s": "produce_mb_s",
-        "consume MB/s": "consume_mb_s",
-        "RSS MiB": "broker_rss_mib",
-        "CPU s": "broker_cpu_s",
-        "failed": "failed",
-    }
-    title = f"Records of 1 KiB in batches of 64 KiB, acks=all, {kafka_load.PARTITIONS} partitions"
-    yield Table.of(title, throughputs, columns)
+    yield Table.of(
+        f"Records of 1 KiB in batches of 64 KiB, acks=all, {kafka_load.PARTITIONS} partitions",
+        throughputs,
+        "system | produce MB/s = produce_mb_s | consume MB/s = consume_mb_s"
+        " | RSS MiB = broker_rss_mib | CPU s = broker_cpu_s | failed",
+    )
     requests = [
-        {"load": load, **getattr(throughput, f"{load}_requests_per_gb")}
-        for throughput in throughputs
-        if throughput.system == OURS
+        {"load": load, **throughputs[0][f"{load}_requests_per_gb"]}
         for load in ("produce", "consume")
     ]
-    yield Table.of(
-        "Requests of the broker to the bucket per GB of records, by kind",
-        requests,
-        {name: name for name in ("load", *STORE_KINDS)},
-    )
+    title = "Requests of the broker to the bucket per GB of records, by kind"
+    yield Table.of(title, requests, " | ".join(("load", *STORE_KINDS)))
     yield Table.of(
         "Producer to consumer, 100 records/s in one partition",
         latencies,
-        {
-            "system": "system",
-            "broker's linger ms": "broker_linger_ms",
-            "client's linger ms": "client_linger_ms",
-            "p50 ms": "p50_ms",
-            "p99 ms": "p99_ms",
-        },
+        "system | broker's linger ms = broker_linger_ms | client's linger ms = client_linger_ms"
+        " | p50 ms = p50_ms | p99 ms = p99_ms",
     )
-    yield Table.of(
-        "kill -9 of a partition's leader to its next acknowledged record, seconds",
-        [failovers],
-        {
-            "p50": lambda found: median(found["seconds"]),
-            "max": lambda found: max(found["seconds"]),
-            "runs": lambda found: len(found["seconds"]),
-            "acknowledged": "acknowledged",
-            "lost": "lost",
-        },
-    )
+    seconds = failovers["seconds"]
+    row = {**failovers, "p50": median(seconds), "max": max(seconds), "runs": len(seconds)}
+    title = "kill -9 of a partition's leader to its next acknowledged record, seconds"
+    yield Table.of(title, [row], "p50 | max | runs | acknowledged | lost")

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from scripts.benchmarks import latency_load
 from scripts.benchmarks.baseline import THIS, command_in
 from scripts.benchmarks.cluster import VOTERS
-from scripts.benchmarks.figures import Outcome, Progress, Table, Target, median
+from scripts.benchmarks.figures import Bound, Outcome, Progress, Table, Target, median
 from scripts.benchmarks.floor import follow, lead
 from scripts.benchmarks.latency_load import Member, take_turns
 from scripts.benchmarks.options import option
@@ -55,7 +55,7 @@ class Figure:
 
     load: str
     quantity: Literal["p50_ms", "per_s", "leader_cpu_us"]
-    bound: Literal["at most", "at least"] = "at most"
+    bound: Bound = "at most"
     wanted: Mapping[str, float] | None = None
     """By peer the wanted multiple of the peer's figure, and by `OURS` the wanted figure itself."""
 
@@ -84,12 +84,7 @@ Values = Mapping[tuple[Figure, str], Sequence[float]]
 async def measure_trees(
     root: Path, trees: Mapping[str, Path], settings: Settings, progress: Progress
 ) -> Outcome:
-    """Measure every system that is installed. `trees` are this one and perhaps a baseline.
-
-    Raises:
-        PeerError: a peer did not start.
-        ChildFailedError: a server or the client ended early.
-    """
+    """Measure every system that is installed. `trees` are this one and perhaps a baseline."""
     left_out: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         members: list[Member] = []

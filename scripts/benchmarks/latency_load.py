@@ -9,8 +9,8 @@ import asyncio
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from scripts.benchmarks.commit_load import committer_of
 from scripts.benchmarks.committer import Committer, Load
@@ -60,20 +60,9 @@ class Member:
     tls: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """Figures of one turn. `p50_ms` and `per_s` exclude the ramp, while CPU times include it."""
-
-    round: int
-    load: str
-    member: str
-    per_s: float
-    p50_ms: float
-    leader_cpu_us: float
-    """CPU time of the leader for each request."""
-    follower_cpu_us: float
-    """CPU time of one follower, on average."""
-    client_cpu_us: float
+Turn: TypeAlias = Mapping[str, Any]
+"""Figures of one turn. `p50_ms` and `per_s` exclude the ramp, while CPU times, which are for each
+request, include it. `follower_cpu_us` is the mean of the followers."""
 
 
 @dataclass(slots=True)
@@ -111,16 +100,17 @@ class Seat:
         counted_from = began + seconds * RAMP_SHARE
         counted = [took for at, took in answered if counted_from <= at < ends] or [seconds]
         self.latencies_s += counted
-        return Turn(
-            round=number,
-            load=self.load.name,
-            member=self.member.name,
-            per_s=round(len(counted) / (ends - counted_from), 1),
-            p50_ms=round(percentile(counted, 0.5) * 1000, 4),
-            leader_cpu_us=round(leader_s * 1e6 / len(answered), 2),
-            follower_cpu_us=round(sum(others_s) / max(1, len(others_s)) * 1e6 / len(answered), 2),
-            client_cpu_us=round(client_s * 1e6 / len(answered), 2),
-        )
+        follower_s = sum(others_s) / max(1, len(others_s))
+        return {
+            "round": number,
+            "load": self.load.name,
+            "member": self.member.name,
+            "per_s": round(len(counted) / (ends - counted_from), 1),
+            "p50_ms": round(percentile(counted, 0.5) * 1000, 4),
+            "leader_cpu_us": round(leader_s * 1e6 / len(answered), 2),
+            "follower_cpu_us": round(follower_s * 1e6 / len(answered), 2),
+            "client_cpu_us": round(client_s * 1e6 / len(answered), 2),
+        }
 
 
 def _cpu_s(member: Member) -> list[float]:
@@ -189,4 +179,4 @@ async def take_turns(
         }
         for seat in seats
     ]
-    return {"turns": [asdict(turn) for turn in turns], "overall": overall}
+    return {"turns": turns, "overall": overall}

@@ -7,7 +7,6 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.benchmarks.cluster import PATIENT, UnhealthyError, find_leader, running_cluster
@@ -30,33 +29,12 @@ ANSWER_WITHIN_S = 120.0
 _POLL_S = 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """Restart of a controller on its directory after `kill -9`."""
+async def measure_restart(root: Path, entities: int) -> dict[str, float]:
+    """Fill a controller's metadata, kill the controller, and start it again.
 
-    entities: int
-    """Streams, and as many stream objects."""
-    restart_s: float
-    """Time from the start of the process to its first answer to a linearizable read."""
-    resident_mb: float
-    """Memory of the process after that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
-    """GetObjects of one stream, one call at a time."""
-
-    set_objects: int
-    """SSOs of the node, each with a range of every stream."""
-    limit: int
-    p50_ms: float
-    p99_ms: float
-    controller_cpu_us: float
-    """CPU time of the controller for each call."""
-
-
-async def measure_restart(root: Path, entities: int) -> Restart:
-    """Fill a controller's metadata, kill the controller, and start it again."""
+    Return the time from the start of the process to its first answer to a linearizable read, and
+    the memory of the process after that. `entities` are streams, and as many stream objects.
+    """
     with running_cluster(root, 1, PATIENT) as cluster:
         leader = await find_leader(cluster)
         stream_id = await fill(leader.endpoint, entities)
@@ -66,14 +44,14 @@ async def measure_restart(root: Path, entities: int) -> Restart:
         await _first_answer(leader.endpoint, stream_id)
         restart_s = time.monotonic() - began
         resident_mb = rss_bytes(cluster.children[1].pid) / 1e6
-    return Restart(
-        entities=entities, restart_s=round(restart_s, 3), resident_mb=round(resident_mb, 1)
-    )
+    return {"restart_s": round(restart_s, 3), "resident_mb": round(resident_mb, 1)}
 
 
-async def measure_reads(root: Path, set_objects: Sequence[int], progress: Progress) -> list[Reads]:
+async def measure_reads(
+    root: Path, set_objects: Sequence[int], progress: Progress
+) -> list[dict[str, float]]:
     """Measure GetObjects after each of these numbers of SSOs, which ascend."""
-    reads: list[Reads] = []
+    reads: list[dict[str, float]] = []
     with running_cluster(root, 1, PATIENT) as cluster:
         endpoint = (await find_leader(cluster)).endpoint
         pid = cluster.children[1].pid
@@ -95,7 +73,8 @@ async def measure_reads(root: Path, set_objects: Sequence[int], progress: Progre
 
 async def _read(
     endpoint: str, pid: int, stream_ids: Sequence[int], set_objects: int, limit: int
-) -> Reads:
+) -> dict[str, float]:
+    """Measure GetObjects of one stream, one call at a time."""
     dice = random.Random(1)
     connection = await Http2Connection.connect(endpoint)
     times_s: list[float] = []
@@ -109,13 +88,13 @@ async def _read(
     finally:
         connection.close()
     found = latencies(times_s)
-    return Reads(
-        set_objects=set_objects,
-        limit=limit,
-        p50_ms=found["p50_ms"],
-        p99_ms=found["p99_ms"],
-        controller_cpu_us=round((cpu_s([pid]) - before_s) * 1e6 / READS, 1),
-    )
+    return {
+        "set_objects": set_objects,
+        "limit": limit,
+        "p50_ms": found["p50_ms"],
+        "p99_ms": found["p99_ms"],
+        "controller_cpu_us": round((cpu_s([pid]) - before_s) * 1e6 / READS, 1),
+    }
 
 
 async def fill(leader: str, entities: int) -> int:

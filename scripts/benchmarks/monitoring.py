@@ -52,12 +52,7 @@ class Settings:
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure commits, pages, the probe and the first paint.
-
-    Raises:
-        ChildFailedError: a controller ended early.
-        UnhealthyError: the controllers did not agree on a leader.
-    """
+    """Measure commits, pages, the probe and the first paint."""
     ports, own_options = http_options()
     with running_cluster(root, own_options=own_options) as cluster:
         progress(f"monitoring: {settings.streams} streams")

@@ -9,12 +9,13 @@ shares the machine with the controllers, so rejected calls cost the controllers 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from scripts.benchmarks.cluster import running_cluster, watching
-from scripts.benchmarks.figures import Outcome, Progress, Table, Target, median, percentile
+from scripts.benchmarks.figures import Bound, Outcome, Progress, Table, Target, median, percentile
 from scripts.benchmarks.http2 import Http2Connection
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.overload_load import Load, connected
@@ -39,21 +40,8 @@ class Settings:
     seconds: float = seconds(4.0, "of each turn")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """Figures of one load for one turn, with rates in calls a second."""
-
-    load: str
-    offered_per_s: float
-    served_per_s: float
-    refused_per_s: float
-    p50_ms: float
-    p99_ms: float
-    heartbeat_p99_ms: float
-    heartbeat_max_ms: float
-    ended_after_s: float
-    """Time from the last call made until all have ended."""
-    leader_mib: float
+Turn: TypeAlias = Mapping[str, Any]
+"""Figures of one load for one turn. `ended_after_s` is the time from the last call to its end."""
 
 
 @dataclass
@@ -92,13 +80,7 @@ async def beating(endpoint: str) -> AsyncIterator[Heartbeats]:
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure both loads in turns.
-
-    Raises:
-        ChildFailedError: a controller ended early.
-        Http2Error: a heartbeat was not answered.
-        UnhealthyError: the controllers did not agree on a leader before or after.
-    """
+    """Measure both loads in turns."""
     turns: list[Turn] = []
     with running_cluster(root) as cluster:
         async with watching(cluster) as watch:
@@ -110,7 +92,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
                 for number in range(settings.turns):
                     progress(f"overload: turn {number + 1} of {settings.turns}")
                     capacity = await _turn(load, heartbeats, pid, settings.seconds, None)
-                    rate = settings.times * capacity.served_per_s
+                    rate = settings.times * capacity["served_per_s"]
                     turns.append(capacity)
                     turns.append(await _turn(load, heartbeats, pid, settings.seconds, rate))
             after = await watch.wait_healthy()
@@ -137,59 +119,57 @@ async def _turn(
     latencies, beats = list(load.latencies_ms), list(heartbeats.latencies_ms)
     ends = time.monotonic()
     await load.drained()
-    return Turn(
-        load="as answered" if rate is None else "beyond",
-        offered_per_s=offered,
-        served_per_s=served,
-        refused_per_s=refused,
-        p50_ms=round(percentile(latencies, 0.5), 1),
-        p99_ms=round(percentile(latencies, 0.99), 1),
-        heartbeat_p99_ms=round(percentile(beats, 0.99), 1),
-        heartbeat_max_ms=round(max(beats), 1),
-        ended_after_s=round(time.monotonic() - ends, 2),
-        leader_mib=round(rss_bytes(pid) / 2**20, 1),
+    return {
+        "load": "as answered" if rate is None else "beyond",
+        "offered_per_s": offered,
+        "served_per_s": served,
+        "refused_per_s": refused,
+        "p50_ms": round(percentile(latencies, 0.5), 1),
+        "p99_ms": round(percentile(latencies, 0.99), 1),
+        "heartbeat_p99_ms": round(percentile(beats, 0.99), 1),
+        "heartbeat_max_ms": round(max(beats), 1),
+        "ended_after_s": round(time.monotonic() - ends, 2),
+        "leader_mib": round(rss_bytes(pid) / 2**20, 1),
+    }
+
+
+COLUMNS = (
+    "calls come = load | calls/s = offered_per_s | served/s = served_per_s"
+    " | refused/s = refused_per_s | p50 ms = p50_ms | p99 ms = p99_ms"
+    " | heartbeats p99 ms = heartbeat_p99_ms | heartbeats max ms = heartbeat_max_ms"
+    " | ended after s = ended_after_s | leader MiB = leader_mib"
+)
+
+
+def _outcome(settings: Settings, turns: Sequence[Turn], elections: int) -> Outcome:
+    capacity, beyond = (
+        {
+            name: median([turn[name] for turn in part])
+            for name in ("served_per_s", "heartbeat_p99_ms")
+        }
+        for part in (turns[::2], turns[1::2])
     )
-
-
-COLUMNS: Mapping[str, str | Callable[[Turn], object]] = {
-    "calls come": "load",
-    "calls/s": "offered_per_s",
-    "served/s": "served_per_s",
-    "refused/s": "refused_per_s",
-    "p50 ms": "p50_ms",
-    "p99 ms": "p99_ms",
-    "heartbeats p99 ms": "heartbeat_p99_ms",
-    "heartbeats max ms": "heartbeat_max_ms",
-    "ended after s": "ended_after_s",
-    "leader MiB": "leader_mib",
-}
-
-
-def _outcome(settings: Settings, turns: list[Turn], elections: int) -> Outcome:
-    capacity, beyond = turns[::2], turns[1::2]
     shares = [
-        over.served_per_s / at.served_per_s for at, over in zip(capacity, beyond, strict=True)
+        over["served_per_s"] / at["served_per_s"]
+        for at, over in zip(turns[::2], turns[1::2], strict=True)
     ]
     figures = {
-        "capacity_per_s": median([turn.served_per_s for turn in capacity]),
-        "goodput_beyond_per_s": median([turn.served_per_s for turn in beyond]),
+        "capacity_per_s": capacity["served_per_s"],
+        "goodput_beyond_per_s": beyond["served_per_s"],
         "goodput_share": round(median(shares), 3),
-        "heartbeat_p99_beyond_ms": median([turn.heartbeat_p99_ms for turn in beyond]),
+        "heartbeat_p99_beyond_ms": beyond["heartbeat_p99_ms"],
         "elections": elections,
     }
-    heartbeats = "heartbeat_p99_beyond_ms"
+    bounds: Sequence[tuple[str, Bound, float]] = (
+        ("goodput_share", "at least", SHARE_MIN),
+        ("heartbeat_p99_beyond_ms", "at most", HEARTBEAT_MS_MAX),
+        ("elections", "at most", 0),
+    )
     title = f"Calls at a leader's capacity, and {settings.times} times as many"
     return Outcome(
         benchmark="overload",
         figures=figures,
-        details={
-            "turns": [asdict(turn) for turn in turns],
-            "shares": [round(share, 3) for share in shares],
-        },
+        details={"turns": turns, "shares": [round(share, 3) for share in shares]},
         tables=[Table.of(title, turns, COLUMNS)],
-        targets=[
-            Target("goodput_share", "at least", SHARE_MIN, figures["goodput_share"]),
-            Target(heartbeats, "at most", HEARTBEAT_MS_MAX, figures[heartbeats]),
-            Target("elections", "at most", 0, elections),
-        ],
+        targets=[Target(name, bound, wanted, figures[name]) for name, bound, wanted in bounds],
     )

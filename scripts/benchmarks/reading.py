@@ -8,14 +8,14 @@ has a reader of its own with nothing in memory, and all share this process.
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scripts.benchmarks.client_place import MIB, Place, running_place
 from scripts.benchmarks.figures import Outcome, Progress, Table
 from scripts.benchmarks.options import option
-from streammeta.client import ReaderStats, StreamReader, StreamTail, WriterConfig
+from streammeta.client import StreamReader, StreamTail, WriterConfig
 
 FETCH_BYTES = 1 * MIB
 
@@ -33,32 +33,10 @@ class Settings:
     """Records of each stream in one of these commits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Cost of one way of reading."""
-
-    way: str
-    payload_bytes: int
-    seconds: float
-    stats: ReaderStats
-
-    @property
-    def mib(self) -> float:
-        """Payload read, in MiB."""
-        return self.payload_bytes / MIB
-
-    def figures(self) -> dict[str, float]:
-        """Return the figures by which two commits are compared."""
-        return {
-            f"{self.way}_gets_per_mib": round(self.stats.requests / self.mib, 3),
-            f"{self.way}_fetched_mib_per_mib": round(self.stats.bytes_fetched / MIB / self.mib, 3),
-            f"{self.way}_mib_per_s": round(self.mib / self.seconds, 3),
-        }
-
-
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
     """Write streams and read them in every way."""
-    costs: list[Cost] = []
+    figures: dict[str, float] = {}
+    details, rows = {}, []
     async with running_place(root, settings.streams, WriterConfig(linger_s=60.0)) as place:
         progress(f"reading: write {settings.total_mib} MiB to {settings.streams} streams")
         per_stream = settings.total_mib * MIB // settings.streams // settings.record_bytes
@@ -74,8 +52,22 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
                 began = time.monotonic()
                 payload_bytes = await read(place, reader, settings)
                 seconds, stats = time.monotonic() - began, reader.stats
-            costs.append(Cost(way=way, payload_bytes=payload_bytes, seconds=seconds, stats=stats))
-    return _outcome(settings, costs)
+            mib = payload_bytes / MIB
+            found = {
+                "gets_per_mib": round(stats.requests / mib, 3),
+                "fetched_mib_per_mib": round(stats.bytes_fetched / MIB / mib, 3),
+                "mib_per_s": round(mib / seconds, 3),
+            }
+            figures |= {f"{way}_{name}": value for name, value in found.items()}
+            details[way] = {"seconds": seconds, **asdict(stats)}
+            rows.append({"way": way, "mib": mib, **found, "lookups": stats.lookups})
+    table = Table.of(
+        f"Reading {settings.streams} streams of {settings.record_bytes}-byte records",
+        rows,
+        "way | MiB = mib | GETs/MiB = gets_per_mib | MiB fetched/MiB = fetched_mib_per_mib"
+        " | MiB/s = mib_per_s | lookups",
+    )
+    return Outcome(benchmark="reading", figures=figures, details=details, tables=[table])
 
 
 async def _append(place: Place, settings: Settings, records: int) -> None:
@@ -134,24 +126,3 @@ async def _tail(place: Place, reader: StreamReader, settings: Settings) -> int:
     for _ in range(settings.tail_commits):
         await _append(place, settings, settings.tail_records)
     return sum(await following)
-
-
-def _outcome(settings: Settings, costs: Sequence[Cost]) -> Outcome:
-    table = Table.of(
-        f"Reading {settings.streams} streams of {settings.record_bytes}-byte records",
-        [{"way": cost.way, "cost": cost, "figures": [*cost.figures().values()]} for cost in costs],
-        {
-            "way": "way",
-            "MiB": lambda row: round(row["cost"].mib, 1),
-            "GETs/MiB": lambda row: row["figures"][0],
-            "MiB fetched/MiB": lambda row: row["figures"][1],
-            "MiB/s": lambda row: row["figures"][2],
-            "lookups": lambda row: row["cost"].stats.lookups,
-        },
-    )
-    return Outcome(
-        benchmark="reading",
-        figures={name: value for cost in costs for name, value in cost.figures().items()},
-        details={cost.way: {"seconds": cost.seconds, **asdict(cost.stats)} for cost in costs},
-        tables=[table],
-    )

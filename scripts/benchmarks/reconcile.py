@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -31,6 +31,11 @@ Engine: TypeAlias = Literal["local", "spark"]
 JOINED_ENGINES = ("local", "duckdb-anti-join", "duckdb-verdicts")
 _MEMORY = ("driver_mib", "jvm_mib", "workers_mib")
 _SAMPLE_S = 0.1
+COLUMNS = (
+    "keys | engine | whole process = whole_s | start = start_s | map = map_s | listing = listing_s"
+    " | join = join_s | report = report_s | CPU, us a key listed = listing_cpu_us_a_key"
+    " | driver MiB = driver_mib | JVM MiB = jvm_mib | workers MiB = workers_mib"
+)
 
 Runs: TypeAlias = dict[tuple[int, str], list[dict[str, float]]]
 """Figures of each run, by keys and engine."""
@@ -50,13 +55,7 @@ class Settings:
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> list[Outcome]:
-    """Measure every engine with every load at every size, in turns.
-
-    Raises:
-        ChildFailedError: a run failed.
-        BenchmarkError: a run found wrong verdicts.
-        PlotError: plots are wanted and matplotlib is not installed. Before the first run.
-    """
+    """Measure every engine with every load at every size, in turns."""
     if settings.plot is not None:
         require_library()
     if settings.deletions is not None:
@@ -167,20 +166,6 @@ def _outcome(load: Load, settings: Settings, runs: Runs) -> Outcome:
         for name, label in (("whole_s", "seconds"), ("driver_mib", "MiB of the driver")):
             path = settings.plot / f"reconcile-{load}-{name.partition('_')[0]}.png"
             _draw(path, label, name, found)
-    columns: dict[str, str | Callable[[Any], object]] = {"keys": "keys", "engine": "engine"}
-    for title, name in {
-        "whole process": "whole_s",
-        "start": "start_s",
-        "map": "map_s",
-        "listing": "listing_s",
-        "join": "join_s",
-        "report": "report_s",
-        "CPU, us a key listed": "listing_cpu_us_a_key",
-        "driver MiB": "driver_mib",
-        "JVM MiB": "jvm_mib",
-        "workers MiB": "workers_mib",
-    }.items():
-        columns[title] = lambda row, name=name: round(row.get(name, 0), 2)  # type: ignore[misc]
     title = f"{load.capitalize()} on each engine, seconds and peaks of memory, p50"
     return Outcome(
         benchmark="reconcile",
@@ -191,7 +176,7 @@ def _outcome(load: Load, settings: Settings, runs: Runs) -> Outcome:
             for name, value in figures.items()
         },
         details={f"{engine}{infix}_{keys}": figures for (keys, engine), figures in runs.items()},
-        tables=[Table.of(title, _rows(found), columns)],
+        tables=[Table.of(title, _rows(found), COLUMNS)],
     )
 
 
@@ -206,21 +191,14 @@ def _joined_outcome(settings: Settings, runs: Runs) -> Outcome:
             path = settings.plot / f"reconcile-{name.replace('_', '-')}.png"
             _draw(path, label, name, found)
 
-    def share_of_anti_join(row: Mapping[str, Any]) -> float:
-        wall_s: float = row["wall_s"]
-        return round(wall_s / found[row["keys"], "duckdb-anti-join"]["wall_s"], 2)
-
+    rows = _rows(found)
+    for row in rows:
+        row["share"] = row["wall_s"] / found[row["keys"], "duckdb-anti-join"]["wall_s"]
     table = Table.of(
         "Join and verdicts, p50",
-        _rows(found),
-        {
-            "keys": "keys",
-            "engine": "engine",
-            "seconds": lambda row: round(row["wall_s"], 2),
-            "CPU, s": lambda row: round(row["cpu_s"], 2),
-            "MiB at the peak": lambda row: round(row["peak_mib"]),
-            "of anti-join": share_of_anti_join,
-        },
+        rows,
+        "keys | engine | seconds = wall_s | CPU, s = cpu_s | MiB at the peak = peak_mib"
+        " | of anti-join = share",
     )
     return Outcome(
         benchmark="reconcile-join",

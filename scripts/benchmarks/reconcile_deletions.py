@@ -107,14 +107,9 @@ def measure(place: Path, keys: int, runs: int, progress: Progress) -> Outcome:
     figures = medians(found)
     table = Table.of(
         "Deletions by apply, p50",
-        [figures],
-        {
-            "keys": lambda _: keys,
-            "a second": lambda row: round(row["per_s"]),
-            "CPU, us a key": lambda row: round(row["cpu_us_a_key"]),
-            "requests": lambda row: round(row["requests_per_1000"], 1),
-            "calls": lambda row: round(row["questions_per_1000"], 1),
-        },
+        [{"keys": keys, **figures}],
+        "keys | a second = per_s | CPU, us a key = cpu_us_a_key | requests = requests_per_1000"
+        " | calls = questions_per_1000",
     )
     return Outcome(
         benchmark="reconcile-deletions",

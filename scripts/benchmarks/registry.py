@@ -1,7 +1,8 @@
 """Registry of benchmarks: their names, modules and summaries, and their command line.
 
 A module has a dataclass `Settings`, whose fields are its options, and a function
-`measure(directory, settings, progress)`, which returns one `Outcome` or several.
+`measure(directory, settings, progress)`, which returns one `Outcome` or several. It raises
+`ChildFailedError` if a process ended early, and `BenchmarkError` if it can't measure otherwise.
 """
 
 import argparse

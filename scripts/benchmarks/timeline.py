@@ -10,7 +10,7 @@ a step.
 import json
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -90,12 +90,7 @@ class Cost:
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure each way on a cluster of its own.
-
-    Raises:
-        ChildFailedError: a controller or the client ended early.
-        UnhealthyError: the controllers did not agree on a leader.
-    """
+    """Measure each way on a cluster of its own."""
     tables: list[Table] = []
     figures: dict[str, float] = {}
     details: dict[str, Any] = {}
@@ -243,20 +238,16 @@ def _us(nanoseconds: float) -> float:
 
 
 def _tables(way: Way, commits: int, rows: Sequence[Row], costs: Sequence[Cost]) -> Iterator[Table]:
-    columns: dict[str, str | Callable[[Row], object]] = {
-        "where": "where",
-        "step": "step",
-        "p50": "p50_us",
-        "p90": "p90_us",
-        "since its cause": "since_cause_us",
-        "other follower's p50": lambda row: "" if row.second_p50_us is None else row.second_p50_us,
-    }
     title = f"{way}, one commit of one range at a time, {commits} commits"
-    yield Table.of(f"{title}: microseconds since the client asked", rows, columns)
-    costs_columns = {
-        "process": "process",
-        "CPU us": "cpu_us",
-        "sleeps": "switches",
-        "preempted": "preempted",
-    }
-    yield Table.of(f"{way}: for each commit, all threads, with stamping", costs, costs_columns)
+    steps = [{name: at for name, at in asdict(row).items() if at is not None} for row in rows]
+    yield Table.of(
+        f"{title}: microseconds since the client asked",
+        steps,
+        "where | step | p50 = p50_us | p90 = p90_us | since its cause = since_cause_us"
+        " | other follower's p50 = second_p50_us",
+    )
+    yield Table.of(
+        f"{way}: for each commit, all threads, with stamping",
+        costs,
+        "process | CPU us = cpu_us | sleeps = switches | preempted",
+    )

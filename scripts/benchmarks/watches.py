@@ -9,8 +9,8 @@ the leader's event loop. The cluster is new for each level.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ from streammeta.client.controllers.methods import PUT_KVS
 from streammeta.v1 import kv_pb2
 
 COMMITS_A_SECOND = 10
+COLUMNS = (
+    "kind | number = count | opened | refused | without answer = missing"
+    " | bystander's commits = commits | p50 ms = p50_ms | p99 ms = p99_ms | max ms = max_ms"
+    " | elections | longest stall ms = stall_max_ms | changes | fewest received = fewest"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,42 +49,16 @@ class Settings:
         yield from (("pipelines", count) for count in self.pipelines if count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """Figures of one kind and count."""
-
-    kind: Kind
-    count: int
-    opened: int
-    refused: int
-    missing: int
-    messages: int
-    changes: int
-    fewest: int
-    commits: int
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-    phase_max_ms: Mapping[str, float]
-    elections: int
-    stall_max_ms: float
-
-
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure every level.
-
-    Raises:
-        ChildFailedError: a controller or the client ended early.
-        UnhealthyError: the controllers did not agree on a leader before or after.
-    """
-    levels: list[Level] = []
-    load: dict[str, Any] = {"connections": settings.connections, "seconds": settings.seconds}
+    """Measure every level."""
+    levels: list[dict[str, Any]] = []
     for number, (kind, count) in enumerate(settings.points()):
         progress(f"watches: {count} {kind}")
         place = root / f"level-{number}"
         with running_cluster(place, change=observed(place)) as cluster:
             before = await find_leader(cluster)
-            load |= {"endpoint": before.endpoint, "kind": kind, "count": count}
+            load: dict[str, Any] = {"kind": kind, "count": count, "seconds": settings.seconds}
+            load |= {"endpoint": before.endpoint, "connections": settings.connections}
             async with (
                 bystander(cluster.endpoints) as commits,
                 working(place / "client.log", follow, **load) as client,
@@ -90,20 +69,31 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
                 counts = await read_result(client)
             after = await find_leader(cluster)
             stall_ns = Counters.read(counters_path(place, before.node_id)).stall_max_ns
-        found: dict[str, Any] = latencies(commits.latencies_s, 2)
         levels.append(
-            Level(
-                kind=kind,
-                count=count,
+            {
+                "kind": kind,
+                "count": count,
                 **counts,
-                commits=len(commits.latencies_s),
-                **found,
-                phase_max_ms=commits.phase_max_ms,
-                elections=after.epoch - before.epoch,
-                stall_max_ms=round(stall_ns / 1e6, 1),
-            )
+                "commits": len(commits.latencies_s),
+                **latencies(commits.latencies_s, 2),
+                "phase_max_ms": commits.phase_max_ms,
+                "elections": after.epoch - before.epoch,
+                "stall_max_ms": round(stall_ns / 1e6, 1),
+            }
         )
-    return _outcome(levels)
+    title = "A bystander's commits during watches and pipelines"
+    elections = sum(level["elections"] for level in levels)
+    return Outcome(
+        benchmark="watches",
+        figures={
+            f"{level['count']}_{level['kind']}_{name}": level[name]
+            for level in levels
+            for name in ("p50_ms", "p99_ms", "stall_max_ms")
+        },
+        details={"levels": levels},
+        tables=[Table.of(title, levels, COLUMNS)],
+        targets=[Target("elections at any level", "at most", 0, elections)],
+    )
 
 
 class Bystander:
@@ -147,35 +137,3 @@ async def bystander(endpoints: Sequence[str]) -> AsyncIterator[Bystander]:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
-
-
-COLUMNS: Mapping[str, str | Callable[[Level], object]] = {
-    "kind": "kind",
-    "number": "count",
-    "opened": "opened",
-    "refused": "refused",
-    "without answer": "missing",
-    "bystander's commits": "commits",
-    "p50 ms": "p50_ms",
-    "p99 ms": "p99_ms",
-    "max ms": "max_ms",
-    "elections": "elections",
-    "longest stall ms": "stall_max_ms",
-    "changes": "changes",
-    "fewest received": "fewest",
-}
-
-
-def _outcome(levels: Sequence[Level]) -> Outcome:
-    elections = sum(level.elections for level in levels)
-    return Outcome(
-        benchmark="watches",
-        figures={
-            f"{level.count}_{level.kind}_{name}": getattr(level, name)
-            for level in levels
-            for name in ("p50_ms", "p99_ms", "stall_max_ms")
-        },
-        details={"levels": [asdict(level) for level in levels]},
-        tables=[Table.of("A bystander's commits during watches and pipelines", levels, COLUMNS)],
-        targets=[Target("elections at any level", "at most", 0, elections)],
-    )

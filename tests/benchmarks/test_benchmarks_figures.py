@@ -29,10 +29,10 @@ def test_a_target_says_whether_it_is_met() -> None:
 
 
 def test_a_table_has_a_cell_for_each_column_of_an_item() -> None:
-    """Columns are keys, attributes or functions."""
-    table = Table.of("t", [{"a": 1}], {"A": "a", "twice": lambda row: 2 * row["a"]})
-    assert (table.columns, table.rows) == (("A", "twice"), ((1, 2),))
-    assert Table.of("t", [Target("f", "at most", 1, 1)], {"F": "figure"}).rows == (("f",),)
+    """Fields are keys or attributes, and floats are rounded."""
+    table = Table.of("t", [{"a": 1, "b": 2.3456}, {"a": 2}], "a | B, s = b")
+    assert (table.columns, table.rows) == (("a", "B, s"), ((1, 2.35), (2, "")))
+    assert Table.of("t", [Target("f", "at most", 1, 1)], "F = figure").rows == (("f",),)
 
 
 def test_runs_have_medians_and_times_have_percentiles() -> None:

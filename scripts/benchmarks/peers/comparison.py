@@ -9,16 +9,16 @@ new connections and with the peers' default timeouts, until one accepts a write.
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from scripts.benchmarks.cluster import PATIENT, VOTERS, find_leader, running_cluster
 from scripts.benchmarks.commit_load import committer_of, load_commits
 from scripts.benchmarks.commits import Point
 from scripts.benchmarks.committer import Load, LoadError
-from scripts.benchmarks.figures import Outcome, Progress, Table, Target, percentile
+from scripts.benchmarks.figures import Outcome, Progress, Table, Target, spread
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.peers.servers import (
     PeerCluster,
@@ -55,34 +55,12 @@ class Settings:
     failovers: int = option(10, "kills of ZooKeeper's and etcd's leaders", least=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One load on one system."""
-
-    system: str
-    voters: int
-    ranges: int
-    in_flight: int
-    commits_per_s: float
-    p50_ms: float
-    p99_ms: float
-    client_cores: float
-    server_cores: float
-    """Cores of all servers together."""
-
-    @property
-    def row(self) -> str:
-        """Name of the row of the tables."""
-        return f"{self.system}, {'1 node' if self.voters == 1 else f'{self.voters} voters'}"
+Measured: TypeAlias = Mapping[str, Any]
+"""Figures of one load on one system. `server_cores` are those of all servers together."""
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure every system that is installed.
-
-    Raises:
-        PeerError: a peer did not start, or accepted no write in time.
-        ChildFailedError: a server or the client ended early.
-    """
+    """Measure every system that is installed."""
     left_out = {
         system: package
         for system in settings.systems
@@ -135,17 +113,15 @@ async def _loads(
         # The servers' time includes the load's preparation: an upper bound of the commits' share.
         spent_s = cpu_s(pids, with_children=True) - before_s
         measured.append(
-            Measured(
-                system=system,
-                voters=voters,
-                ranges=ranges,
-                in_flight=in_flight,
-                commits_per_s=result["commits_per_s"],
-                p50_ms=result["p50_ms"],
-                p99_ms=result["p99_ms"],
-                client_cores=round(result["client_cpu_s"] / settings.seconds, 2),
-                server_cores=round(spent_s / result["elapsed_s"], 2),
-            )
+            {
+                "system": system,
+                "voters": voters,
+                "ranges": ranges,
+                "in_flight": in_flight,
+                **{name: result[name] for name in ("commits_per_s", "p50_ms", "p99_ms")},
+                "client_cores": round(result["client_cpu_s"] / settings.seconds, 2),
+                "server_cores": round(spent_s / result["elapsed_s"], 2),
+            }
         )
     return measured
 
@@ -213,35 +189,30 @@ def _outcome(
     failovers: Mapping[str, Sequence[float]],
 ) -> Outcome:
     best: dict[tuple[str, int], dict[int, Measured]] = {}
-    for load in sorted(measured, key=lambda load: load.commits_per_s):
-        if load.in_flight > 1:
-            best.setdefault((load.system, load.voters), {})[load.ranges] = load
-    best = {
-        member: {ranges: best[member][ranges] for ranges in settings.ranges}
-        for member in MEMBERS
-        if member in best
-    }
-    alone = {(load.system, load.voters): load for load in measured if load.in_flight == 1}
+    for load in measured:
+        if load["in_flight"] > 1:
+            by_ranges = best.setdefault((load["system"], load["voters"]), {})
+            known = by_ranges.setdefault(load["ranges"], load)
+            by_ranges[load["ranges"]] = max(known, load, key=lambda load: load["commits_per_s"])
+    alone = {(load["system"], load["voters"]): load for load in measured if load["in_flight"] == 1}
     tables = [_commits_table(settings, best, alone), _ratios_table(settings, best)]
     if failovers:
-        columns: dict[str, str | Callable[[Any], object]] = {
-            "system, 3 voters": lambda item: item[0],
-            "p50": lambda item: round(percentile(item[1], 0.5), 3),
-            "p90": lambda item: round(percentile(item[1], 0.9), 3),
-            "max": lambda item: round(max(item[1]), 3),
-            "runs": lambda item: len(item[1]),
-        }
+        rows = [
+            {"system": name, **spread("", "s", found), "runs": len(found)}
+            for name, found in failovers.items()
+        ]
         title = "kill -9 of the leader to the next acknowledged write, seconds"
-        tables.append(Table.of(title, failovers.items(), columns))
+        columns = "system, 3 voters = system | p50 = _p50_s | p90 = _p90_s | max = _max_s | runs"
+        tables.append(Table.of(title, rows, columns))
     return Outcome(
         benchmark="peers",
         figures={
-            f"{system}_{voters}_voters_{ranges}_ranges_per_s": load.commits_per_s
+            f"{system}_{voters}_voters_{ranges}_ranges_per_s": load["commits_per_s"]
             for (system, voters), by_ranges in best.items()
             for ranges, load in by_ranges.items()
         },
         details={
-            "loads": [asdict(load) for load in measured],
+            "loads": measured,
             "failovers": [{"system": name, "seconds": found} for name, found in failovers.items()],
             "left_out": dict(left_out),
         },
@@ -256,14 +227,14 @@ def _commits_table(
     rows = []
     for member, by_ranges in best.items():
         cells = [
-            f"{load.commits_per_s:,.0f} ({load.commits_per_s * load.ranges / 1000:,.1f}) "
-            f"{load.p99_ms:,.0f}"
-            for load in by_ranges.values()
+            f"{load['commits_per_s']:,.0f} ({load['commits_per_s'] * ranges / 1000:,.1f}) "
+            f"{load['p99_ms']:,.0f}"
+            for ranges, load in by_ranges.items()
         ]
         lone = alone[member]
-        single = f"{lone.commits_per_s:,.0f}, {lone.p50_ms:.2f}, {lone.p99_ms:.1f}"
-        client = max(load.client_cores for load in by_ranges.values())
-        rows.append((lone.row, *cells, single, client))
+        single = f"{lone['commits_per_s']:,.0f}, {lone['p50_ms']:.2f}, {lone['p99_ms']:.1f}"
+        client = max(load["client_cores"] for load in by_ranges.values())
+        rows.append((_name(*member), *cells, single, client))
     shown = " and ".join(map(str, settings.in_flight))
     return Table(
         title=f"Commits/s (thousand ranges/s) p99 ms, the better of {shown} in flight",
@@ -283,11 +254,11 @@ def _ratios_table(settings: Settings, best: Best) -> Table:
         ours = best.get((OURS, voters))
         if system == OURS or ours is None:
             continue
-        ratios = [
-            f"{ours[ranges].commits_per_s / load.commits_per_s:.2f}"
+        ratios = (
+            f"{ours[ranges]['commits_per_s'] / load['commits_per_s']:.2f}"
             for ranges, load in by_ranges.items()
-        ]
-        rows.append((by_ranges[settings.ranges[0]].row, *ratios))
+        )
+        rows.append((_name(system, voters), *ratios))
     title = "Commits/s of streammeta with as many nodes, as a multiple of the peer's"
     return Table(title=title, columns=("peer", *map(_ranges, settings.ranges)), rows=tuple(rows))
 
@@ -297,8 +268,12 @@ def _targets(best: Best) -> Iterator[Target]:
     for system, wanted in (("zookeeper", 1.5), ("etcd", 4.0)):
         peer = best.get((system, 3), {}).get(1)
         if ours is not None and peer is not None:
-            ratio = ours.commits_per_s / peer.commits_per_s
+            ratio = ours["commits_per_s"] / peer["commits_per_s"]
             yield Target(f"1 range, 3 voters: multiple of {system}", "at least", wanted, ratio)
+
+
+def _name(system: str, voters: int) -> str:
+    return f"{system}, {'1 node' if voters == 1 else f'{voters} voters'}"
 
 
 def _ranges(count: int) -> str:
