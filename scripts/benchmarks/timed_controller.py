@@ -69,18 +69,18 @@ def _reported(arguments: Sequence[Any], _result: Any) -> int | None:
 
 
 _JOURNAL = "journal.journal:Journal."
-_DRIVER = "runtime.quorum_driver:QuorumDriver."
+_DRIVER = "runtime.replication.quorum_driver:QuorumDriver."
 
 POINTS = (
     Point(
         "leader",
         "request is read",
-        "rpc.commit_pipeline:_Ahead.put",
+        "rpc.services.commit_pipeline:_Ahead.put",
         end_offset=lambda call, _: None if call[1] is None else 0,
     ),
-    Point("leader", "request is read", "rpc.wire_columns:parse_commit"),
-    Point("leader", "decided", "metadata.cluster_map:ClusterMap.decide", "returns"),
-    Point("leader", "replayed", "metadata.cluster_map:ClusterMap.apply", "returns"),
+    Point("leader", "request is read", "rpc.codec.wire_columns:parse_commit"),
+    Point("leader", "decided", "metadata.cluster_metadata:ClusterMetadata.decide", "returns"),
+    Point("leader", "replayed", "metadata.cluster_metadata:ClusterMetadata.apply", "returns"),
     Point("leader", "appended", _DRIVER + "append", "returns", lambda _, end_offset: end_offset),
     Point(
         "leader",
@@ -92,7 +92,7 @@ POINTS = (
     Point(
         "leader",
         "Fetch is answered",
-        "runtime.core_loop:Outbox.send",
+        "runtime.replication.core_loop:Outbox.send",
         end_offset=lambda call, _: _end_of_batches(call[1].message),
     ),
     Point(
@@ -114,12 +114,17 @@ POINTS = (
     Point(
         "leader",
         "high watermark passes it",
-        "runtime.controller:MetadataController.on_committed",
+        "runtime.writer.controller:MetadataController.on_committed",
         end_offset=lambda call, _: call[2],
     ),
-    Point("leader", "answer is encoded", "rpc.commit_pipeline:_Decided.response", "returns"),
     Point(
-        "leader", "answer is encoded", "rpc.wire_columns:commit_stream_set_object_out", "returns"
+        "leader", "answer is encoded", "rpc.services.commit_pipeline:_Decided.response", "returns"
+    ),
+    Point(
+        "leader",
+        "answer is encoded",
+        "rpc.codec.wire_columns:commit_stream_set_object_out",
+        "returns",
     ),
     Point(
         "follower",
@@ -144,7 +149,7 @@ class _Stamps:
 
     def install(self) -> None:
         """Wrap the functions of all points."""
-        importlib.import_module(f"{PRODUCT}server")
+        importlib.import_module(f"{PRODUCT}process.server")
         for number, point in enumerate(POINTS):
             owner, name, function = find(point)
             _replace(owner, name, function, self._stamping(function, number))
