@@ -107,8 +107,8 @@ async def running_place(
 
     Their objects go to `store_uri`, by default a directory.
     """
-    with running_cluster(root, 1) as cluster:
-        uri = store_uri or cluster.store_uri
+    with running_cluster(root, 1, store_uri=store_uri) as cluster:
+        uri = cluster.store_uri
         with contextlib.closing(open_object_store(uri)) as store:
             async with ControllerClient(cluster.endpoints) as client:
                 session = await BrokerSession.open(client, NODE_ID, NODE_EPOCH)

@@ -50,14 +50,16 @@ def running_cluster(
     *,
     over_tls: bool = False,
     change: Change | None = None,
+    store_uri: str | None = None,
 ) -> Iterator[LocalCluster]:
-    """Run `count` controllers with a bucket in `root` until the block ends.
+    """Run `count` controllers, by default with a bucket in `root`, until the block ends.
 
     `options` are those of all, `own_options` those of each. `change` changes their commands.
     """
     bucket = root / "bucket"
     bucket.mkdir(parents=True)
-    cluster = LocalCluster(root, "bench", f"file://{bucket}", free_ports(count), options)
+    uri = store_uri or f"file://{bucket}"
+    cluster = LocalCluster(root, "bench", uri, free_ports(count), options)
     cluster.own_options = own_options or {}
     if change is not None:
         cluster.starter = _start_changed(change)
