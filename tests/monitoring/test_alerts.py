@@ -435,7 +435,7 @@ def unit_test(name: str) -> Mapping[str, Any]:
 def test_alerts_fire_when_they_are_to_and_only_then(tmp_path: Path) -> None:
     tests = {
         "rule_files": [str(RULES)],
-        "evaluation_interval": "5m",  # no rule waits for less, and each evaluation costs
+        "evaluation_interval": "5m",  # a case is known at its end, and each evaluation costs
         "tests": [unit_test(name) for name in CASES],
     }
     file = tmp_path / "alerts.test.yml"

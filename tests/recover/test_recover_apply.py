@@ -127,8 +127,13 @@ def test_killed_or_cut_off_from_power_at_every_step_it_can_be_repeated() -> None
         applied(disk, plan, bucket)
 
     count = in_between = 0
+    seen = set()
     for when, left in crashes(whole, act):
         count += 1
+        found = frozenset(left.contents().items())
+        if found in seen:
+            continue  # other crashes left the same disk
+        seen.add(found)
         names = left.names(DIRECTORY)
         if META_NAME not in names:
             in_between += 1
@@ -144,7 +149,7 @@ def test_killed_or_cut_off_from_power_at_every_step_it_can_be_repeated() -> None
         require_recovered(left.copy(), plan, 3)
         assert left.names(DIRECTORY / "recovery-2" / "after") == [], when
     assert count > 100
-    assert in_between > 20
+    assert in_between > 5
 
 
 def test_another_plan_does_not_finish_one_that_was_begun() -> None:
