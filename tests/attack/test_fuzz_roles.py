@@ -22,8 +22,8 @@ from tests.server.fuzz_messages import RandomMessages
 from tests.trust.callers import CLUSTER, PLAIN_TEXT, ShownContext, shown
 from tests.trust.test_rules import CALLERS, HELD_TO_A_NODE, WHO_MAY
 
-_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:2").split(":"))
-_CALLS = int(os.environ.get("STREAMMETA_FUZZ_CALLS", "25000"))
+_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:1").split(":"))
+_CALLS = int(os.environ.get("STREAMMETA_FUZZ_CALLS", "15000"))
 _DEFECTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "ABORTED"}
 _DENIED = {"PERMISSION_DENIED", "UNAUTHENTICATED"}
 _HOLDERS = {"x", "k", "a"}

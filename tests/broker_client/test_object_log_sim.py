@@ -27,8 +27,8 @@ from tests.broker_client.object_log_world import (
 )
 
 
-def seeds(count: int) -> range:
-    first, _, last = os.environ.get("STREAMMETA_SEEDS", f"0:{count}").partition(":")
+def seeds(count: int, start: int = 0) -> range:
+    first, _, last = os.environ.get("STREAMMETA_SEEDS", f"{start}:{start + count}").partition(":")
     return range(int(first), int(last))
 
 

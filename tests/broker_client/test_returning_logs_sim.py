@@ -198,7 +198,7 @@ async def logs_come_and_go(world: World) -> None:
 
 
 def test_records_under_logs_that_return_are_read_or_set_aside(tmp_path: Path) -> None:
-    for seed in seeds(15):
+    for seed in seeds(12, start=150):
         simulated(seed, logs_come_and_go, tmp_path / "disks")
 
 

@@ -75,7 +75,7 @@ def _read_back(line: str) -> list[bytes]:
 
 @pytest.mark.parametrize(
     "count",
-    [5, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 async def test_random_ledgers_are_read_by_the_other_side(
     peer: JavaPeer, server: S3Endpoint, blobs: BucketBlobs, tmp_path: Path, count: int
@@ -174,7 +174,7 @@ def _by_id(line: str) -> dict[int, bytes]:
 
 @pytest.mark.parametrize(
     "count",
-    [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    [2, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 async def test_segments_that_are_written_here_are_read_by_the_peer(
     peer: JavaPeer, server: S3Endpoint, blobs: BucketBlobs, tmp_path: Path, count: int

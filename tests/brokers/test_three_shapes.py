@@ -187,7 +187,7 @@ def _accidents(
 @pytest.mark.parametrize(
     ("rounds", "records"),
     [
-        (2, 120_000),
+        (2, 80_000),
         pytest.param(20, 1_500_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     ],
 )
