@@ -1,1 +1,1 @@
-"""The demo: real rows through a real cluster, with faults, compared to the last byte."""
+"""Demo: real rows pass through a real cluster with faults, and every byte is compared."""

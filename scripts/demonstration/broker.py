@@ -1,9 +1,9 @@
-"""One broker process of the demo: writes its share of the rows through `streammeta.client`.
+"""Broker process of the demo: writes its share of the rows through `streammeta.client`.
 
-Reports what happens as JSON lines on standard output. With `--hold` it stops at a stage of its
+Reports events as JSON lines on standard output. With `--hold` it stops at a stage of its
 first upload, so that the demo can kill it there, or let it sleep until its objects have expired.
-A broker that starts again goes on where the map says its streams end: a row's number in its stream
-is its offset.
+A restarted broker continues at the ends of its streams in the metadata: a row's number in its
+stream is its offset.
 """
 
 import argparse
@@ -41,36 +41,36 @@ def say(event: str, **facts: object) -> None:
 
 
 class Reporter(SilentObserver):
-    """Reports each stage of an upload; holds the process at one of them, once."""
+    """Reports each stage of an upload, and stops the process once at one of them."""
 
     def __init__(self, hold: str | None) -> None:
         self._hold = hold
 
     async def on_prepared(self, object_ids: Sequence[int], deadline_ms: int) -> None:
-        """Report, and stop this process with SIGSTOP if it is to be held here."""
+        """Report, and stop this process with SIGSTOP if `--hold` names this stage."""
         say("prepared", objects=list(object_ids))
         if self._hold == HOLD_AFTER_PREPARE:
             self._hold = None
             os.kill(os.getpid(), signal.SIGSTOP)
 
     async def on_uploaded(self, keys: Sequence[str]) -> None:
-        """Report, and never go on if this process is to be killed here."""
+        """Report, and wait forever if this process is to be killed here."""
         say("uploaded", keys=list(keys))
         if self._hold == HOLD_AFTER_UPLOAD:
             await asyncio.Event().wait()
 
     async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
-        """Report how many rows the map holds now."""
+        """Report the number of committed rows."""
         rows = sum(one.end_offset - one.start_offset for one in ranges)
         say("committed", objects=list(object_ids), rows=rows)
 
     async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
-        """Report objects that came too late."""
+        """Report objects that were committed too late."""
         say("refused", objects=list(object_ids), error=str(error))
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    """Open this broker's streams, append what they lack, close them."""
+    """Open this broker's streams, append the missing rows, close them."""
     index, count = arguments.share
     rows = load(arguments.data, arguments.rows).share(index, count).rows
     stream_ids: dict[str, int] = json.loads(arguments.streams.read_text())
@@ -98,7 +98,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 
 async def open_all(session: BrokerSession, stream_ids: Sequence[int]) -> dict[int, OpenedStream]:
-    """Open the streams, or take over those that an earlier process of this node left open."""
+    """Open the streams, including streams that an earlier process of this node left open."""
     opened = {one.stream_id: one for one in session.inherited}
     missing = {stream_id: 0 for stream_id in stream_ids if stream_id not in opened}
     if missing:
@@ -109,7 +109,7 @@ async def open_all(session: BrokerSession, stream_ids: Sequence[int]) -> dict[in
 def record_batches(
     rows: Iterable[tuple[str, bytes]], stream_ids: dict[str, int], starts: dict[int, int]
 ) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (stream id, payload, row count), leaving out rows that are committed already."""
+    """Yield (stream id, payload, row count), without rows that are already committed."""
     skip = dict(starts)
     window: dict[int, list[bytes]] = {}
     for number, (key, row) in enumerate(rows, start=1):

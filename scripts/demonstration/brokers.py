@@ -1,7 +1,7 @@
-"""The demo's broker processes and what they report.
+"""Broker processes of the demo and their events.
 
-Each broker has a thread that reads its JSON lines into one queue; the demo's main thread takes
-events from there, so that it can act on them in order.
+Each broker has a thread that reads its JSON lines into one queue. The demo's main thread reads
+events from the queue, so that it acts on them in order.
 """
 
 import json
@@ -22,7 +22,7 @@ FIRST_NODE_ID = 1_001
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of one broker. `name` is "ended" when its process has closed its output."""
+    """Line of one broker. `name` is "ended" when its process has closed its output."""
 
     broker: int
     name: str
@@ -36,7 +36,7 @@ def node_id_of(broker: int) -> int:
 
 @dataclass(slots=True)
 class BrokerFleet:
-    """The brokers, each with one share of the streams and a certificate of its own."""
+    """Brokers, each with one share of the streams and its certificate."""
 
     root: Path
     common_options: Sequence[str]
@@ -49,7 +49,7 @@ class BrokerFleet:
     _killed: set[int] = field(default_factory=set)
 
     def start(self, broker: int, *options: str) -> None:
-        """Start the broker of share `broker`, or start it again with a larger node epoch."""
+        """Start the broker of share `broker`, or restart it with a larger node epoch."""
         epoch = self._epochs[broker] = self._epochs.get(broker, 0) + 1
         node_id = node_id_of(broker)
         child = start_child(
@@ -81,7 +81,7 @@ class BrokerFleet:
             child.kill()
 
     def next_event(self, timeout_s: float) -> Event | None:
-        """Return the next event, None if none comes in `timeout_s`.
+        """Return the next event, or None after `timeout_s`.
 
         Raises:
             ChildFailedError: a broker ended by itself with an error.

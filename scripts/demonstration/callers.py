@@ -1,4 +1,4 @@
-"""The demo's callers: each part of it calls the controllers with a certificate of its own role."""
+"""Callers of the demo: each part calls the controllers with a certificate for its role."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""The demo's compactor: the product's own command, in a process beside the brokers.
+"""Compactor of the demo: the product's command, in a separate process.
 
-Owns that process and what it says in the end. It compacts for all brokers, again and again, while
-they upload and others read.
+Owns the process and its final report. It compacts repeatedly for all brokers, while they upload
+and others read.
 """
 
 import json
@@ -17,11 +17,11 @@ from streammeta.cli.local.local_cluster import Child, ChildFailedError, start_ch
 
 STOP_TIMEOUT_S = 60.0
 GROWTH = "2"
-"""What the brokers upload in so short a time is little: merge sooner than by default."""
+"""The brokers upload little in such a short time, so it merges sooner than by default."""
 
 
 class Compactor:
-    """`streammeta compact`, repeated until it is stopped."""
+    """Process that repeats `streammeta compact` until it is stopped."""
 
     def __init__(
         self, root: Path, caller: Caller, store_uri: str, env: Mapping[str, str], interval: str
@@ -34,7 +34,7 @@ class Compactor:
 
     @property
     def last_pass(self) -> Sequence[str]:
-        """Arguments of `streammeta` that merge whatever can be merged, once."""
+        """Arguments of `streammeta` that merge all objects that can be merged, once."""
         return (*self._common, "--growth", "1")
 
     def start(self) -> None:
@@ -50,10 +50,10 @@ class Compactor:
         )
 
     def stop(self) -> Mapping[str, Any]:
-        """Let it end what it is at; return what it says it has done.
+        """Let it finish its current work, and return its report.
 
         Raises:
-            ChildFailedError: it failed, or had ended before, or does not end.
+            ChildFailedError: it failed, ended earlier, or does not end.
         """
         assert self._child is not None
         self._child.process.terminate()

@@ -1,7 +1,7 @@
-"""The demo's rows: real data from packages on PyPI, as the bytes of their CSV lines.
+"""Rows of the demo: real data from packages on PyPI, as the bytes of their CSV lines.
 
-Owns where the data comes from and how rows fall into streams (one per aircraft, one per household).
-Knows nothing of the cluster; a row is opaque bytes from here on.
+Owns the sources of the data and the assignment of rows to streams (one per aircraft, one per
+household). It does not depend on the cluster: a row is opaque bytes.
 """
 
 import hashlib

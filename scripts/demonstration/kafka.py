@@ -1,4 +1,4 @@
-"""The plot of `demo --kafka`: stock clients, two brokers, one of them killed, and nothing lost.
+"""Story of `demo --kafka`: stock clients, two brokers, one of them killed, and nothing lost.
 
 Rows of the demo's data go through a topic of several partitions while a consumer group reads it.
 """
@@ -25,11 +25,11 @@ KILL_SHARE = 0.3
 """Share of the rows that are acknowledged when a broker is killed."""
 TOPIC = "flights"
 SILENCE_MIN_S = 0.5
-"""Silence of a partition that tells of a takeover: a session of 1.5 s has to end before."""
+"""Silence of a partition that indicates a takeover: a session of 1.5 s has to end first."""
 
 
 class KafkaDemo:
-    """One run, from an empty bucket to the summary."""
+    """Run from an empty bucket to the summary."""
 
     def __init__(
         self, arguments: Namespace, root: Path, narrator: Narrator, endpoint: S3Endpoint
@@ -59,7 +59,7 @@ class KafkaDemo:
         self.cluster.stop_all()
 
     def run(self) -> tuple[dict[str, object], list[str]]:
-        """Play the whole story; return its figures and the checks that failed."""
+        """Play the whole story, and return its figures and the failed checks."""
         say = self._narrator.step
         self.cluster.start_all()
         leader = steps.wait_for_leader(self.callers.admin)
@@ -75,7 +75,7 @@ class KafkaDemo:
         say(f"confluent-kafka produces {self._rows:,} rows, and a group of two consumes them")
         self._wait_for(clients, "acknowledged", int(self._rows * KILL_SHARE))
         brokers[KILLED][0].kill()
-        say(f"broker {KILLED} is killed; broker {BROKERS[-1]} takes its partitions over")
+        say(f"broker {KILLED} is killed; broker {BROKERS[-1]} takes over its partitions")
         done = self._wait_for(clients, "done", 0)
         silent_s = done["longest_wait_of_a_partition_s"]
         say(
@@ -105,7 +105,7 @@ class KafkaDemo:
         return child
 
     def _wait_for(self, clients: Child, name: str, count: int) -> Mapping[str, Any]:
-        """Read events up to one of a name, with a count of so many at least."""
+        """Read events until one has this name and at least this count."""
         while line := clients.read_line():
             event: dict[str, Any] = json.loads(line)
             if event["event"] == name and event.get("count", 0) >= count:
@@ -116,7 +116,7 @@ class KafkaDemo:
 def _summary(done: Mapping[str, Any]) -> tuple[dict[str, object], list[str]]:
     checks = {
         "every row was acknowledged": done["acknowledged"] == done["rows"],
-        f"no row was refused: {done['failures']}": not done["failures"],
+        f"no row was rejected: {done['failures']}": not done["failures"],
         "every row was consumed": done["consumed"] == done["rows"],
         "no row was stored twice": done["stored_twice"] == 0,
         "rows of a key are in their order": done["out_of_order"] == 0,

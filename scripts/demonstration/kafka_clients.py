@@ -1,7 +1,7 @@
-"""Kafka's stock clients in the demo: an idempotent producer, and a group of two consumers.
+"""Stock Kafka clients of the demo: an idempotent producer, and a group of two consumers.
 
-A process of its own that knows Kafka's protocol and the rows, and nothing of streammeta. Prints an
-event a line, as JSON: `acknowledged` with a number of records, and in the end `done`.
+A separate process that uses Kafka's protocol and the rows, but nothing of streammeta. Prints an
+event a line, as JSON: `acknowledged` with a number of records, and finally `done`.
 
 Example: python -m scripts.demonstration.kafka_clients 127.0.0.1:9092 flights 100000
 """
@@ -23,10 +23,10 @@ MEMBERS = 2
 TOLD_EVERY = 1_000
 """Acknowledged records between two events."""
 PATIENCE_S = 60.0
-"""Time that the group has for the rest, when the producer is done."""
+"""Time for the group to read the rest after the end of the producer."""
 ROWS_A_TURN = 50
 TURN_S = 0.004
-"""Time between two turns of the producer: it must outlive the failover, not break a record."""
+"""Pause between two turns of the producer, which must outlive the failover, not break a record."""
 
 
 def tell(event: str, **facts: object) -> None:
@@ -35,7 +35,7 @@ def tell(event: str, **facts: object) -> None:
 
 
 class Acknowledgements:
-    """Counts what brokers have acknowledged, and the longest silence of a partition in between."""
+    """Counter of acknowledged records, and of the longest silence of a partition."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +44,7 @@ class Acknowledgements:
         self._newest: dict[int | None, float] = {}
 
     def add(self, error: object, message: Message) -> None:
-        """Take the outcome of one record."""
+        """Handle the outcome of one record."""
         if error is not None:
             self.failures.append(str(error))
             return
@@ -58,7 +58,7 @@ class Acknowledgements:
 
 
 class Group:
-    """Two members of one group; keeps which row lies at which partition and offset."""
+    """Two members of one group, and the row at each partition and offset."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.rows: dict[tuple[int, int], int] = {}
@@ -129,7 +129,7 @@ def produce(servers: str, topic: str, rows: list[tuple[str, bytes]]) -> Acknowle
 
 
 def out_of_order(places: Mapping[tuple[int, int], int], rows: list[tuple[str, bytes]]) -> int:
-    """Return the number of rows that lie behind a later one of the same key."""
+    """Return the number of rows that follow a later row of the same key."""
     newest: dict[str, int] = defaultdict(lambda: -1)
     late = 0
     for place in sorted(places):
@@ -141,7 +141,7 @@ def out_of_order(places: Mapping[tuple[int, int], int], rows: list[tuple[str, by
 
 
 def main() -> None:
-    """Produce and consume at the same time; tell what came of it."""
+    """Produce and consume at the same time, and print the outcome."""
     servers, topic, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     rows = list(load(NAMES[0], count).rows)
     group = Group(servers, topic)

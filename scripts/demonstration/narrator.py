@@ -1,6 +1,6 @@
 """Output of the demo and the drills: steps, a progress bar on a terminal, a summary at the end.
 
-In a pipe only the steps are printed; with `--format json` nothing but the final object is.
+In a pipe it prints only the steps, and with `--format json` only the final object.
 """
 
 import json
@@ -14,7 +14,7 @@ import rich.table
 
 
 class Narrator:
-    """Prints the steps of a program as they happen, with the seconds since it began."""
+    """Printer of the steps of a program, with the seconds since its start."""
 
     def __init__(self, *, as_json: bool, program: str = "demo") -> None:
         self._as_json = as_json
@@ -25,7 +25,7 @@ class Narrator:
         self._began = time.monotonic()
 
     def step(self, text: str) -> None:
-        """Say what happens now, with the seconds since the start."""
+        """Print a step with the seconds since the start."""
         seconds = time.monotonic() - self._began
         self._console.print(f"[dim]{seconds:6.1f} s[/]  {text}", soft_wrap=True)
 
@@ -35,7 +35,7 @@ class Narrator:
             self._console.print(f"          {line}", markup=False, soft_wrap=True)
 
     def progress(self, total: int) -> rich.progress.Progress:
-        """Return a progress bar over `total` rows; shown on a terminal only."""
+        """Return a progress bar over `total` rows, which only a terminal shows."""
         bar = rich.progress.Progress(
             rich.progress.TextColumn("          {task.description}"),
             rich.progress.BarColumn(),
@@ -49,7 +49,7 @@ class Narrator:
         return bar
 
     def fail(self, reason: str) -> None:
-        """Say why the program could not go on: in JSON still one object."""
+        """Print the reason of a failure, in JSON as one object."""
         if self._as_json:
             print(json.dumps({"ok": False, "error": reason}))
         else:

@@ -1,8 +1,8 @@
-"""The demo's reader that reads while brokers upload and a compactor replaces what they uploaded.
+"""Reader of the demo, active while brokers upload and a compactor replaces their objects.
 
-Owns a thread that reads some streams after the other and compares each with the source: what a
-stream holds so far must be the beginning of its rows. Reading never stops the demo; what it found
-is told in the end.
+Owns a thread that reads streams one after another and compares each with the source: the records
+of a stream must be the beginning of its rows. Reading never stops the demo, and its findings are
+reported at the end.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from streammeta.storage.object_store.opening import open_object_store
 
 STREAMS_AT_ONCE = 40
 PAUSE_S = 0.1
-"""Between two reads: the machine is the brokers' too."""
+"""Pause between two reads, because the brokers use the same machine."""
 
 
 class ObservingReader:
     """Reads random streams from `start` to `stop`; `expected` has each stream's rows, by id.
 
-    `rows` counts rows that were read and equal, `streams` the reads of a stream; `failure` says
-    what was wrong first.
+    `rows` counts equal rows, `streams` the reads of a stream, and `failure` describes the first
+    difference.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ObservingReader:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after what is being read."""
+        """End after the current read."""
         self._stopping.set()
         self._thread.join()
 

@@ -1,7 +1,7 @@
-"""The S3 endpoint the demo talks to: an embedded server on loopback, or any given URL.
+"""S3 endpoint of the demo: an embedded server on loopback, or any given URL.
 
-Owns the server's process and the demo's bucket. `ministack` is the default, `moto` the second
-opinion; both keep objects in memory and take any secret.
+Owns the server's process and the demo's bucket. `ministack` is the default and `moto` the
+alternative. Both keep objects in memory and accept any secret.
 """
 
 import sys
@@ -27,7 +27,7 @@ READY_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class S3Endpoint:
-    """Where the bucket is; credentials travel in the environment, never in a URI."""
+    """Position of the bucket. Credentials are in the environment, never in a URI."""
 
     url: str
     env: Mapping[str, str]
@@ -35,14 +35,14 @@ class S3Endpoint:
 
     @property
     def store_uri(self) -> str:
-        """The bucket as `--store` takes it."""
+        """Address of the bucket for `--store`."""
         query = urllib.parse.urlencode(
             {"endpoint": self.url, "region": "us-east-1", "pathStyle": "true"}, safe=":/"
         )
         return f"s3://{BUCKET}?{query}"
 
     def client(self) -> "S3Client":
-        """Return a plain S3 client, for planting and counting keys behind the product's back."""
+        """Return a plain S3 client that adds and counts keys without the product."""
         return boto3.client(
             "s3",
             endpoint_url=self.url,
@@ -72,7 +72,7 @@ def start_embedded(kind: str, root: Path) -> S3Endpoint:
 
 
 def use_existing(url: str, env: Mapping[str, str]) -> S3Endpoint:
-    """Use the S3 server at `url` with the credentials in `env`; creates the demo's bucket."""
+    """Use the S3 server at `url` with the credentials in `env`, and create the demo's bucket."""
     endpoint = S3Endpoint(url, env, None)
     _create_bucket(endpoint)
     return endpoint

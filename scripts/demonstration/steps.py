@@ -1,4 +1,4 @@
-"""The demo's contacts with the product's public faces: client library, command line, bucket.
+"""Calls of the demo to the public interfaces: client library, command line, bucket.
 
 Each function does one thing to a running cluster and returns plain values.
 """
@@ -27,7 +27,7 @@ CREATOR_NODE_ID = 1_000
 
 
 def describe_cluster(caller: Caller) -> admin_pb2.DescribeClusterResponse:
-    """Ask any controller for the leader and the size of the map."""
+    """Return the leader and the size of the metadata, from any controller."""
     with caller.operator() as client:
         return client.call(
             lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,
@@ -36,7 +36,7 @@ def describe_cluster(caller: Caller) -> admin_pb2.DescribeClusterResponse:
 
 
 def wait_for_leader(caller: Caller, timeout_s: float = 30.0) -> int:
-    """Return the leader's id once there is one."""
+    """Return the leader's id once it is known."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         leader = describe_cluster(caller).leader_id
@@ -47,7 +47,7 @@ def wait_for_leader(caller: Caller, timeout_s: float = 30.0) -> int:
 
 
 def create_streams(caller: Caller, label: str, keys: Sequence[str]) -> dict[str, int]:
-    """Create one stream for each key, tagged with it; return their ids. A broker's call."""
+    """Create one stream for each key, tagged with it, as a broker, and return their ids."""
 
     async def create() -> list[int]:
         async with caller.client() as client:
@@ -58,7 +58,7 @@ def create_streams(caller: Caller, label: str, keys: Sequence[str]) -> dict[str,
 
 
 def acknowledged_write(caller: Caller) -> None:
-    """Return when a small write is committed, trying until a leader takes it."""
+    """Return when a small write is committed, and retry until a leader accepts it."""
     request = kv_pb2.PutKVsRequest(
         request_id=f"demo-{time.monotonic_ns()}",
         items=[kv_pb2.KVToPut(namespace="demo", key="probe", value=b"alive", overwrite=True)],
@@ -68,10 +68,10 @@ def acknowledged_write(caller: Caller) -> None:
 
 
 def speak_for(caller: Caller, node_id: int, node_epoch: int) -> CallError:
-    """Prepare an object in a node's name; return why that is refused.
+    """Prepare an object in a node's name, and return the reason of the rejection.
 
     Raises:
-        RuntimeError: it is not.
+        RuntimeError: the call succeeds.
     """
     request = objects_pb2.PrepareObjectsRequest(count=1, ttl_ms=1_000)
     request.node.node_id, request.node.node_epoch = node_id, node_epoch
@@ -86,7 +86,7 @@ def speak_for(caller: Caller, node_id: int, node_epoch: int) -> CallError:
 
 
 def object_states(caller: Caller, object_ids: Collection[int]) -> list[int]:
-    """Ask the leader in which state each object is."""
+    """Return the state of each object, from the leader."""
     with caller.operator() as client:
         answer = client.call(
             lambda channel: objects_grpc.ObjectServiceStub(channel).CheckObjects,
@@ -101,7 +101,7 @@ def wait_until_removed(caller: Caller, object_ids: Collection[int]) -> None:
 
 
 def wait_until_expired(caller: Caller, object_ids: Collection[int]) -> None:
-    """Return once every object has expired, whether its bytes are deleted yet or not."""
+    """Return once every object has expired, even if its bytes are not deleted yet."""
     expired = {common_pb2.OBJECT_STATE_MARK_DESTROYED, common_pb2.OBJECT_STATE_REMOVED}
     _wait_until_in(caller, object_ids, expired)
 
@@ -124,7 +124,7 @@ def _wait_until_in(
 
 
 def objects_by_state(caller: Caller) -> dict[int, set[int]]:
-    """List the ids of all objects in the map by their state."""
+    """List the ids of all objects in the metadata by state."""
     found: dict[int, set[int]] = {}
     request = objects_pb2.DescribeObjectsRequest()
     request.page.page_size = PAGE_SIZE
@@ -141,7 +141,7 @@ def objects_by_state(caller: Caller) -> dict[int, set[int]]:
 
 
 def wait_until_none_is_marked(caller: Caller, timeout_s: float = 60.0) -> None:
-    """Return once the bytes of everything that compaction has replaced are deleted."""
+    """Return once the bytes of all replaced objects are deleted."""
     deadline = time.monotonic() + timeout_s
     while marked := objects_by_state(caller).get(common_pb2.OBJECT_STATE_MARK_DESTROYED):
         if time.monotonic() > deadline:
@@ -152,7 +152,7 @@ def wait_until_none_is_marked(caller: Caller, timeout_s: float = 60.0) -> None:
 def read_back(
     caller: Caller, store_uri: str, stream_ids: Mapping[str, int]
 ) -> tuple[int, dict[str, str]]:
-    """Read every stream whole; return the rows read and each stream's digest by key."""
+    """Read every stream, and return the number of rows and each stream's digest by key."""
 
     async def read() -> tuple[int, dict[str, str]]:
         rows_read = 0
@@ -172,23 +172,23 @@ def read_back(
 
 
 def expected_digests(data: Dataset) -> dict[str, str]:
-    """Return each stream's digest as the source has it."""
+    """Return the digest of each stream's rows in the source."""
     return {key: digest_of_rows(rows) for key, rows in data.by_key().items()}
 
 
 def bucket_keys(endpoint: S3Endpoint) -> set[str]:
-    """List the bucket behind the product's back."""
+    """List the bucket without the product."""
     pages = endpoint.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
     return {item["Key"] for page in pages for item in page.get("Contents", ())}
 
 
 def plant_foreign_key(endpoint: S3Endpoint, key: str) -> None:
-    """Put an object into the bucket that has nothing to do with the cluster."""
+    """Put an object into the bucket that does not belong to the cluster."""
     endpoint.client().put_object(Bucket=BUCKET, Key=key, Body=b"not an object of streammeta\n")
 
 
 def reconcile_plan_words(place: Sequence[str], plan: str) -> list[str]:
-    """The command that makes a plan; `place` is --store and how to connect."""
+    """Command that makes a plan. `place` contains --store and the connection."""
     return [
         *("reconcile", "plan", *place, "--plan", plan, "--format", "table"),
         *("--unsafe-grace", "0s", "--max-share", "0.5"),
@@ -196,15 +196,15 @@ def reconcile_plan_words(place: Sequence[str], plan: str) -> list[str]:
 
 
 def reconcile_apply_words(place: Sequence[str], plan: str) -> list[str]:
-    """The command that applies it."""
+    """Command that applies the plan."""
     return ["reconcile", "apply", *place, "--plan", plan, "--format", "table", "--yes"]
 
 
 def streammeta(arguments: Sequence[str], env: Mapping[str, str]) -> str:
-    """Run the `streammeta` command as an operator would; return what it prints.
+    """Run the `streammeta` command like an operator, and return its output.
 
     Raises:
-        RuntimeError: it failed; the message holds what it said.
+        RuntimeError: it failed. The message contains its output.
     """
     done = subprocess.run(
         [sys.executable, "-m", "streammeta.cli.main", *arguments],

@@ -1,6 +1,6 @@
-"""What has happened in the demo, and what must hold at its end.
+"""Events of the demo, and the checks at its end.
 
-Owns the figures of the summary and the checks behind it; makes no calls.
+Owns the figures of the summary and the checks. Makes no calls.
 """
 
 import threading
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Story:
-    """What has happened so far; objects by id, brokers by their number."""
+    """Events so far, with objects by id and brokers by number."""
 
     rows_committed: int = 0
     commits: int = 0
@@ -33,8 +33,8 @@ class Story:
 class Reads:
     """Rows that were read and equal the source, -1 if any differed.
 
-    All of them after compaction, all of them again after reconciliation; and those read beside the
-    upload, with what went wrong there, if anything.
+    All rows after compaction, all again after reconciliation, and the rows read during the
+    upload, with the first difference there.
     """
 
     rows: int
@@ -45,7 +45,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The keys in the bucket before and after reconciliation; one of them is not the cluster's."""
+    """Keys in the bucket before and after reconciliation. One does not belong to the cluster."""
 
     before: set[str]
     after: set[str]
@@ -54,7 +54,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class MappedKeys:
-    """The keys of objects that are live, and of all that the map knows."""
+    """Keys of live objects, and of all objects in the metadata."""
 
     live: set[str]
     known: set[str]
@@ -63,7 +63,7 @@ class MappedKeys:
 def summarize(
     story: Story, reads: Reads, bucket: Bucket, mapped: MappedKeys, source: tuple[int, int]
 ) -> tuple[dict[str, object], list[str]]:
-    """Return the figures and the checks that failed; the source has so many rows and streams."""
+    """Return the figures and the failed checks for a source of so many rows and streams."""
     rows, streams = source
     gone = bucket.before - bucket.after
     checks = {
@@ -73,12 +73,12 @@ def summarize(
         f"they equalled the source: {reads.failure_beside}": not reads.failure_beside,
         "compaction left one object for each broker": len(mapped.live) == len(story.brokers_done),
         "the leader was killed and a write was acknowledged after": story.failover_s > 0,
-        f"a broker may not speak for another: {story.refusal}": story.refusal == "NOT_YOUR_NODE",
+        f"a broker may not act for another: {story.refusal}": story.refusal == "NOT_YOUR_NODE",
         "the killed broker's uploads were deleted once passed": story.expired_deleted > 0,
         "the sleeping broker left orphans": len(story.orphans) > 0,
         "exactly the orphans were deleted": gone == story.orphans,
         "the bucket has every live object": mapped.live <= bucket.after,
-        "the map knows all of the bucket but the foreign key": (
+        "the metadata contains all keys except the foreign one": (
             bucket.after - mapped.known == {bucket.foreign_key}
         ),
     }

@@ -1,1 +1,1 @@
-"""Drills: what operators rarely do, practised on real controllers of this machine under load."""
+"""Drills: rare tasks of operators, practised on real controllers under load."""

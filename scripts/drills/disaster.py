@@ -1,7 +1,7 @@
-"""Drill of a disaster: all controllers and disks are lost, and a new cluster is made of the backup.
+"""Drill of a disaster: all controllers and disks are lost, and the backup becomes a new cluster.
 
-Brokers of the product write until the controllers are killed; what they were acknowledged since
-the last backup lies in the bucket alone. The new cluster has to give all of it back.
+Brokers of the product write until the controllers are killed. Records acknowledged since the last
+backup are only in the bucket. The new cluster has to return all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Clock:
 
     @contextlib.contextmanager
     def step(self, name: str, text: str) -> Iterator[None]:
-        """Tell of a step, and take its time."""
+        """Print a step, and measure its time."""
         self.narrator.step(text)
         began = time.monotonic()
         yield
@@ -58,10 +58,10 @@ class Clock:
 
 
 def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
-    """Carry out the drill in `root`; return its figures, times in seconds.
+    """Carry out the drill in `root`, and return its figures, with times in seconds.
 
     Raises:
-        AssertionError: a step failed, or something acknowledged is lost.
+        AssertionError: a step failed, or acknowledged records are lost.
     """
     clock = Clock(narrator)
     (root / "backups").mkdir()
@@ -76,14 +76,14 @@ def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
         for node_id, copy in copies.items():
             shutil.copytree(old.data_dir(node_id), copy)
             old.wipe(node_id)
-        narrator.step(f"all is killed after {acknowledged} records, and all disks are wiped")
+        narrator.step(f"everything is killed after {acknowledged} records, and all disks are wiped")
         began = time.monotonic()
         restoring = Restoring(root, "second")
         new = restoring.cluster
         try:
             report = _restore(restoring, clock)
             clock.figures["rto_s"] = round(time.monotonic() - began, 1)
-            with clock.step("write_on", "the brokers come back and write on"):
+            with clock.step("write_on", "the brokers come back and continue to write"):
                 ids = sorted(written)
                 halves = (ids[:STREAMS_A_BROKER], ids[STREAMS_A_BROKER:])
                 for node_id, half in zip(BROKERS, halves, strict=True):
@@ -108,7 +108,7 @@ def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
 
 
 async def _write_until_killed(cluster: LocalCluster, root: Path) -> Written:
-    """Let brokers write until the controllers are killed; return what was acknowledged."""
+    """Let brokers write until the controllers are killed, and return the acknowledged records."""
     written: Written = {}
     async with contextlib.AsyncExitStack() as closing:
         brokers = [await open_broker(cluster, node_id) for node_id in BROKERS]
@@ -141,14 +141,14 @@ async def open_broker(cluster: LocalCluster, node_id: int) -> StreamClient:
 
 
 async def drop(brokers: list[StreamClient]) -> None:
-    """Let go of brokers whose controllers are gone: what they still hold was not acknowledged."""
+    """Abandon brokers without controllers: their buffered records were not acknowledged."""
     for streams in brokers:
         with contextlib.suppress(BrokerClientError, TimeoutError):
             await asyncio.wait_for(streams.close(), 2)
 
 
 async def write(streams: StreamClient, ids: list[int], written: Written) -> None:
-    """Append to streams for ever, and note what was acknowledged."""
+    """Append to streams forever, and record the acknowledged payloads."""
     number = 0
     while True:
         for stream_id in ids:
@@ -184,7 +184,7 @@ def _restore(restoring: Restoring, clock: Clock) -> dict[str, Any]:
 
 
 async def write_on(cluster: LocalCluster, node_id: int, ids: list[int], written: Written) -> None:
-    """Let a broker open streams and append to each; it must go on at its end."""
+    """Let a broker open streams and append to each, which must continue at its end."""
     async with await open_broker(cluster, node_id) as streams:
         await streams.open_streams(ids)
         for stream_id in ids:
@@ -193,9 +193,9 @@ async def write_on(cluster: LocalCluster, node_id: int, ids: list[int], written:
 
 
 async def compare(cluster: LocalCluster, written: Written) -> None:
-    """Hold what is read against what was acknowledged.
+    """Compare the read records with the acknowledged ones.
 
-    Records of a last append that was never answered may be there too, behind what was.
+    Records of a last, unanswered append may follow the acknowledged ones.
     """
     async with await StreamClient.open(cluster.endpoints, cluster.store_uri) as streams:
         for stream_id, payloads in written.items():
@@ -204,8 +204,8 @@ async def compare(cluster: LocalCluster, written: Written) -> None:
             assert offsets == list(range(len(records))), f"offsets of stream {stream_id}"
             found = [record.payload for record in records]
             *before, after = payloads
-            assert found[: len(before)] == before, f"stream {stream_id} lost what was acknowledged"
-            assert found[-1] == after, f"stream {stream_id} lost what was written on"
+            assert found[: len(before)] == before, f"stream {stream_id} lost acknowledged records"
+            assert found[-1] == after, f"stream {stream_id} lost records written later"
 
 
 def _reconcile(root: Path, cluster: LocalCluster, clock: Clock) -> None:
@@ -235,6 +235,6 @@ def _old_is_refused(old: LocalCluster, copies: Mapping[int, Path]) -> None:
 
 
 def expect(answer: dict[str, Any]) -> dict[str, Any]:
-    """Require that a command succeeded; return its answer."""
+    """Require that a command succeeded, and return its answer."""
     assert answer["exit_code"] == 0, answer
     return answer

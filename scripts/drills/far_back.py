@@ -1,8 +1,8 @@
-"""Drill of a disaster over S3: back to a point of before all was compacted, beside a blind cluster.
+"""Drill of a restore over S3 to a point before compaction, while a blind cluster still runs.
 
 Brokers write and compact until the bucket has deleted all objects of the point to restore. Then the
-controllers lose sight of the bucket and live on: they and their brokers know nothing of the restore
-and acknowledge records until their lease is over. The new cluster has to give back every record.
+controllers lose the bucket and keep running: neither they nor their brokers notice the restore, and
+they acknowledge records until their lease is over. The new cluster has to return every record.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _OPTIONS = (*FAST, "--delete-delay-ms", "1000", "--backup-interval-ms", "500")
 
 
 def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
-    """Carry out the drill in `root`; return its figures, times in seconds.
+    """Carry out the drill in `root`, and return its figures, with times in seconds.
 
     Raises:
-        AssertionError: a step failed, or something acknowledged is lost.
+        AssertionError: a step failed, or acknowledged records are lost.
     """
     clock = Clock(narrator)
     with running_ministack() as server, running_fault_proxy(server) as sight:
@@ -80,7 +80,7 @@ def _cluster(root: Path, name: str, endpoint: S3Endpoint, count: int) -> LocalCl
 
 
 class _Drill:
-    """The old cluster, the new one, and what brokers were acknowledged."""
+    """Old cluster, new cluster, and the acknowledged records."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class _Drill:
         brokers = [await open_broker(self._old, node_id) for node_id in BROKERS]
         writing = await self._start_writing(brokers)
         try:
-            with self._clock.step("age", "brokers write and compact; all of a point is deleted"):
+            with self._clock.step("age", "brokers write and compact; a point loses all objects"):
                 point = await asyncio.to_thread(self._age)
             self._sight.plan = always(Fault.RESET)
             seen = self._acknowledged()
-            narrator.step(f"the controllers lose sight of the bucket after {seen} records")
+            narrator.step(f"the controllers lose the bucket after {seen} records")
             began = time.monotonic()
             report = await asyncio.to_thread(self._restore, point)
             self._clock.figures["rto_s"] = round(time.monotonic() - began, 1)
@@ -120,7 +120,7 @@ class _Drill:
                 task.cancel()
             await asyncio.gather(*writing, return_exceptions=True)
             await drop(brokers)
-        with self._clock.step("write_on", "the brokers find the new cluster and write on"):
+        with self._clock.step("write_on", "the brokers find the new cluster and continue to write"):
             for place, node_id in enumerate(BROKERS):
                 ids = sorted(self._written)[place * STREAMS_A_BROKER :][:STREAMS_A_BROKER]
                 await write_on(self._new, node_id, ids, self._written)
@@ -149,7 +149,7 @@ class _Drill:
         return tasks
 
     def _age(self) -> int:
-        """Return a point of the log, all of whose objects the bucket has deleted since."""
+        """Return a point of the log whose objects have all been deleted from the bucket since."""
         store = open_object_store(self._server.uri("objects"))
 
         def stored() -> set[int]:

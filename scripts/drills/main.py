@@ -1,7 +1,6 @@
-"""The command line of the drills: runs one in a directory of its own, and prints its figures.
+"""Command line of the drills: runs one in a separate directory, and prints its figures.
 
-Nothing is left behind: controllers are children that are stopped, and the directory is removed
-unless the drill failed.
+It stops all controllers and removes the directory, unless the drill failed.
 """
 
 import argparse
@@ -22,7 +21,7 @@ Drill: TypeAlias = Callable[[Path, Narrator], Mapping[str, object]]
 
 
 def _run_disasters(root: Path, narrator: Narrator) -> Mapping[str, object]:
-    """Carry out both drills of a disaster, each in a folder of its own."""
+    """Carry out both drills of a disaster, each in a separate folder."""
     figures: dict[str, object] = {}
     for name, drill in (("directory", disaster.run), ("s3", far_back.run)):
         (root / name).mkdir()
@@ -40,13 +39,13 @@ DRILLS: Mapping[str, Drill] = MappingProxyType(
         "upgrade": upgrade.run,
     }
 )
-"""Drills by name. Each returns its figures, and raises if what it practises does not succeed."""
+"""Drills by name. Each returns its figures, and raises if it does not succeed."""
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="drill",
-        description="Practise on real controllers what an operator rarely does.",
+        description="Practise rare tasks of an operator on real controllers.",
         epilog="example: ./scripts/drill upgrade --format json",
     )
     parser.add_argument("drill", choices=sorted(DRILLS))
@@ -59,7 +58,7 @@ def _interrupt(*_: object) -> None:
 
 
 def main() -> int:
-    """Run a drill; return 0 if it succeeded."""
+    """Run a drill, and return 0 if it succeeded."""
     arguments = _parse()
     signal.signal(signal.SIGTERM, _interrupt)
     program = f"drill {arguments.drill}"

@@ -1,7 +1,7 @@
-"""Drill of the loss of a majority: two of three disks are thrown away under load, one goes on.
+"""Drill of the loss of a majority: two of three disks are deleted under load, one recovers.
 
-What the survivor had flushed is read from its directory before anything is recovered, apart from
-the commands that are practised.
+The drill reads the survivor's flushed entries from its directory before the recovery,
+independent of the practised commands.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.recover.recovering import DEAD, SURVIVOR, Recovering
 
 
 def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
-    """Carry out the drill in `root`; return its figures, times in seconds.
+    """Carry out the drill in `root`, and return its figures, with times in seconds.
 
     Raises:
-        AssertionError: a step failed, or something that the survivor had is lost.
+        AssertionError: a step failed, or entries of the survivor are lost.
     """
     with running_cluster(root) as cluster:
-        narrator.step("three controllers run; one client writes on and on")
+        narrator.step("three controllers run; one client writes continuously")
         leader_of(cluster)
         writes = Writes(cluster)
         writes.start()
@@ -42,8 +42,8 @@ def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
         hashes = streammeta("cluster", "hash", "--connect", cluster.connect)
         assert hashes["exit_code"] == 0, hashes
     known_lost = figures.pop("_lost")
-    assert missing <= known_lost, f"lost though the survivor had them: {missing - known_lost}"
-    narrator.step("everything that the survivor had is there, and all that was written since")
+    assert missing <= known_lost, f"lost although the survivor had them: {missing - known_lost}"
+    narrator.step("all entries of the survivor and all later writes exist")
     return {
         **figures,
         "writes_acknowledged": len(acknowledged),
@@ -54,13 +54,13 @@ def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
 
 def _lose_and_recover(recovering: Recovering, writes: Writes, narrator: Narrator) -> dict[str, Any]:
     cluster = recovering.cluster
-    narrator.step("controllers 1 and 2 are killed (kill -9), their disks are thrown away")
+    narrator.step("controllers 1 and 2 are killed (kill -9), their disks are deleted")
     began = time.monotonic()
     recovering.lose(*DEAD)
     cluster.children[SURVIVOR].kill()
     acknowledged = set(writes.acknowledged)
     lost = acknowledged - _keys_of(cluster.data_dir(SURVIVOR))
-    narrator.show(f"{len(acknowledged)} writes were acknowledged; the survivor lacks {len(lost)}")
+    narrator.show(f"{len(acknowledged)} writes were acknowledged, the survivor misses {len(lost)}")
     figures: dict[str, Any] = {"_lost": lost}
     steps: Mapping[str, Callable[[], object]] = {
         "inspect": recovering.inspect,
@@ -77,7 +77,7 @@ def _lose_and_recover(recovering: Recovering, writes: Writes, narrator: Narrator
     recovering.finish()
     writes.expect_progress()
     figures["without_writes_s"] = round(time.monotonic() - began, 1)
-    narrator.step(f"controller {SURVIVOR} leads alone and takes writes")
+    narrator.step(f"controller {SURVIVOR} leads alone and accepts writes")
     _return_old_disk(recovering, narrator)
     for node_id in DEAD:
         narrator.step(f"controller {node_id} gets an empty disk and a vote")
@@ -99,12 +99,12 @@ def _return_old_disk(recovering: Recovering, narrator: Narrator) -> None:
     cluster.spawn(node_id)
     told = recovering.end_of(node_id)
     assert "is of before that" in told, told
-    narrator.step(f"controller {node_id} returns with its old disk and is refused")
+    narrator.step(f"controller {node_id} returns with its old disk and is rejected")
     cluster.wipe(node_id)
 
 
 def _keys_of(directory: Path) -> set[str]:
-    """Return the keys in a stopped controller's map, all of its log applied."""
+    """Return the keys in a stopped controller's metadata after its whole log."""
     with stopped_directory(directory) as (files, identity):
         survivor = read_survivor(directory, files, identity)
     return set(survivor.replayed.cluster_metadata.freeze().sections()["kvs"]["key"])

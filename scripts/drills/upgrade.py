@@ -1,7 +1,7 @@
-"""Drill of a rolling upgrade: three controllers, writes all the while, then the feature level.
+"""Drill of a rolling upgrade: three controllers under continuous writes, then the feature level.
 
-The older version is this one with the level before and the hellos of version 1, as the tests
-simulate it.
+The older version is the current one with the previous level and the hellos of version 1, as in
+the tests.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CONTROLLERS = (1, 2, 3)
 
 
 def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
-    """Carry out the drill in `root`; return its figures, times in seconds.
+    """Carry out the drill in `root`, and return its figures, with times in seconds.
 
     Raises:
-        AssertionError: a step failed, an acknowledged write is lost, or maps differ.
+        AssertionError: a step failed, an acknowledged write is lost, or the metadata differs.
     """
     restarts: dict[str, object] = {}
     with mixed_cluster(root, older=_CONTROLLERS) as cluster:
-        narrator.step("three controllers run the older version; one client writes on and on")
+        narrator.step("three controllers run the older version; one client writes continuously")
         with writes_going_on(cluster) as writes:
             for node_id in _order(cluster):
                 restarts[f"restart_{node_id}_s"] = _upgrade(cluster, node_id, narrator)
@@ -42,7 +42,7 @@ def run(root: Path, narrator: Narrator) -> Mapping[str, object]:
             writes.expect_progress()
             narrator.step("streammeta cluster hash")
             expect_equal_maps(cluster)
-    narrator.step("every acknowledged write is there")
+    narrator.step("every acknowledged write exists")
     return {
         **restarts,
         "level": SUPPORTED.highest,

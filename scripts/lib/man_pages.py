@@ -110,7 +110,7 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def _line(line: str) -> str:
-    """Return a line of text that is no request to the formatter."""
+    """Return a line of text that the formatter does not read as a request."""
     text = _text(line)
     return rf"\&{text}" if text.startswith((".", "'")) else text
 

@@ -1,7 +1,7 @@
 """Looks at raftos 0.2.6 from outside, one claim a subcommand, inside an environment that has it.
 
 Started by scripts/evaluate_raftos; prints one JSON object with what was observed. Three things
-are shimmed, so that what is judged is raftos' protocol and storage, not its age: the arguments
+are shimmed, so that the probes test raftos' protocol and storage, not its age: the arguments
 `asyncio.Queue(loop=)` and `unpackb(encoding=)` that are gone from current Python and msgpack, and
 msgpack's refusal of the newline that raftos leaves after each entry it reads. It knows nothing of
 streammeta.
@@ -58,7 +58,7 @@ def free_udp_ports(count: int) -> list[int]:
     return ports
 
 
-# A node, as a process of its own. It says "ready", then its role whenever that changes, and answers
+# A node, as a separate process. It says "ready", then its role whenever that changes, and answers
 # "set N" on its input with what became of writing an N-byte value.
 
 
@@ -292,7 +292,7 @@ def first_to_acknowledge(nodes: list[NodeProcess], size: int, deadline_s: float)
 
 
 def probe_snapshot(folder: Path) -> dict[str, Any]:
-    """Overwrites one key a thousand times and looks at what is kept."""
+    """Overwrites one key a thousand times and counts the kept entries."""
     raftos = load_raftos(folder, 0.3)
     storage = importlib.import_module("raftos.storage")
     log = storage.Log("node")

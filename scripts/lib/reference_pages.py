@@ -43,7 +43,7 @@ def pages() -> Mapping[str, str]:
 
 
 def stale() -> Sequence[str]:
-    """Return the names of pages that differ from what is written, or that nothing generates."""
+    """Return the names of pages that differ from the written ones, or have no source."""
     fresh = pages()
     written = {each.name: each.read_text() for each in FOLDER.glob("*.md")}
     return sorted(name for name in {**fresh, **written} if fresh.get(name) != written.get(name))
@@ -78,7 +78,7 @@ def _described() -> Sequence[descriptor_pb2.FileDescriptorProto]:
 
 
 class _Comments:
-    """Comments of one file, by the path of what they stand at."""
+    """Comments of one file, by the path of their element."""
 
     def __init__(self, file: descriptor_pb2.FileDescriptorProto) -> None:
         self._found = {
@@ -87,7 +87,7 @@ class _Comments:
         }
 
     def lines(self, *path: int) -> list[str]:
-        """Return a comment's paragraphs; a line that is indented goes on with the one before."""
+        """Return a comment's paragraphs, with indented lines joined to the previous line."""
         paragraphs: list[str] = []
         for line in self._found.get(path, "").splitlines():
             opens = re.match(r" ?(Retry|Errors|Roles|Returns): ", line)
@@ -294,7 +294,7 @@ def _command(command: click.Command, context: click.Context, level: int) -> Iter
 
 
 def _help(text: str) -> Iterator[str]:
-    """Yield the paragraphs of a help text; those that click leaves as they are become blocks."""
+    """Yield the paragraphs of a help text; verbatim ones become blocks."""
     for paragraph in re.split(r"\n\s*\n", text.replace("\f", "").strip()):
         lines = paragraph.splitlines()
         if lines and lines[0].strip() == "\b":

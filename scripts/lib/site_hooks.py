@@ -2,8 +2,8 @@
 
 Pages link to files of the tree as they lie there, so that they can be read on any host of git
 repositories. On the site such a file is a copy of it, as text, below `source/`; README, changelog
-and the other pages of the tree's root are pages of the site. What is linked to and is not there is
-left to the strict build to find.
+and the other pages of the tree's root are pages of the site. The strict build reports broken
+links.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def on_config(config: Any) -> Any:
 
 
 def with_decisions(nav: Any) -> Any:
-    """Return the navigation with every decision behind their page of introduction."""
+    """Return the navigation with every decision after their introduction."""
     if isinstance(nav, dict):
         return {title: with_decisions(inner) for title, inner in nav.items()}
     if not isinstance(nav, list):
@@ -64,7 +64,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Turn links as they are in the tree into those of the site."""
+    """Replace links of the tree with links of the site."""
     here = page.file.src_uri
     markdown = DIAGRAM.sub(lambda diagram: picture_of(here, diagram[1]), markdown)
 
@@ -144,7 +144,7 @@ def _shown(path: Path) -> str:
 
 
 def _outside_fences(markdown: str, change: Any) -> str:
-    """Apply a change to all but blocks of code."""
+    """Apply a change to everything except blocks of code."""
     parts, at = [], 0
     for fence in _FENCE.finditer(markdown):
         parts += [change(markdown[at : fence.start()]), fence[0]]

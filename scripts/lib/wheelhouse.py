@@ -43,7 +43,7 @@ def wheels_for(version: str) -> Path:
 
 
 def main() -> None:
-    """Fill the folder of every interpreter; what is there is taken as it is."""
+    """Fill the folder of every interpreter, and reuse existing files."""
     for version, python in interpreters().items():
         if not wheels_for(version).exists():
             _download(version, python)

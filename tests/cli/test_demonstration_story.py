@@ -48,9 +48,14 @@ def test_a_good_run() -> None:
         (replace(READS, failure_beside="stream 4 differs"), BUCKET, MAPPED, "stream 4 differs"),
         (READS, replace(BUCKET, after={"a", FOREIGN}), MAPPED, "exactly the orphans"),
         (READS, replace(BUCKET, after={"a", FOREIGN}), MAPPED, "every live object"),
-        (READS, replace(BUCKET, after=LIVE), MAPPED, "but the foreign key"),
+        (READS, replace(BUCKET, after=LIVE), MAPPED, "except the foreign one"),
         (READS, replace(BUCKET, after=LIVE | {ORPHAN, FOREIGN}), MAPPED, "exactly the orphans"),
-        (READS, replace(BUCKET, after=LIVE | {"left", FOREIGN}), MAPPED, "the map knows all"),
+        (
+            READS,
+            replace(BUCKET, after=LIVE | {"left", FOREIGN}),
+            MAPPED,
+            "the metadata contains all keys",
+        ),
         (READS, BUCKET, MappedKeys(LIVE | {"c"}, LIVE | {"c"}), "one object for each broker"),
     ],
 )
@@ -62,7 +67,7 @@ def test_what_may_go_wrong(reads: Reads, bucket: Bucket, mapped: MappedKeys, che
 
 def test_a_broker_that_could_speak_for_another() -> None:
     _, failed = summarize(replace(story(), refusal=""), READS, BUCKET, MAPPED, (10, 4))
-    assert failed == ["a broker may not speak for another: "]
+    assert failed == ["a broker may not act for another: "]
 
 
 def test_the_demo_calls_reconcile_as_it_is() -> None:
