@@ -30,6 +30,9 @@ BAD = {
 """By rule of scripts/vale, a sentence that breaks it."""
 
 
+UNKNOWN = "The leader acknowleges the commit."
+
+
 def run(script: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ROOT / "scripts" / script, *words],
@@ -61,6 +64,15 @@ def test_a_sentence_that_breaks_a_rule_is_found(tmp_path: Path, rule: str) -> No
     assert done.returncode == 1
     assert f"{page}:5:" in done.stdout
     assert f":Streammeta.{rule}:" in done.stdout
+
+
+@needs("vale")
+def test_a_word_of_no_vocabulary_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{GOOD}\n{UNKNOWN}\n")
+    done = run("prose", page)
+    assert done.returncode == 1
+    assert "acknowleges" in done.stdout
 
 
 @needs("vale")
