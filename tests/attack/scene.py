@@ -63,7 +63,7 @@ class Scene:
 
     def epoch(self) -> tuple[int, int]:
         """Return the leader and its epoch."""
-        with ControllerClient(self.cluster.endpoints, timeout_s=30, tls=self.admin) as client:
+        with ControllerClient(self.cluster.endpoints, timeout_s=60, tls=self.admin) as client:
             seen = ask(client, admin_pb2.DescribeClusterRequest())
         return seen.leader_id, seen.epoch
 
@@ -75,7 +75,7 @@ class Scene:
     def honest(self) -> Iterator[Honest]:
         """Let a broker work until the block ends."""
         stop = threading.Event()
-        with ControllerClient(self.cluster.endpoints, timeout_s=30, tls=self.broker) as client:
+        with ControllerClient(self.cluster.endpoints, timeout_s=60, tls=self.broker) as client:
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
             broker = Honest(client)
             thread = threading.Thread(target=broker.run, args=(stop,), name="honest")

@@ -71,11 +71,11 @@ def test_a_controller_with_few_descriptors_writes_and_takes_snapshots_amid_a_flo
     with contextlib.ExitStack() as stack:
         stack.callback(child.kill)
         child.wait_ready()
-        client = stack.enter_context(ControllerClient([endpoint], timeout_s=30))
+        client = stack.enter_context(ControllerClient([endpoint], timeout_s=60))
         put(client, "before", "1")
         for _ in range(_CONNECTIONS):
             with contextlib.suppress(OSError):
-                stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
         put(client, "amid", "2")
         taken = client.call(
             lambda channel: AdminServiceStub(channel).TakeSnapshot,
@@ -207,7 +207,7 @@ async def outlives_its_leader(
 def leads(channel: grpc.Channel) -> bool:
     """Whether a controller says that it leads and serves; it must answer."""
     request = health_pb2.HealthCheckRequest(service="leader")
-    answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+    answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 

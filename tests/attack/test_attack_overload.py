@@ -69,7 +69,7 @@ class Heartbeats:
             stub: Any = NodeServiceStub(channel)
             while not stop.wait(0.05):
                 try:
-                    stub.Heartbeat(nodes_pb2.HeartbeatRequest(node=NODE), timeout=30)
+                    stub.Heartbeat(nodes_pb2.HeartbeatRequest(node=NODE), timeout=60)
                 except grpc.RpcError as error:
                     self.failures.append(str(error))
                 self.done += 1
@@ -94,7 +94,7 @@ class Leader:
 
         Another controller may not have heard of the first election yet.
         """
-        with ControllerClient([self.endpoint], timeout_s=30) as client:
+        with ControllerClient([self.endpoint], timeout_s=60) as client:
             seen = ask(client, admin_pb2.DescribeClusterRequest())
         return seen.leader_id, seen.epoch
 
@@ -150,7 +150,7 @@ class Leader:
 def leader(tmp_path: Path) -> Iterator[Leader]:
     with running_cluster(tmp_path, 3, _OPTIONS) as cluster:
         node_id = leader_of(cluster)
-        with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+        with ControllerClient(cluster.endpoints, timeout_s=60) as client:
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
         yield Leader(cluster, node_id, psutil.Process(cluster.children[node_id].pid), Load(()))
 

@@ -96,7 +96,7 @@ def test_killed_midway_it_is_repeated_and_the_map_is_the_same(tmp_path: Path) ->
             assert restore("adopt", "--dry-run", cluster=cluster)["adoptable"] == left
         leader = leader_of(cluster)
         assert doomed(cluster, "under way", 2, cluster.children[leader].process.pid) in (0, 1)
-        assert cluster.children[leader].process.wait(10) == -signal.SIGKILL
+        assert cluster.children[leader].process.wait(60) == -signal.SIGKILL
         cluster.children[leader].stop()
         cluster.start(leader)
         repeated = restore("adopt", "--yes", cluster=cluster)

@@ -295,7 +295,7 @@ async def test_readers_of_a_real_cluster_see_every_record_once(tmp_path: Path) -
                 await append(client.writer, stream_id)
                 if number % 4 == 3:
                     await compact(client, stream_id, number * PER_ROUND)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for got in await asyncio.gather(*following):
                     assert [one.payload for one in got] == list(map(timed_payload, range(wanted)))
             read = [one async for one in other.iterate(stream_id)]
@@ -306,5 +306,5 @@ async def test_readers_of_a_real_cluster_see_every_record_once(tmp_path: Path) -
             (await client.trim_streams({stream_id: 100})).require_all()
 
             with pytest.raises(OffsetTrimmedError, match="100"):
-                await asyncio.wait_for(read_until_refused(client.reader, stream_id, 99), 10)
+                await asyncio.wait_for(read_until_refused(client.reader, stream_id, 99), 60)
             assert (await look_up(stream_id, TIME, timestamp_of=time_of)).offset == 100

@@ -201,7 +201,7 @@ async def test_repeated_uploads_have_a_reason() -> None:
             stream_id = await one_stream(client)
             await client.append(stream_id, b"x")
             store.fail_next("put", StoreUnavailableError("later"))
-            await asyncio.wait_for(client.flush(), 20)
+            await asyncio.wait_for(client.flush(), 60)
             seen = client.metrics()
         assert seen.retries["upload"] == 1
         assert seen.uploads == {"stored": 1, "failed": 1}

@@ -101,7 +101,7 @@ async def test_calls_of_others_on_the_same_store_go_first_and_own_calls_do_not_c
             with self._call("get_range"):
                 if key == "slow":
                     entered.set()
-                    gate.wait(10)
+                    gate.wait(60)
                 order.append(key)
             return b""
 
@@ -156,7 +156,7 @@ async def test_what_was_begun_has_ended_before_anything_is_dropped() -> None:
     gate, ended = threading.Event(), threading.Event()
 
     def work() -> None:
-        gate.wait(10)
+        gate.wait(60)
         ended.set()
 
     with calls_of(MemoryObjectStore()) as calls:
@@ -209,7 +209,7 @@ async def test_who_is_cancelled_stays_cancelled_whatever_fails_then() -> None:
 async def test_no_more_run_at_a_time_than_there_are_threads_for() -> None:
     running, most = 0, 0
     lock = threading.Lock()
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     def work() -> None:
         nonlocal running, most
@@ -232,7 +232,7 @@ class Buffer:
         self.may_end = threading.Event()
 
     def look_at(self) -> int:
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(60)
         return 1
 
 
@@ -261,7 +261,7 @@ async def test_what_a_call_looked_at_is_gone_when_it_has_ended(
     def tell_and_pause(*args: Any, **kwargs: Any) -> None:
         """Be a thread that gets no turn for a while, once it has told the loop of its end."""
         tell(*args, **kwargs)
-        assert seen.wait(10)
+        assert seen.wait(60)
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", tell_and_pause)
     threads = pools(MemoryObjectStore())

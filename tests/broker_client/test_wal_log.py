@@ -39,7 +39,7 @@ class OrderedFiles(WatchedFiles):
     def obey(self, call: str, _bytes: range) -> None:
         if call not in ("write", "sync"):
             return
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(60)
         self.calls.append(call)
         if self.fail(call):
             raise self.error

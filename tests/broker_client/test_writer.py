@@ -311,7 +311,7 @@ async def test_nothing_is_committed_behind_a_failure_of_its_stream(
 
         def put_unless_lost(key: str, data: bytes, **more: Any) -> None:
             if b"lost" in bytes(data):
-                assert stored.wait(30)
+                assert stored.wait(60)
                 raise StoreRejectedError("no space")
             put(key, data, **more)
             stored.set()

@@ -495,7 +495,7 @@ class GatedStore(MemoryObjectStore):
     def put(self, key: str, data: Body, **options: Any) -> None:
         if not self.gate.is_set():
             self.waiting += 1
-            assert self.gate.wait(10)
+            assert self.gate.wait(60)
         super().put(key, data, **options)
 
 

@@ -94,7 +94,7 @@ async def _connect(port: int, files: TlsFiles, *, shows_one: bool = True) -> Cli
 
 async def _connected(port: int, files: TlsFiles, *, shows_one: bool = True) -> Client:
     """Connect as soon as the listener's certificate is one of the authority of some files."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await _connect(port, files, shows_one=shows_one)
@@ -141,7 +141,7 @@ async def test_files_of_no_use_stay_out_and_are_told_of_once(
     def told() -> list[str]:
         return [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
 
-    async with _listening(placed) as port, asyncio.timeout(30):
+    async with _listening(placed) as port, asyncio.timeout(60):
         placed.certificate.write_text("no certificate")
         while not told():
             await _shown(port, client)

@@ -92,7 +92,7 @@ def test_nothing_acknowledged_is_lost_when_a_broker_ends(brokers: KafkaBrokers, 
 
 def _leaders(address: str, topic: str) -> set[int]:
     admin = AdminClient({"bootstrap.servers": address})
-    return {one.leader for one in admin.list_topics(timeout=30).topics[topic].partitions.values()}
+    return {one.leader for one in admin.list_topics(timeout=60).topics[topic].partitions.values()}
 
 
 def test_broker_that_was_replaced_while_it_stood_still_joins_again(brokers: KafkaBrokers) -> None:
@@ -127,7 +127,7 @@ def test_broker_ends_when_a_newer_process_has_its_node_id(brokers: KafkaBrokers)
     assert older.stop() == 1
     assert "newer" in older.log_tail()
     admin = AdminClient({"bootstrap.servers": newer})
-    assert list(admin.list_topics(timeout=30).brokers) == [1]
+    assert list(admin.list_topics(timeout=60).brokers) == [1]
 
 
 def test_restarted_broker_has_its_records_and_offsets(brokers: KafkaBrokers) -> None:
@@ -151,8 +151,8 @@ def test_clients_that_show_a_certificate_connect_over_tls(
         "ssl.key.location": str(client.key),
     }
     admin = AdminClient({**trusting, **shown})
-    admin.create_topics([NewTopic("secret", 1)])["secret"].result(30)
-    assert set(admin.list_topics(timeout=30).topics) == {"secret"}
+    admin.create_topics([NewTopic("secret", 1)])["secret"].result(60)
+    assert set(admin.list_topics(timeout=60).topics) == {"secret"}
     for settings in (trusting, {"bootstrap.servers": address}):
         with pytest.raises(KafkaException):
             AdminClient({**settings}).list_topics(timeout=2)
@@ -188,15 +188,15 @@ async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
 async def test_streams_of_a_deleted_topic_are_deleted(brokers: KafkaBrokers) -> None:
     admin = AdminClient({"bootstrap.servers": brokers.start(1)})
     for name in ("kept", "gone"):
-        admin.create_topics([NewTopic(name, 2)])[name].result(30)
+        admin.create_topics([NewTopic(name, 2)])[name].result(60)
 
     async def has_streams(count: int) -> bool:
         return len(await _partition_streams(brokers.cluster)) == count
 
     await _until(lambda: has_streams(12))
-    admin.delete_topics(["gone"])["gone"].result(30)
+    admin.delete_topics(["gone"])["gone"].result(60)
     await _until(lambda: has_streams(6))
-    assert set(admin.list_topics(timeout=30).topics) == {"kept"}
+    assert set(admin.list_topics(timeout=60).topics) == {"kept"}
 
 
 async def test_partitions_move_to_a_broker_that_joins(brokers: KafkaBrokers) -> None:
@@ -206,7 +206,7 @@ async def test_partitions_move_to_a_broker_that_joins(brokers: KafkaBrokers) -> 
     admin = AdminClient({"bootstrap.servers": second})
 
     async def is_shared() -> bool:
-        partitions = admin.list_topics("shared", timeout=30).topics["shared"].partitions
+        partitions = admin.list_topics("shared", timeout=60).topics["shared"].partitions
         return {one.leader for one in partitions.values()} == {1, 2}
 
     await _until(is_shared)
@@ -232,14 +232,14 @@ _BOMB_BYTES = 64 * 1024 * 1024
 def test_batch_that_expands_to_much_is_kept_as_it_came(brokers: KafkaBrokers) -> None:
     address = brokers.start(1)
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic("bomb", 1)])["bomb"].result(30)
+    admin.create_topics([NewTopic("bomb", 1)])["bomb"].result(60)
     batch = make_batch([Rec(time.time_ns() // 1_000_000, None, bytes(_BOMB_BYTES))], attributes=1)
     process = psutil.Process(brokers.children[1].pid)
     before = process.memory_info().rss
     consumer = Consumer({"bootstrap.servers": address, "group.id": "nobody"})
     place = TopicPartition("bomb", 0)
     with WireClient(address) as client:
-        while consumer.get_watermark_offsets(place, timeout=30)[1] == 0:
+        while consumer.get_watermark_offsets(place, timeout=60)[1] == 0:
             produced = client.call(
                 *(0, 8),
                 {
@@ -296,11 +296,11 @@ def test_a_broker_that_only_lost_time_goes_on_with_its_partitions(brokers: Kafka
     assert "streams_released" not in controller.log_tail()
     consumer = Consumer({"bootstrap.servers": address, "group.id": "g"})
     ends = [
-        consumer.get_watermark_offsets(TopicPartition("kept", at), timeout=30)[1] for at in range(4)
+        consumer.get_watermark_offsets(TopicPartition("kept", at), timeout=60)[1] for at in range(4)
     ]
     consumer.close()
     assert sum(ends) == 200
-    assert set(admin.list_topics(timeout=30).brokers) == {1}
+    assert set(admin.list_topics(timeout=60).brokers) == {1}
 
 
 def test_a_broker_without_controllers_ends_on_a_signal_and_says_what_it_leaves(

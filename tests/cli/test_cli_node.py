@@ -154,7 +154,7 @@ def test_a_broker_that_is_lost_is_settled_step_by_step(tmp_path: Path) -> None:
     """The steps of docs/operations/repair.md: lock, unlock, abandon uploads, unregister."""
     with (
         running_cluster(tmp_path, 1) as cluster,
-        ControllerClient(cluster.endpoints, timeout_s=30) as client,
+        ControllerClient(cluster.endpoints, timeout_s=60) as client,
     ):
         (stream_id,) = stream_owed_by_node_7(client)
         at = ("--connect", cluster.connect, "--node-id", "7")

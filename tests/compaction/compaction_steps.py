@@ -22,7 +22,7 @@ from streammeta.storage.object_store.protocol.calls import StoreMetrics
 
 ResultT = TypeVar("ResultT")
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Fate(Enum):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "DEFAULT"
 DEFAULT_RETENTION_MS = 600_000
-RUN_DEADLINE_S = 20.0
+RUN_DEADLINE_S = 60.0
 CHECK_MAX = 2_000
 """Objects one clean-up works off; also what deletion may do at once."""
 OBJECTS_MAX = 1_000_000

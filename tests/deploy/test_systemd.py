@@ -114,7 +114,7 @@ def test_a_controller_tells_of_its_life(tmp_path: Path, is_abstract: bool) -> No
             heard_until(receive, "WATCHDOG=1")
             child.process.terminate()
             heard_until(receive, "STOPPING=1")
-            assert child.process.wait(30) == 0
+            assert child.process.wait(60) == 0
         finally:
             child.kill()
 
@@ -130,7 +130,7 @@ def test_a_controller_runs_where_no_memory_becomes_executable(tmp_path: Path) ->
         if b"DENIED=True" not in environment:
             pytest.skip("this kernel does not deny it")
         child.process.terminate()
-        assert child.process.wait(30) == 0
+        assert child.process.wait(60) == 0
     finally:
         child.kill()
 

@@ -54,7 +54,7 @@ class Shared:
 
 def assert_set(event: threading.Event) -> None:
     """Wait for another thread; a test that gets nowhere fails."""
-    assert event.wait(30)
+    assert event.wait(60)
 
 
 @pytest.fixture

@@ -254,7 +254,7 @@ class Recorder:
         return take
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()

@@ -27,7 +27,7 @@ NEVER = 3600.0
 """A linger that no test waits for, in seconds."""
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Wait for `condition`, giving the loop its turns; fail naming `what` after the deadline."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():

@@ -275,7 +275,7 @@ class CountingStore(MemoryObjectStore):
         if self.block_on is not None:
             reached, released = self.block_on
             reached.set()
-            released.wait(10)
+            released.wait(60)
         return super().get_range(key, start, end)
 
 

@@ -83,7 +83,7 @@ def claims_to_lead(cluster: LocalCluster, node_id: int) -> bool:
     with operator_channel(cluster.endpoints[node_id - 1]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(service="leader"), timeout=5)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service="leader"), timeout=60)
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -249,7 +249,7 @@ def writes_going_on(cluster: LocalCluster) -> Iterator[Writes]:
         writes.expect_progress()
     finally:
         writes.stop()
-    with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+    with ControllerClient(cluster.endpoints, timeout_s=60) as client:
         there = values(client)
     missing = [key for key in writes.acknowledged if key not in there]
     assert not missing, f"{len(missing)} of {len(writes.acknowledged)} acknowledged writes are lost"

@@ -34,7 +34,7 @@ from tests.kit.memory_store import MemoryObjectStore
 
 NAMESPACE = "_streammeta_test"
 BROKER = NodeIdentity(1001, 1)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class RecordingStore(MemoryObjectStore):

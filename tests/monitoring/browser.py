@@ -66,7 +66,7 @@ class Tab:
         number = next(self._ids)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        told = await asyncio.wait_for(answer, 20)
+        told = await asyncio.wait_for(answer, 60)
         assert "error" not in told, told
         return told["result"]
 
@@ -92,7 +92,7 @@ class Tab:
         told = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return told["result"].get("value")
 
-    async def until(self, expression: str, what: str, timeout_s: float = 20) -> None:
+    async def until(self, expression: str, what: str, timeout_s: float = 60) -> None:
         """Wait until an expression is true."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -24,11 +24,11 @@ def get(
         OSError, HTTPException: there is none; the connection was refused or ended.
     """
     if tls is None:
-        made = http.client.HTTPConnection(endpoint, timeout=10, source_address=(source, 0))
+        made = http.client.HTTPConnection(endpoint, timeout=60, source_address=(source, 0))
     else:
         context = tls.load().context(ssl.PROTOCOL_TLS_CLIENT)
         made = http.client.HTTPSConnection(
-            endpoint, timeout=10, source_address=(source, 0), context=context
+            endpoint, timeout=60, source_address=(source, 0), context=context
         )
     with closing(made) as connection:
         connection.request(method, path)

@@ -99,7 +99,7 @@ def scraping(
         yield prometheus
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
 
 
 def _is_ready(endpoint: str) -> bool:

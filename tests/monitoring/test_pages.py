@@ -85,7 +85,7 @@ def test_pages_are_read_only_and_say_what_a_browser_may_load(written: Planed) ->
     at = written.http_endpoints[0]
     for method, status in (("HEAD", 200), ("POST", 405), ("DELETE", 405), ("PUT", 405)):
         assert get(at, "/", None, method)[0] == status
-    connection = http.client.HTTPConnection(at, timeout=10)
+    connection = http.client.HTTPConnection(at, timeout=60)
     connection.request("GET", "/streams")
     answer = connection.getresponse()
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
@@ -142,10 +142,10 @@ async def test_the_last_hour_is_drawn_and_in_a_table_and_goes_on_with_another_le
             wanted = admin_pb2.TransferLeadershipRequest(to_node_id=later)
             await client.call(TRANSFER_LEADERSHIP, wanted)
         await commit(written)
-        await tab.until(counted, "it leads and counts", timeout_s=40)
+        await tab.until(counted, "it leads and counts", timeout_s=60)
         await tab.value("document.querySelector('[data-step=\"10\"]').click()")
         drawn = "charts.every(each => each.plot?.data[0].length >= 2) && samples.times[1] % 10 == 0"
-        await tab.until(f"step == 10 && {drawn}", "tens of seconds are drawn", timeout_s=40)
+        await tab.until(f"step == 10 && {drawn}", "tens of seconds are drawn", timeout_s=60)
         assert await tab.value("document.documentElement.scrollWidth") <= 375
         await tab.open(f"http://{written.http_endpoints[former - 1]}/")
         await tab.until(

@@ -52,7 +52,7 @@ def shakes_hands(endpoint: str, tls: TlsFiles) -> bool:
     context = tls.load().context(ssl.PROTOCOL_TLS_CLIENT)
     try:
         with (
-            socket.create_connection((host, int(port)), timeout=10) as opened,
+            socket.create_connection((host, int(port)), timeout=60) as opened,
             context.wrap_socket(opened),
         ):
             return True
@@ -190,7 +190,7 @@ def test_the_end_of_a_certificate_is_seen_before_and_named_after(
         host, _, port = at.partition(":")
         context = authority.issue("admin/alice").load().context(ssl.PROTOCOL_TLS_CLIENT)
         with (
-            socket.create_connection((host, int(port)), timeout=10) as opened,
+            socket.create_connection((host, int(port)), timeout=60) as opened,
             pytest.raises(ssl.SSLCertVerificationError, match="expired"),
         ):
             context.wrap_socket(opened)

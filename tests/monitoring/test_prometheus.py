@@ -99,7 +99,7 @@ def beating(planed: Planed, bucket: str) -> Iterator[Brokers]:
         yield brokers
     finally:
         brokers.end()
-        thread.join(30)
+        thread.join(60)
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def kafka_serving(planed: Planed) -> Iterator[KafkaBrokers]:
         yield brokers
     finally:
         ends.set()
-        thread.join(30)
+        thread.join(60)
         brokers.stop()
 
 

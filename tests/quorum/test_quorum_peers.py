@@ -88,7 +88,7 @@ class Caller:
         self.lost.append(peer)
         self._told.set()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 self._told.clear()

@@ -103,7 +103,7 @@ def _daemon(folder: Path, name: str, *arguments: str) -> Iterator[Callable[[], s
         yield log.read_text
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ async def test_a_follower_whose_flush_fails_ends_and_acknowledges_nothing(
     flushed = follower.journal.flushed_end
     await cluster.fill("b", 1)
     with pytest.raises(OSError, match="on fire"):
-        await asyncio.wait_for(follower.driver.fatal, 10)
+        await asyncio.wait_for(follower.driver.fatal, 60)
     assert all(offset <= flushed for offset in acknowledged)
 
 
@@ -154,7 +154,7 @@ async def test_a_failed_flush_ends_the_replica(
     with pytest.raises(OutcomeUnknownError):
         await node.controller.write(create("b"))
     with pytest.raises(OSError, match="on fire"):
-        await asyncio.wait_for(node.driver.fatal, 10)
+        await asyncio.wait_for(node.driver.fatal, 60)
     assert (node.driver.is_leader, node.controller.committed_end) == (False, committed)
 
 

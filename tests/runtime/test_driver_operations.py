@@ -238,7 +238,7 @@ async def test_a_leader_that_is_hurried_does_not_wait_for_a_majority(
     stopping = asyncio.create_task(cluster.stop(leader, hurried))
     await eventually(lambda: driver.is_stopping, "it stops")
     hurried.set()
-    await asyncio.wait_for(stopping, 20)
+    await asyncio.wait_for(stopping, 60)
     with pytest.raises((OutcomeUnknownError, NotLeaderError)):
         await writing
 

@@ -147,7 +147,7 @@ def answers_to_nonsense(
         for method in methods:
             path = f"/{method.containing_service.full_name}/{method.name}"
             begin: Any = channel.stream_stream(path)
-            call = begin(iter([b"\xff\xff\xff"]), timeout=10)
+            call = begin(iter([b"\xff\xff\xff"]), timeout=60)
             with pytest.raises(grpc.RpcError):
                 list(call)
             answers[method.full_name] = call.code()
@@ -166,7 +166,7 @@ def test_dev_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     child.process.send_signal(signal.SIGINT)
 
-    assert child.process.wait(30) == 0
+    assert child.process.wait(60) == 0
     child.stop()
     for endpoint in ready["connect"].split(","):
         channel = operator_channel(endpoint)

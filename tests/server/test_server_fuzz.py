@@ -81,12 +81,12 @@ class _Fuzz:
     def look(self) -> _Look:
         """The map as it is."""
         issued_below = self._issued_below()
-        answer = self._admin.StateHash(admin_pb2.StateHashRequest(), timeout=10)
+        answer = self._admin.StateHash(admin_pb2.StateHashRequest(), timeout=60)
         return _Look(issued_below, answer.hash)
 
     def _issued_below(self) -> int:
         request = objects_pb2.CheckObjectsRequest(object_ids=[0])
-        return int(self._objects.CheckObjects(request, timeout=10).issued_below)
+        return int(self._objects.CheckObjects(request, timeout=60).issued_below)
 
     def _is_as_before(self, before: _Look, after: _Look) -> bool:
         """Whether a call changed nothing; the leader claims ids by itself, behind a snapshot."""
@@ -100,7 +100,7 @@ class _Fuzz:
 
     def epoch(self) -> int:
         """The epoch of the leader, which there must be."""
-        answer = self._admin.DescribeCluster(admin_pb2.DescribeClusterRequest(), timeout=10)
+        answer = self._admin.DescribeCluster(admin_pb2.DescribeClusterRequest(), timeout=60)
         assert answer.leader_id == 1, f"seed {self.seed}: leader {answer.leader_id}"
         return int(answer.epoch)
 

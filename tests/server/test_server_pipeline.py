@@ -432,7 +432,7 @@ async def test_a_commit_whose_caller_goes_while_it_is_answered_is_counted(scene:
     serving = asyncio.create_task(handle(messages(), Gone()))
     await scene.appended(1)
     scene.log.commit()
-    await asyncio.wait([serving], timeout=10)
+    await asyncio.wait([serving], timeout=60)
     assert serving.cancelled()
     assert scene.controller.commits == CommitTally(accepted=1, refused=0)
 
@@ -469,5 +469,5 @@ async def test_a_message_is_answered_before_the_next_of_its_caller_can_come(
     await scene.appended(1)
     appended.set()
     scene.log.commit()
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 60)
     assert rests.over == rests.asked

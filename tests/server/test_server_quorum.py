@@ -49,7 +49,7 @@ def _have_told_their_disks(cluster: LocalCluster) -> bool:
 
 
 def test_describe_tells_who_leads_and_how_far_everybody_is(cluster: LocalCluster) -> None:
-    with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+    with ControllerClient(cluster.endpoints, timeout_s=60) as client:
         put(client, "described", "yes")
 
     def nobody_lags() -> bool:
@@ -135,7 +135,7 @@ class Session:
         """Put the key; return the offset that the answer quotes."""
         item = kv_pb2.KVToPut(key="session", value=value.encode(), overwrite=True)
         _, call = KVServiceStub(self._channels[node_id]).PutKVs.with_call(
-            kv_pb2.PutKVsRequest(items=[item]), timeout=10
+            kv_pb2.PutKVsRequest(items=[item]), timeout=60
         )
         return _quoted_offset(call)
 

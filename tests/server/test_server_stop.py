@@ -24,7 +24,7 @@ CHECK_OBJECTS = Method(objects_pb2.CheckObjectsRequest, objects_pb2.CheckObjects
 PATH = "/streammeta.v1.ObjectService/CommitPipeline"
 PIPELINES = 4
 AHEAD = 8
-STOPS_WITHIN_S = 10.0
+STOPS_WITHIN_S = 60.0
 REPEATABLE = {
     (grpc.StatusCode.UNAVAILABLE, ""),  # the connection has gone
     (grpc.StatusCode.UNAVAILABLE, Reason.NOT_LEADER),

@@ -68,7 +68,7 @@ def test_the_end_of_a_forked_controller_is_told(tmp_path: Path, server: WarmServ
 
     os.kill(child.pid, signal.SIGKILL)
 
-    assert child.process.wait(20) == -signal.SIGKILL
+    assert child.process.wait(60) == -signal.SIGKILL
     assert not child.is_running
     assert child.stop() == -signal.SIGKILL
 

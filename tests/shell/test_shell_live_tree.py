@@ -354,7 +354,7 @@ def test_slow_leader_is_said_to_be_slow() -> None:
     answered = threading.Event()
 
     def enter(method: str, context: object) -> None:
-        answered.wait(20)
+        answered.wait(60)
 
     leader.enter = enter  # type: ignore[method-assign]
     with serve(leader) as leader_endpoint, serve(follower) as endpoint:

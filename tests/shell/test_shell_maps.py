@@ -215,7 +215,7 @@ def test_changes_are_printed_as_they_are_committed(grown: World) -> None:
             assert running.poll() is None
             put(client, "second", "secret-value")
         second = running.stdout.readline()
-        assert running.wait(30) == 0
+        assert running.wait(60) == 0
     assert first.split()[1:] == ["kvs_put", "namespaces=", "keys=first", "value_bytes=1"]
     assert "keys=second" in second
     assert "secret-value" not in second

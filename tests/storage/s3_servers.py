@@ -27,7 +27,7 @@ from streammeta.storage.object_store.protocol.address import S3Config
 from streammeta.storage.object_store.protocol.retry import RetryPolicy
 from streammeta.storage.object_store.s3.s3_client import open_client
 
-START_DEADLINE_S = 30.0
+START_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def running_moto() -> Iterator[S3Endpoint]:
 
 def is_answering(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5):
+        with urllib.request.urlopen(url, timeout=60):
             return True
     except urllib.error.HTTPError:
         return True

@@ -497,7 +497,7 @@ def test_readers_never_see_a_half_written_object(store: ObjectStore) -> None:
             store.put("hot", version)
         done.set()
         for reader in readers:
-            reader.result(timeout=30)
+            reader.result(timeout=60)
     assert all(data in versions for data in seen)
 
 

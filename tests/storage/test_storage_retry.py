@@ -15,7 +15,7 @@ from streammeta.storage.object_store.protocol.calls import Meter, OperationMetri
 from streammeta.storage.object_store.protocol.patience import RETRY_AFTER_S_MAX
 from streammeta.storage.object_store.protocol.retry import Retrier, RetryPolicy, run_for
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def failing(*errors: StorageError) -> Callable[[], str]:
@@ -56,7 +56,7 @@ def test_a_delay_that_would_end_too_late_is_not_waited_for() -> None:
     policy = RetryPolicy(first_delay_s=60.0, longest_delay_s=60.0)
     retrier = Retrier(policy, sleep=slept.append, random_unit=lambda: 1.0)
     with pytest.raises(DeadlineExceededError, match="attempt 1") as caught:
-        retrier.call(failing(error), deadline=time.monotonic() + 30)
+        retrier.call(failing(error), deadline=time.monotonic() + 60)
     assert caught.value.__cause__ is error
     policy = RetryPolicy(first_delay_s=60.0, longest_delay_s=60.0, call_s=30.0)
     retrier = Retrier(policy, sleep=slept.append, random_unit=lambda: 1.0)
@@ -135,7 +135,7 @@ def test_no_more_requests_run_at_a_time_than_the_limit() -> None:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
-        gate.acquire(timeout=10)
+        gate.acquire(timeout=60)
         with lock:
             running[0] -= 1
 

@@ -46,7 +46,7 @@ class MemoryWriter:
 
     async def until(self, call: str, count: int) -> None:
         """Wait until a method has as many lines."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.of(call)) < count:
                 self.more.clear()
                 await self.more.wait()

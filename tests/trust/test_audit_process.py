@@ -99,7 +99,7 @@ def change_the_voters(cluster: AuditedCluster) -> None:
 def test_every_guarded_call_is_recorded_once_with_its_offset(tmp_path: Path) -> None:
     with audited_cluster(tmp_path, 1) as cluster:
         assert leader_of(cluster) == 1
-        with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+        with ControllerClient(cluster.endpoints, timeout_s=60) as client:
             ask(client, admin_pb2.UpdateFeatureLevelRequest(level=SUPPORTED.highest))
             change_the_map(client)
             ask(client, admin_pb2.TakeSnapshotRequest())
@@ -157,17 +157,17 @@ def test_a_call_committed_and_not_yet_recorded_by_a_killed_process_was_begun(
     format_data(tmp_path)
     child, endpoint = start(tmp_path, "tests.trust.doomed_controller")
     try:
-        with ControllerClient([endpoint], timeout_s=30) as client:
+        with ControllerClient([endpoint], timeout_s=60) as client:
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
         with ControllerClient([endpoint], timeout_s=2) as client, pytest.raises(CallError):
             ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
-        assert child.process.wait(30) == -signal.SIGKILL
+        assert child.process.wait(60) == -signal.SIGKILL
     finally:
         child.kill()
 
     child, endpoint = start(tmp_path, "streammeta.cli.main")
     try:
-        with ControllerClient([endpoint], timeout_s=30) as client:
+        with ControllerClient([endpoint], timeout_s=60) as client:
             (node,) = ask(client, nodes_pb2.GetNodesRequest()).nodes
         assert node.locked
     finally:
@@ -186,7 +186,7 @@ def test_a_file_renamed_by_another_program_is_left_on_sighup(tmp_path: Path) -> 
     child, endpoint = start(tmp_path, "streammeta.cli.main")
     path, renamed = tmp_path / "audit.log", tmp_path / "audit.log.1"
     try:
-        with ControllerClient([endpoint], timeout_s=30) as client:
+        with ControllerClient([endpoint], timeout_s=60) as client:
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
             path.rename(renamed)
             os.kill(child.pid, signal.SIGHUP)
@@ -204,11 +204,11 @@ def test_over_tls_lines_name_callers_and_their_certificates(
 ) -> None:
     broker, admin = authority.issue("broker/1000"), authority.issue("admin/alice")
     with audited_cluster(tmp_path, 1, {1: authority.issue("controller/1")}) as cluster:
-        with ControllerClient(cluster.endpoints, timeout_s=30, tls=broker) as client:
+        with ControllerClient(cluster.endpoints, timeout_s=60, tls=broker) as client:
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
             with pytest.raises(CallError, match="broker/1000"):
                 ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
-        with ControllerClient(cluster.endpoints, timeout_s=30, tls=admin) as client:
+        with ControllerClient(cluster.endpoints, timeout_s=60, tls=admin) as client:
             ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
         cluster.stop_all()
         lines = [line for line in cluster.lines() if line["call"].endswith("LockNode")]
@@ -230,14 +230,14 @@ def test_with_a_full_disk_operators_are_refused_and_brokers_are_not(tmp_path: Pa
     format_data(tmp_path)
     child, endpoint = start(tmp_path, "streammeta.cli.main", Path("/dev/full"))
     try:
-        with ControllerClient([endpoint], timeout_s=30) as client:
+        with ControllerClient([endpoint], timeout_s=60) as client:
             ask(client, nodes_pb2.RegisterNodeRequest(node=NODE))
         with (
             ControllerClient([endpoint], timeout_s=1) as client,
             pytest.raises(CallError, match="audit log"),
         ):
             ask(client, nodes_pb2.LockNodeRequest(node_id=1000))
-        with ControllerClient([endpoint], timeout_s=30) as client:
+        with ControllerClient([endpoint], timeout_s=60) as client:
             (node,) = ask(client, nodes_pb2.GetNodesRequest()).nodes
             assert not node.locked
             ask(client, kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(key="k", value=b"v")]))
@@ -265,7 +265,7 @@ def test_a_cut_end_of_any_controllers_log_is_reported_by_the_cluster_and_by_a_co
         leader_of(cluster)
         files = [str(cluster.audit_log(node_id)) for node_id in cluster.node_ids]
         keys = kv_pb2.ListKVsRequest(namespace=NAMESPACE)
-        with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+        with ControllerClient(cluster.endpoints, timeout_s=60) as client:
             wait_until(lambda: len(ask(client, keys).entries) == 3, "an anchor of each log")
         live = ("audit", "verify", *files, "--connect", cluster.connect)
         assert streammeta(*live)["ok"]

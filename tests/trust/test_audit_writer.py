@@ -13,7 +13,7 @@ from tests.trust.audit_lines import MemoryLog, line
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what the thread does."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 (a thread changes it)
             await asyncio.sleep(0.001)
 
@@ -94,7 +94,7 @@ async def test_a_failed_sync_is_a_failure() -> None:
 async def test_a_log_that_can_not_be_written_does_not_keep_the_process() -> None:
     writer = AuditWriter(MemoryLog(error=OSError("no room")), sync_every_s=0.01)
     writer.put(line(1))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await writer.stop()
 
 

@@ -47,7 +47,7 @@ def test_callers_without_a_name_have_what_is_left_of_all() -> None:
 
 async def refused(call: Any) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await asyncio.wait_for(call.read(), 20)
+        await asyncio.wait_for(call.read(), 60)
     return read_failure(raised.value).reason
 
 

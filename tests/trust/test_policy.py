@@ -319,7 +319,7 @@ async def test_the_file_is_read_again_when_it_is_asked_for(tmp_path: Path) -> No
     running = asyncio.create_task(found.run())
     file.write_text(f'[deny]\nfingerprints = ["{LEAF}"]')
     found.look_now()
-    assert (await asyncio.wait_for(changed, 20)).denials.fingerprints == {LEAF}
+    assert (await asyncio.wait_for(changed, 60)).denials.fingerprints == {LEAF}
     running.cancel()
 
 

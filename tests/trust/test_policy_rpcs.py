@@ -158,7 +158,7 @@ async def test_a_policy_that_denies_a_certificate_ends_its_streams_and_no_others
     refusal = await reader.refusal("NodeService/GetNodes", nodes_pb2.GetNodesRequest())
     assert refusal[:2] == ("UNAUTHENTICATED", "NO_IDENTITY")
     await (await server.by("broker/1007")).register(NODE)
-    assert await asyncio.wait_for(watches[1].read(), 20)
+    assert await asyncio.wait_for(watches[1].read(), 60)
     for watch in watches:
         watch.cancel()
 

@@ -43,7 +43,7 @@ async def serving(
 async def asked(endpoint: str, tls: TlsFiles | TlsContents | None) -> bytes:
     async with client_channel(endpoint, tls) as channel:
         call: Any = channel.unary_unary(CALL)
-        answer: bytes = await call(b"", timeout=5)
+        answer: bytes = await call(b"", timeout=60)
         return answer
 
 

@@ -64,7 +64,7 @@ def certified(authority: Authority) -> dict[int, TlsFiles]:
 def hears(endpoint: str, data: bytes) -> bytes:
     """Say something in plain text; return what comes back until the other side closes."""
     host, _, port = endpoint.partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as opened:
+    with socket.create_connection((host, int(port)), timeout=60) as opened:
         opened.sendall(data)
         heard = b""
         with contextlib.suppress(ConnectionError):
@@ -80,7 +80,7 @@ def shakes_hands(endpoint: str, tls: TlsFiles, version: ssl.TLSVersion) -> bool:
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection((host, int(port)), timeout=10) as opened,
+            socket.create_connection((host, int(port)), timeout=60) as opened,
             context.wrap_socket(opened) as wrapped,
         ):
             return wrapped.recv(1) != b""

@@ -194,11 +194,11 @@ async def call_until(channel: Callable[[], grpc.aio.Channel], done: Callable[[],
     None may fail, but those that met the end of their connection before they were taken: clients of
     the product send these again.
     """
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not done():
             call: Any = channel().unary_unary("/test.Serving/Call")
             try:
-                assert await call(b"", timeout=5) == b"answer"
+                assert await call(b"", timeout=60) == b"answer"
             except grpc.aio.AioRpcError as error:
                 if "GOAWAY" not in (error.details() or ""):
                     raise
@@ -248,7 +248,7 @@ async def is_answered(endpoint: str, tls: TlsContents) -> bool:
     async with client_channel(endpoint, tls) as channel:
         call: Any = channel.unary_unary("/test.Serving/Call")
         try:
-            await call(b"", timeout=5)
+            await call(b"", timeout=60)
         except grpc.aio.AioRpcError:
             return False
         return True
@@ -266,7 +266,7 @@ async def test_connections_that_are_too_old_end_and_no_call_taken_fails(
         stream: Any = channel.stream_stream("/test.Serving/Stream")()
         await call_until(lambda: channel, lambda: len(serving.peers) >= 3)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     await stream.write(b"")
                     await stream.read()

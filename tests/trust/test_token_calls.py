@@ -64,7 +64,7 @@ async def called(
     def call() -> bytes | RpcFailure:
         try:
             send: Any = channel.unary_unary(method)
-            answer: bytes = send(request, timeout=20, **more)
+            answer: bytes = send(request, timeout=60, **more)
         except grpc.RpcError as error:
             return read_failure(error)
         return answer
@@ -192,7 +192,7 @@ async def test_a_watch_ends_when_its_token_expires(server: TrustedServer, issuer
         request = metadata_pb2.WatchRequest().SerializeToString()
         watch = send(request, metadata=(("authorization", f"Bearer {token}"),))
         with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await asyncio.wait_for(_left(watch), 20)
+            await asyncio.wait_for(_left(watch), 60)
     failure = read_failure(ended.value)
     assert (failure.code.name, failure.reason) == ("UNAUTHENTICATED", "NO_IDENTITY")
     assert "it has expired" in failure.message

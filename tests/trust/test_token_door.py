@@ -200,7 +200,7 @@ async def test_a_call_by_a_new_key_waits_until_the_key_is_known() -> None:
 
 async def ended(task: asyncio.Task[Any], context: DirectContext) -> tuple[str, str]:
     with pytest.raises(AbortedError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
     return context.code, context.message
 
 

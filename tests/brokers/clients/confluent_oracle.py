@@ -45,28 +45,28 @@ class Script:
 
     def brokers(self, _: Asked) -> Any:
         """Return the number of brokers."""
-        return len(self.admin.describe_cluster().result(30).nodes)
+        return len(self.admin.describe_cluster().result(60).nodes)
 
     def create(self, asked: Asked) -> Any:
         """Create a topic."""
         wanted = NewTopic(asked["topic"], asked["partitions"], 1, config=asked.get("configs", {}))
-        self.admin.create_topics([wanted])[asked["topic"]].result(30)
+        self.admin.create_topics([wanted])[asked["topic"]].result(60)
         return "done"
 
     def delete(self, asked: Asked) -> Any:
         """Delete a topic."""
-        self.admin.delete_topics([asked["topic"]])[asked["topic"]].result(30)
+        self.admin.delete_topics([asked["topic"]])[asked["topic"]].result(60)
         return "done"
 
     def grow(self, asked: Asked) -> Any:
         """Let a topic grow."""
         wanted = NewPartitions(asked["topic"], asked["partitions"])
-        self.admin.create_partitions([wanted])[asked["topic"]].result(30)
+        self.admin.create_partitions([wanted])[asked["topic"]].result(60)
         return "done"
 
     def describe(self, asked: Asked) -> Any:
         """Return the number of partitions."""
-        found = self.admin.list_topics(timeout=30).topics.get(asked["topic"])
+        found = self.admin.list_topics(timeout=60).topics.get(asked["topic"])
         if found is None:
             raise FailedError("no such topic")
         return len(found.partitions)
@@ -74,7 +74,7 @@ class Script:
     def configs(self, asked: Asked) -> Any:
         """Return settings of a topic."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, asked["topic"])
-        found = self.admin.describe_configs([resource])[resource].result(30)
+        found = self.admin.describe_configs([resource])[resource].result(60)
         return {name: found[name].value for name in asked["names"]}
 
     def produce(self, asked: Asked) -> Any:
@@ -109,7 +109,7 @@ class Script:
         at = asked.get("from")
         if at is None:
             place = TopicPartition(asked["topic"], asked["partition"])
-            at = consumer.get_watermark_offsets(place, timeout=30)[0]
+            at = consumer.get_watermark_offsets(place, timeout=60)[0]
         consumer.assign([TopicPartition(asked["topic"], asked["partition"], at)])
         seen: list[Any] = []
         deadline = time.monotonic() + PATIENCE_S
@@ -132,14 +132,14 @@ class Script:
         found = self.admin.list_offsets(
             {place: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED
         )
-        result = found[place].result(30)
+        result = found[place].result(60)
         return [result.offset, result.timestamp, result.leader_epoch]
 
     def delete_records(self, asked: Asked) -> Any:
         """Delete records below an offset; return the first that is left."""
         place = TopicPartition(asked["topic"], asked["partition"], asked["before"])
         (future,) = self.admin.delete_records([place]).values()
-        return future.result(30).low_watermark
+        return future.result(60).low_watermark
 
     def group(self, asked: Asked) -> Any:
         """Consume as a group of two members that share the partitions, and commit."""
@@ -168,13 +168,13 @@ class Script:
         """Return the committed offsets of a group."""
         wanted = ConsumerGroupTopicPartitions(asked["group"])
         (future,) = self.admin.list_consumer_group_offsets([wanted]).values()
-        found = future.result(30).topic_partitions
+        found = future.result(60).topic_partitions
         return sorted([one.partition, one.offset] for one in found)
 
     def group_state(self, asked: Asked) -> Any:
         """Return the state of a group."""
         (future,) = self.admin.describe_consumer_groups([asked["group"]]).values()
-        return future.result(30).state.name
+        return future.result(60).state.name
 
 
 def _repeated(script: Script, asked: Asked) -> Any:

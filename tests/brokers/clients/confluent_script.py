@@ -15,7 +15,7 @@ def main() -> None:
     """Create, produce idempotently with lz4, consume as a group, commit, read back."""
     admin = AdminClient({"bootstrap.servers": SERVERS})
     for future in admin.create_topics([NewTopic(TOPIC, 3)]).values():
-        future.result(30)
+        future.result(60)
     producer = Producer(
         {"bootstrap.servers": SERVERS, "enable.idempotence": True, "compression.type": "lz4"}
     )
@@ -46,8 +46,8 @@ def main() -> None:
             seen.append((message.value() or b"").decode())
     consumer.commit(asynchronous=False)
     places = [TopicPartition(TOPIC, partition) for partition in range(3)]
-    committed = sum(one.offset for one in consumer.committed(places, timeout=30))
-    ends = sum(consumer.get_watermark_offsets(place, timeout=30)[1] for place in places)
+    committed = sum(one.offset for one in consumer.committed(places, timeout=60))
+    ends = sum(consumer.get_watermark_offsets(place, timeout=60)[1] for place in places)
     consumer.close()
     wanted = sorted(f"value {number}" for number in range(COUNT))
     answer = {"failed": failed, "left": left, "same": sorted(seen) == wanted}

@@ -45,7 +45,7 @@ def create(asked: Asked) -> Any:
     """Create a topic."""
     wanted = NewTopic(asked["topic"], asked["partitions"], 1)
     admin = AdminClient({"bootstrap.servers": SERVERS})
-    admin.create_topics([wanted])[asked["topic"]].result(30)
+    admin.create_topics([wanted])[asked["topic"]].result(60)
     return "done"
 
 

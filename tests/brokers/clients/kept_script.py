@@ -14,7 +14,7 @@ def end_of(consumer: Consumer, place: TopicPartition) -> int:
     until = time.monotonic() + 30
     while True:
         try:
-            return int(consumer.get_watermark_offsets(place, timeout=30)[1])
+            return int(consumer.get_watermark_offsets(place, timeout=60)[1])
         except KafkaException as error:
             moves = error.args[0].code() == KafkaError.NOT_LEADER_FOR_PARTITION
             if not moves or time.monotonic() > until:
@@ -27,7 +27,7 @@ def main() -> None:
     consumer = Consumer({"bootstrap.servers": SERVERS, "group.id": f"{TOPIC}-group"})
     places = [TopicPartition(TOPIC, partition) for partition in range(3)]
     ends = sum(end_of(consumer, place) for place in places)
-    committed = sum(one.offset for one in consumer.committed(places, timeout=30))
+    committed = sum(one.offset for one in consumer.committed(places, timeout=60))
     consumer.close()
     print(json.dumps({"ends": ends, "committed": committed}))
 

@@ -15,7 +15,7 @@ from typing import Any
 CLIENT, SERVERS, AUTHORITIES, USER, PASSWORD = sys.argv[1:6]
 PROTOCOL = "SASL_SSL" if AUTHORITIES else "SASL_PLAINTEXT"
 TOPIC = f"sasl-{CLIENT}"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 ANSWERED_WITHIN_S = 60.0
 LOGGED = io.StringIO()
 logging.basicConfig(stream=LOGGED, level=logging.WARNING)
