@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 import psutil
 
-from scripts.benchmarks import commit_profile
 from scripts.benchmarks.cluster import (
     PATIENT,
+    VOTERS,
     Leader,
     audit_options,
     caller_of,
@@ -31,6 +31,7 @@ from scripts.benchmarks.figures import Outcome, Progress, Table, Target
 from scripts.benchmarks.observed_controller import Counters
 from scripts.benchmarks.options import option, seconds
 from scripts.benchmarks.processes import cpu_s, read_result, wait_ready, working
+from scripts.benchmarks.thread_profile import costs_by_function, costs_by_package
 from streammeta.cli.local.local_cluster import LocalCluster
 
 Way: TypeAlias = Literal["unary", "pipelined", "product", "put"]
@@ -125,15 +126,38 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> list[Ou
 
 
 async def _profile(place: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Run the load once more under a profiler: the last way, with the first ranges."""
-    way = list(settings.points())[-1].way
-    point = Point(way, settings.ranges[0], commit_profile.IN_FLIGHT)
-    progress(f"commits: profile of {commit_profile.VOTERS} voters, {point}")
-    change = observed(place, commit_profile.path_of)
-    with running_cluster(place, commit_profile.VOTERS, PATIENT, change=change) as cluster:
+    """Run the load once more under a profiler: the last way, with the first ranges.
+
+    `cProfile` counts CPU time of the event loop's thread from the controllers' start to their end.
+    It makes Python's calls more expensive, and C code cheaper by comparison: read the shares, and
+    take totals from the unprofiled run. The journal's thread is not in the profile.
+    """
+    point = Point(list(settings.points())[-1].way, settings.ranges[0], 64)
+    progress(f"commits: profile of {VOTERS} voters, {point}")
+
+    def path_of(place: Path, node_id: int) -> Path:
+        return place / f"controller-{node_id}.profile"
+
+    with running_cluster(place, VOTERS, PATIENT, change=observed(place, path_of)) as cluster:
         run = await run_load(cluster, place, point, settings.seconds)
-    facts = {"voters": commit_profile.VOTERS, **asdict(point)}
-    return commit_profile.outcome(place, run.leader.node_id, run.client["commits_in_all"], facts)
+    commits, leader = run.client["commits_in_all"], run.leader.node_id
+    figures: dict[str, float] = {}
+    tables: list[Table] = []
+    for role, node_id in (("leader", leader), ("follower", leader % VOTERS + 1)):
+        packages = costs_by_package(path_of(place, node_id), commits)
+        functions = costs_by_function(path_of(place, node_id), commits)
+        figures[f"profiled_{role}_us"] = round(sum(cost.own_us for cost in packages), 1)
+        for name, costs in (("package", packages[:12]), ("function", functions[:25])):
+            title = f"Event loop of a {role} by {name}; us of CPU for each commit, profiled"
+            columns = "where | calls | own us = own_us | share % = share_percent"
+            tables.append(Table.of(title, costs, columns))
+    return Outcome(
+        benchmark="commits-profile",
+        settings={"voters": VOTERS, **asdict(point)},
+        figures=figures,
+        details={"commits": commits},
+        tables=tables,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import json
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from scripts.benchmarks.cluster import VOTERS, QuorumWatch, watching
 from scripts.benchmarks.faults import Fault, Kind, running_target
@@ -43,29 +43,8 @@ class Settings:
     tls: bool = option(False, "measure the same over TLS too")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One fault, with times in seconds since it."""
-
-    old_leader: int
-    new_leader: int
-    epochs: int
-    """Epochs from the old leader to the new one. More than 1 means a lost election."""
-    elected_s: float
-    claimed_s: float
-    acknowledged_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Takeover:
-    """The first leadership claimed after a fault, with times in seconds since the fault."""
-
-    node_id: int
-    epoch: int
-    elected_s: float
-    """Time until the new leader has a majority: detection, pre-votes and votes."""
-    claimed_s: float
-    """Time until the leader serves: its first batch is committed and all before it is replayed."""
+Run: TypeAlias = dict[str, float]
+"""One fault, with times in seconds since it. More than one epoch means a lost election."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +108,22 @@ async def _strike(stage: _Stage) -> Run:
         if is_of_all or node_id != old.node_id
     }
     takeover = find_takeover(logs, struck_wall)
-    if takeover is None:
-        raise BenchmarkError("a write was acknowledged, but no controller logged that it leads")
-    return Run(
-        old_leader=old.node_id,
-        new_leader=takeover.node_id,
-        epochs=takeover.epoch - old.epoch,
-        elected_s=round(takeover.elected_s, 4),
-        claimed_s=round(takeover.claimed_s, 4),
-        acknowledged_s=round(acknowledged_at - struck_at, 4),
-    )
+    return {
+        "old_leader": old.node_id,
+        "new_leader": takeover["node_id"],
+        "epochs": takeover["epoch"] - old.epoch,
+        "elected_s": round(takeover["elected_s"], 4),
+        "claimed_s": round(takeover["claimed_s"], 4),
+        "acknowledged_s": round(acknowledged_at - struck_at, 4),
+    }
 
 
-def find_takeover(logs: Mapping[int, Path], fault_at: float) -> Takeover | None:
-    """Return the first claim of leadership in `logs` after `fault_at`, which is Unix time."""
+def find_takeover(logs: Mapping[int, Path], fault_at: float) -> dict[str, float]:
+    """Return the first claim of leadership in `logs` after `fault_at`, which is Unix time.
+
+    The seconds are those from the fault until the new leader has a majority (detection, pre-votes
+    and votes), and until it serves (its first batch is committed and all before it is replayed).
+    """
     claims = [
         (at, node_id, epoch)
         for node_id, path in logs.items()
@@ -150,18 +131,18 @@ def find_takeover(logs: Mapping[int, Path], fault_at: float) -> Takeover | None:
         if event == "leadership_claimed" and at > fault_at
     ]
     if not claims:
-        return None
+        raise BenchmarkError("a write was acknowledged, but no controller logged that it leads")
 
     claimed_at, node_id, epoch = min(claims)
     elected = [
         at for at, event, of in _events(logs[node_id]) if (event, of) == ("leader_elected", epoch)
     ]
-    return Takeover(
-        node_id=node_id,
-        epoch=epoch,
-        elected_s=max(elected, default=claimed_at) - fault_at,
-        claimed_s=claimed_at - fault_at,
-    )
+    return {
+        "node_id": node_id,
+        "epoch": epoch,
+        "elected_s": max(elected, default=claimed_at) - fault_at,
+        "claimed_s": claimed_at - fault_at,
+    }
 
 
 def _events(path: Path) -> Iterator[tuple[float, str, int]]:
@@ -179,10 +160,10 @@ def _events(path: Path) -> Iterator[tuple[float, str, int]]:
 def _outcome(kind: Kind, results: Sequence[Run], *, over_tls: bool) -> Outcome:
     name = f"failover_{kind}{'_tls' * over_tls}"
     phases = {
-        "fault to majority of votes": [run.elected_s for run in results],
-        "votes to serving": [run.claimed_s - run.elected_s for run in results],
-        "serving to client's answer": [run.acknowledged_s - run.claimed_s for run in results],
-        _WHOLE: [run.acknowledged_s for run in results],
+        "fault to majority of votes": [run["elected_s"] for run in results],
+        "votes to serving": [run["claimed_s"] - run["elected_s"] for run in results],
+        "serving to client's answer": [run["acknowledged_s"] - run["claimed_s"] for run in results],
+        _WHOLE: [run["acknowledged_s"] for run in results],
     }
     rows = tuple(
         (phase, *(f"{value:.3f}" for value in spread("", "", values).values()))
@@ -200,11 +181,11 @@ def _outcome(kind: Kind, results: Sequence[Run], *, over_tls: bool) -> Outcome:
         },
         figures={
             **spread(name, "s", phases[_WHOLE]),
-            f"{name}_serving_p50_s": round(median([run.claimed_s for run in results]), 4),
+            f"{name}_serving_p50_s": round(median([run["claimed_s"] for run in results]), 4),
         },
         details={
-            "lost_elections": sum(run.epochs - 1 for run in results),
-            "runs": [asdict(run) for run in results],
+            "lost_elections": sum(run["epochs"] - 1 for run in results),
+            "runs": results,
         },
         tables=[
             Table(

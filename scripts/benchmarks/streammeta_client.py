@@ -23,6 +23,9 @@ from scripts.benchmarks.committer import (
 )
 from scripts.benchmarks.http2 import Http2Connection, Http2Error
 from scripts.benchmarks.protobuf_bytes import length_delimited, number
+from streammeta.client import ControllerClient, NodeIdentity
+from streammeta.client.commits.messages import Upload
+from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.client.errors import code_name
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
@@ -222,6 +225,38 @@ def upload_message(uploads: Sequence[tuple[OpenSlot, int]]) -> bytes:
         length_delimited(5, b"".join(ranges)),
     )
     return length_delimited(3, b"".join(columns))
+
+
+class ProductCommitter(_Committer):
+    """Commits by the product's own client, to compare its cost with the small one's."""
+
+    async def open(self) -> None:
+        """Register the node, create and open all streams, prepare the objects."""
+        await super().open()
+        self._client = ControllerClient([self._load.endpoint], tls=self._load.files)
+        self._pipeline = CommitPipeline(self._client, NodeIdentity(NODE_ID, 1))
+
+    async def close(self) -> None:
+        """Wait for commits in flight and release the connections."""
+        await self._pipeline.close()
+        await self._client.close()
+        await super().close()
+
+    async def commit(self, slot: int) -> None:
+        """Make the next commit of a slot."""
+        streams = self._slots[slot].streams
+        count, start = len(streams.ids), streams.end_offset
+        upload = Upload(
+            object_id=await self._prepared.next(),
+            object_size=OBJECT_BYTES,
+            stream_ids=streams.ids,
+            start_offsets=[start] * count,
+            end_offsets=[start + STEP] * count,
+            stream_epochs=[1] * count,
+        )
+        result = await (await self._pipeline.upload(upload))
+        _require(result.error, "CommitPipeline")
+        streams.advance()
 
 
 class Putter:

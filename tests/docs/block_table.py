@@ -84,7 +84,6 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "node_ids: ": _OUTPUT,
         "streammeta compact --connect": Ran(setting="uploads"),
     },
-    "docs/decisions/0001-own-quorum.md": {"./scripts/evaluate_raftos": _LONG},
     "docs/format.md": {
         "<reversed hex>": Drawn("a key"),
         "data blocks |": Drawn("a layout of bytes"),

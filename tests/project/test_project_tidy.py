@@ -81,7 +81,7 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 
 def test_the_tree_was_found() -> None:
     assert ROOT / "pyproject.toml" in FILES
-    assert ROOT / "scripts" / "evaluate_raftos" in PYTHON
+    assert ROOT / "scripts" / "size" in PYTHON
     assert len(PYTHON) > 50
 
 
