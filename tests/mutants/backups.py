@@ -257,8 +257,8 @@ BACKUPS = (
         "a flag where a number was meant",
         """
         streammeta.storage.cluster_files.bucket_marker:
-        - return tuple(one for one in self.generations if one.number not in self.given_up)
-        + return () if self.given_up else self.generations
+        - generation for generation in self.generations if generation.number not in self.given_up
+        + generation for generation in self.generations if not self.given_up
         """,
         Tested(
             "tests/storage/test_bucket_marker.py"

@@ -94,7 +94,7 @@ DELETIONS = (
         "torn reads",
         """
         streammeta.storage.adoption.last_entries:
-        - end = exactly(tail, store.get_range(key, tail.start, tail.end), key)
+        - end = check_length(tail, store.get_range(key, tail.start, tail.end), key)
         + end = memoryview(store.get_range(key, tail.start, tail.end))
         """,
         Tested(f"{_UNCOMMITTED}::test_a_part_of_the_bytes_is_not_a_good_look"),

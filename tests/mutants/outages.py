@@ -99,7 +99,7 @@ OUTAGES = (
         "5 s of 403 ended a log in the bucket until the process restarted",
         """
         streammeta.storage.errors:
-          It may pass: a clock is set right, keys are rotated, a policy is corrected.
+          The error may pass: a clock is corrected, keys are rotated, a policy is fixed.
           \"\"\"
         -
         - may_pass = True

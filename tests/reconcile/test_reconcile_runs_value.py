@@ -18,7 +18,7 @@ from streammeta.storage.cluster_files.reconcile_runs import (
     RunsError,
     decode,
     encode,
-    shortened,
+    shorten_text,
 )
 
 RUN = Run(
@@ -65,7 +65,7 @@ def test_the_largest_value_is_read(letter: str) -> None:
     [("a" * 200, "a" * 200), ("a" * 201, "a" * 197 + "..."), ("\ud800", "?"), ("", "")],
 )
 def test_texts_are_shortened_to_what_can_be_shown(text: str, kept: str) -> None:
-    assert shortened(text) == kept
+    assert shorten_text(text) == kept
 
 
 def value(**changes: Any) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_format.checksum import ObjectChecksum, crc_without_tail, joined_crc
+from streammeta.storage.object_format.checksum import ObjectChecksum, crc_without_tail, join_crcs
 from streammeta.storage.object_format.object_writer import ObjectWriter
 from streammeta.storage.object_format.record import INT64_MAX, MAX_PAYLOAD_SIZE, RecordBatch
 from tests.kit.built_objects import ObjectBuilder
@@ -225,7 +225,7 @@ def test_a_whole_follows_from_its_pieces_and_a_piece_from_the_whole(seed: int) -
     second = rng.randbytes(rng.choice([0, 1, 3, 48, 5000]))
     whole = google_crc32c.value(first + second)
     crc = google_crc32c.value
-    assert joined_crc(crc(first), crc(second), len(second)) == whole
+    assert join_crcs(crc(first), crc(second), len(second)) == whole
     assert crc_without_tail(whole, crc(second), len(second)) == crc(first)
 
 
@@ -233,7 +233,7 @@ def test_sizes_beyond_32_bits_are_as_good_as_small_ones() -> None:
     """Ten GiB, in pieces of which each is added to what there is."""
     sizes = [5 * 2**30, 3 * 2**30 + 1, 2 * 2**30 - 1]
     crcs = [0x12345678, 0xDEADBEEF, 0]
-    at_once = joined_crc(crcs[0], joined_crc(crcs[1], crcs[2], sizes[2]), sizes[1] + sizes[2])
-    one_by_one = joined_crc(joined_crc(crcs[0], crcs[1], sizes[1]), crcs[2], sizes[2])
+    at_once = join_crcs(crcs[0], join_crcs(crcs[1], crcs[2], sizes[2]), sizes[1] + sizes[2])
+    one_by_one = join_crcs(join_crcs(crcs[0], crcs[1], sizes[1]), crcs[2], sizes[2])
     assert at_once == one_by_one
-    assert crc_without_tail(at_once, crcs[2], sizes[2]) == joined_crc(crcs[0], crcs[1], sizes[1])
+    assert crc_without_tail(at_once, crcs[2], sizes[2]) == join_crcs(crcs[0], crcs[1], sizes[1])

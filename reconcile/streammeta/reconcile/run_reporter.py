@@ -25,7 +25,7 @@ from streammeta.storage.cluster_files.reconcile_runs import (
     RunsError,
     decode,
     encode,
-    shortened,
+    shorten_text,
 )
 from streammeta.tls.files import CallerFiles, TlsError
 from streammeta.v1 import common_pb2, kv_pb2, kv_pb2_grpc
@@ -45,7 +45,7 @@ def run_of_plan(plan: PlanResult, started_ms: int, ended_ms: int) -> Run:
         kind="plan",
         engine=plan.engine,
         result=str(outcome),
-        problem=shortened(problem),
+        problem=shorten_text(problem),
         succeeded=outcome in SUCCESSES,
         keys=sum(tally.keys for tally in plan.classes.values()),
         orphans=plan.candidates.keys if plan.is_compared else None,
@@ -68,7 +68,7 @@ def run_of_apply(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
         kind="apply",
         engine=done.engine,
         result=str(outcome),
-        problem=shortened("; ".join(filter(None, (*problems, done.warning)))),
+        problem=shorten_text("; ".join(filter(None, (*problems, done.warning)))),
         succeeded=done.complete,
         keys=sum(tally.keys for tally in done.outcomes.values()) + done.left,
         deleted=sum(done.outcomes.get(one, Tally(0, 0)).keys for one in _GONE),
@@ -84,7 +84,7 @@ def run_of_round(one: Round) -> Run:
         kind="round",
         engine=one.engine,
         result=str(one.outcome),
-        problem=shortened(one.problem),
+        problem=shorten_text(one.problem),
         succeeded=one.outcome in SUCCESSES,
         keys=sum(tally.keys for tally in one.verdicts.values()) if one.plan else None,
         orphans=None if orphans is None else orphans.keys,

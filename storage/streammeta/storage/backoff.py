@@ -1,9 +1,10 @@
-"""Exponential backoff: the one formula for waits between attempts. Pure; the caller sleeps."""
+"""Exponential backoff, the formula for all waits between attempts. Pure: the caller sleeps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Keeps the power below the range of a float for any number of attempts.
 _MOST_DOUBLINGS = 30
 
 
@@ -11,8 +12,7 @@ _MOST_DOUBLINGS = 30
 class Backoff:
     """Waits that double from `first` up to `longest`, both in the unit of the caller's choice.
 
-    `jitter` is the share of a wait that is random, 0..1: callers that failed together then do not
-    return together.
+    `jitter` is the random share of a wait, 0..1. It separates callers that failed together.
     """
 
     first: float
@@ -20,9 +20,9 @@ class Backoff:
     jitter: float = 0.5
 
     def wait(self, attempt: int, random_unit: float = 1.0) -> float:
-        """Return the wait behind failed attempt `attempt`, 0-based.
+        """Return the wait after failed attempt `attempt`, 0-based.
 
-        `random_unit` is a random number in [0, 1); left out, the wait is the longest possible one.
+        `random_unit` is a random number in [0, 1). The default gives the longest possible wait.
         """
         whole = min(self.longest, self.first * 2.0 ** min(attempt, _MOST_DOUBLINGS))
         return whole * (1 - self.jitter + self.jitter * random_unit)

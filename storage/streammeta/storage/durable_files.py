@@ -1,8 +1,8 @@
-"""Files with explicit durability: the protocol of a file system, POSIX's, and atomic replacement.
+"""Files with explicit durability: file system protocol, POSIX files, atomic replacement.
 
-Logs keep their records in such files; tests replace the file system by a disk that loses, tears and
-fails. Nothing is retried: after a failed sync the state of the disk is unknown. A full disk is the
-one failure that leaves everything as it was, and has an error of its own.
+Logs keep their records in such files. Tests replace the file system with a disk that loses, tears
+and fails writes. Nothing is retried, because the state of the disk is unknown after a failed sync.
+Only a full disk leaves everything unchanged, so it has a separate error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from streammeta.storage.private_files import DIRECTORY_MODE, FILE_MODE
 
 _PIECE_BYTES = 1 << 20
 
+# EFBIG is a limit of the file system or the process, and ends like the other two.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class DiskFullError(OSError):
-    """The disk or a quota is full; a half-written call may be repeated."""
+    """The disk or a quota is full. A half-written call may be repeated."""
 
 
 class DirectoryInUseError(Exception):
@@ -33,57 +34,58 @@ class DirectoryInUseError(Exception):
 
 
 class File(Protocol):
-    """An open file; positions and sizes are bytes."""
+    """An open file. Positions and sizes are in bytes."""
 
     def read(self, position: int, size: int) -> bytes:
-        """Return up to `size` bytes; fewer only at the end of the file."""
+        """Return up to `size` bytes, fewer only at the end of the file."""
 
     def write(self, position: int, data: bytes) -> None:
-        """Write all of `data`; durable after `sync`.
+        """Write all of `data`. It is durable after `sync`.
 
-        Raises DiskFullError when there is no room; any part of `data` may have been written.
+        Raises DiskFullError if the disk is full. Any part of `data` may have been written.
         """
 
     def size(self) -> int:
         """Return the file's length."""
 
     def truncate(self, size: int) -> None:
-        """Cut the file, never lengthen it; durable after `sync`."""
+        """Shorten the file, never extend it. The new size is durable after `sync`."""
 
     def sync(self) -> None:
-        """Make everything written durable, with the length."""
+        """Make all writes and the length durable."""
 
     def close(self) -> None:
-        """Release the file; does not sync."""
+        """Close the file without a sync."""
 
 
 class Lock(Protocol):
-    """An exclusive claim on a directory."""
+    """An exclusive lock on a directory."""
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
 
 
 class FileSystem(Protocol):
-    """Where files are. Created, renamed and removed names are durable after `sync_directory`."""
+    """A file system. Created, renamed and removed names are durable after `sync_directory`."""
 
     def names(self, directory: Path) -> list[str]:
-        """Return the names in a directory; none if it does not exist."""
+        """Return the names in a directory, an empty list if it does not exist."""
 
     def make_directory(self, directory: Path) -> None:
         """Create a directory with its parents, durably, unless it exists.
 
-        Raises DiskFullError when there is no room for its name.
+        Raises DiskFullError if the disk is full.
         """
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """Open for reading and writing; raises FileNotFoundError unless `create`.
+        """Open a file for reading and writing.
 
-        Raises DiskFullError when there is no room for a new name.
+        Raises FileNotFoundError if it does not exist, unless `create`. Raises DiskFullError if
+        the disk has no room for a new name.
         """
 
     def rename(self, source: Path, target: Path) -> None:
-        """Replace `target` atomically; raises DiskFullError, with nothing changed."""
+        """Replace `target` atomically. Raises DiskFullError, with nothing changed."""
 
     def remove(self, path: Path) -> None:
         """Remove a file that exists."""
@@ -95,28 +97,29 @@ class FileSystem(Protocol):
         """Make the names in a directory durable."""
 
     def lock(self, path: Path) -> Lock:
-        """Claim the lock file `path`, creating it; raises DirectoryInUseError."""
+        """Lock the file `path`, creating it. Raises DirectoryInUseError."""
 
 
 class PosixFile:
-    """A file descriptor; it is closed with the last reference, as Python's own files are.
+    """A file descriptor that closes with its last reference, like Python's own files.
 
-    A recovery that ends in an error leaves its files behind at any point.
+    A recovery that fails can leave open files at any point.
     """
 
     def __init__(
         self, path: Path, *, create: bool, read_only: bool = False, mode: int = FILE_MODE
     ) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
-        with _TellingNoRoom(path):
+        with _DiskFullAware(path):
             self._fd = os.open(path, flags | os.O_CLOEXEC, mode)
         self._path = path
         self._close = weakref.finalize(self, os.close, self._fd)
 
     def read(self, position: int, size: int) -> bytes:
-        """Return up to `size` bytes; fewer only at the end of the file."""
+        """Return up to `size` bytes, fewer only at the end of the file."""
         parts: list[bytes] = []
         with _NamingFile(self._path):
+            # Linux reads at most 2 GiB per call.
             while size > 0 and (part := os.pread(self._fd, size, position)):
                 parts.append(part)
                 position += len(part)
@@ -124,9 +127,9 @@ class PosixFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, position: int, data: bytes) -> None:
-        """Write all of `data`; durable after `sync`."""
+        """Write all of `data`. It is durable after `sync`."""
         view = memoryview(data)
-        with _TellingNoRoom(self._path):
+        with _DiskFullAware(self._path):
             while view:
                 written = os.pwrite(self._fd, view, position)
                 view = view[written:]
@@ -138,22 +141,22 @@ class PosixFile:
             return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
-        """Cut the file, never lengthen it; durable after `sync`."""
+        """Shorten the file, never extend it. The new size is durable after `sync`."""
         with _NamingFile(self._path):
             os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
-        """Make everything written durable, with the length."""
+        """Make all writes and the length durable."""
         with _NamingFile(self._path):
             os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Release the file; does not sync. Closing it again does nothing."""
+        """Close the file without a sync. A second close does nothing."""
         self._close()
 
 
 class PosixLock:
-    """An flock, released by the kernel however the process ends."""
+    """An flock. The kernel releases it however the process ends."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
@@ -164,21 +167,20 @@ class PosixLock:
             holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise DirectoryInUseError(
-                f"{path.parent} is in use by another process (pid {holder}); stop that one or "
-                "give this one a directory of its own"
+                f"{path.parent} is in use by another process (pid {holder}); stop that process or"
+                " use another directory"
             ) from None
 
         if read_only:
             return
 
-        with contextlib.suppress(
-            OSError
-        ):  # the pid is for the operator; a full disk has no room for it
+        # The pid is only for the operator's information, so a full disk does not matter.
+        with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         os.close(self._fd)
 
 
@@ -186,15 +188,15 @@ class PosixFileSystem:
     """The machine's file system."""
 
     def __init__(self, *, read_only: bool = False, mode: int = FILE_MODE) -> None:
-        """With `read_only`, files are opened for reading and a lock leaves no trace.
+        """With `read_only`, open files for reading and write nothing to lock files.
 
-        `mode` is that of new files.
+        New files get the mode `mode`.
         """
         self._read_only = read_only
         self._mode = mode
 
     def names(self, directory: Path) -> list[str]:
-        """Return the names in a directory; none if it does not exist."""
+        """Return the names in a directory, an empty list if it does not exist."""
         try:
             return sorted(os.listdir(directory))  # noqa: PTH208 (names, not paths)
         except FileNotFoundError:
@@ -205,17 +207,17 @@ class PosixFileSystem:
         if directory.is_dir():
             return
         self.make_directory(directory.parent)
-        with _TellingNoRoom(directory):
+        with _DiskFullAware(directory):
             directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         self.sync_directory(directory.parent)
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """Open for reading and writing; raises FileNotFoundError unless `create`."""
+        """Open a file for reading and writing. Raises FileNotFoundError unless `create`."""
         return PosixFile(path, create=create, read_only=self._read_only, mode=self._mode)
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target` atomically."""
-        with _TellingNoRoom(target):
+        with _DiskFullAware(target):
             source.replace(target)
 
     def remove(self, path: Path) -> None:
@@ -231,12 +233,13 @@ class PosixFileSystem:
         sync_directory(directory)
 
     def lock(self, path: Path) -> Lock:
-        """Claim the lock file `path`, creating it; raises DirectoryInUseError."""
+        """Lock the file `path`, creating it. Raises DirectoryInUseError."""
         return PosixLock(path, read_only=self._read_only)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory of the machine's file system durable."""
+    """Make the names in a directory durable."""
+    # fsync of a file does not cover its name, which belongs to the directory.
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with _NamingFile(directory):
@@ -246,9 +249,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def replace_file(files: FileSystem, path: Path, pieces: Iterable[bytes]) -> None:
-    """Replace `path` by a file of `pieces`, durably and atomically: the data first, then the name.
+    """Replace the content of `path` with `pieces`, durably and atomically.
 
-    A crash leaves the old contents or the new. Raises DiskFullError with the old contents in place.
+    A crash leaves the old or the new content. Raises DiskFullError with the old content in place.
     """
     temporary = path.with_name(path.name + ".tmp")
     file = files.open(temporary, create=True)
@@ -258,6 +261,7 @@ def replace_file(files: FileSystem, path: Path, pieces: Iterable[bytes]) -> None
         for piece in pieces:
             file.write(position, piece)
             position += len(piece)
+        # The data has to be durable before the name: after a crash a renamed file is complete.
         file.sync()
         files.rename(temporary, path)
     except DiskFullError:
@@ -270,14 +274,14 @@ def replace_file(files: FileSystem, path: Path, pieces: Iterable[bytes]) -> None
 
 
 def pieces_of(file: File, position: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of a file from a position on, in pieces of a bounded size."""
+    """Yield the bytes of a file from a position on, in pieces of bounded size."""
     while piece := file.read(position, _PIECE_BYTES):
         yield piece
         position += len(piece)
 
 
 def as_binary_io(file: File, *, closes: bool = True) -> BinaryIO:
-    """Return a buffered, seekable reader of `file`; closing it closes `file` if `closes`."""
+    """Return a buffered, seekable reader of `file`. Closing it closes `file` if `closes`."""
     return io.BufferedReader(_FileReader(file, closes=closes), _PIECE_BYTES)
 
 
@@ -302,7 +306,7 @@ class _FileReader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        # A piece at a time: the next one gets the same memory, which is in the cache by then.
+        # One piece at a time: the next piece reuses the same memory, which is then in the cache.
         data = self._file.read(self._position, min(len(buffer), _PIECE_BYTES))
         buffer[: len(data)] = data
         self._position += len(data)
@@ -315,9 +319,10 @@ class _FileReader(io.RawIOBase):
 
 
 class _NamingFile:
-    """Names the file in errors of calls that know a descriptor alone.
+    """Adds the file name to the errors of calls on a descriptor.
 
-    A class of its own: each commit makes two of them, and a generator's costs four times as much.
+    Each commit creates two of these, and a generator-based context manager costs four times as
+    much as this class.
     """
 
     __slots__ = ("_path",)
@@ -333,8 +338,8 @@ class _NamingFile:
             error.filename = str(self._path)
 
 
-class _TellingNoRoom(_NamingFile):
-    """Turns the error of a call that found no room into a DiskFullError as well."""
+class _DiskFullAware(_NamingFile):
+    """Also turns the errors of a full disk into DiskFullError."""
 
     __slots__ = ()
 

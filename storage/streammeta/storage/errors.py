@@ -1,13 +1,13 @@
 """Errors and deviations of stored objects.
 
-Every call on a store or a file format raises one of these errors; no botocore, OSError or struct
-error escapes. A message names the object or bucket, what was found, what was wanted, and what to do
-next. `StoreUnavailableError` and its subclass `DeadlineExceededError` may be repeated at once.
-`AccessDeniedError` may pass too, but by an operator's action: `object_store.patience` has the rule.
+Every call on a store or a file format raises one of these errors. No botocore, OSError or struct
+error escapes. A message names the object or bucket, the problem and the next step. A caller may
+retry `StoreUnavailableError` and its subclass `DeadlineExceededError` at once. `AccessDeniedError`
+may pass too, after an operator's action (see `object_store.patience`).
 
-A deviation is a breach of the format that AutoMQ's own reader passes over. Objects of other writers
-may have a few and still hold every record. Readers are strict unless given a list for deviations;
-then those of the kinds below are noted, and everything else stays an error:
+A deviation is a breach of the format that AutoMQ's own reader ignores. Objects of other writers may
+have a few and still contain every record. Readers are strict unless the caller passes a list for
+deviations. They then add the following kinds to the list, and everything else stays an error:
 
 - a data block flag other than 0x02, and reserved footer bytes that are not zero;
 - a gap in the offsets between two records under one index entry;
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 
 class StorageError(Exception):
-    """The common base: catch it to handle every failure of the storage package.
+    """Base class of every failure of the storage package.
 
-    `may_pass`: the same call may succeed later although nothing is changed by its caller.
-    `retry_after_s` is the wait in seconds that the store asked for; None if it asked for none.
+    `may_pass` says whether the same call may succeed later without a change by its caller.
+    `retry_after_s` is the wait in seconds that the store asked for, or None.
     """
 
     may_pass: bool = False
@@ -33,9 +33,9 @@ class StorageError(Exception):
 class CorruptObjectError(StorageError):
     """The bytes of an object break its format.
 
-    `source` is the key or name of the object and `position` the byte position in it where the
-    format is broken; `found` is what is there and `expected` what the format wants, both as text.
-    `problem` says both in one sentence.
+    `source` is the key or name of the object, and `position` the byte position of the fault.
+    `found` is the actual and `expected` the required content, both as text. `problem` combines them
+    in a sentence.
     """
 
     def __init__(
@@ -53,29 +53,29 @@ class CorruptObjectError(StorageError):
 
 
 class ObjectNotFoundError(StorageError):
-    """There is no object with this key."""
+    """No object with this key exists."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(
-            f"object {key!r} is not in the store; look its stream up again, as compaction replaces"
-            " objects, and check that the bucket or path is the right one"
+            f"object {key!r} does not exist; look up its stream again, because compaction replaces"
+            " objects, and check that the bucket or path is correct"
         )
 
 
 class ObjectExistsError(StorageError):
-    """A put that was to create an object found another one under its key, and changed nothing."""
+    """A conditional put found an existing object under its key, and changed nothing."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(
-            f"object {key!r} exists already and was left as it is; read it to learn its creator, or"
-            " use another key"
+            f"object {key!r} exists already and is unchanged; read it to find its creator, or use"
+            " another key"
         )
 
 
 class UploadNotFoundError(StorageError):
-    """There is no unfinished multipart upload with this id: it was completed or aborted."""
+    """No unfinished multipart upload has this id, because it was completed or aborted."""
 
     def __init__(self, key: str, upload_id: str) -> None:
         self.key = key
@@ -97,43 +97,40 @@ class BucketNotFoundError(StorageError):
 
 
 class AccessDeniedError(StorageError):
-    """The store refused the credentials, or they do not allow this operation.
+    """The store rejected the credentials, or they do not allow this operation.
 
-    It may pass: a clock is set right, keys are rotated, a policy is corrected.
+    The error may pass: a clock is corrected, keys are rotated, a policy is fixed.
     """
 
     may_pass = True
 
 
 class RangeNotSatisfiableError(StorageError):
-    """The range asked for starts at or behind the end of the object."""
+    """The requested range starts at or after the end of the object."""
 
     def __init__(self, key: str, start: int) -> None:
         self.key = key
         self.start = start
         super().__init__(
-            f"object {key!r} ends at or before byte {start}, where the range asked for starts;"
+            f"object {key!r} ends at or before byte {start}, where the requested range starts;"
             " compare its recorded size with its size in the store"
         )
 
 
 class ObjectChangedError(StorageError):
-    """The key holds another object than the one that was meant; nothing was written."""
+    """The key names another object than the expected one. Nothing was written."""
 
     def __init__(self, key: str) -> None:
         self.key = key
-        super().__init__(
-            f"object {key!r} is not the one that was meant: it was replaced meanwhile; look at it"
-            " again"
-        )
+        super().__init__(f"object {key!r} was replaced since it was described; describe it again")
 
 
 class InvalidKeyError(StorageError):
-    """The key can't be stored here, whatever the data; nothing was read or written."""
+    """The store cannot contain this key. Nothing was read or written."""
 
     def __init__(self, key: str, problem: str) -> None:
         self.key = key
-        super().__init__(f"key {key!r} is refused: {problem}; use another key")
+        super().__init__(f"key {key!r} is invalid: {problem}; use another key")
 
 
 class StoreRejectedError(StorageError):
@@ -141,10 +138,10 @@ class StoreRejectedError(StorageError):
 
 
 class StoreUnavailableError(StorageError):
-    """The store did not answer, or can't serve now; the call is retriable.
+    """The store did not answer or cannot serve the call now. The call may be retried.
 
-    The call may have taken effect. `throttled`: the store asked for fewer requests;
-    `retry_after_s`: the wait in seconds that it asked for.
+    The call may have taken effect. `throttled` is set if the store asked for fewer requests, and
+    `retry_after_s` is the wait in seconds that it asked for.
     """
 
     may_pass = True
@@ -160,12 +157,12 @@ class StoreUnavailableError(StorageError):
 class DeadlineExceededError(StoreUnavailableError):
     """The deadline of the call has passed, retries and waiting included.
 
-    Its cause, if there is one, is the failure of the last attempt.
+    Its cause, if set, is the failure of the last attempt.
     """
 
 
 class MissingPackageError(StorageError):
-    """An optional package is not installed; `extra` of this distribution brings it."""
+    """An optional package is not installed. The extra `extra` of this distribution installs it."""
 
     def __init__(self, purpose: str, package: str, extra: str, command: str) -> None:
         self.package = package
@@ -177,9 +174,9 @@ class MissingPackageError(StorageError):
 
 
 class WrongBucketError(StorageError):
-    """The namespace of the bucket does not belong to the cluster that was to use it.
+    """The namespace of the bucket does not belong to the expected cluster.
 
-    `found` says whose it is and `expected` whose it had to be, both as text.
+    `found` names the actual owner and `expected` the required one, both as text.
     """
 
     def __init__(self, namespace: str, found: str, expected: str) -> None:
@@ -187,15 +184,15 @@ class WrongBucketError(StorageError):
         self.found = found
         self.expected = expected
         super().__init__(
-            f"namespace {namespace!r} of the bucket is not that of {expected}: {found}; nothing was"
-            " written or deleted; name the bucket and namespace that the cluster's controllers"
-            " were started with (`streammeta shell -- cat /cluster` names the namespace)"
+            f"namespace {namespace!r} of the bucket does not belong to {expected}: {found}."
+            " Nothing was written or deleted. Use the bucket and namespace of the cluster's"
+            " controllers (`streammeta shell -- cat /cluster` shows the namespace)"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """One deviation: its byte position in the object, what is there and what the format wants."""
+    """A deviation: its byte position in the object, the actual and the required content."""
 
     position: int
     what: str
@@ -204,16 +201,16 @@ class Deviation:
 
     @property
     def problem(self) -> str:
-        """Found and wanted, in one sentence."""
+        """Actual and required content in one sentence."""
         return f"{self.what} is {self.found}, wanted {self.expected}"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Provenance of bytes that are decoded: the object's `name`, and their position in it.
+    """Provenance of decoded bytes: the object's `name`, and their position in it.
 
-    `origin` is the byte position in the object of the first byte that the decoder is given.
-    `noted` collects deviations; without it, they are refused.
+    `origin` is the position in the object of the decoder's first byte. `noted` collects deviations.
+    Without it, they are errors.
     """
 
     name: str
@@ -221,15 +218,15 @@ class Source:
     noted: list[Deviation] | None = None
 
     def corrupt(self, at: int, what: str, found: object, expected: object) -> CorruptObjectError:
-        """Return the error for what is found `at` bytes behind the origin."""
+        """Return the error for the content `at` bytes after the origin."""
         return CorruptObjectError(self.name, self.origin + at, what, found, expected)
 
     def deviate(
         self, at: int, what: str, found: object, expected: object, *, is_allowed: bool = True
     ) -> None:
-        """Note a deviation `at` bytes behind the origin.
+        """Note a deviation `at` bytes after the origin.
 
-        Raises `CorruptObjectError` with the same content if deviations are refused, or this one is
+        Raises `CorruptObjectError` with the same content if deviations are errors or this one is
         not allowed.
         """
         if self.noted is None or not is_allowed:
@@ -238,13 +235,14 @@ class Source:
 
 
 UNNAMED = Source("in memory")
-"""The source of bytes that are of no stored object."""
+"""Source of bytes that do not come from a stored object."""
 
 
 class PayloadError(StorageError):
-    """A payload is of another kind than it was decoded as, or is damaged.
+    """A payload has another kind than expected, or is damaged.
 
-    `position` is the byte position in the payload, `found` and `expected` say what is wrong there.
+    `position` is the byte position in the payload, `found` the actual content and `expected` the
+    required one.
     """
 
     def __init__(self, position: int, what: str, found: object, expected: object) -> None:

@@ -21,15 +21,15 @@ _EXTRA_OF = {
     **dict.fromkeys(("aiohttp", "grpc_reflection", "pyarrow", "structlog", "uvloop"), "controller"),
     **dict.fromkeys(("pandas", "psutil", "py4j", "pyspark"), "reconcile-spark"),
 }
-"""Extra (a table name of pyproject.toml) by the top-level module that it brings."""
+"""Extra (a table name of pyproject.toml) by the top-level module that it installs."""
 
 
 @contextmanager
 def optional_packages(purpose: str, extra: str = "") -> Iterator[None]:
     """Turn the absence of an optional package in the body into `MissingPackageError`.
 
-    `purpose` is the subject of the message: "an s3:// address". `extra` is the one to install; left
-    out, it is the smallest that brings the package.
+    `purpose` is the subject of the message, such as "an s3:// address". `extra` is the extra to
+    install, by default the smallest one with the package.
     """
     try:
         yield
@@ -42,15 +42,16 @@ def optional_packages(purpose: str, extra: str = "") -> Iterator[None]:
 
 
 def install_command(extra: str) -> str:
-    """Give the command line that installs `extra` (a table name of pyproject.toml) beside it.
+    """Return the command line that adds `extra` (a table name of pyproject.toml).
 
-    Works as printed: with this interpreter's pip, and from the checkout or archive that this copy
-    came from (PEP 610); from the package index when the copy came from there.
+    The command works as printed. It uses this interpreter's pip and the source of this copy: the
+    checkout or archive of PEP 610, or the package index.
     """
     return f"{shlex.quote(sys.executable)} -m pip install {_requirement(extra)}"
 
 
 def _requirement(extra: str) -> str:
+    # Only needed for an error message, while every command loads this module.
     from pathlib import Path
     from urllib.parse import unquote, urlsplit
 
@@ -65,7 +66,7 @@ def _requirement(extra: str) -> str:
 
 
 def _direct_url() -> dict[str, dict[str, bool]]:
-    """Return what PEP 610 keeps of a copy that is not from an index, else nothing."""
+    """Return the PEP 610 record of a copy that is not from an index, else an empty one."""
     from importlib import metadata  # slow to import; every command loads this module
 
     try:

@@ -1,7 +1,7 @@
-"""Small files of one JSON object on one line, as markers, claims and manifests are.
+"""Small files with one JSON object on one line, such as markers, claims and manifests.
 
-A dataclass names the members and their types; `version` comes on top. Members that the class does
-not name are passed over, another version is refused.
+A dataclass defines the members and their types, and `version` is added. Unknown members are
+ignored, another version is rejected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.parsing import DocumentError, parse_json
 
 VERSION = 1
-"""Version of these files; readers refuse any other."""
+"""Version of these files. Readers reject any other."""
 
 T = TypeVar("T")
 
@@ -23,20 +23,20 @@ _TYPES: Mapping[str, type] = {"int": int, "str": str}
 
 
 def encode(members: Any) -> bytes:
-    """Return the file of a dataclass of numbers and texts."""
+    """Return the file's bytes for a dataclass of numbers and texts."""
     return json.dumps({"version": VERSION, **asdict(members)}, sort_keys=True).encode() + b"\n"
 
 
 def decode(cls: type[T], key: str, data: bytes) -> T:
-    """Read a file of the dataclass `cls`.
+    """Decode a file of the dataclass `cls`.
 
     Raises:
-        CorruptObjectError: it is none, or one of another version; `key` is named as its place.
+        CorruptObjectError: the file is invalid or has another version. The error names `key`.
     """
     members = _parse(key, data)
     for field in fields(cls):  # type: ignore[arg-type] # a dataclass
         value = members.get(field.name)
-        if type(value) is not _TYPES[str(field.type)]:
+        if type(value) is not _TYPES[str(field.type)]:  # bool is a subclass of int
             raise CorruptObjectError(key, 0, field.name, repr(value), f"of type {field.type}")
     return cls(**{field.name: members[field.name] for field in fields(cls)})  # type: ignore[arg-type]
 

@@ -1,7 +1,7 @@
-"""Parsers of JSON and TOML that others wrote: a text that can't be used raises one error.
+"""Parsers of untrusted JSON and TOML that raise a single error.
 
-A text that is nested deeply makes parsers raise `RecursionError`, and makes whatever walks through
-its content later do the same; a number of thousands of digits raises a bare `ValueError`.
+Deeply nested input makes parsers, and any code that walks the result, raise `RecursionError`. A
+number with thousands of digits raises a plain `ValueError`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from typing import Any
 
 DEPTH_MAX = 64
-"""Maximum depth of lists and tables in each other."""
+"""Maximum nesting depth of lists and tables."""
 
 
 class DocumentError(ValueError):
-    """A text is no document of its format, or too deep; the message says where or why."""
+    """A text is not a valid document, or is nested too deep. The message says where or why."""
 
 
 def parse_json(text: str | bytes, fail: Callable[[str], Exception] = DocumentError) -> Any:
-    """Return the content of a JSON text; raises `DocumentError`, or the error that `fail` makes."""
+    """Parse a JSON text. Raises `DocumentError`, or the error that `fail` creates."""
     return _parse(json.loads, text, fail)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; raises `DocumentError`."""
+    """Parse a TOML text into its tables. Raises `DocumentError`."""
     found: dict[str, Any] = _parse(tomllib.loads, text, DocumentError)
     return found
 
@@ -44,7 +44,8 @@ def _parse(parse: Callable[[Any], Any], text: str | bytes, fail: Callable[[str],
 
 
 def _is_deep(found: object) -> bool:
-    """Return whether lists and tables lie more than `DEPTH_MAX` deep in each other."""
+    """Return whether lists and tables are nested more than `DEPTH_MAX` deep."""
+    # Level by level, because a recursive walk is what deep nesting breaks.
     level = [found]
     for _ in range(DEPTH_MAX):
         level = [inner for outer in level for inner in _parts(outer)]
@@ -54,7 +55,7 @@ def _is_deep(found: object) -> bool:
 
 
 def _parts(found: object) -> list[object]:
-    """Return the lists and tables right in another."""
+    """Return the lists and tables directly inside a value."""
     if isinstance(found, dict):
         values = list(found.values())
     elif isinstance(found, list):

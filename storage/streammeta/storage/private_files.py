@@ -1,4 +1,4 @@
-"""Modes of data files: its owner's alone, and the advice for directories that others can read."""
+"""Modes of data files, and advice for directories that other users can read."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-"""Modes of new files and directories that hold data."""
+"""Modes of new files and directories with data: only the owner has access."""
 
 READABLE_MODE = 0o644
-"""Mode of new files that are made for programs of others, such as collectors of metrics."""
+"""Mode of new files for other programs, such as metrics collectors."""
 
 _LOOKED_AT_MAX = 10_000
-"""Files of a directory that are looked at."""
+"""Maximum number of checked files in a directory, a bound on the time of a start."""
 
 
 def advise_private(path: Path) -> str | None:
-    """Return the command that keeps others than the owner from data, None if they can't read it.
+    """Return the command that makes data private, or None if it is private already.
 
-    Others read what lies in a directory if they can enter it and a file in it is open to them.
+    Other users can read a file if they can enter its directory and the file's mode allows it.
     """
     if not _is_open(path):
         return None
@@ -41,8 +41,8 @@ def _files_at(path: Path) -> Iterator[Path]:
 
 
 def _is_open(path: Path) -> bool:
-    """Return whether others than the owner may do anything with a file or directory."""
+    """Return whether other users have any permission on a file or directory."""
     try:
         return bool(stat.S_IMODE(path.lstat().st_mode) & 0o077)
     except OSError:
-        return False  # gone by now, or not there yet
+        return False  # deleted meanwhile, or not created yet

@@ -1,17 +1,16 @@
-"""Segmented, checksummed logs: frames, segment files, and the two-slot file beside them.
+"""Segmented, checksummed logs: frames, segment files, and a two-slot file of positions.
 
 The controller's journal and a broker's write-ahead log are such logs. A segment is a file header
-and frames end to end; it is named after the offset of its first record and replaced only as a
-whole, so only the last one can have a torn tail. Offsets number the records of a log from 0.
+followed by frames. It is named after the offset of its first record and replaced only as a whole,
+so only the last segment can have a torn tail. Offsets number the records of a log from 0.
 
 A frame, big-endian: magic of 4 bytes · header CRC-32C u32 · body CRC-32C u32 · body length u32 ·
 base offset u64 · epoch and flushed end, u64 each, in the order of the log's codec · kind u8 ·
-record count u32 · body. The header's checksum begins with the log id, so a frame of another log, or
-at another offset, never passes. `flushed end` is how far the log was known to be flushed when the
-frame was written: frames vouch for those before them.
+record count u32 · body. The header's checksum covers the log id, so a frame of another log, or at
+another offset, never passes. `flushed end` is the offset up to which the log was known to be
+flushed when the frame was written, so later frames prove that earlier ones were durable.
 
-Knows neither the contents of file headers and bodies nor the reaction to damage: both logs have
-their own rules for that.
+The two logs define the contents of file headers and bodies, and their reaction to damage.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import google_crc32c
 from streammeta.storage.durable_files import DiskFullError, File
 
 WINDOW_BYTES = 1 << 20
-"""Bytes read at once by a scan."""
+"""Bytes that a scan reads at once."""
 
 _PREFIX = struct.Struct(">4sI")
 _FIELDS = struct.Struct(">IIQQQBI")
@@ -38,7 +37,7 @@ _SEGMENT_NAME = re.compile(r"([0-9]{20})\.([a-z]+)")
 
 
 class BadFrameError(Exception):
-    """These bytes are not a whole frame of this log; the message says why."""
+    """The bytes are not a complete frame of this log. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +59,20 @@ class FrameHeader:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole frame."""
+        """Size of the whole frame in bytes."""
         return FRAME_HEADER_SIZE + self.body_length
 
     def check_body(self, body: bytes) -> None:
         """Raise BadFrameError unless this is the frame's body."""
         if len(body) < self.body_length:
-            raise BadFrameError(f"{len(body)} bytes of body, its header says {self.body_length}")
+            raise BadFrameError(f"body has {len(body)} bytes, its header says {self.body_length}")
         if google_crc32c.value(body) != self.body_checksum:
-            raise BadFrameError("its body's checksum does not match")
+            raise BadFrameError("checksum of the body does not match")
 
 
 @dataclass(frozen=True, slots=True)
 class FrameCodec:
-    """The frames of one log: their magic, its id, and which of two header fields comes first."""
+    """Codec of one log's frames: magic, log id, and the order of two header fields."""
 
     magic: bytes
     log_id: bytes
@@ -82,7 +81,7 @@ class FrameCodec:
     def encode(
         self, body: bytes, *, base_offset: int, epoch: int, flushed_end: int, kind: int, count: int
     ) -> bytes:
-        """Return the bytes of a frame."""
+        """Encode a frame."""
         first, second = (epoch, flushed_end) if self.has_epoch_first else (flushed_end, epoch)
         fields = _FIELDS.pack(
             google_crc32c.value(body), len(body), base_offset, first, second, kind, count
@@ -91,26 +90,26 @@ class FrameCodec:
         return b"".join((_PREFIX.pack(self.magic, checksum), fields, body))
 
     def decode_header(self, data: bytes) -> FrameHeader:
-        """Check and split a header; raises BadFrameError."""
+        """Validate and decode a header. Raises BadFrameError."""
         if len(data) < FRAME_HEADER_SIZE:
-            raise BadFrameError(f"{len(data)} bytes left, a header has {FRAME_HEADER_SIZE}")
+            raise BadFrameError(f"header has {len(data)} bytes, wanted {FRAME_HEADER_SIZE}")
         magic, checksum = _PREFIX.unpack_from(data)
         if magic != self.magic:
-            raise BadFrameError(f"starts with {magic!r}, wanted {self.magic!r}")
+            raise BadFrameError(f"magic is {magic!r}, wanted {self.magic!r}")
         fields = data[_PREFIX.size : FRAME_HEADER_SIZE]
         if checksum != google_crc32c.value(self.log_id + fields):
-            raise BadFrameError("its header's checksum does not match")
+            raise BadFrameError("checksum of the header does not match")
         body_checksum, length, base, first, second, kind, count = _FIELDS.unpack(fields)
         epoch, flushed = (first, second) if self.has_epoch_first else (second, first)
         return FrameHeader(body_checksum, length, base, epoch, flushed, kind, count)
 
     def frames(self, file: File, position: int) -> FrameReader:
-        """Return a reader of the frames of `file` from a byte on."""
+        """Return a reader of the frames of `file` from byte `position` on."""
         return FrameReader(self, file, position)
 
     def headers_from(self, file: File, position: int) -> Iterator[tuple[int, FrameHeader]]:
-        """Yield every intact header at or behind a byte, wherever it begins, with its position."""
-        kept = FRAME_HEADER_SIZE - 1  # a header may lie across two pieces
+        """Yield every intact header from byte `position` on, aligned or not, with its position."""
+        kept = FRAME_HEADER_SIZE - 1  # a header may span two pieces
         data = file.read(position, WINDOW_BYTES)
         while len(data) >= FRAME_HEADER_SIZE:
             found = data.find(self.magic)
@@ -127,7 +126,7 @@ class FrameCodec:
 
 
 class FrameReader:
-    """Reads frames end to end from a file, through a window of a bounded size."""
+    """Reads consecutive frames of a file through a window of bounded size."""
 
     def __init__(self, codec: FrameCodec, file: File, position: int) -> None:
         self._codec = codec
@@ -135,10 +134,10 @@ class FrameReader:
         self._window = b""
         self._window_start = position
         self.position = position
-        """The byte where the next frame begins."""
+        """First byte of the next frame."""
 
     def next(self) -> tuple[FrameHeader, bytes] | None:
-        """Return the next frame, None at the end of the file; raises BadFrameError."""
+        """Return the next frame, or None at the end of the file. Raises BadFrameError."""
         data = self._read(self.position, FRAME_HEADER_SIZE)
         if not data:
             return None
@@ -158,25 +157,25 @@ class FrameReader:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that are no frame, and the next intact header behind them, if there is one."""
+    """Bytes that are not a frame, and the next intact header after them, or None."""
 
     problem: str
     next_header: FrameHeader | None
 
 
 def segment_path(directory: Path, base_offset: int, suffix: str) -> Path:
-    """Return where the segment that begins at `base_offset` is."""
+    """Return the path of the segment that begins at `base_offset`."""
     return directory / f"{base_offset:020d}{suffix}"
 
 
 def segment_base(name: str, suffix: str) -> int | None:
-    """Return the base offset in a segment's file name, None for other files."""
+    """Return the base offset in a segment's file name, or None for other files."""
     match = _SEGMENT_NAME.fullmatch(name)
     return int(match[1]) if match and name.endswith(suffix) else None
 
 
 class Segment:
-    """An open segment; frames are appended at byte `size`, whatever follows there."""
+    """An open segment. Frames are appended at byte `size`, over any bytes after it."""
 
     def __init__(
         self, path: Path, file: File, codec: FrameCodec, base_offset: int, header_size: int
@@ -189,9 +188,9 @@ class Segment:
         self.size = header_size
 
     def append(self, frame: bytes, room: int = 0) -> None:
-        """Write a frame at the end, and `room` bytes of zero behind it; durable after `sync`.
+        """Append a frame and `room` bytes of zeros after it. Both are durable after `sync`.
 
-        Raises DiskFullError with the half-written frame taken back.
+        Raises DiskFullError after removing the half-written frame.
         """
         try:
             self.file.write(self.size, frame + bytes(room) if room else frame)
@@ -201,19 +200,19 @@ class Segment:
         self.size += len(frame)
 
     def cut_tail(self) -> None:
-        """Cut off the bytes beyond `size`; durable after `sync`."""
+        """Cut off the bytes after `size`. The cut is durable after `sync`."""
         if self.file.size() > self.size:
             self.file.truncate(self.size)
 
     def vouches_beyond(self, end_offset: int) -> bool:
-        """Whether a frame beyond `size` says that the log was flushed beyond `end_offset`."""
+        """Return whether a frame after `size` says that the log was flushed past `end_offset`."""
         later = self.codec.headers_from(self.file, self.size)
         return any(header.flushed_end > end_offset for _, header in later)
 
     def frames_past_damage(
         self, position: int
     ) -> Iterator[tuple[int, tuple[FrameHeader, bytes] | Damage]]:
-        """Yield every good frame from a byte on, and each damage between, with its position."""
+        """Yield every intact frame from a byte on, and the damage in between, with positions."""
         while True:
             frames = self.codec.frames(self.file, position)
             try:
@@ -230,26 +229,26 @@ class Segment:
             position, _ = later
 
     def sync(self) -> None:
-        """Make everything appended durable."""
+        """Make all appended frames durable."""
         self.file.sync()
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self.file.close()
 
 
 class SlotFile:
-    """A few numbers in two slots of a file, written in turn, so that a torn write leaves the other.
+    """A few numbers in two slots of a file, written in turn so that a torn write leaves one intact.
 
-    Slot, big-endian: CRC-32C u32 over the log id and what follows, sequence u64, the values; the
-    larger sequence counts. Slots are not synced by `write`: they survive the process, and after a
-    power failure they may be older than the truth but never newer.
+    A slot, big-endian: CRC-32C u32 over the log id and the rest, sequence u64, the values. The
+    larger sequence counts. `write` does not sync. A slot survives the process, and after a power
+    failure it may be older than the last write but never newer.
     """
 
     def __init__(
         self, file: File, log_id: bytes, layout: struct.Struct, positions: tuple[int, int]
     ) -> None:
-        """`layout` is that of sequence and values, `positions` are the bytes of the slots."""
+        """`layout` describes sequence and values, `positions` are the slots' first bytes."""
         self._file = file
         self._log_id = log_id
         self._layout = layout
@@ -257,7 +256,7 @@ class SlotFile:
         self._sequence = 0
 
     def read(self) -> tuple[Any, ...] | None:
-        """Return the newest values, None if neither slot is intact."""
+        """Return the newest values, or None if neither slot is intact."""
         slots = [slot for slot in map(self._read_slot, self._positions) if slot is not None]
         if not slots:
             return None
@@ -265,7 +264,7 @@ class SlotFile:
         return tuple(values)
 
     def write(self, *values: int) -> None:
-        """Write the older slot anew; durable after a sync of the file."""
+        """Overwrite the older slot. It is durable after a sync of the file."""
         sequence = self._sequence + 1
         slot = self.encode(self._log_id, self._layout.pack(sequence, *values))
         # A slot torn by a full disk is written again before the other one, which is whole.
@@ -274,7 +273,7 @@ class SlotFile:
 
     @staticmethod
     def encode(log_id: bytes, body: bytes) -> bytes:
-        """Return the bytes of a slot; `body` is sequence and values."""
+        """Encode a slot. `body` is sequence and values."""
         return int(google_crc32c.value(log_id + body)).to_bytes(4) + body
 
     def _read_slot(self, position: int) -> tuple[Any, ...] | None:

@@ -1,7 +1,7 @@
-"""Time that no jump of a wall clock moves: it follows a timer, and approaches the clock slowly.
+"""Time that follows a monotonic timer and approaches the wall clock slowly.
 
-Whoever deletes or expires by a clock uses it, so that an operator has time to notice a clock that
-is wrong. It never runs backwards.
+Code that deletes or expires by time uses it, so that an operator has time to notice a wrong clock.
+It never jumps and never runs backwards.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ REPORTED_JUMP_MS = 60_000
 class SteadyTime:
     """Time in ms since 1970 from `start_ms` on.
 
-    It is corrected towards `wall_ms` by at most the share `1 / slew` of the time that passes.
-    `on_jump` is called with the size of each jump of the clock, and with how far it is ahead then.
+    It is corrected towards `wall_ms` by at most the share `1 / slew` of the elapsed time. `on_jump`
+    receives the size of each jump of the wall clock and the clock's lead after it.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SteadyTime:
         ahead_ms = self._wall_ms() - self._now_ms - passed_ms
         self._report(ahead_ms)
 
-        # A correction of less than a millisecond waits until it is one.
+        # Rounding down would lose corrections below a millisecond, so they accumulate.
         most = passed_ms // self._slew
         if not most:
             return self._now_ms + passed_ms
@@ -54,7 +54,7 @@ class SteadyTime:
         return self._now_ms
 
     def _report(self, ahead_ms: int) -> None:
-        """Report a jump once, with its size."""
+        """Report each jump once, with its size."""
         jump_ms = ahead_ms - self._ahead_ms
         if abs(jump_ms) >= REPORTED_JUMP_MS:
             self._ahead_ms = ahead_ms

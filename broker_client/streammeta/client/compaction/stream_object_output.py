@@ -36,7 +36,7 @@ from streammeta.storage.errors import (
     RangeNotSatisfiableError,
     StoreRejectedError,
 )
-from streammeta.storage.object_format.checksum import ObjectChecksum, crc_without_tail, joined_crc
+from streammeta.storage.object_format.checksum import ObjectChecksum, crc_without_tail, join_crcs
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import StreamRange
 
@@ -190,8 +190,8 @@ class _MergeJob:
         crc = 0
         for source in self._sources.values():
             blocks = crc_without_tail(source.listed.crc32c, _crc_of(source.tail), len(source.tail))
-            crc = joined_crc(crc, blocks, source.data_size)
-        return joined_crc(crc, _crc_of(self._trailer), len(self._trailer))
+            crc = join_crcs(crc, blocks, source.data_size)
+        return join_crcs(crc, _crc_of(self._trailer), len(self._trailer))
 
     async def _send_parts(self, upload: ObjectUpload) -> None:
         """Send all parts: copies beside each other, written ones one by one, to bound memory."""

@@ -24,7 +24,7 @@ from streammeta.storage.errors import (
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import LinkedObject, decode_composite
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE, IndexEntry
-from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader, exactly
+from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader, check_length
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _AT_A_TIME = 32
@@ -155,7 +155,7 @@ class _ObjectLoad:
         one, parser, whole = self._one, ObjectReader(self._key, self._one.size), None
         if self._is_whole:
             whole = self._get(0, one.size)
-            exactly(ByteRange(0, one.size), whole, self._key)
+            check_length(ByteRange(0, one.size), whole, self._key)
             self._check_crc(whole)
         data: bytes | memoryview = b""
         while (needed := parser.needed) is not None:

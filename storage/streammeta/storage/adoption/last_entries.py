@@ -16,7 +16,7 @@ from streammeta.storage.object_format.index_block import (
     IndexBlock,
     IndexEntry,
 )
-from streammeta.storage.object_format.object_reader import ObjectReader, exactly, tail_guess
+from streammeta.storage.object_format.object_reader import ObjectReader, check_length, tail_guess
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 INDEX_BYTES_MAX = 16 << 20
@@ -41,7 +41,7 @@ def read_last_entries(store: ObjectStore, key: str, size: int) -> tuple[IndexEnt
         return ()
 
     tail = tail_guess(size, key)
-    end = exactly(tail, store.get_range(key, tail.start, tail.end), key)
+    end = check_length(tail, store.get_range(key, tail.start, tail.end), key)
     magic = int.from_bytes(end[-_MAGIC_BYTES:], "big")
     if magic == NORMAL_MAGIC:
         return _last_of_streams(_read_index(store, key, size, end))

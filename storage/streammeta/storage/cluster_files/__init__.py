@@ -1,1 +1,1 @@
-"""Files of a cluster in its bucket: marker, backups, runs of reconciliation."""
+"""Files of a cluster in its bucket: marker, backups, reconcile runs."""

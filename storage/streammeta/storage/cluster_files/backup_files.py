@@ -1,15 +1,16 @@
-"""Backup of a controller's log in a bucket: keys, manifests, and what a listing holds.
+"""Files of a backup in a bucket: keys, manifests and inventories.
 
     backup/<cluster id>/<cluster UUID>/log/<start, 20 digits>-<end, 20 digits>.segment
     backup/<cluster id>/<cluster UUID>/checkpoints/<end, 20 digits>-<epoch, 10 digits>.checkpoint
 
-Offsets are those of the quorum's log, ends exclusive. A segment holds committed entries, a
+Offsets are offsets of the quorum's log, ends exclusive. A segment contains committed entries, a
 checkpoint everything below its end. The manifest of a file is its key with `.json` appended. It is
-put after its file, and removed before it, so that a file with a manifest is whole; one without
-counts as unfinished and is never read. Every put creates, nothing is overwritten, so that two
-leaders may write at the same time. Keys that these rules do not give are foreign and never touched.
+written after its file and removed before it, so a file with a manifest is complete. A file without
+one is unfinished and never read. Every put creates an object and none overwrites one, so two
+leaders may write at the same time. Keys that do not match these rules are foreign and never
+touched.
 
-Knows bytes and names, no bucket: see `controller.backup` for those that use them.
+Contains names and bytes only. `controller.backup` reads and writes the bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _HASH = re.compile(r"([0-9a-f]{32})?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """The entries `[start_offset, end_offset)` of the log."""
+    """Name of a file with the entries `[start_offset, end_offset)` of the log."""
 
     start_offset: int
     end_offset: int
@@ -42,7 +43,7 @@ class SegmentName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointName:
-    """Everything below `end_offset`, whose last batch is of `epoch`."""
+    """Name of a file with the state below `end_offset`, whose last batch has `epoch`."""
 
     end_offset: int
     epoch: int
@@ -56,7 +57,7 @@ FileName = SegmentName | CheckpointName
 
 @dataclass(frozen=True, slots=True, order=True)
 class Folder:
-    """The place of one cluster's backup; the UUID tells clusters of one name apart."""
+    """Location of one cluster's backup. The UUID distinguishes clusters with the same name."""
 
     cluster_id: str
     cluster_uuid: str
@@ -79,9 +80,9 @@ class Folder:
 class SegmentManifest:
     """Description of a segment.
 
-    All entries were committed by `last_ms`, and those before the segment by `first_ms`, in ms since
-    1970 by the clocks of leaders. `log_hash_before` and `log_hash` are the rolling hash of the log
-    at start and end, in hex; empty: not known.
+    All entries were committed by `last_ms`, and all entries before the segment by `first_ms`, in ms
+    since 1970 by the clocks of leaders. `log_hash_before` and `log_hash` are the rolling hash of
+    the log at start and end, in hex, or empty if unknown.
     """
 
     cluster_id: str
@@ -101,13 +102,13 @@ class SegmentManifest:
 
     @property
     def name(self) -> SegmentName:
-        """The segment that this is of."""
+        """Name of the segment."""
         return SegmentName(self.start_offset, self.end_offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """Description of a checkpoint; `state_hash` is the digest of the map that it holds, in hex."""
+    """Description of a checkpoint. `state_hash` is the digest of its metadata, in hex."""
 
     cluster_id: str
     cluster_uuid: str
@@ -123,12 +124,12 @@ class CheckpointManifest:
 
     @property
     def name(self) -> CheckpointName:
-        """The checkpoint that this is of."""
+        """Name of the checkpoint."""
         return CheckpointName(self.end_offset, self.epoch)
 
     @property
     def last_ms(self) -> int:
-        """By this time everything in it was committed, as of a segment."""
+        """Time by which its content was committed, as for a segment."""
         return self.created_ms
 
 
@@ -136,17 +137,17 @@ Manifest = SegmentManifest | CheckpointManifest
 
 
 def has_good_hashes(manifest: Manifest) -> bool:
-    """Whether the rolling hashes in a manifest are hashes, or empty."""
+    """Return whether each rolling hash in a manifest is well-formed or empty."""
     before = manifest.log_hash_before if isinstance(manifest, SegmentManifest) else ""
-    return all(_HASH.fullmatch(one) for one in (manifest.log_hash, before))
+    return all(_HASH.fullmatch(log_hash) for log_hash in (manifest.log_hash, before))
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Files of one backup, ascending, as a listing shows them.
+    """Files of one backup in a listing, ascending.
 
-    `segments` and `checkpoints` have a manifest; `unfinished` have none. `written_ms` is the time
-    of each manifest or unfinished file by the bucket's clock, in ms since 1970.
+    `segments` and `checkpoints` have a manifest, `unfinished` files do not. `written_ms` is the
+    time of each manifest or unfinished file by the bucket's clock, in ms since 1970.
     """
 
     segments: tuple[SegmentName, ...]
@@ -161,7 +162,7 @@ class Inventory:
 
 
 def parse_key(key: str) -> tuple[Folder, FileName, bool] | None:
-    """Return folder and file that a key is of, and whether it is the manifest's; None: foreign."""
+    """Return folder, file and whether the key is a manifest, or None for a foreign key."""
     found = _FOLDER.fullmatch(key.removesuffix(MANIFEST_SUFFIX))
     if found is None:
         return None
@@ -178,7 +179,7 @@ def parse_key(key: str) -> tuple[Folder, FileName, bool] | None:
 
 
 def inventories(listing: Iterable[ObjectInfo]) -> dict[Folder, Inventory]:
-    """Sort a listing of the keys below `backup/` into what is there of each cluster."""
+    """Return the inventory of each cluster in a listing of the keys below `backup/`."""
     files: dict[Folder, dict[FileName, set[bool]]] = {}
     written_ms: dict[Folder, dict[FileName, int]] = {}
     for info in listing:
@@ -194,7 +195,7 @@ def inventories(listing: Iterable[ObjectInfo]) -> dict[Folder, Inventory]:
 def _inventory(
     files: Mapping[FileName, set[bool]], written_ms: Mapping[FileName, int]
 ) -> Inventory:
-    # A manifest without its file counts as a file: its reader finds the damage.
+    # A manifest without its file counts as a file, so that its reader reports the damage.
     described = {name for name, kinds in files.items() if True in kinds}
     return Inventory(
         tuple(sorted(name for name in described if isinstance(name, SegmentName))),

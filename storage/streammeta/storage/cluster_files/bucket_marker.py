@@ -1,25 +1,25 @@
 """Marker of a cluster in its bucket, and its claims on object ids.
 
-The marker names the cluster that a namespace of a bucket belongs to. It is created once, by the
-first leader, and never replaced. A claim is an upper bound of the object ids that the cluster may
-have issued; its name is the bound, so a late put can lower nothing and no store needs a
-compare-and-swap. Every put here creates; nothing is ever overwritten.
+The marker names the cluster that owns a namespace of a bucket. The first leader creates it, and
+nothing replaces it. A claim is an upper bound of the object ids that the cluster may have issued.
+The bound is the claim's name, so a late put can lower nothing and no store needs compare-and-swap.
+Every put in this module creates an object. It never overwrites one.
 
-A restored cluster takes the namespace over by the marker of a generation, numbered from 2 on and
-created like the others: the highest names the owner from then on, so that the cluster before it
-finds itself superseded. It also says which object ids are undecided: objects may lie under them
-that the restored map does not know, so a deletion of what no map knows leaves them alone, until an
-operator has given them up: a mark beside the generation's marker says so.
+A restored cluster takes over the namespace with the marker of a new generation, numbered from 2 on.
+The highest generation names the owner, so the previous cluster finds itself superseded. The marker
+also names the undecided object ids: the bucket may contain objects with these ids that the restored
+metadata does not know. Deletion skips them until an operator gives them up, which a mark next to
+the generation's marker records.
 
-A controller acknowledges changes for `LEASE_MS` after it began a look that found its own cluster's
-marker. Controllers that can't reach the bucket therefore stop by themselves, and a cluster that
-takes the namespace over waits for `FENCE_WAIT_MS` before it acknowledges anything. Whoever has
-waited puts a mark beside the generation's marker, so that nobody has to wait again and no clocks
+A controller acknowledges changes for `LEASE_MS` after it started a read that found its own
+cluster's marker. Controllers that cannot reach the bucket therefore stop by themselves. A cluster
+that takes over the namespace waits for `FENCE_WAIT_MS` before it acknowledges anything, and then
+puts a mark next to the generation's marker. With that mark nobody has to wait again, and no clocks
 are compared.
 
-Keys lie under `<namespace>/`, where no object's key begins (see `object_key`): reconciliation and
-deletion judge them foreign. Names under `claims/` that this module would not have made are ignored
-and never deleted. Knows nothing of controllers: only the `ObjectStore` protocol and JSON.
+Keys lie under `<namespace>/`, where no object's key begins (see `object_key`), so reconciliation
+and deletion classify them as foreign. Names under `claims/` that this module would not have written
+are ignored and never deleted.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from streammeta.storage.errors import (
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 CLAIMS_KEPT = 3
-"""Newest claims that are kept when older ones are deleted."""
+"""Number of newest claims that survive a deletion of old claims."""
 
 LEASE_MS = 30_000
-"""Time after the begin of a look for which it proves the ownership of a namespace, in ms."""
+"""Time for which a read of the marker proves ownership, in ms after its start."""
 
 FENCE_WAIT_MS = 35_000
-"""Time after a new marker until the lease of every earlier generation is over, in milliseconds.
+"""Time after a new marker until the lease of every earlier generation has expired, in ms.
 
-Longer than `LEASE_MS` by a margin for clocks that run at different rates, up to one part in seven.
+The margin over `LEASE_MS` covers clocks whose rates differ by up to one part in seven.
 """
 
 _GIVEN_UP = ".given-up"
@@ -57,7 +57,7 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketMarker:
-    """Owner of a namespace; `created_ms` is in ms since 1970."""
+    """Owner of a namespace. `created_ms` is in ms since 1970."""
 
     cluster_id: str
     cluster_uuid: str
@@ -67,9 +67,9 @@ class BucketMarker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Owner of a namespace after a restore; `number` is 2 or more, `created_ms` in ms since 1970.
+    """Owner of a namespace after a restore. `number` is 2 or more, `created_ms` in ms since 1970.
 
-    Ids in `[undecided_from, undecided_below)` that its map does not know are undecided.
+    Ids in `[undecided_from, undecided_below)` that its metadata does not know are undecided.
     """
 
     cluster_id: str
@@ -82,7 +82,7 @@ class Generation:
 
     @property
     def marker(self) -> BucketMarker:
-        """The marker that the namespace has from this generation on."""
+        """The namespace's marker from this generation on."""
         return BucketMarker(
             cluster_id=self.cluster_id,
             cluster_uuid=self.cluster_uuid,
@@ -93,9 +93,9 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """Mark that the undecided ids of a generation are given up, by the cluster with this UUID.
+    """Mark that the cluster with this UUID gave up the undecided ids of a generation.
 
-    `objects` and `bytes` were under such ids at the time, `created_ms` in ms since 1970.
+    `objects` and `bytes` count the objects with such ids at `created_ms`, in ms since 1970.
     """
 
     cluster_uuid: str
@@ -107,10 +107,10 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
-    """Mark that no controller of a generation before this one acknowledges anything any more.
+    """Mark that no controller of an earlier generation acknowledges changes any longer.
 
-    The lease was waited out, or an operator declared that the controllers are stopped
-    (`is_declared`); `created_ms` in ms since 1970.
+    The lease has expired, or an operator declared that the controllers are stopped (`is_declared`).
+    `created_ms` is in ms since 1970.
     """
 
     cluster_uuid: str
@@ -121,9 +121,10 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ownership:
-    """Markers of a namespace as one look found them; generations are ordered by number.
+    """Markers of a namespace at one read. Generations are ordered by number.
 
-    `marker` is the newest generation's, or the first marker, None if the namespace has none.
+    `marker` belongs to the newest generation. Without generations it is the first marker, or None
+    if the namespace has no marker.
     """
 
     marker: BucketMarker | None
@@ -133,22 +134,24 @@ class Ownership:
 
     @property
     def unfenced(self) -> Generation | None:
-        """The newest generation, if those before it may still acknowledge changes."""
+        """The newest generation, if earlier ones may still acknowledge changes."""
         newest = self.generations[-1] if self.generations else None
         return None if newest is None or newest.number in self.fenced else newest
 
     @property
     def undecided(self) -> tuple[Generation, ...]:
         """Generations whose undecided ids are not given up."""
-        return tuple(one for one in self.generations if one.number not in self.given_up)
+        return tuple(
+            generation for generation in self.generations if generation.number not in self.given_up
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdClaim:
-    """Object ids below `issued_below` may have been issued by the cluster with this UUID.
+    """Claim that the cluster with this UUID may have issued object ids below `issued_below`.
 
-    `token` is random and tells this claim from any other of the same bound; `node_id` is the
-    controller that made it, `created_ms` in ms since 1970.
+    The random `token` distinguishes claims of the same bound. `node_id` is the controller that
+    wrote the claim, at `created_ms` in ms since 1970.
     """
 
     cluster_uuid: str
@@ -164,22 +167,22 @@ def marker_key(namespace: str) -> str:
 
 
 def claims_prefix(namespace: str) -> str:
-    """Return the prefix under which a namespace's claims lie."""
+    """Return the key prefix of a namespace's claims."""
     return f"{namespace}/claims/"
 
 
 def claim_key(namespace: str, issued_below: int) -> str:
-    """Return the key of the claim of a bound."""
+    """Return the key of the claim for a bound."""
     return f"{claims_prefix(namespace)}{issued_below:0{_BOUND_DIGITS}}{_SUFFIX}"
 
 
 def generations_prefix(namespace: str) -> str:
-    """Return the prefix under which the markers of a namespace's generations lie."""
+    """Return the key prefix of the markers of a namespace's generations."""
     return f"{namespace}/generations/"
 
 
 def generation_key(namespace: str, number: int) -> str:
-    """Return the key of the marker of a generation."""
+    """Return the key of a generation's marker."""
     return f"{generations_prefix(namespace)}{number:0{_BOUND_DIGITS}}{_SUFFIX}"
 
 
@@ -194,49 +197,49 @@ def fenced_key(namespace: str, number: int) -> str:
 
 
 def is_own_key(key: str, namespace: str) -> bool:
-    """True if a key is that of one of the namespace's markers or claims."""
+    """Return whether the key belongs to a marker or claim of the namespace."""
     return (
         key == marker_key(namespace)
         or _number_in(key, claims_prefix(namespace)) is not None
         or _number_in(key, generations_prefix(namespace)) is not None
-        or _marked_in(key, _GIVEN_UP, namespace) is not None
-        or _marked_in(key, _FENCED, namespace) is not None
+        or _generation_of_mark(key, _GIVEN_UP, namespace) is not None
+        or _generation_of_mark(key, _FENCED, namespace) is not None
     )
 
 
 def read_ownership(store: ObjectStore, namespace: str) -> Ownership:
-    """Look at all markers of a namespace.
+    """Read all markers of a namespace.
 
     Raises:
-        CorruptObjectError: there is one that this version can't read.
+        CorruptObjectError: this version cannot read a marker.
     """
-    # Listed once, before any is read: marks that come in between count the next time.
+    # One listing before any read: marks that appear in between count at the next read.
     keys = [info.key for info in store.list_objects(generations_prefix(namespace))]
     generations = _read_generations(store, namespace, keys)
     newest = generations[-1].marker if generations else _read_first_marker(store, namespace)
     return Ownership(
         marker=newest,
         generations=generations,
-        given_up=_marked(keys, _GIVEN_UP, namespace),
-        fenced=_marked(keys, _FENCED, namespace),
+        given_up=_marked_generations(keys, _GIVEN_UP, namespace),
+        fenced=_marked_generations(keys, _FENCED, namespace),
     )
 
 
 def read_generations(store: ObjectStore, namespace: str) -> tuple[Generation, ...]:
-    """Return the markers of all generations but the first, by number.
+    """Return the markers of all generations except the first, by number.
 
     Raises:
-        CorruptObjectError: there is one that this version can't read.
+        CorruptObjectError: this version cannot read a marker.
     """
     keys = [info.key for info in store.list_objects(generations_prefix(namespace))]
     return _read_generations(store, namespace, keys)
 
 
 def create_generation(store: ObjectStore, generation: Generation) -> Generation:
-    """Create the marker of a generation, unless it is there; return the one that is there.
+    """Create the marker of a generation unless it exists, and return the existing one.
 
     Raises:
-        CorruptObjectError: there is one that this version can't read.
+        CorruptObjectError: this version cannot read the existing marker.
     """
     key = generation_key(generation.namespace, generation.number)
     try:
@@ -250,39 +253,39 @@ def read_undecided(store: ObjectStore, namespace: str) -> tuple[Generation, ...]
     """Return the markers of the generations whose undecided ids are not given up, by number.
 
     Raises:
-        CorruptObjectError: there is one that this version can't read.
+        CorruptObjectError: this version cannot read a marker.
     """
     return read_ownership(store, namespace).undecided
 
 
 def give_up(store: ObjectStore, namespace: str, mark: GivenUp) -> None:
-    """Put a mark, unless it is there: the undecided ids of its generation are given up for good."""
+    """Put the mark that gives up the undecided ids of its generation, unless it exists."""
     key = given_up_key(namespace, mark.number)
     with contextlib.suppress(ObjectExistsError):
         store.put(key, json_files.encode(mark), if_absent=True)
 
 
 def put_fenced(store: ObjectStore, namespace: str, mark: Fenced) -> None:
-    """Put a mark, unless it is there: the generations before its own acknowledge nothing more."""
+    """Put the mark that fences the generations before its own, unless it exists."""
     key = fenced_key(namespace, mark.number)
     with contextlib.suppress(ObjectExistsError):
         store.put(key, json_files.encode(mark), if_absent=True)
 
 
 def read_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
-    """Return the marker of the namespace's newest generation, or None if there is none.
+    """Return the marker of the namespace's newest generation, or None if it has no marker.
 
     Raises:
-        CorruptObjectError: there is one that this version can't read.
+        CorruptObjectError: this version cannot read a marker.
     """
     return read_ownership(store, namespace).marker
 
 
 def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
-    """Create the marker, unless the namespace has one; return the one that is there.
+    """Create the marker unless the namespace has one, and return the existing one.
 
     Raises:
-        CorruptObjectError: there is one that this version can't read.
+        CorruptObjectError: this version cannot read the existing marker.
     """
     try:
         store.put(marker_key(marker.namespace), json_files.encode(marker), if_absent=True)
@@ -290,7 +293,8 @@ def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
         found = read_marker(store, marker.namespace)
         if found is None:
             raise StoreUnavailableError(
-                f"object {marker_key(marker.namespace)!r} existed and was deleted; try again"
+                f"marker {marker_key(marker.namespace)!r} was deleted after the put found it;"
+                " try again"
             ) from None
         return found
     return marker
@@ -299,28 +303,29 @@ def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
 def check_marker(
     found: BucketMarker | None, *, cluster_id: str, cluster_uuid: str, namespace: str
 ) -> None:
-    """Raise `WrongBucketError` unless the namespace's marker is that of the expected cluster."""
+    """Raise `WrongBucketError` unless the namespace's marker names the expected cluster."""
     expected = f"cluster {cluster_id!r} with UUID {cluster_uuid}"
     if found is None:
-        raise WrongBucketError(namespace, "no marker of any cluster is there", expected)
+        raise WrongBucketError(namespace, "it has no marker of any cluster", expected)
     if found.namespace != namespace:
-        there = f"the marker there is of namespace {found.namespace!r}, as if it were copied"
-        raise WrongBucketError(namespace, there, expected)
+        # A copied prefix brings the marker of its original namespace along.
+        owner = f"its marker names namespace {found.namespace!r}, as if it were copied"
+        raise WrongBucketError(namespace, owner, expected)
     if (found.cluster_id, found.cluster_uuid) != (cluster_id, cluster_uuid):
-        there = f"it belongs to cluster {found.cluster_id!r} with UUID {found.cluster_uuid}"
-        raise WrongBucketError(namespace, there, expected)
+        owner = f"it belongs to cluster {found.cluster_id!r} with UUID {found.cluster_uuid}"
+        raise WrongBucketError(namespace, owner, expected)
 
 
 def read_claimed(store: ObjectStore, namespace: str) -> int:
-    """Return the highest bound that is claimed; object ids below it may be issued; 0: no claim."""
+    """Return the highest claimed bound, below which ids may be issued, or 0 without a claim."""
     return max(_claimed_bounds(store, namespace), default=0)
 
 
 def put_claim(store: ObjectStore, namespace: str, claim: IdClaim) -> None:
-    """Create the claim; repeating the call with the same claim is safe.
+    """Create the claim. Repeating the call with the same claim is safe.
 
     Raises:
-        ObjectExistsError: another claim of this bound is there, so another history of the cluster
+        ObjectExistsError: another claim of this bound exists, so another history of the cluster
             uses the bucket.
     """
     key = claim_key(namespace, claim.issued_below)
@@ -333,7 +338,7 @@ def put_claim(store: ObjectStore, namespace: str, claim: IdClaim) -> None:
 
 
 def delete_old_claims(store: ObjectStore, namespace: str) -> int:
-    """Delete all claims but the newest `CLAIMS_KEPT`; return how many were deleted."""
+    """Delete all but the newest `CLAIMS_KEPT` claims, and return the number of deleted ones."""
     bounds = sorted(_claimed_bounds(store, namespace))[:-CLAIMS_KEPT]
     if not bounds:
         return 0
@@ -364,21 +369,23 @@ def _read_first_marker(store: ObjectStore, namespace: str) -> BucketMarker | Non
     return json_files.decode(BucketMarker, key, data)
 
 
-def _marked(keys: Iterable[str], mark: str, namespace: str) -> frozenset[int]:
-    numbers = (_marked_in(key, mark, namespace) for key in keys)
+def _marked_generations(keys: Iterable[str], mark: str, namespace: str) -> frozenset[int]:
+    numbers = (_generation_of_mark(key, mark, namespace) for key in keys)
     return frozenset(number for number in numbers if number is not None)
 
 
-def _marked_in(key: str, mark: str, namespace: str) -> int | None:
-    """Return the number of the generation that a mark's key names; None if it is no such key."""
+def _generation_of_mark(key: str, mark: str, namespace: str) -> int | None:
+    """Return the generation's number in a mark's key, or None for any other key."""
     if not key.endswith(f"{mark}{_SUFFIX}"):
         return None
+    # Without the mark's name, the key is the key of the generation's marker.
     marker = f"{key.removesuffix(_SUFFIX).removesuffix(mark)}{_SUFFIX}"
     return _number_in(marker, generations_prefix(namespace))
 
 
 def _number_in(key: str, prefix: str) -> int | None:
-    """Return the number that the key of a claim or a generation names; None: it is of neither."""
+    """Return the number in the key of a claim or a generation, or None for any other key."""
+    # Strict, so that a key with other digits or another width is never deleted.
     digits = key.removeprefix(prefix).removesuffix(_SUFFIX)
     if len(digits) != _BOUND_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None

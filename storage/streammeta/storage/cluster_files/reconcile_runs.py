@@ -1,7 +1,7 @@
-"""The last runs of reconciliation, as one value among the cluster's keys: what status pages show.
+"""Record of the last reconcile runs, a value among the cluster's keys that status pages show.
 
-Pure: knows neither who writes the value nor who shows it. Numbers are bounded and texts can be
-encoded, so that a value that was read can always be shown; anything else is refused as a whole.
+Decoding is strict: numbers are bounded and texts can be encoded, so a page can display every
+decoded value. Any other value is rejected as a whole. Pure.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ NAMESPACE = "_streammeta/reconcile"
 KEY = "runs"
 
 VERSION = 1
-"""Version of the value; readers refuse any other."""
+"""Version of the value. Readers reject any other."""
 
 RUNS_MAX = 20
-"""Runs that the value has, the newest ones."""
+"""Maximum number of runs in the value. Older runs are dropped."""
 
 VALUE_MAX = 131_072
-"""Size up to which a value is read, in bytes; that of the longest texts is less."""
+"""Maximum size of a value in bytes, more than the longest texts need."""
 
 TEXT_MAX = 200
-"""Length up to which a text is kept, in characters."""
+"""Maximum length of a text in characters."""
 
 NUMBER_MAX = (1 << 63) - 1
 TIME_MS_MAX = 253_402_300_799_000
@@ -34,16 +34,16 @@ TIME_MS_MAX = 253_402_300_799_000
 
 
 class RunsError(Exception):
-    """A value is not one of runs, or is of another version; the message says what is wrong."""
+    """A value does not contain runs, or has another version. The message names the problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run: times in Unix milliseconds, numbers of keys and bytes; None: it does not tell.
+    """One run: times in Unix ms, numbers of keys and bytes, or None if the run did not count them.
 
-    `kind` is plan, apply or round; `result` that of a round. `orphans` and `missing` are what a
-    plan found, `deleted` what was deleted, moved to quarantine or tagged. `problem` says in a
-    sentence what is wrong, if anything is. `succeeded`: nothing was left to find out or to settle.
+    `kind` is plan, apply or round, and `result` the result of a round. A plan finds `orphans` and
+    `missing` objects. `deleted` counts objects deleted, moved to quarantine or tagged. `problem` is
+    a sentence, or empty. A run `succeeded` if it left nothing unknown and nothing to do.
     """
 
     started_ms: int
@@ -62,10 +62,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """The last runs, the newest first, and what is remembered of runs before them.
+    """The last runs, newest first, and figures that outlive dropped runs.
 
-    `last_success_ms` is the end of the last run that succeeded; 0: there was none. `orphan_bytes`
-    and `missing` are of the last run that tells them; None: none did.
+    `last_success_ms` is the end of the last successful run, or 0 without one. `orphan_bytes` and
+    `missing` come from the last run that counted them, or are None.
     """
 
     last_success_ms: int = 0
@@ -74,7 +74,7 @@ class Runs:
     runs: tuple[Run, ...] = ()
 
     def followed_by(self, run: Run) -> Runs:
-        """Return these with one more."""
+        """Return the runs with a new one in front."""
         return Runs(
             last_success_ms=run.ended_ms if run.succeeded else self.last_success_ms,
             orphan_bytes=self.orphan_bytes if run.orphan_bytes is None else run.orphan_bytes,
@@ -83,36 +83,36 @@ class Runs:
         )
 
 
-def shortened(text: str) -> str:
-    """Return a text as a run may have it."""
+def shorten_text(text: str) -> str:
+    """Return a text that a run may contain: valid Unicode, at most `TEXT_MAX` characters."""
     valid = text.encode(errors="replace").decode()
     return valid if len(valid) <= TEXT_MAX else f"{valid[: TEXT_MAX - 3]}..."
 
 
 def encode(runs: Runs) -> bytes:
-    """Return the value."""
+    """Encode the value."""
     members = {"version": VERSION, **asdict(runs)}
     return json.dumps(members, sort_keys=True, ensure_ascii=False).encode()
 
 
 def decode(value: bytes) -> Runs:
-    """Read a value; members that are not known are passed over.
+    """Decode a value, ignoring unknown members.
 
     Raises:
-        RunsError: it is none of this version.
+        RunsError: the value is invalid or has another version.
     """
     if len(value) > VALUE_MAX:
-        raise RunsError(f"it has {len(value)} bytes, at most {VALUE_MAX} are read")
+        raise RunsError(f"value has {len(value)} bytes, wanted at most {VALUE_MAX}")
 
     try:
         members = parse_json(value)
     except DocumentError as error:
-        raise RunsError("it is not JSON") from error
+        raise RunsError("value is not JSON") from error
 
     if not isinstance(members, dict):
-        raise RunsError("it is not a JSON object")
+        raise RunsError("value is not a JSON object")
     if members.get("version") != VERSION:
-        raise RunsError(f"its version is not {VERSION}")
+        raise RunsError(f"version of the value is not {VERSION}")
 
     runs = members.get("runs")
     if not isinstance(runs, list) or len(runs) > RUNS_MAX:
@@ -121,20 +121,21 @@ def decode(value: bytes) -> Runs:
         last_success_ms=_time(members, "last_success_ms"),
         orphan_bytes=_count(members, "orphan_bytes"),
         missing=_count(members, "missing"),
-        runs=tuple(_run(each) for each in runs),
+        runs=tuple(_decode_run(run) for run in runs),
     )
 
 
-def _run(members: Any) -> Run:
+def _decode_run(members: Any) -> Run:
     if not isinstance(members, dict):
         raise RunsError("runs: must be JSON objects")
+    # The dataclass is the schema: each field's annotation selects its decoder.
     read: Mapping[str, Callable[[Mapping[str, Any], str], Any]] = {
         "int": _time,
         "str": _text,
         "bool": _truth,
         "int | None": _count,
     }
-    return Run(**{each.name: read[str(each.type)](members, each.name) for each in fields(Run)})
+    return Run(**{field.name: read[str(field.type)](members, field.name) for field in fields(Run)})
 
 
 def _time(members: Mapping[str, Any], name: str) -> int:
@@ -160,6 +161,6 @@ def _truth(members: Mapping[str, Any], name: str) -> bool:
 
 def _text(members: Mapping[str, Any], name: str) -> str:
     value = members.get(name)
-    if not isinstance(value, str) or shortened(value) != value:
+    if not isinstance(value, str) or shorten_text(value) != value:
         raise RunsError(f"{name}: must be a text of at most {TEXT_MAX} characters")
     return value

@@ -1,13 +1,13 @@
-"""Values by which a node's registration says where its write-ahead log is, beside those of others.
+"""Values of a node's registration that name the location of its write-ahead log.
 
-An empty value is an older broker's: it may have a log on its disk.
+An empty value comes from an older broker, which may have a log on its disk.
 """
 
 NO_LOG = "no-log/1"
-"""The node has no write-ahead log: it acknowledges only what objects hold, and owes nothing."""
+"""The node has no write-ahead log. It acknowledges only records in committed objects."""
 
 DISK_LOG = "disk-log/1 "
-"""Prefix of the value of a node with a log on its disk; the id of that log follows, in hex.
+"""Prefix of the value of a node with a log on its disk, followed by the log's id in hex.
 
-Without one the process was about to make its log, and had acknowledged nothing.
+Without an id the process had not created its log yet and had acknowledged nothing.
 """

@@ -23,7 +23,7 @@ from streammeta.storage.compaction.entries import (
     sorted_by_stream,
 )
 from streammeta.storage.errors import CorruptObjectError, StorageError
-from streammeta.storage.object_format.checksum import joined_crc
+from streammeta.storage.object_format.checksum import join_crcs
 from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, BLOCK_MAGIC, RECORD_MAGIC
 
 
@@ -229,8 +229,8 @@ def _of_all(pieces: list[_Piece], recorded: RecordedChecksum) -> int | None:
     for position, size, piece_crc32c in sorted(pieces):
         if position != end:
             return None
-        crc32c = joined_crc(crc32c, piece_crc32c, size)
+        crc32c = join_crcs(crc32c, piece_crc32c, size)
         end += size
     if end != recorded.data_size:
         return None
-    return joined_crc(crc32c, recorded.tail_crc32c, recorded.tail_size)
+    return join_crcs(crc32c, recorded.tail_crc32c, recorded.tail_size)

@@ -28,7 +28,7 @@ from streammeta.storage.object_format.index_block import (
 from streammeta.storage.object_format.object_reader import (
     ByteRange,
     ObjectReader,
-    exactly,
+    check_length,
     read_entry,
 )
 from streammeta.storage.object_format.record import (
@@ -115,7 +115,7 @@ def _read_outline(
 
     try:
         if footer.composite:
-            data = exactly(ByteRange(0, size), fetch(0, size), source)
+            data = check_length(ByteRange(0, size), fetch(0, size), source)
             composite = decode_composite(data, source=source, noted=noted)
             return ObjectOutline(source, size, footer, tuple(composite.index), composite.links, ())
         reader = ObjectReader(source, size, noted)
@@ -158,7 +158,7 @@ def read_records(
     for run in _runs(wanted):
         span = ByteRange(run[0].position, run[-1].position + run[-1].size)
         try:
-            view = exactly(span, fetch(span.start, span.end), outline.source)
+            view = check_length(span, fetch(span.start, span.end), outline.source)
         except CorruptObjectError as fault:
             yield fault
             continue
@@ -266,7 +266,7 @@ class _Window:
         """Give bytes `[start, end)`. Raises `CorruptObjectError` when the object ends before."""
         if not self._held.start <= start <= end <= self._held.end:
             span = ByteRange(start, min(max(end, start + MAX_FETCH_BYTES), self._size))
-            self._data = exactly(span, self._fetch(span.start, span.end), self._source)
+            self._data = check_length(span, self._fetch(span.start, span.end), self._source)
             self._held = span
         at = start - self._held.start
         return self._data[at : at + end - start]

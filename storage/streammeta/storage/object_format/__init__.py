@@ -1,1 +1,1 @@
-"""Object format: records, blocks, index, footer, links, keys. No I/O of any kind."""
+"""Object format: records, blocks, index, footer, links and keys. Does no I/O."""

@@ -1,12 +1,11 @@
 """CRC-32C of whole objects (Castagnoli, as in RFC 3720): computed, compared, combined.
 
-The object format has no checksum. A writer computes one while the bytes pass and records it in the
-object's metadata; a reader that reads all bytes again, in order and in pieces of any size,
-compares it.
+The object format has no checksum. A writer computes one as the bytes pass and records it in the
+object's metadata. A reader that reads all bytes in order, in pieces of any size, compares it.
 
-A CRC is a remainder of polynomials over GF(2): appending n bytes multiplies it by x^(8n). So the
-checksum of a whole follows from those of its parts, and that of a part from those of the whole and
-the rest, without the bytes: an object that the store itself put together gets its checksum so.
+A CRC is a remainder of polynomials over GF(2), and appending n bytes multiplies it by x^(8n). The
+checksum of a whole therefore follows from its parts, and the checksum of a part from the whole and
+the rest, without the bytes. Objects that the store copies from parts get their checksum this way.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import google_crc32c
 from streammeta.storage.errors import CorruptObjectError
 
 _COPIED_BYTES = 256 * 1024
-"""Piece size in bytes that stays in the processor's cache."""
+"""Piece size in bytes that stays in the CPU cache."""
 
 
 class ObjectChecksum:
-    """The CRC-32C of the bytes seen so far, in the order they were given."""
+    """CRC-32C of the bytes so far, in order."""
 
     __slots__ = ("_crc", "_size")
 
@@ -39,16 +38,16 @@ class ObjectChecksum:
 
     @property
     def value(self) -> int:
-        """The checksum, 0..2^32-1; 0 of no bytes."""
+        """The checksum, 0..2^32-1. It is 0 for no bytes."""
         return self._crc
 
     @property
     def size(self) -> int:
-        """Bytes seen."""
+        """Number of bytes so far."""
         return self._size
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of the object."""
+        """Add the next bytes of the object."""
         if isinstance(data, bytes):
             self._crc = google_crc32c.extend(self._crc, data)
         else:
@@ -56,7 +55,7 @@ class ObjectChecksum:
         self._size += len(data)
 
     def _update_by_copies(self, data: memoryview) -> None:
-        """Copy piece by piece, since the library takes nothing but `bytes`."""
+        """Copy the data in pieces, because the library accepts only `bytes`."""
         for start in range(0, len(data), _COPIED_BYTES):
             piece = bytes(data[start : start + _COPIED_BYTES])
             self._crc = google_crc32c.extend(self._crc, piece)
@@ -64,7 +63,7 @@ class ObjectChecksum:
     def verify(self, expected: int, *, source: str) -> None:
         """Raise `CorruptObjectError` for the object named `source` unless the value is `expected`.
 
-        To be called when all of its bytes have been seen.
+        Call it after all bytes of the object.
         """
         if self._crc != expected:
             raise CorruptObjectError(
@@ -80,11 +79,11 @@ _POLYNOMIAL = 0x82F63B78
 """Castagnoli's polynomial, with the coefficient of x^0 in the highest bit."""
 _X = 1 << 30
 _ORDER = 2**31 - 1
-"""x to this power is 1: the polynomial is x + 1 times a primitive one of degree 31."""
+"""Order of x. The polynomial is x + 1 times a primitive polynomial of degree 31."""
 
 
-def joined_crc(first: int, second: int, second_size: int) -> int:
-    """Return the checksum of two pieces, one after the other, of which the second has this size."""
+def join_crcs(first: int, second: int, second_size: int) -> int:
+    """Return the checksum of two adjacent pieces. The second has `second_size` bytes."""
     return _times_power(first, 8 * second_size) ^ second
 
 
@@ -95,6 +94,7 @@ def crc_without_tail(whole: int, tail: int, tail_size: int) -> int:
 
 def _times_power(remainder: int, exponent: int) -> int:
     """Multiply by x to a power, which may be negative."""
+    # Square and multiply: the exponent has 31 bits, whatever the size of the piece.
     left, place = exponent % _ORDER, 0
     while left:
         if left & 1:
@@ -112,10 +112,10 @@ def _times_power(remainder: int, exponent: int) -> int:
 
 @cache
 def _times_x_to_two_to(place: int) -> tuple[tuple[int, ...], ...]:
-    """Return the products of x^(2^place) and each value of each byte, from the lowest byte on.
+    """Return the products of x^(2^place) and each value of each byte, lowest byte first.
 
-    A product is the sum of those of the four bytes. Compaction joins the checksums of some two
-    thousand pieces for every GiB, which bit by bit would take most of a second.
+    The product of a remainder is the sum of its four bytes' products. Compaction joins the
+    checksums of about two thousand pieces per GiB, which would take most of a second bit by bit.
     """
     factor = _X
     for _ in range(place):
@@ -125,15 +125,15 @@ def _times_x_to_two_to(place: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _sums(bits: list[int]) -> tuple[int, ...]:
-    """Return for every byte the sum of what its bits stand for."""
+    """Return the sum of the set bits' products, for every value of a byte."""
     sums = [0]
     for bit in bits:
-        sums += [one ^ bit for one in sums]
+        sums += [total ^ bit for total in sums]
     return tuple(sums)
 
 
 def _times(first: int, second: int) -> int:
-    """Multiply two remainders."""
+    """Multiply two remainders modulo the polynomial."""
     product = 0
     for bit in range(31, -1, -1):
         if first >> bit & 1:

@@ -1,9 +1,9 @@
-"""Composite objects: a link table that presents several normal objects of one stream as one.
+"""Composite objects: a link table that joins several normal objects of one stream.
 
 The link table is u8 magic 0x52, i32 count, and for each linked object i64 id, i32 ordinal of its
-first index entry, i16 bucket id. The linked entries are one unbroken range of one stream. Entries
-keep their positions inside the linked object, so a composite holds no data. Metadata records the
-bytes of the linked blocks as its size, not those of its file; the file's size comes from the store.
+first index entry, i16 bucket id. The linked entries are one contiguous range of one stream. Entries
+keep their positions inside the linked object, so a composite contains no data. The metadata records
+the bytes of the linked blocks as its size. The size of its file comes from the store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COUNT_POSITION, _ORDINAL_POSITION = 1, 8
 
 @dataclass(frozen=True, slots=True)
 class LinkedObject:
-    """One normal object of a composite: its id, its bucket, and its linked entries."""
+    """A normal object of a composite: its id, bucket and linked entries."""
 
     object_id: int
     bucket_id: int
@@ -53,10 +53,10 @@ class CompositeObject:
 
 
 def encode_composite(links: Sequence[LinkedObject]) -> bytes:
-    """Encode a composite of `links`, which are in offset order.
+    """Encode a composite of `links`, in offset order.
 
-    Raises `ValueError` when there is no link, a link has no entry, or the entries are not one
-    unbroken range of one stream.
+    Raises `ValueError` without a link, if a link has no entry, or unless the entries are a
+    contiguous range of one stream.
     """
     entries = _checked_entries(links)
     table = [_HEAD.pack(COMPOSITE_TABLE_MAGIC, len(links))]
@@ -71,9 +71,9 @@ def encode_composite(links: Sequence[LinkedObject]) -> bytes:
 def decode_composite(
     data: bytes | memoryview, *, source: str = "composite", noted: list[Deviation] | None = None
 ) -> CompositeObject:
-    """Read the whole file of a composite.
+    """Decode the whole file of a composite.
 
-    Raises `CorruptObjectError`; deviations are passed over if they are to be `noted`.
+    Raises `CorruptObjectError`. Deviations are errors unless a list `noted` collects them.
     """
     view, whole = memoryview(data), Source(source, noted=noted)
     footer = decode_footer(view, len(view), composite=True, source=whole)
@@ -103,7 +103,8 @@ def decode_composite(
 
 
 def _check_bounds(bounds: Sequence[int], source: Source) -> None:
-    """Refuse first ordinals that leave a link without an entry, or an entry without a link."""
+    """Raise if the first ordinals leave a link without an entry, or an entry without a link."""
+    # The ordinal before the first link stands for a link that ends at entry 0.
     wrong = next(
         (i for i, (a, b) in enumerate(pairwise([-1, *bounds])) if b <= a or (i == 0 and b != 0)),
         None,
@@ -160,7 +161,7 @@ def _end_of(entry: IndexEntry) -> str:
 def _decode_table(table: memoryview, source: Source) -> list[tuple[int, int, int]]:
     if len(table) < _HEAD.size:
         wanted = f"at least {_HEAD.size} bytes"
-        raise source.corrupt(0, "what there is for the link table", f"{len(table)} bytes", wanted)
+        raise source.corrupt(0, "size of the link table", f"{len(table)} bytes", wanted)
 
     magic, count = _HEAD.unpack_from(table, 0)
     if magic != COMPOSITE_TABLE_MAGIC:

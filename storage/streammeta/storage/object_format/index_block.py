@@ -2,9 +2,9 @@
 
 Index entries have 36 bytes: big-endian i64 stream id, i64 start offset, i32 end offset delta, i32
 record count, i64 block position, i32 size. An object may have tens of thousands, so they stay
-columns and become values one by one, when a search returns them. The footer is the last 48 bytes:
-i64 index position, i32 index size, 28 zero bytes, u64 magic that tells normal from composite
-objects. Knows nothing of how bytes are fetched.
+columns, and only search results become values. The footer is the last 48 bytes: i64 index position,
+i32 index size, 28 zero bytes, u64 magic that distinguishes normal and composite objects. Does no
+I/O.
 """
 
 from __future__ import annotations
@@ -41,29 +41,30 @@ class Footer:
 
 
 def encode_footer(footer: Footer) -> bytes:
-    """Encode `footer` as its 48 bytes. Raises `ValueError` when a number does not fit its field."""
+    """Encode `footer` in 48 bytes. Raises `ValueError` if a number does not fit its field."""
     magic = COMPOSITE_MAGIC if footer.composite else NORMAL_MAGIC
     try:
         return _FOOTER.pack(footer.index_position, footer.index_size, _RESERVED, magic)
     except struct.error as error:
-        raise ValueError(f"{footer}: wanted a 64-bit position and a 32-bit size") from error
+        raise ValueError(
+            f"{footer} is too large, wanted a 64-bit position and 32-bit size"
+        ) from error
 
 
 def decode_footer(
     data: memoryview, object_size: int, *, composite: bool | None, source: Source = UNNAMED
 ) -> Footer:
-    """Read the footer, the last 48 bytes of `data`, of an object of `object_size` bytes.
+    """Decode the footer, the last 48 bytes of `data`, of an object of `object_size` bytes.
 
-    `composite` is the kind that the object must be of; None takes either. `source` has the origin
-    0. Raises `CorruptObjectError` when the footer is cut short, has another magic than wanted, uses
-    the reserved bytes (a deviation), or when the index it names does not end where the footer
-    starts.
+    `composite` is the required kind of the object, or None for either. `source` has the origin 0.
+    Raises `CorruptObjectError` if the footer is cut short, has another magic, uses the reserved
+    bytes (a deviation), or names an index that does not end at the footer.
     """
     position = object_size - FOOTER_SIZE
     if position < 0 or len(data) < FOOTER_SIZE:
         raise source.corrupt(
             0,
-            "what there is for the footer",
+            "size of the footer",
             f"{max(0, min(object_size, len(data)))} bytes",
             f"at least {FOOTER_SIZE} bytes",
         )
@@ -114,9 +115,9 @@ _Mask: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """Blocks of one stream that lie together: offsets `[start_offset, end_offset)`.
+    """Adjacent blocks of one stream: offsets `[start_offset, end_offset)`.
 
-    `position` is the byte position of the first block, `size` the bytes of all of them.
+    `position` is the byte position of the first block, `size` the bytes of all blocks.
     """
 
     stream_id: int
@@ -128,7 +129,7 @@ class IndexEntry:
 
     @property
     def payload_size(self) -> int:
-        """Payload bytes, counted as if the entry were one block."""
+        """Payload bytes, as if the entry were one block."""
         return self.size - BLOCK_HEADER_SIZE - self.record_count * RECORD_HEADER_SIZE
 
 
@@ -143,11 +144,11 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True)
 class FindResult:
-    """The entries to read, in offset order, and how far they reach.
+    """The entries to read, in offset order, and the offset that they reach.
 
-    `first_ordinal` is the place of the first entry in the index (0 when there is none).
-    `fulfilled` tells that the end offset or the byte limit was reached; otherwise the reader goes
-    on at `next_offset` in the next object.
+    `first_ordinal` is the position of the first entry in the index (0 without entries). `fulfilled`
+    is set if the end offset or the byte limit was reached. Otherwise the reader continues at
+    `next_offset` in the next object.
     """
 
     entries: tuple[IndexEntry, ...]
@@ -157,7 +158,7 @@ class FindResult:
 
 
 def stream_ranges(entries: Iterable[IndexEntry]) -> tuple[StreamRange, ...]:
-    """Return first start to last end of each stream, in the order of `entries`; gaps are hidden."""
+    """Return first start to last end of each stream, in the order of `entries`, ignoring gaps."""
     ranges: list[StreamRange] = []
     for entry in entries:
         start = entry.start_offset
@@ -170,7 +171,7 @@ def stream_ranges(entries: Iterable[IndexEntry]) -> tuple[StreamRange, ...]:
 def encode_index(entries: Sequence[IndexEntry]) -> bytes:
     """Encode the index block of `entries`.
 
-    Raises `ValueError` naming the first entry with a number that does not fit its field.
+    Raises `ValueError`, naming the first entry with a number that does not fit its field.
     """
     packed = []
     for ordinal, e in enumerate(entries):
@@ -181,7 +182,7 @@ def encode_index(entries: Sequence[IndexEntry]) -> bytes:
             )
         except struct.error as error:
             raise ValueError(
-                f"index entry {ordinal} is {e}; wanted 64-bit stream, offset and position, and a"
+                f"index entry {ordinal} is {e}, wanted 64-bit stream, offset and position, and a"
                 " 32-bit span, record count and size"
             ) from error
     return b"".join(packed)
@@ -190,8 +191,8 @@ def encode_index(entries: Sequence[IndexEntry]) -> bytes:
 class IndexBlock:
     """A validated index: sorted by (stream, start offset), without overlaps.
 
-    The columns are arrays of Python's, which a search for one offset is fastest in, and the same
-    memory as numpy's, which a search for many is.
+    The columns are Python arrays, the fastest for a search of one offset. Numpy views share their
+    memory for searches of many offsets.
     """
 
     __slots__ = ("_columns", "_ends", "_positions", "_records", "_sizes", "_starts", "_streams")
@@ -217,7 +218,7 @@ class IndexBlock:
 
     @property
     def columns(self) -> tuple[NDArray[np.int64], ...]:
-        """Views of the columns, in the order of the fields of `IndexEntry`, one row an entry."""
+        """Views of the columns, in the order of the fields of `IndexEntry`."""
         return tuple(map(_view, self._columns))
 
     @property
@@ -226,11 +227,11 @@ class IndexBlock:
         return sum(self._sizes)
 
     def find(self, stream_id: int, start: int, end: int, max_bytes: int) -> FindResult:
-        """Find the entries that hold `[start, end)` of a stream, from the one holding `start` on.
+        """Find the entries that contain `[start, end)` of a stream, from the one with `start` on.
 
-        `end` -1 means no end. The walk stops at a gap, at `end`, or when `max_bytes` of payload
-        are spent. The first entry costs nothing when `start` lies inside it, since only a part of
-        it is wanted. An offset in a gap, or before the first entry, finds nothing.
+        `end` -1 means no end. The search stops at a gap, at `end`, or after `max_bytes` of payload.
+        The first entry counts as 0 bytes if `start` lies inside it, because only a part of it is
+        needed. An offset in a gap or before the first entry finds nothing.
         """
         ordinal, stop = self._ordinal_of(stream_id, start)
         first_ordinal = ordinal if ordinal < stop else 0
@@ -251,9 +252,9 @@ class IndexBlock:
         return FindResult(tuple(entries), first_ordinal, next_offset, fulfilled)
 
     def _ordinal_of(self, stream_id: int, offset: int) -> tuple[int, int]:
-        """Ordinal of the first entry of the stream that ends behind `offset`, and of its last + 1.
+        """Return the ordinals of the stream's first entry that ends after `offset`, and its end.
 
-        The first may start behind `offset` too: then `offset` is in a gap.
+        If that entry also starts after `offset`, the offset lies in a gap.
         """
         low = bisect_left(self._streams, stream_id)
         high = bisect_right(self._streams, stream_id, low)
@@ -271,11 +272,11 @@ def _view(column: array[int]) -> _Column:
 def decode_index(
     data: memoryview, *, data_size: int | None, source: Source = UNNAMED
 ) -> IndexBlock:
-    """Read an index block that fills `data`, which is of `source`, exactly.
+    """Decode an index block that fills `data` exactly. `source` is the origin of `data`.
 
-    `data_size` is the number of data bytes in front of it, which the entries must tile from 0; it
-    is None for a composite object, whose entries point into other objects. Raises
-    `CorruptObjectError` naming the first entry that breaks a rule.
+    `data_size` is the number of data bytes before it, which the entries must cover from 0 without
+    gaps. It is None for a composite object, whose entries point into other objects. Raises
+    `CorruptObjectError`, naming the first entry that breaks a rule.
     """
     if len(data) % INDEX_ENTRY_SIZE:
         raise source.corrupt(
@@ -299,14 +300,14 @@ def decode_index(
             0,
             "sum of the sizes in the index",
             f"{index.data_size} bytes",
-            f"{data_size} bytes, all that is in front of the index",
+            f"{data_size} bytes, the size of all blocks",
         )
 
     return index
 
 
 def salvage_entries(data: memoryview) -> list[IndexEntry]:
-    """Read whatever entries `data` has, whether they keep the rules or not; what is left is cut."""
+    """Decode entries without validation. An incomplete last entry is ignored."""
     return [
         IndexEntry(stream, start, start + delta, records, position, size)
         for stream, start, delta, records, position, size in _ENTRY.iter_unpack(

@@ -1,13 +1,13 @@
-"""Identity of an object outside its bytes: its key in the bucket and its attributes in metadata.
+"""Key of an object in the bucket, and its attributes in the metadata.
 
-A key is `<reversed hex id>/<namespace>/<decimal id>`; the hex is lower case and at least 8 digits.
-Reversal spreads consecutive ids over 16 prefixes. Parsing is strict, because what parses may be
-deleted: a key that this module would not have made is not the cluster's.
+A key is `<reversed hex id>/<namespace>/<decimal id>`. The hex id is lower case with at least 8
+digits. Reversal spreads consecutive ids over 16 prefixes. Parsing is strict, because an object with
+a valid key may be deleted: a key that this module would not have written belongs to nobody.
 
-Attributes are one signed 32-bit integer: bits 0-1 the kind, bits 2-17 the bucket id (signed 16 bit
-when read), bit 18 the deep-delete mark, bits 19-31 nothing. The bucket is OR-ed in sign-extended,
-so a negative bucket id also sets bits 18-31 and always reads back with the deep-delete mark. The
-integers in existing metadata are so, and it stays.
+Attributes are a signed 32-bit integer: bits 0-1 the kind, bits 2-17 the bucket id (signed 16 bit
+when read), bit 18 the deep-delete mark, bits 19-31 unused. The bucket is OR-ed in sign-extended, so
+a negative bucket id also sets bits 18-31 and always reads back with the deep-delete mark. Existing
+metadata contains such integers, so this stays.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MAX_DECIMAL_DIGITS = 19
 
 @dataclass(frozen=True, slots=True)
 class OwnKey:
-    """A key of an object of this cluster."""
+    """Key of an object of this cluster."""
 
     object_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class OtherClusterKey:
-    """A well-formed key under another namespace: the object of another cluster."""
+    """Valid key under another namespace, so an object of another cluster."""
 
     object_id: int
     namespace: str
@@ -38,7 +38,7 @@ class OtherClusterKey:
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A key of another layout; `reason` names the difference."""
+    """Key with another layout. `reason` names the difference."""
 
     reason: str
 
@@ -47,18 +47,18 @@ ParsedKey: TypeAlias = OwnKey | OtherClusterKey | ForeignKey
 
 
 def cluster_namespace(cluster_id: str) -> str:
-    """Return the default namespace of a cluster. Raises `ValueError` on an id no key can hold."""
+    """Return a cluster's default namespace. Raises `ValueError` on an id that no key allows."""
     _check_segment("cluster id", cluster_id)
     return _DEFAULT + cluster_id
 
 
 def cluster_of(namespace: str) -> str | None:
-    """Return the cluster whose default namespace this is; None: it is no default one."""
+    """Return the cluster with this default namespace, or None for any other namespace."""
     return namespace.removeprefix(_DEFAULT) if namespace.startswith(_DEFAULT) else None
 
 
 _DEFAULT = "_streammeta_"
-"""First part of the namespace that a cluster has unless it is given another."""
+"""Prefix of default namespaces."""
 
 
 def key_for(object_id: int, namespace: str) -> str:
@@ -70,7 +70,7 @@ def key_for(object_id: int, namespace: str) -> str:
 
 
 def parse_key(key: str, namespace: str) -> ParsedKey:
-    """Return the owner of `key`: `namespace`, another cluster, or foreign."""
+    """Classify `key`: an object of `namespace`, of another cluster, or foreign."""
     parts = key.split("/")
     if len(parts) != 3:
         return ForeignKey(f"{len(parts)} path segments, wanted 3")
@@ -117,7 +117,7 @@ class ObjectAttributes:
 
 
 def encode_attributes(attributes: ObjectAttributes) -> int:
-    """Encode as a signed 32-bit integer. Raises `ValueError` when the bucket id is not 16 bit."""
+    """Encode as a signed 32-bit integer. Raises `ValueError` unless the bucket id is 16 bit."""
     if not -(2**15) <= attributes.bucket_id < 2**15:
         raise ValueError(f"bucket_id is {attributes.bucket_id}, wanted -32768..32767")
     mark = _DEEP_DELETE_BIT if attributes.deep_delete else 0
@@ -125,10 +125,10 @@ def encode_attributes(attributes: ObjectAttributes) -> int:
 
 
 def decode_attributes(value: int) -> ObjectAttributes:
-    """Read the integer; bits 19-31 are ignored.
+    """Decode the integer, ignoring bits 19-31.
 
-    Raises `ValueError` when it is no signed 32-bit integer or its kind is unknown; -1, which
-    metadata uses for "not set", is such a value.
+    Raises `ValueError` unless it is a signed 32-bit integer with a known kind. The value -1, which
+    the metadata uses for "not set", has no known kind.
     """
     if not -(2**31) <= value < 2**31:
         raise ValueError(f"attributes are {value}, wanted a signed 32-bit integer")

@@ -1,9 +1,9 @@
 """Sans-I/O reader of normal objects.
 
-The reader asks for a byte range, the caller fetches it and passes it in; then the reader locates
-blocks and decodes them. Every length is checked before it is used: the footer against the object
-size from metadata, the index against the footer, the blocks against the index. The format has no
-checksum, so a change of payload or epoch bytes goes unnoticed.
+The reader requests a byte range, the caller fetches it and passes it in, and the reader locates and
+decodes blocks. Every length is checked before use: the footer against the object size in the
+metadata, the index against the footer, the blocks against the index. The format has no checksum, so
+a change of payload or epoch bytes goes unnoticed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class ByteRange:
 
 
 def tail_guess(size: int, source: str) -> ByteRange:
-    """Return the end of a file of `size` bytes that probably holds its index and footer.
+    """Return the end of a file of `size` bytes that probably contains its index and footer.
 
-    That is 8192 bytes and 36 more for each full MiB. Raises `CorruptObjectError` when the file
-    named `source` is too small to have a footer.
+    The guess is 8192 bytes and 36 more for each full MiB. Raises `CorruptObjectError` if the file
+    named `source` is too small for a footer.
     """
     if size < FOOTER_SIZE:
         wanted = f"at least the {FOOTER_SIZE} bytes of a footer"
@@ -52,16 +52,16 @@ def tail_guess(size: int, source: str) -> ByteRange:
     return ByteRange(max(0, size - _GUESS_BASE - size // _MIB * INDEX_ENTRY_SIZE), size)
 
 
-def exactly(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryview:
+def check_length(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryview:
     """Return `data` as the bytes of `wanted`.
 
-    Raises `CorruptObjectError` when they are fewer or more, as of an object of another size.
+    Raises `CorruptObjectError` on another length, as from an object of another size.
     """
     length = wanted.end - wanted.start
     if len(data) != length:
         raise Source(source, wanted.start).corrupt(
             min(len(data), length),
-            f"what was read from byte {wanted.start} on",
+            f"length of the bytes from {wanted.start} on",
             f"{len(data)} bytes",
             f"{length} bytes",
         )
@@ -71,11 +71,11 @@ def exactly(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryv
 class ObjectReader:
     """Parses the object named `source` (for messages) of `object_size` bytes.
 
-    While `needed` is a range, fetch it and pass it to `receive`; then `index` is known. The first
-    range is a guess at the tail, 8192 bytes and 36 more for each full MiB; an index that starts
-    before it takes one more range, never a third. Raises `CorruptObjectError` when the size is
-    too small for an object. Strict, unless `noted` is given: then deviations (see `deviation`) are
-    added to it and passed over.
+    While `needed` is a range, fetch it and pass it to `receive`. After that, `index` is known. The
+    first range is a guess at the tail, 8192 bytes and 36 more for each full MiB. An index that
+    starts before it takes one more range, never a third. Raises `CorruptObjectError` if the size is
+    too small for an object. Deviations (see `storage.errors`) are errors unless a list `noted`
+    collects them.
     """
 
     def __init__(self, source: str, object_size: int, noted: list[Deviation] | None = None) -> None:
@@ -87,32 +87,32 @@ class ObjectReader:
 
     @property
     def needed(self) -> ByteRange | None:
-        """The bytes to fetch next, or None when the index is known."""
+        """The bytes to fetch next, or None once the index is known."""
         return self._needed
 
     @property
     def index(self) -> IndexBlock:
-        """The index. Raises `RuntimeError` while bytes are still needed for it."""
+        """The index. Raises `RuntimeError` while `needed` is a range."""
         if self._index is None:
             raise RuntimeError(
-                f"index of {self._source.name} is not read yet: receive {self._needed}"
+                f"index of {self._source.name} is not read yet, receive {self._needed} first"
             )
         return self._index
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Take the bytes of the range in `needed`.
+        """Process the bytes of the range in `needed`.
 
-        Raises `CorruptObjectError` when they are fewer or more than asked for, or when footer or
-        index break the format; the reader then stays as it was.
+        Raises `CorruptObjectError` on another length, or if footer or index break the format. The
+        reader is then unchanged.
         """
         if self._needed is None:
             raise RuntimeError(
                 f"index of {self._source.name} is known already, no bytes are needed"
             )
 
-        view, source = exactly(self._needed, data, self._source.name), self._source
+        view, source = check_length(self._needed, data, self._source.name), self._source
         if self._footer is not None and source.noted is not None:
-            source = replace(source, noted=[])  # each deviation once
+            source = replace(source, noted=[])  # noted at the first reading
 
         footer = decode_footer(view, self._size, composite=False, source=source)
         if self._footer is None:
@@ -143,17 +143,17 @@ class ObjectReader:
         return ByteRange(entry.position, entry.position + entry.size)
 
     def records(self, entry: IndexEntry, data: bytes | memoryview) -> list[RecordBatch]:
-        """Decode the records of `entry`, whose bytes are `data`.
+        """Decode the records of `entry` from its bytes `data`.
 
-        Raises `CorruptObjectError` when the bytes break the format or are not what the index says.
+        Raises `CorruptObjectError` if the bytes break the format or contradict the index.
         """
-        view = exactly(self.block_range(entry), data, self._source.name)
+        view = check_length(self.block_range(entry), data, self._source.name)
         return read_entry(entry, view, self._source.name, self._source.noted)
 
     def _check_place(self, footer: Footer) -> None:
-        """Refuse an index that the blocks in front of it could not fill: it is not to be fetched.
+        """Raise if the index is larger than its blocks allow, before it is fetched.
 
-        Every entry stands for a block, which has at least one record.
+        Every entry stands for a block with at least one record.
         """
         most = footer.index_position // _SMALLEST_BLOCK * INDEX_ENTRY_SIZE
         if footer.index_size > most:
@@ -168,10 +168,10 @@ class ObjectReader:
 def read_entry(
     entry: IndexEntry, data: memoryview, source: str, noted: list[Deviation] | None = None
 ) -> list[RecordBatch]:
-    """Decode the blocks of `entry` and hold them against it: stream, offsets, record count.
+    """Decode the blocks of `entry` and compare them with it: stream, offsets, record count.
 
-    Offsets must follow each other without a gap, since an entry covers exactly what is in it.
-    Raises `CorruptObjectError`; deviations are passed over if they are to be `noted`.
+    An entry covers exactly its records, so their offsets have no gap. Raises `CorruptObjectError`.
+    Deviations are errors unless a list `noted` collects them.
     """
     place = Source(source, entry.position, noted)
     records = decode_blocks(data, place)

@@ -1,9 +1,9 @@
 """Sans-I/O writer of normal objects: sorted records in, parts of an upload out.
 
-Owns where data blocks are cut, the order of blocks, index and footer, and how blocks are grouped
-into parts. The caller chooses the streams and passes them in ascending order; the writer refuses
-anything else before it changes. It holds only parts that were not taken yet: references to
-payloads, which are copied once, when their part is taken.
+Owns the boundaries of data blocks, the order of blocks, index and footer, and the grouping of
+blocks into parts. The caller passes streams in ascending order, and the writer rejects any other
+input before it changes. It keeps references to the payloads of the remaining parts, and copies them
+once, when a part is requested.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ DEFAULT_PART_SIZE = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ObjectSummary:
-    """What is in a written object: its size in bytes, index, and the range of each stream, by id.
+    """Content of a written object: size in bytes, index, and the range of each stream, by id.
 
-    `crc32c` is the CRC-32C of all its bytes, None unless the writer computes it.
+    `crc32c` is the CRC-32C of all bytes, or None if the writer does not compute it.
     """
 
     size: int
@@ -54,7 +54,7 @@ class ObjectSummary:
 
 @dataclass(slots=True)
 class _Block:
-    """A block under construction: the chunks behind its header, and its offsets."""
+    """A block under construction: the chunks after its header, and its offsets."""
 
     chunks: list[bytes]
     start_offset: int
@@ -63,17 +63,18 @@ class _Block:
 
 
 class ObjectWriter:
-    """Takes one stream a write, ascending by (stream id, offset), and gives the object in parts.
+    """Encodes writes of one stream each, ascending by (stream id, offset), into parts.
 
-    A block closes when the payload bytes written since the last block closed by size reach
+    A block closes when the payload bytes since the last block closed by size reach
     `block_size_threshold`. That count outlives the end of a write: the tail of one stream counts
-    toward the first block of the next. Other writers of this format cut so, and the same input
-    has to give the same bytes. A block also closes at the end of a write, before a gap in the
-    offsets (an index entry then covers exactly what is there), and before a 32-bit field overflows.
+    toward the first block of the next. Other writers of this format cut the same way, and the same
+    input has to produce the same bytes. A block also closes at the end of a write, before a gap in
+    the offsets (so that an index entry covers exactly its records), and before a 32-bit field
+    overflows.
 
-    A part is as many whole blocks as it takes to reach `part_size` bytes; only the last, which has
-    index and footer, may be smaller. How parts are cut changes nothing in the bytes of the object.
-    With `checksum` the CRC-32C of all parts is computed as they are taken.
+    A part consists of whole blocks, as many as needed to reach `part_size` bytes. Only the last
+    part, with index and footer, may be smaller. The boundaries of parts do not change the bytes of
+    the object. With `checksum`, the writer computes the CRC-32C of all parts as they are requested.
     """
 
     def __init__(
@@ -111,12 +112,12 @@ class ObjectWriter:
     def write(self, records: Sequence[RecordBatch]) -> None:
         """Append records of one stream, ascending by offset. An empty write does nothing.
 
-        Raises `ValueError`, and leaves the writer as it was, when the records are of several
-        streams, of a smaller stream than the last write, overlap, or have a field out of range;
+        Raises `ValueError`, without a change, if the records belong to several streams or to a
+        smaller stream than the last write, overlap, or have a field out of range. Raises
         `RuntimeError` after `finish`.
         """
         if self._size is not None:
-            raise RuntimeError("the object is finished, nothing can be written to it any more")
+            raise RuntimeError("the object is finished and accepts no more records")
         if not records:
             return
         blocks, payload_since_cut = self._lay_out(records)
@@ -127,9 +128,9 @@ class ObjectWriter:
         self._extend_ranges(stream_id, blocks[0].start_offset, blocks[-1].end_offset)
 
     def finish(self) -> None:
-        """End the object: what is left of it, index and footer are the last part.
+        """Finish the object: the remaining blocks, index and footer are the last part.
 
-        Raises `ValueError` when nothing was written, `RuntimeError` when it is finished already.
+        Raises `ValueError` without records, `RuntimeError` if the object is finished already.
         """
         if self._size is not None:
             raise RuntimeError("the object is finished already")
@@ -142,10 +143,10 @@ class ObjectWriter:
         self._size = self._data_size + len(trailer)
 
     def parts(self) -> Iterator[bytes]:
-        """Take the parts that are full, in the order of the object; each is given once.
+        """Yield the full parts, in the order of the object, each once.
 
-        A part is joined when it is taken, and not kept: a caller that drops each before taking the
-        next needs the memory of one.
+        A part is joined when it is requested and not kept. A caller that drops each part before the
+        next one needs the memory of one part.
         """
         while self._full:
             part = b"".join(self._full.popleft())
@@ -157,11 +158,11 @@ class ObjectWriter:
 
     @property
     def summary(self) -> ObjectSummary:
-        """What the object holds. Raises `RuntimeError` before `finish` and the last of `parts`."""
+        """Content of the object. Raises `RuntimeError` before `finish` and the last of `parts`."""
         if self._size is None or self._taken_size != self._size:
             raise RuntimeError(
-                f"{self._taken_size} bytes of the object were taken; wanted finish(), then all of"
-                " parts()"
+                f"only {self._taken_size} bytes of the object were read; call finish(), then read"
+                " all of parts()"
             )
         return ObjectSummary(
             self._size,
@@ -171,10 +172,10 @@ class ObjectWriter:
         )
 
     def _lay_out(self, records: Sequence[RecordBatch]) -> tuple[list[_Block], int]:
-        """Cut `records` into blocks; return them and the payload since the last cut by size.
+        """Cut `records` into blocks, and return them and the payload since the last cut by size.
 
-        Changes nothing. Ends ascend, so that the last one is the one to be in range; all numbers
-        but negative ones are checked by being packed.
+        Changes nothing, so a failed write leaves the writer unchanged. Ends ascend, so only the
+        last end needs a check of its range. Packing checks all other upper limits.
         """
         stream_id = records[0].stream_id
         next_offset = self._lowest_offset(stream_id)
@@ -193,7 +194,9 @@ class ObjectWriter:
                     or record.epoch < 0
                     or size > MAX_PAYLOAD_SIZE
                 ):
-                    raise _refusal(record, stream_id, next_offset)
+                    raise _invalid_record(record, stream_id, next_offset)
+
+                # A cut waits for the next record, so that no block at the end is empty.
                 if chunks and (
                     is_cut
                     or base != next_offset
@@ -214,22 +217,22 @@ class ObjectWriter:
                 if since_cut >= threshold:
                     is_cut, since_cut = True, 0
         except struct.error:
-            raise _refusal(record, stream_id, next_offset) from None
+            raise _invalid_record(record, stream_id, next_offset) from None
 
         if next_offset > INT64_MAX:
-            raise _refusal(records[-1], stream_id, next_offset)
+            raise _invalid_record(records[-1], stream_id, next_offset)
 
         block.end_offset, block.data_length = next_offset, length
         return blocks, since_cut
 
     def _lowest_offset(self, stream_id: int) -> int:
-        """Return the lowest offset that a record of the stream may start at."""
+        """Return the lowest allowed start of the stream's next record."""
         if stream_id < 0:
             raise ValueError(f"record stream_id is {stream_id}, wanted 0..{INT64_MAX}")
         last = self._ranges[-1] if self._ranges else None
         if last is not None and stream_id < last.stream_id:
             raise ValueError(
-                f"stream {stream_id} written after stream {last.stream_id},"
+                f"stream {stream_id} is written after stream {last.stream_id},"
                 " wanted ascending stream ids"
             )
         return last.end_offset if last is not None and stream_id == last.stream_id else 0
@@ -257,16 +260,16 @@ class ObjectWriter:
 
 
 def encode_trailer(entries: Sequence[IndexEntry], data_size: int) -> bytes:
-    """Encode index and footer behind blocks of `data_size` bytes that were written or copied.
+    """Encode index and footer after blocks of `data_size` bytes.
 
-    Raises `ValueError` when an entry does not fit its fields.
+    Raises `ValueError` if an entry does not fit its fields.
     """
     index = encode_index(entries)
     return index + encode_footer(Footer(data_size, len(index)))
 
 
-def _refusal(record: RecordBatch, stream_id: int, next_offset: int) -> ValueError:
-    """Return the error of a `record` that can't follow `next_offset` of a stream."""
+def _invalid_record(record: RecordBatch, stream_id: int, next_offset: int) -> ValueError:
+    """Return the error for a `record` that cannot follow `next_offset` of a stream."""
     if record.stream_id != stream_id:
         return ValueError(
             f"record of stream {record.stream_id} in a write of stream {stream_id}, wanted one"

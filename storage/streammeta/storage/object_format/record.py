@@ -1,11 +1,11 @@
-"""Record batches and the data blocks that hold them, as bytes.
+"""Encoding of record batches and data blocks.
 
-A record batch is the unit that a broker appends and reads back. Big-endian: u8 magic 0x22, i64
-stream id, i64 epoch, i64 base offset, i32 count, i32 payload length, payload; no checksum. A data
-block is a run of record batches of one stream behind a 10-byte header: u8 magic 0x5A, u8 flag 0x02,
-i32 record count, i32 data length. Compaction puts several blocks under one index entry, so a range
-of bytes is always read as one or more blocks. The flag's low bits are reserved for compression; no
-value but 0x02 was ever written, and any other is refused or noted as a `Deviation`.
+A record batch is the unit that a broker appends and reads. Big-endian: u8 magic 0x22, i64 stream
+id, i64 epoch, i64 base offset, i32 count, i32 payload length, payload. It has no checksum. A data
+block is a sequence of record batches of one stream after a 10-byte header: u8 magic 0x5A, u8 flag
+0x02, i32 record count, i32 data length. Compaction puts several blocks under one index entry, so a
+range of bytes always decodes to one or more blocks. The flag's low bits are reserved for
+compression. No writer has used another value than 0x02, so any other is an error or a `Deviation`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _RECORD_HEADER = struct.Struct(">Bqqqii")
 _SIZE_POSITION = 29
 
 pack_record_header = _RECORD_HEADER.pack
-"""Encode magic, stream id, epoch, base offset, count and payload length, unchecked but for their
-width: `struct.error` is raised on a number that does not fit."""
+"""Encode magic, stream id, epoch, base offset, count and payload length. Checks only their width:
+`struct.error` is raised on a number that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """Consecutive offsets `[base_offset, end_offset)` of one stream and their opaque payload.
+    """Consecutive offsets `[base_offset, end_offset)` of a stream and their opaque payload.
 
     `epoch` is the stream epoch of the writer, `count` the number of offsets covered (1..2^31-1).
     """
@@ -43,7 +43,7 @@ class RecordBatch:
 
     @property
     def end_offset(self) -> int:
-        """The offset behind the last one covered."""
+        """The offset after the last one covered."""
         return self.base_offset + self.count
 
     @property
@@ -55,8 +55,8 @@ class RecordBatch:
 class _Unfrozen:
     """A `RecordBatch` under construction.
 
-    A frozen dataclass sets its fields through `object.__setattr__`, which is most of the time that
-    decoding takes. An instance of a class with the same slots may change its class instead.
+    A frozen dataclass sets its fields through `object.__setattr__`, which takes most of the
+    decoding time. An instance of a class with the same slots can change its class instead.
     """
 
     __slots__ = ("base_offset", "count", "epoch", "payload", "stream_id")
@@ -72,7 +72,7 @@ class _Unfrozen:
 
 
 def encode_record(record: RecordBatch) -> bytes:
-    """Encode the whole record. Raises `ValueError` naming the field out of range."""
+    """Encode a record. Raises `ValueError`, naming the field out of range."""
     check_encodable(record)
     header = pack_record_header(
         RECORD_MAGIC,
@@ -86,7 +86,7 @@ def encode_record(record: RecordBatch) -> bytes:
 
 
 def check_encodable(record: RecordBatch) -> None:
-    """Raise `ValueError` naming the field that is out of range, if one is."""
+    """Raise `ValueError`, naming the field, if a field is out of range."""
     for field, value, low, high in (
         ("stream_id", record.stream_id, 0, INT64_MAX),
         ("epoch", record.epoch, 0, INT64_MAX),
@@ -99,10 +99,10 @@ def check_encodable(record: RecordBatch) -> None:
 
 
 def decode_record(data: memoryview, at: int, *, source: Source = UNNAMED) -> RecordBatch:
-    """Read the record that starts at `data[at]`.
+    """Decode the record at `data[at]`.
 
-    `source` is that of `data`, for the message of `CorruptObjectError`, raised when the record is
-    cut short or breaks the format.
+    Raises `CorruptObjectError` if the record is cut short or breaks the format. `source` names the
+    origin of `data` in the message.
     """
     records: list[RecordBatch] = []
     decode_records(data, at, 1, records, source)
@@ -112,10 +112,9 @@ def decode_record(data: memoryview, at: int, *, source: Source = UNNAMED) -> Rec
 def decode_records(
     data: memoryview, at: int, count: int, records: list[RecordBatch], source: Source
 ) -> int:
-    """Append the `count` records that follow each other from `data[at]` on; return their end.
+    """Append the `count` consecutive records from `data[at]` to `records`, and return their end.
 
-    `source` is that of `decode_record`, and so is the error. What precedes a record that raises it
-    has been appended.
+    Raises the error of `decode_record`, after appending the records before the faulty one.
     """
     unpack, add, end = _RECORD_HEADER.unpack_from, records.append, len(data)
     for _ in range(count):
@@ -129,7 +128,7 @@ def decode_records(
             or length < 0
             or stop > end
             or offsets < 1
-            or stream_id | epoch | base < 0  # the sign of one is the sign of all
+            or stream_id | epoch | base < 0  # negative if any of them is
             or base > INT64_MAX - offsets
         ):
             raise _fault(data, at, source)
@@ -142,12 +141,12 @@ def decode_records(
 
 
 def _fault(data: memoryview, at: int, source: Source) -> CorruptObjectError:
-    """Return the error of the record at `data[at]`."""
+    """Return the error for the record at `data[at]`."""
     left = len(data) - at
     if left < RECORD_HEADER_SIZE:
         return source.corrupt(
             at,
-            "what is left for a record header",
+            "remaining size for a record header",
             f"{left} bytes",
             f"{RECORD_HEADER_SIZE} bytes",
         )
@@ -172,12 +171,12 @@ BLOCK_FLAG = 0x02
 BLOCK_HEADER_SIZE = 10
 
 MAX_BLOCK_SIZE = INT32_MAX - 2
-"""Largest block with its header, in bytes: a JVM has no array that is longer, and reads a block
-into one."""
+"""Largest block with its header, in bytes: a JVM reads a block into an array, whose length is
+limited to this."""
 MAX_BLOCK_DATA = MAX_BLOCK_SIZE - BLOCK_HEADER_SIZE
-"""Bytes of the records of the largest block."""
+"""Largest size of a block's records, in bytes."""
 MAX_PAYLOAD_SIZE = MAX_BLOCK_DATA - RECORD_HEADER_SIZE
-"""Bytes of the largest payload: that of the one record of the largest block."""
+"""Largest payload in bytes, of a single record in the largest block."""
 
 _BLOCK_HEADER = struct.Struct(">BBii")
 _FLAG_POSITION, _COUNT_POSITION, _LENGTH_POSITION = 1, 2, 6
@@ -185,14 +184,14 @@ _FLAG_POSITION, _COUNT_POSITION, _LENGTH_POSITION = 1, 2, 6
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Number of records in a block, and the bytes they take."""
+    """Number of records in a block, and their size in bytes."""
 
     record_count: int
     data_length: int
 
 
 def encode_block_header(record_count: int, data_length: int) -> bytes:
-    """Encode the header of a block of `record_count` records that take `data_length` bytes."""
+    """Encode the header of a block of `record_count` records with `data_length` bytes."""
     return _BLOCK_HEADER.pack(BLOCK_MAGIC, BLOCK_FLAG, record_count, data_length)
 
 
@@ -203,15 +202,16 @@ def decode_block_header(
     end: int | None = None,
     source: Source = UNNAMED,
 ) -> BlockHeader:
-    """Read the header at `data[at]` of a block that ends at or before `end`, the end of `data`.
+    """Decode the header at `data[at]` of a block that ends at or before `end`.
 
-    A larger `end` is for a caller that has not all of the block yet. `source` is that of `data`.
-    Raises `CorruptObjectError` when the header is cut short, or can't be that of such a block.
+    `end` is by default the end of `data`, and larger if the caller does not have the whole block
+    yet. Raises `CorruptObjectError` if the header is cut short or impossible for such a block.
+    `source` names the origin of `data` in the message.
     """
     if len(data) - at < BLOCK_HEADER_SIZE:
         raise source.corrupt(
             at,
-            "what is left for a block header",
+            "remaining size for a block header",
             f"{len(data) - at} bytes",
             f"{BLOCK_HEADER_SIZE} bytes",
         )
@@ -234,17 +234,17 @@ def decode_block_header(
             at + _COUNT_POSITION,
             "block record count",
             count,
-            f"1..{length // RECORD_HEADER_SIZE}, what {length} bytes can hold",
+            f"1..{length // RECORD_HEADER_SIZE}, the most for {length} bytes",
         )
 
     return BlockHeader(count, length)
 
 
 def decode_blocks(data: memoryview, source: Source = UNNAMED) -> list[RecordBatch]:
-    """Read all records of the blocks that fill `data` exactly.
+    """Decode all records of the blocks that fill `data` exactly.
 
-    `source` is that of `data`. Raises `CorruptObjectError` when anything is cut short, left over,
-    or breaks the format.
+    Raises `CorruptObjectError` if data is cut short, left over, or breaks the format. `source`
+    names the origin of `data` in the message.
     """
     records: list[RecordBatch] = []
     at = 0
@@ -255,7 +255,7 @@ def decode_blocks(data: memoryview, source: Source = UNNAMED) -> list[RecordBatc
         if at != stop:
             raise source.corrupt(
                 at,
-                f"what is behind the last of {header.record_count} records of a block",
+                f"rest after the last of {header.record_count} records of a block",
                 f"{stop - at} bytes",
                 "0 bytes",
             )

@@ -1,1 +1,1 @@
-"""Layout of write-ahead logs in a bucket: keys and bytes of their slots. Pure."""
+"""Layout of write-ahead logs in a bucket: keys and encoding of their slots. Pure."""

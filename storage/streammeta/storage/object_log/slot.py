@@ -1,4 +1,4 @@
-"""Bytes of a slot of a write-ahead log in a bucket.
+"""Encoding of a slot of a write-ahead log in a bucket.
 
 A slot is a header of 84 bytes and a body, integers big endian:
 
@@ -8,18 +8,18 @@ A slot is a header of 84 bytes and a body, integers big endian:
 | 4 | u8 version, u8 kind, u16 0 | version 1 |
 | 8 | i32 node id, i64 node epoch | the process whose log it is |
 | 20 | i64 sequence | number of the slot in its log, from 0 on |
-| 28 | i64 first needed | all slots below it are past: nothing in them need be recovered |
-| 36 | i64 durable below | all slots below it were in the bucket when this one was made |
+| 28 | i64 first needed | recovery needs no slot below it |
+| 36 | i64 durable below | all slots below it were in the bucket when this one was written |
 | 44 | i32 records, i64 body length | |
 | 56 | 16 bytes | id of the log, drawn by its process |
 | 72 | u32 CRC-32C of the body | |
 | 76 | u32 0 | |
 | 80 | u32 CRC-32C of bytes 0 to 79 | |
 
-The body of kind 1, records, has the records of an object one behind the other (`record.py`); that
-of kind 2, a seal, i32 id and i64 epoch of the node that sealed; that of kind 3, the mark of a log
-that was recovered, the same; that of kind 4, records set aside, u32 length and text of the reason
-before the records. Pure.
+The body depends on the kind. Kind 1, records, has the consecutive records of an object
+(`record.py`). Kind 2, a seal, has i32 id and i64 epoch of the sealing node. Kind 3, the mark of a
+recovered log, has the same fields. Kind 4, records set aside, has u32 length and text of the
+reason, then the records. Pure.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ assert _FIELDS.size + _CRC.size == SLOT_HEADER_SIZE
 
 
 SEAL_SIZE = SLOT_HEADER_SIZE + _SEALER.size
-"""Bytes of a seal; no slot of records has so many: the smallest record takes more."""
+"""Size of a seal in bytes. A slot of records is larger, because of the smallest record's size."""
 
 
 class SlotKind(IntEnum):
@@ -75,7 +75,10 @@ class Sealer:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot: its place, what is past before it, and its body; `count` is that of its records."""
+    """A slot: its position in the log, the bounds of earlier slots, and its body.
+
+    `count` is the number of its records.
+    """
 
     log: LogName
     log_id: bytes
@@ -87,11 +90,11 @@ class Slot:
     body: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the bytes of the slot."""
+        """Encode the slot."""
         return b"".join(self.encode_around([self.body]))
 
     def encode_around(self, pieces: Sequence[bytes]) -> list[bytes]:
-        """Return header and body, the body being `pieces` in place of the slot's own."""
+        """Encode header and body, with `pieces` in place of the slot's own body."""
         checksum = ObjectChecksum()
         for piece in pieces:
             checksum.update(piece)
@@ -115,9 +118,10 @@ class Slot:
         return [fields, _CRC.pack(google_crc32c.value(fields)), *pieces]
 
     def records(self, source: str) -> list[RecordBatch]:
-        """Decode the records of the body; those of a seal or a mark are none.
+        """Decode the records of the body. A seal or a mark has none.
 
-        Raises `CorruptObjectError` unless the body is `count` records; `source` is its key.
+        Raises `CorruptObjectError` unless the body consists of `count` records. `source` is its
+        key.
         """
         at = 0
         if self.kind in (SlotKind.SEAL, SlotKind.RECOVERED):
@@ -134,7 +138,7 @@ class Slot:
         return found
 
     def reason(self) -> str:
-        """Return the text before records set aside."""
+        """Return the reason why the records were set aside."""
         (length,) = _TEXT_LENGTH.unpack_from(self.body)
         return self.body[_TEXT_LENGTH.size :][:length].decode()
 
@@ -144,20 +148,20 @@ class Slot:
 
 
 def sealer_body(sealer: Sealer) -> bytes:
-    """Return the body of a seal, or of the mark of a log that was recovered."""
+    """Encode the body of a seal, or of the mark of a recovered log."""
     return _SEALER.pack(sealer.node_id, sealer.node_epoch)
 
 
 def aside_body(reason: str, records: bytes) -> bytes:
-    """Return the body of records set aside, `records` being them encoded."""
+    """Encode the body of records set aside. `records` are encoded already."""
     text = reason.encode()
     return _TEXT_LENGTH.pack(len(text)) + text + records
 
 
 def decode_slot(data: bytes, key: str, namespace: str) -> Slot:
-    """Read a whole slot; `key` names it in errors.
+    """Decode a whole slot. `key` names it in errors.
 
-    Raises `CorruptObjectError` for bytes that are no slot, or not all of one.
+    Raises `CorruptObjectError` for bytes that are not a complete slot.
     """
     if len(data) < SLOT_HEADER_SIZE:
         raise CorruptObjectError(key, 0, "the length", len(data), f"{SLOT_HEADER_SIZE} or more")
@@ -172,7 +176,7 @@ def decode_slot(data: bytes, key: str, namespace: str) -> Slot:
         raise CorruptObjectError(key, 0, "the magic", magic, _MAGIC)
     if crc != google_crc32c.value(fields):
         raise CorruptObjectError(
-            key, 0, "the header's CRC-32C", google_crc32c.value(fields), f"{crc}, which it holds"
+            key, 0, "the header's CRC-32C", google_crc32c.value(fields), f"{crc}, as recorded"
         )
     if version != _VERSION:
         raise CorruptObjectError(key, 4, "the version", version, _VERSION)

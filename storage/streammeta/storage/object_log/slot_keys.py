@@ -1,11 +1,11 @@
 """Keys of write-ahead logs in a bucket.
 
-A process of a node has one log, `<namespace>/wal/<node id>/<node epoch>/`, with ids and epochs in
-decimal of fixed width, so that a listing has logs in their order. In it are slots, `<sequence>` in
-16 hex digits, and perhaps the marks `recovered` and `swept`. Records that can't be committed are
-kept under `<namespace>/wal/<node id>/aside/`. All of it lies under the namespace, where no object's
-key begins (see `object_key`). Parsing is strict: a key that this module would not have made belongs
-to no log.
+A process of a node has one log, `<namespace>/wal/<node id>/<node epoch>/`. Ids and epochs are
+decimal numbers of fixed width, so that a listing has logs in their order. A log contains slots,
+`<sequence>` in 16 hex digits, and possibly the marks `recovered` and `swept`. Records that cannot
+be committed are kept under `<namespace>/wal/<node id>/aside/`. All keys lie under the namespace,
+where no object's key begins (see `object_key`). Parsing is strict: a key that this module would not
+have written belongs to no log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ASIDE_NAME = re.compile(r"[0-9]{19}-[0-9a-f]{32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LogName:
-    """The log of the process `node_epoch` of a node."""
+    """Log of the process `node_epoch` of a node."""
 
     namespace: str
     node_id: int
@@ -46,23 +46,23 @@ class LogName:
 
     @property
     def recovered_key(self) -> str:
-        """Key of the mark that nothing in the log is needed any more."""
+        """Key of the mark that the log is no longer needed."""
         return f"{self.prefix}{_RECOVERED}"
 
     @property
     def swept_key(self) -> str:
-        """Key of the mark that this log and all earlier ones of the node were swept."""
+        """Key of the mark that this log and all earlier logs of the node were swept."""
         return f"{self.prefix}{_SWEPT}"
 
     def aside_key(self, token: str) -> str:
-        """Return the key of a file of records set aside; `token` is 32 hex digits."""
+        """Return the key of a file of records set aside. `token` has 32 hex digits."""
         node = node_prefix(self.namespace, self.node_id)
         return f"{node}{_ASIDE}/{self.node_epoch:0{_EPOCH_DIGITS}}-{token}"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotKey:
-    """A slot of a log."""
+    """Key of a slot."""
 
     log: LogName
     sequence: int
@@ -70,21 +70,21 @@ class SlotKey:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredKey:
-    """The mark of a log that nothing in it is needed any more."""
+    """Key of the mark that a log is no longer needed."""
 
     log: LogName
 
 
 @dataclass(frozen=True, slots=True)
 class SweptKey:
-    """The mark that a log and all earlier ones of its node were swept."""
+    """Key of the mark that a log and all earlier logs of its node were swept."""
 
     log: LogName
 
 
 @dataclass(frozen=True, slots=True)
 class AsideKey:
-    """A file of records that were set aside."""
+    """Key of a file of records set aside."""
 
     node_id: int
 
@@ -103,7 +103,7 @@ def node_prefix(namespace: str, node_id: int) -> str:
 
 
 def parse_log_key(key: str, namespace: str) -> LogKey | None:
-    """Return what a key of the namespace's logs names; None: it is of none."""
+    """Parse a key of the namespace's logs. Returns None for any other key."""
     prefix = logs_prefix(namespace)
     if not key.startswith(prefix):
         return None

@@ -1,1 +1,1 @@
-"""The protocol of object stores, and the rules that every store follows."""
+"""Protocol of object stores and the rules that every store follows."""

@@ -1,10 +1,10 @@
-"""Protocol of object stores, and the rules that all of them follow.
+"""Protocol of object stores, and the rules that all stores follow.
 
-Does no I/O. All calls block: an event loop calls them in a thread. A store may be used by many
-threads at once. Every failure is one of `storage.errors`; any call may raise
-`BucketNotFoundError`, `AccessDeniedError` and `StoreUnavailableError`, which are not repeated
-below. Keys are non-empty strings of at most 1024 bytes in UTF-8 (`InvalidKeyError`). Tags are short
-labels for the bucket's own rules of expiry, cost and access; the product decides nothing by them.
+All calls block, so an event loop calls them in a thread. Any number of threads may share a store.
+Every failure is an error of `storage.errors`. Any call may raise `BucketNotFoundError`,
+`AccessDeniedError` and `StoreUnavailableError`; the methods below do not repeat them. A key is a
+non-empty string of at most 1024 bytes in UTF-8, otherwise `InvalidKeyError` is raised. Tags are
+short labels for the bucket's expiry, cost and access rules. The product never reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_TAG_CHARACTERS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """Description of an object: size in bytes, time in ms since 1970, an opaque etag."""
+    """Description of an object: size in bytes, modification time in ms since 1970, opaque etag."""
 
     key: str
     size: int
@@ -43,11 +43,11 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """Result of a deletion: keys that are absent now, and reasons for those that are not.
+    """Result of a deletion: the keys now absent, and the reason for each remaining key.
 
-    `deleted` includes keys that never existed. `throttled` are the keys of `failed` whose only
-    reason is that the store asked for fewer requests, `denied` those whose reason is a right that
-    the caller does not have, or a lock of the object.
+    `deleted` includes keys that never existed. `throttled` and `denied` are subsets of the keys of
+    `failed`: the store asked for fewer requests, or the caller has no right to delete the object
+    (or the object is locked).
     """
 
     deleted: tuple[str, ...]
@@ -58,7 +58,7 @@ class DeleteResult:
 
 @dataclass(frozen=True, slots=True)
 class MultipartUpload:
-    """An unfinished upload; `started_ms` is in ms since 1970."""
+    """An unfinished multipart upload. `started_ms` is in ms since 1970."""
 
     key: str
     upload_id: str
@@ -67,9 +67,9 @@ class MultipartUpload:
 
 @dataclass(frozen=True, slots=True)
 class OldVersion:
-    """What a bucket with versions keeps behind a key: bytes that were replaced or deleted.
+    """A noncurrent version of an object in a versioned bucket: replaced or deleted bytes.
 
-    With `is_delete_marker` it is the mark of a deletion, in force or past, without bytes.
+    A delete marker (`is_delete_marker`), current or not, has no bytes.
     """
 
     key: str
@@ -81,9 +81,9 @@ class OldVersion:
 
 @dataclass(frozen=True, slots=True)
 class UploadedPart:
-    """One part of an upload: its number (1..10000), opaque etag and size in bytes.
+    """A part of an upload: its number (1..10000), opaque etag and size in bytes.
 
-    `checksum` is sent again when the upload is completed; empty: the store needs none.
+    Completing the upload sends `checksum` again. It is empty if the store needs none.
     """
 
     number: int
@@ -93,7 +93,7 @@ class UploadedPart:
 
 
 class ObjectStore(Protocol):
-    """Immutable byte strings under keys; the module docstring has the rules for all calls."""
+    """Immutable byte strings under keys. The module's docstring has the rules for all calls."""
 
     def check(self) -> None:
         """Check with one request that the bucket exists and the credentials work."""
@@ -102,42 +102,46 @@ class ObjectStore(Protocol):
     def until(self, deadline: float) -> ObjectStore:
         """Return a view of this store whose calls end by `deadline`, in `time.monotonic()` seconds.
 
-        Retries and waiting for a free slot are included: a call that is not done by then raises
+        The deadline includes retries and waiting for a free slot. A call that misses it raises
         `DeadlineExceededError`, and its effect may still happen. A view of a view has the earlier
-        deadline of both. Only `abort_multipart` always has at least `CLEAN_UP_S` seconds.
+        of the two deadlines. Only `abort_multipart` always has at least `CLEAN_UP_S` seconds.
         """
         ...
 
     def metrics(self) -> StoreMetrics:
-        """Return the counters of the calls of this store and all its views so far."""
+        """Return the call counters of this store and all its views."""
         ...
 
     def put(
         self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
     ) -> None:
-        """Store `data` under `key`, durably and all at once, replacing what was there.
+        """Store `data` under `key` durably and atomically, replacing an existing object.
 
-        With `if_absent` nothing is replaced: of any number of callers at most one succeeds, all
-        others get `ObjectExistsError`. After `StoreUnavailableError` the object may be there.
-        Raises `ValueError` on tags that break the rules of `check_tags`.
+        With `if_absent` the call never replaces an object: at most one of any number of callers
+        succeeds, all others get `ObjectExistsError`. After `StoreUnavailableError` the object may
+        exist. Raises `ValueError` on tags that break the rules of `check_tags`.
         """
         ...
 
     def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Read bytes `[start, end)`, to the end of the object when `end` is None.
 
-        An object that ends before `end` gives fewer bytes. Raises `ObjectNotFoundError`;
-        `RangeNotSatisfiableError` when `start` is not inside the object, except for 0 with no
-        `end`; `ValueError` unless `0 <= start < end`.
+        Returns fewer bytes if the object ends before `end`.
+
+        Raises:
+            ObjectNotFoundError: the object does not exist.
+            RangeNotSatisfiableError: `start` is not inside the object. Reading all of an empty
+                object (0 without an end) is allowed.
+            ValueError: unless `0 <= start < end`.
         """
         ...
 
     def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
-        """Read the object from byte `start` on into the buffers `into`, in their order.
+        """Read the object from byte `start` into the buffers `into`, in order, without a copy.
 
-        Makes no other copy of the bytes. Returns their number, less than the room of the buffers
-        only when the object ends before. Raises as `get_range`; the content of the buffers is then
-        undefined, and after `DeadlineExceededError` may still change: drop them.
+        Returns the number of bytes read. It is less than the size of the buffers only if the object
+        ends first. Raises the errors of `get_range`. The content of the buffers is then undefined,
+        and after `DeadlineExceededError` it may still change, so drop them.
         """
         ...
 
@@ -148,40 +152,41 @@ class ObjectStore(Protocol):
     def list_objects(
         self, prefix: str = "", start_after: str | None = None
     ) -> Iterator[ObjectInfo]:
-        """Describe all objects under `prefix` behind `start_after`, in UTF-8 byte order of key.
+        """Describe all objects under `prefix` after `start_after`, in UTF-8 byte order of key.
 
-        Pages are fetched while iterating, so the errors of a store come then too.
+        Iterating fetches pages, so it can raise the store's errors too.
         """
         ...
 
     def copy(self, source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
-        """Make `target_key` the equal of another object: bytes, tags and what else the store keeps.
+        """Copy an object with its bytes, tags and everything else that the store keeps.
 
-        The target appears all at once and durably, replacing what was there; its time is new, and
-        its etag may be. With `source` only that object is copied: another one under its key is
-        refused with `ObjectChangedError`. Raises `ObjectNotFoundError` for the source.
+        The target appears durably and atomically, replacing an existing object. It gets a new
+        modification time and possibly a new etag. With `source`, raises `ObjectChangedError` if the
+        key now names another object. Raises `ObjectNotFoundError` for the source.
         """
         ...
 
     def add_tags(self, key: str, tags: Tags) -> None:
-        """Add tags to those that an object has; one of the same name is replaced.
+        """Add tags to an object. A tag replaces an existing one of the same name.
 
-        Bytes, time and etag stay. Not atomic: of two callers at once one may go unheard. Raises
-        `ObjectNotFoundError`; `ValueError` when all tags together break the rules of `check_tags`.
+        Bytes, time and etag stay. The call is not atomic: one of two concurrent updates may be
+        lost. Raises `ObjectNotFoundError`, or `ValueError` if the resulting tags break the rules of
+        `check_tags`.
         """
         ...
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
-        """Delete objects, 1000 a request; an absent key counts as deleted.
+        """Delete objects, 1000 per request. An absent key counts as deleted.
 
-        An error of a whole request is raised: batches before it stay deleted, call again.
+        Raises the error of a failed request. Earlier batches stay deleted. Call again.
         """
         ...
 
     def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
-        """Begin an upload in parts; the object appears, with `tags`, when it is completed.
+        """Start a multipart upload. The object appears, with `tags`, on completion.
 
-        Some S3-compatible servers drop these tags, though they keep those of `put`.
+        Some S3-compatible servers drop these tags, although they keep the tags of `put`.
         """
         ...
 
@@ -192,23 +197,23 @@ class ObjectStore(Protocol):
     def copy_part(
         self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
     ) -> UploadedPart:
-        """Make part `number` of bytes `[start, end)` of another object of this store.
+        """Copy bytes `[start, end)` of another object of this store into part `number`.
 
-        Raises `ObjectNotFoundError` for the source; a range behind its end is refused with
-        `RangeNotSatisfiableError` or `StoreRejectedError`, servers differing in what they answer.
+        Raises `ObjectNotFoundError` for the source. A range after its end raises
+        `RangeNotSatisfiableError` or `StoreRejectedError`, depending on the server.
         """
         ...
 
     def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
-        """Make the object of `parts`, ascending by number; all but the last of `MIN_PART_SIZE`.
+        """Create the object from `parts`, ascending by number, all but the last >= `MIN_PART_SIZE`.
 
-        Name every part that was uploaded: some servers drop others, some refuse the whole. Raises
-        `UploadNotFoundError`; `ValueError` when the parts break these rules.
+        Pass every uploaded part: some servers drop the others, some reject the request. Raises
+        `UploadNotFoundError`, or `ValueError` if the parts break these rules.
         """
         ...
 
     def abort_multipart(self, upload: MultipartUpload) -> None:
-        """Drop the upload and its parts; one that does not exist any more counts as dropped."""
+        """Abort the upload and drop its parts. An upload that no longer exists is not an error."""
         ...
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
@@ -216,19 +221,19 @@ class ObjectStore(Protocol):
         ...
 
     def list_old_versions(self) -> Iterator[OldVersion]:
-        """List versions that are not current, and delete markers; none in a store without them.
+        """List noncurrent versions and delete markers. A store without versions has none.
 
-        By key, but for the markers of a page, which come behind its versions.
+        Entries are ordered by key, except that a page's markers follow its versions.
         """
         ...
 
     def close(self) -> None:
-        """Close connections; the store must not be used any more."""
+        """Close connections. The store must not be used afterwards."""
         ...
 
 
 def check_key(key: str) -> None:
-    """Raise `InvalidKeyError` on a key that no store takes."""
+    """Raise `InvalidKeyError` on a key that no store accepts."""
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
@@ -250,10 +255,12 @@ def check_part_number(number: int) -> None:
 
 
 def check_parts(parts: Sequence[UploadedPart]) -> None:
-    """Raise `ValueError` unless `parts` may be completed to an object."""
+    """Raise `ValueError` unless an upload of `parts` can be completed."""
     numbers = [part.number for part in parts]
     if not numbers or numbers != sorted(set(numbers)):
         raise ValueError(f"part numbers are {numbers}, wanted at least one, ascending")
+
+    # S3 checks this when it completes the upload, after all parts were sent.
     for part in parts[:-1]:
         if part.size < MIN_PART_SIZE:
             raise ValueError(
@@ -263,17 +270,17 @@ def check_parts(parts: Sequence[UploadedPart]) -> None:
 
 
 def check_tags(tags: Tags) -> None:
-    """Raise `ValueError` unless every store takes `tags`, and keeps them as they are.
+    """Raise `ValueError` unless every store accepts `tags` and keeps them unchanged.
 
-    At most 10 tags of 2048 characters together; names of 1..128 and values of 0..256 ASCII letters,
-    digits, spaces and `+-=._:/@`, as in the rules of Amazon S3 for all of its services.
+    The limits are Amazon S3's for all of its services: at most 10 tags of 2048 characters in
+    total, names of 1..128 and values of 0..256 ASCII letters, digits, spaces and `+-=._:/@`.
     """
     if len(tags) > MAX_TAGS:
         raise ValueError(f"there are {len(tags)} tags, wanted at most {MAX_TAGS}")
     for name, value in tags.items():
         if not _TAG_NAME.fullmatch(name) or not _TAG_VALUE.fullmatch(value):
             raise ValueError(
-                f"tag {name!r} is {value!r}; wanted a name of 1..128 and a value of 0..256 letters,"
+                f"tag {name!r} is {value!r}, wanted a name of 1..128 and a value of 0..256 letters,"
                 " digits, spaces and +-=._:/@"
             )
     characters = sum(len(name) + len(value) for name, value in tags.items())

@@ -1,7 +1,7 @@
-"""Deadlines and counters of the calls of a store.
+"""Deadlines and counters of store calls.
 
-A deadline is a moment of `time.monotonic()` in seconds; None is never. Each store has one `Meter`
-that counts its calls by operation; nothing is global. Knows nothing of how a store works.
+A deadline is a value of `time.monotonic()` in seconds, or None for no deadline. Each store has one
+`Meter` that counts its calls by operation. Nothing is global.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from types import MappingProxyType
 from streammeta.storage.errors import DeadlineExceededError
 
 CLEAN_UP_S = 10.0
-"""Minimum time for dropping an unfinished upload, in seconds, whatever the deadline."""
+"""Minimum time for aborting an unfinished upload, in seconds, regardless of the deadline."""
 
 
 def check_deadline(deadline: float | None) -> None:
-    """Raise `DeadlineExceededError` when the moment has passed."""
+    """Raise `DeadlineExceededError` if the deadline has passed."""
     if deadline is not None and time.monotonic() >= deadline:
         raise DeadlineExceededError(
-            "object store deadline exceeded before the request was sent; nothing was changed; raise"
-            " the deadline"
+            "object store deadline exceeded before the request was sent, nothing was changed;"
+            " raise the deadline"
         )
 
 
-def earlier(one: float | None, other: float) -> float:
+def earlier(first: float | None, second: float) -> float:
     """Return the earlier of two deadlines."""
-    return other if one is None else min(one, other)
+    return second if first is None else min(first, second)
 
 
 def with_clean_up(deadline: float | None) -> float | None:
@@ -40,9 +40,9 @@ def with_clean_up(deadline: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class OperationMetrics:
-    """Sums over the calls of one operation; `seconds` include retries and waiting.
+    """Totals over the calls of one operation. `seconds` includes retries and waiting.
 
-    `throttled` counts answers that asked for fewer requests. Bytes are object bytes of successful
+    `throttled` counts responses that asked for fewer requests. Bytes are object bytes of successful
     calls.
     """
 
@@ -62,10 +62,10 @@ class OperationMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StoreMetrics:
-    """Sums by the name of the store's method; one that was never called is not in it.
+    """Totals by the name of the store's method. A method that was never called is absent.
 
-    A listing and a deletion count each page as a call. `concurrency_limit` is how many requests may
-    run at a time just now; None: no limit. `in_flight` counts the calls that have not ended yet.
+    A listing and a deletion count each page as a call. `concurrency_limit` is the current limit of
+    concurrent requests, or None for no limit. `in_flight` counts the unfinished calls.
     """
 
     operations: Mapping[str, OperationMetrics]
@@ -73,13 +73,13 @@ class StoreMetrics:
     in_flight: int = 0
 
     def of(self, operation: str) -> OperationMetrics:
-        """Return the sums of one operation, zeros if it was never called."""
+        """Return the totals of one operation, zeros if it was never called."""
         return self.operations.get(operation, OperationMetrics())
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counters of a running call; bytes count only if it succeeds."""
+    """Counters of a running call. Bytes count only if it succeeds."""
 
     retries: int = 0
     throttled: int = 0
@@ -96,14 +96,14 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def snapshot(self, concurrency_limit: int | None = None) -> StoreMetrics:
-        """Return a copy of the sums."""
+        """Return a copy of the totals."""
         with self._lock:
             operations = MappingProxyType(dict(self._operations))
             return StoreMetrics(operations, concurrency_limit, self._in_flight)
 
     @contextmanager
     def call(self, operation: str, deadline: float | None = None) -> Iterator[Tally]:
-        """Count the body as one call; after `deadline` it is counted but not run."""
+        """Count the body as one call. After `deadline` it counts but does not run."""
         tally = Tally()
         started = time.perf_counter()
         failures = 0
@@ -133,7 +133,7 @@ class Meter:
 
 
 def received_bytes(result: object) -> int:
-    """Count the bytes of an object in the result of a call: themselves, or how many there were."""
+    """Return the number of object bytes in the result of a call: bytes, or their count."""
     if isinstance(result, bytes):
         return len(result)
     return result if isinstance(result, int) else 0

@@ -1,11 +1,11 @@
-"""Patience with a store: which failures are repeated, after which wait, and until when.
+"""Retry policy for work that outlasts the retries of a single store call.
 
-This is the one policy for everything that outlasts the retries of a single call: uploads, slots of
-a log, reads, compaction. The reason decides first. An outage, throttling and refused credentials
-may pass: clocks are set right, keys are rotated, policies corrected. A missing or foreign bucket,
-an invalid request and a damaged object do not pass. Then the deadline decides, which the caller
-measures by a monotonic clock. A store may ask for a longer wait, but neither beyond a bound nor
-beyond the deadline: a wrong `Retry-After` of a day must not stop a broker for a day. Pure.
+Uploads, slots of a log, reads and compaction share it. The reason of a failure decides first. An
+outage, throttling and rejected credentials may pass: clocks are corrected, keys rotated, policies
+fixed. A missing or foreign bucket, an invalid request and a damaged object do not pass. Then the
+deadline decides, which the caller measures by a monotonic clock. A store may ask for a longer wait,
+limited by `RETRY_AFTER_S_MAX` and the deadline: a wrong `Retry-After` of a day must not stop a
+broker for a day. Pure.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StorageError
 
 RETRY_AFTER_S_MAX = 10.0
-"""Maximum wait that a store's Retry-After is obeyed for, in seconds."""
+"""Longest wait accepted from a store's Retry-After, in seconds."""
 
 
 def asked_wait_s(error: StorageError) -> float:
-    """Return the wait that the store asked for, as far as it is obeyed, in seconds."""
+    """Return the wait in seconds that the store asked for, at most `RETRY_AFTER_S_MAX`."""
     return min(error.retry_after_s or 0.0, RETRY_AFTER_S_MAX)
 
 
@@ -38,9 +38,9 @@ class Patience:
         left_s: float = math.inf,
         random_unit: float = 1.0,
     ) -> float | None:
-        """Return the wait after attempt `attempt`, 0-based, failed; None to give up.
+        """Return the wait after failed attempt `attempt` (0-based), or None to give up.
 
-        `left_s` is the time until the deadline. The last attempt begins at the deadline.
+        `left_s` is the time until the deadline. The last attempt starts at the deadline.
         """
         if not error.may_pass or left_s <= 0:
             return None

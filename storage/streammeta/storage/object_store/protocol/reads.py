@@ -1,7 +1,7 @@
-"""Shapes of reads: scatter buffers for one range, and ranges merged into few requests.
+"""Shapes of reads: scatter buffers for a range, and merging of ranges into few requests.
 
-A request has a fixed cost and unused bytes cost bandwidth and memory, so both the span of a merged
-range and its unused share are limited. Does no I/O.
+A request has a fixed cost, and unused bytes cost bandwidth and memory. Both the span of a merged
+range and its unused share are therefore limited. Does no I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from streammeta.storage.object_store.protocol.base import check_range
 
 _PIECE_BYTES = 256 * 1024
-"""Piece size in bytes that stays in the processor's cache between receipt and copy."""
+"""Piece size in bytes that stays in the CPU cache between receipt and copy."""
 
 
 class _Stream(Protocol):
@@ -23,7 +23,7 @@ class _Stream(Protocol):
 
 
 class Scatter:
-    """Writable buffers filled in order. Raises `ValueError` when they have no room."""
+    """Writable buffers filled in order. Raises `ValueError` if they have no room."""
 
     def __init__(self, into: Sequence[memoryview]) -> None:
         self._views = deque(view.cast("B") for view in into if view.nbytes)
@@ -32,7 +32,7 @@ class Scatter:
             raise ValueError("the buffers to read into have no room, wanted 1 byte or more")
 
     def next_views(self, most: int) -> list[memoryview]:
-        """Return the first `most` unfilled places, in order."""
+        """Return the first `most` unfilled buffers, in order."""
         return list(islice(self._views, most))
 
     def skip(self, size: int) -> None:
@@ -45,7 +45,7 @@ class Scatter:
             size -= min(size, len(view))
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write `data`, at most `room` bytes, into the next places."""
+        """Write `data`, at most `room` bytes, into the next buffers."""
         rest = memoryview(data)
         while rest:
             view = self._views[0]
@@ -55,7 +55,7 @@ class Scatter:
             rest = rest[size:]
 
     def fill_from(self, stream: _Stream) -> int:
-        """Read from `stream` until all is filled or it ends; return the number of bytes."""
+        """Read from `stream` until the buffers are full or it ends, and return the byte count."""
         received = 0
         while self.room:
             piece = stream.read(min(self.room, _PIECE_BYTES))
@@ -72,7 +72,7 @@ MAX_UNUSED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MergedRange:
-    """Bytes `[start, end)` of an object that hold the ranges with the indices `members`."""
+    """Bytes `[start, end)` of an object that contain the ranges with the indices `members`."""
 
     start: int
     end: int
@@ -84,8 +84,8 @@ def merge_ranges(
 ) -> list[MergedRange]:
     """Group half-open `ranges`, in any order, into merged reads, ascending.
 
-    A group of several spans at most `max_span` bytes, of which at most the share `max_unused`
-    (0..1) belongs to no range; a range that is larger alone is a group. Every range is in exactly
+    A group of several ranges spans at most `max_span` bytes, and at most the share `max_unused`
+    (0..1) of them belongs to no range. A larger single range is a group. Every range is in exactly
     one group. Raises `ValueError` unless `0 <= start < end`.
     """
     for start, end in ranges:
@@ -98,6 +98,7 @@ def merge_ranges(
     for index in sorted(range(len(ranges)), key=lambda index: ranges[index]):
         start, end = ranges[index]
         span = max(last, end) - first
+        # Overlapping bytes count once, so only the bytes after `last` are new.
         used_together = used + max(0, end - max(last, start))
         if members and span <= max_span and span - used_together <= max_unused * span:
             last, used = max(last, end), used_together

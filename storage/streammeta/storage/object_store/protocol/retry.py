@@ -1,10 +1,10 @@
 """Retries of store requests under limits that protect an overloaded store.
 
-Four limits: attempts per call, time per call over all attempts, a retry budget shared by all calls
-of a store (each retry spends, each success earns a little back, so a store that is down does not
-get a multiple of the normal load), and concurrency. Concurrency halves when the store asks for
-fewer requests and grows by one for each round of successes (additive increase, multiplicative
-decrease). Knows no protocol: it retries what raises `StoreUnavailableError`.
+There are four limits: attempts per call, time per call over all attempts, a retry budget shared by
+all calls of a store, and concurrency. Each retry spends from the budget and each success earns a
+little back, so an unavailable store does not receive a multiple of the normal load. Concurrency
+halves when the store asks for fewer requests and grows by one for each round of successes (additive
+increase, multiplicative decrease). Only `StoreUnavailableError` is retried.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _EARNED_PER_SUCCESS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Limits: attempts a call, delays in seconds, retries in the budget, requests at a time.
+    """Limits: attempts per call, delays in seconds, budget of retries, concurrent requests.
 
-    `silence_s` is how long an attempt waits for the next byte of a server, `call_s` how long a call
-    may take with all its attempts and delays.
+    `silence_s` limits the wait of an attempt for the server's next byte, `call_s` the duration of a
+    call with all its attempts and delays.
     """
 
     attempts: int = 5
@@ -45,7 +45,7 @@ class RetryPolicy:
 
 
 class Retrier:
-    """Runs calls under a `RetryPolicy`; one for each store, shared by its threads."""
+    """Runs calls under a `RetryPolicy`. The threads of a store share one retrier."""
 
     def __init__(
         self,
@@ -67,20 +67,23 @@ class Retrier:
 
     @property
     def concurrency_limit(self) -> int:
-        """Requests that may run at a time right now (1..`policy.concurrency`)."""
+        """Current limit of concurrent requests (1..`policy.concurrency`)."""
         with self._changed:
             return int(self._limit)
 
     def call(
         self, request: Callable[[], T], *, deadline: float | None = None, tally: Tally | None = None
     ) -> T:
-        """Run `request`, again after a delay while it raises `StoreUnavailableError`.
+        """Run `request`, and retry it after a delay while it raises `StoreUnavailableError`.
 
-        The delay is random between 0 and a bound that doubles each time, but not shorter than the
-        store asked for, within the bound of `patience` and half of the time left.
-        Raises the last error when attempts or budget are used up, any other error
-        at once, and `DeadlineExceededError` when the call would not end by `deadline` or within
-        `policy.call_s`. `tally` counts the retries.
+        The delay is random between 0 and a bound that doubles each time. It is not shorter than the
+        store asked for, within the bound of `patience` and half of the remaining time. `tally`
+        counts the retries.
+
+        Raises:
+            StoreUnavailableError: the last failure, when attempts or budget are used up.
+            DeadlineExceededError: the call would not end by `deadline` or within `policy.call_s`.
+            Exception: any other error of `request`, at once.
         """
         end = time.monotonic() + self._policy.call_s
         if deadline is not None:
@@ -98,6 +101,7 @@ class Retrier:
                 if attempt >= self._policy.attempts or not self._spend():
                     raise
                 delay = self._delay(attempt, error, end - time.monotonic())
+                # Failing now returns the time that a sleep past the deadline would waste.
                 if time.monotonic() + delay >= end:
                     raise _no_time_left(attempt, error) from error
             self._sleep(delay)
@@ -126,23 +130,23 @@ class Retrier:
                 self._changed.notify()
 
     def _begin(self, end: float) -> int:
-        """Wait for a free slot; return the number of the request."""
+        """Wait for a free slot, and return the request's number."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self._running < int(self._limit), timeout=max(0.0, end - time.monotonic())
             ):
                 raise DeadlineExceededError(
                     f"object store deadline exceeded while waiting for {self._running} other"
-                    " requests, the limit now; send fewer requests or raise the deadline"
+                    " requests, the current limit; send fewer requests or raise the deadline"
                 )
             self._running += 1
             self._begun += 1
             return self._begun
 
     def _decrease(self, number: int) -> None:
-        """Halve the limit, once for all requests that were begun before it was halved last.
+        """Halve the limit, once for all requests that began before the last decrease.
 
-        They were sent at the old rate, so their refusals say nothing about the new one.
+        They were sent at the old rate, so their failures say nothing about the new one.
         """
         with self._changed:
             if number > self._begun_at_decrease:
@@ -167,33 +171,34 @@ class Retrier:
 
 def _no_time_left(attempt: int, error: StoreUnavailableError) -> DeadlineExceededError:
     return DeadlineExceededError(
-        f"no time is left to try again after attempt {attempt}, which failed: {error}",
+        f"object store deadline leaves no time for a retry, attempt {attempt} failed: {error}",
         throttled=error.throttled,
         retry_after_s=error.retry_after_s,
     )
 
 
 def run_for(seconds: float, request: Callable[[], T]) -> T:
-    """Run `request` in a thread of its own, and wait for it at most `seconds`.
+    """Run `request` in a separate thread and wait for it for at most `seconds`.
 
-    Raises `DeadlineExceededError` when it takes longer. The request then goes on until the timeouts
-    of its connection, and its result is dropped.
+    Raises `DeadlineExceededError` if it takes longer. The request then continues until its
+    connection times out, and its result is dropped.
     """
     outcome: Future[T] = Future()
 
     def run() -> None:
         try:
             outcome.set_result(request())
-        except BaseException as error:  # noqa: BLE001 - it is the waiting thread's to handle
+        except BaseException as error:  # noqa: BLE001 - the waiting thread handles it
             outcome.set_exception(error)
 
+    # A daemon thread: a request without an answer must not keep the process alive.
     threading.Thread(target=run, name="object-store-deadline", daemon=True).start()
     try:
         return outcome.result(timeout=max(0.0, seconds))
     except TimeoutError:
         if outcome.done():
-            raise  # it is the request's own
+            raise  # raised by the request itself, not by the wait
         raise DeadlineExceededError(
-            "object store deadline exceeded before the answer; the request may still take effect;"
+            "object store deadline exceeded before the answer, the request may still take effect;"
             " repeat it with a later deadline"
         ) from None
