@@ -28,8 +28,8 @@ from tests.kit.real_cluster import (
     put,
     running_cluster,
     streammeta,
-    wait_until,
 )
+from tests.kit.waiting import wait_until
 
 BACKUP_INTERVAL_MS = 3_000
 BROKERS = (1007, 1008)

@@ -30,7 +30,8 @@ from streammeta.client import StreamClient
 from streammeta.client.errors import BrokerClientError
 from streammeta.storage.adoption.survey import list_stored
 from streammeta.storage.object_store.opening import open_object_store
-from tests.kit.real_cluster import FAST, describe, leader_of, streammeta, wait_until
+from tests.kit.real_cluster import FAST, describe, leader_of, streammeta
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 from tests.storage.s3_fault_proxy import Fault, FaultProxy, always, running_fault_proxy
 from tests.storage.s3_servers import S3Endpoint, running_ministack

@@ -17,7 +17,7 @@ from streammeta.tls.files import TlsFiles
 from streammeta.v1 import admin_pb2, common_pb2, kv_pb2, nodes_pb2
 from tests.attack.hostile import Attack, Target, attacked
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 from tests.trust.audited_cluster import ask
 

@@ -22,14 +22,8 @@ from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import (
-    FAST,
-    controller_command,
-    format_data,
-    put,
-    values,
-    wait_until,
-)
+from tests.kit.real_cluster import FAST, controller_command, format_data, put, values
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -25,8 +25,8 @@ from streammeta.controller.rpc.watch.service import WATCHERS_MAX
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2, columns_pb2, common_pb2, nodes_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
-from tests.kit.fake_broker import until
 from tests.kit.real_cluster import leader_of, running_cluster
+from tests.kit.waiting import until
 from tests.server.test_many_watches import Watch
 from tests.trust.audited_cluster import ask
 

@@ -12,7 +12,7 @@ from streammeta.controller.grpc_server.limits import REQUEST_BYTES_MAX
 from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
 from streammeta.rpc.failures import Reason, read_failure
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 from tests.server.rpc_server import NODE, Rpcs, serving
 
 _MIB = 1 << 20

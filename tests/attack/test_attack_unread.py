@@ -16,7 +16,7 @@ from streammeta.controller.trust.method_rules import RULES
 from streammeta.v1 import kv_pb2
 from tests.attack.direct_calls import AbortedError, DirectContext
 from tests.attack.hostile import Target, ended, unread
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 from tests.server.rpc_server import Rpcs, serving
 from tests.trust.callers import CLUSTER, PLAIN_TEXT
 

@@ -11,7 +11,8 @@ from streammeta.storage.adoption.survey import list_stored
 from streammeta.storage.object_store.opening import open_object_store
 from tests.backup.test_adoption_process import read_back, restore, run
 from tests.backup.test_restore_process import NAMESPACE, Restoring, is_copied, options
-from tests.kit.real_cluster import describe, leader_of, running_cluster, streammeta, wait_until
+from tests.kit.real_cluster import describe, leader_of, running_cluster, streammeta
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -21,7 +21,8 @@ from streammeta.client import StreamClient
 from tests.backup.test_adoption_process import KEPT, read_back, restore, run
 from tests.backup.test_restore_process import NAMESPACE, Restoring, is_copied, options
 from tests.kit.doomed_child import REPOSITORY
-from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster, wait_until
+from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process

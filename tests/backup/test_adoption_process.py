@@ -12,14 +12,8 @@ from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient
 from tests.backup.test_restore_process import Restoring, is_copied, options
-from tests.kit.real_cluster import (
-    describe,
-    leader_of,
-    put,
-    running_cluster,
-    streammeta,
-    wait_until,
-)
+from tests.kit.real_cluster import describe, leader_of, put, running_cluster, streammeta
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -23,9 +23,9 @@ from tests.kit.real_cluster import (
     put,
     running_cluster,
     streammeta,
-    wait_until,
     writes_going_on,
 )
+from tests.kit.waiting import wait_until
 from tests.storage.s3_fault_proxy import Fault, FaultProxy, ProxiedRequest, running_fault_proxy
 from tests.storage.s3_servers import running_ministack
 

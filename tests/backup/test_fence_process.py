@@ -13,7 +13,8 @@ from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.storage.cluster_files.bucket_marker import LEASE_MS, fenced_key
 from streammeta.storage.object_store.opening import open_object_store
 from tests.backup.test_restore_process import NAMESPACE, Restoring, is_copied, options
-from tests.kit.real_cluster import describe, leader_of, put, streammeta, values, wait_until
+from tests.kit.real_cluster import describe, leader_of, put, streammeta, values
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process

@@ -29,8 +29,8 @@ from tests.kit.real_cluster import (
     running_cluster,
     streammeta,
     values,
-    wait_until,
 )
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process
@@ -215,7 +215,7 @@ def test_the_old_cluster_refuses_writes_and_an_old_backup_is_not_restored_unaske
                     return error.code == "SUPERSEDED"
                 return False
 
-            wait_until(is_fenced, "the old cluster to notice", 30)
+            wait_until(is_fenced, "the old cluster to notice")
             assert "one" in values(client), "reads go on"
             with pytest.raises(BucketRefusedError, match="second"):
                 prepared(old, 1001)

@@ -19,7 +19,8 @@ from streammeta.tls.files import TlsFiles
 from streammeta.tls.identity import KnownClusters, Principal, Role
 from tests.backup.test_restore_process import NAMESPACE, Restoring, options
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import put, streammeta, values, wait_until
+from tests.kit.real_cluster import put, streammeta, values
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 from tests.trust.callers import shown
 from tests.trust.test_tls_settings import config

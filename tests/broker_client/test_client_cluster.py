@@ -34,8 +34,9 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.kit.built_objects import ObjectBuilder
-from tests.kit.fake_broker import check_streams, payload_of, until
+from tests.kit.fake_broker import check_streams, payload_of
 from tests.kit.real_cluster import leader_of, prepare_object, running_cluster
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

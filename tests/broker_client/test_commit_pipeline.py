@@ -30,8 +30,8 @@ from streammeta.v1.common_pb2 import (
     ON_CONFLICT_REJECT_ALL,
     NodeIdentity,
 )
-from tests.kit.fake_broker import until
 from tests.kit.fake_cluster import FakePipelineCluster, abort
+from tests.kit.waiting import until
 
 NODE = model.NodeIdentity(1000, 1)
 NODE_MESSAGE = NodeIdentity(node_id=1000, node_epoch=1)

@@ -43,8 +43,8 @@ from streammeta.storage.errors import (
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.patience import Patience
 from tests.kit.built_objects import ObjectBuilder
-from tests.kit.fake_broker import until
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import until
 
 
 @contextmanager

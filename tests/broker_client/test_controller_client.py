@@ -25,9 +25,10 @@ from streammeta.client.model import ClusterDescription, cluster_description
 from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.v1 import admin_pb2, objects_pb2, streams_pb2
-from tests.kit.fake_broker import broker, until
+from tests.kit.fake_broker import broker
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import until
 
 
 def free_port() -> int:

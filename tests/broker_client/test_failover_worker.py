@@ -18,8 +18,9 @@ from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.record import RecordBatch
 from tests.broker_client.wal_tools import encoded
-from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_broker import Broker, broker
 from tests.kit.fake_cluster import NAMESPACE
+from tests.kit.waiting import until
 
 DEAD = Recovery(node_id=7, node_epoch=1, wal_config="")
 

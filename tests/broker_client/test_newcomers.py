@@ -34,7 +34,8 @@ from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.tls.files import TokenFiles
 from streammeta.v1 import streams_pb2
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import describe, leader_of, running_cluster, wait_until
+from tests.kit.real_cluster import describe, leader_of, running_cluster
+from tests.kit.waiting import wait_until
 
 # ---- files for TLS ----
 

@@ -43,9 +43,10 @@ from streammeta.storage.object_log.slot import Sealer, SlotKind, decode_slot
 from streammeta.storage.object_log.slot_keys import LogName
 from streammeta.storage.object_store.protocol.base import Body
 from tests.broker_client.wal_tools import encoded, record_at, sequences_of
-from tests.kit.fake_broker import broker, until
+from tests.kit.fake_broker import broker
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import until
 
 NODE = 7
 QUICK = ObjectLogConfig(linger_s=0.001, slot_bytes=1000, max_bytes=20_000)

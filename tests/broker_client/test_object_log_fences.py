@@ -33,9 +33,9 @@ from streammeta.storage.object_log.slot import Sealer
 from streammeta.storage.object_log.slot_keys import LogName
 from streammeta.storage.object_store.protocol.base import Body, ObjectInfo
 from tests.broker_client.wal_tools import encoded, record_at, sequences_of
-from tests.kit.fake_broker import until
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import until
 
 NODE = 7
 ONE_A_SLOT = ObjectLogConfig(linger_s=0.001, slot_bytes=84 + 53, max_bytes=40_000)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from tests.broker_client.marathon_broker import (
     read_notes,
 )
 from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -72,13 +71,6 @@ def brokers(cluster: LocalCluster, node_ids: Sequence[int]) -> Iterator[dict[int
         for child in children.values():
             child.process.send_signal(signal.SIGCONT)
             child.kill()
-
-
-async def until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 async def check_all(cluster: LocalCluster, client: StreamClient, node_ids: Sequence[int]) -> None:

@@ -23,8 +23,8 @@ from streammeta.client.reading.block_cache import (
 )
 from streammeta.client.reading.object_source import RECORD_BYTES
 from streammeta.client.resources.resources import ByteBudget, SharedWork, all_of
-from tests.kit.fake_broker import until
 from tests.kit.reader_world import World, placed
+from tests.kit.waiting import until
 
 
 class Reader(Cursor):

@@ -21,8 +21,9 @@ from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import records_pb2
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
-from tests.kit.fake_broker import broker, until
+from tests.kit.fake_broker import broker
 from tests.kit.reader_world import Place, World, column, placed, set_objects_record
+from tests.kit.waiting import until
 
 
 def part(object_id: int, start: int, end: int) -> Slice:

@@ -23,9 +23,9 @@ from streammeta.storage.errors import (
 )
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from tests.kit.fake_broker import until
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.reader_world import Place, payload_of, placed
+from tests.kit.waiting import until
 
 SOON = 5.0
 

@@ -24,8 +24,9 @@ from streammeta.rpc.leader_router import FailureKind, LeaderRouter
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from tests.broker_client.wal_tools import LOG
 from tests.kit.crash_disk import CrashDisk
-from tests.kit.fake_broker import broker, until, writing
+from tests.kit.fake_broker import broker, writing
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster
+from tests.kit.waiting import until
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 FOR_NOW = [

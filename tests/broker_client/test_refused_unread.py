@@ -17,8 +17,8 @@ from streammeta.rpc import connections
 from streammeta.rpc.failures import Reason, read_failure
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter
 from streammeta.v1 import streams_pb2
-from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import served
+from tests.kit.waiting import until
 
 _CALLS = 40
 _ATTEMPTS_MAX = 20

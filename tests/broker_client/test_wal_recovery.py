@@ -26,9 +26,10 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.base import Body
 from tests.broker_client.wal_tools import IDENTITY, LOG, encoded
 from tests.kit.crash_disk import CrashDisk
-from tests.kit.fake_broker import Broker, broker, until, writing
+from tests.kit.fake_broker import Broker, broker, writing
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import until
 
 COMMITTED, UPLOAD, ASIDE = Verdict.COMMITTED, Verdict.UPLOAD, Verdict.ASIDE
 

@@ -29,8 +29,9 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX
 from streammeta.storage.object_store.protocol import patience
 from streammeta.storage.object_store.protocol.patience import Patience
-from tests.kit.fake_broker import Broker, broker, until, writing
+from tests.kit.fake_broker import Broker, broker, writing
 from tests.kit.fake_cluster import NAMESPACE
+from tests.kit.waiting import until
 
 COMMITS = "CommitStreamSetObject"
 

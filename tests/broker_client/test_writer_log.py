@@ -36,9 +36,10 @@ from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch, decode_record
 from streammeta.storage.object_store.protocol.base import Body
 from streammeta.storage.object_store.protocol.patience import Patience
-from tests.kit.fake_broker import NEVER, Broker, broker, until, writing
+from tests.kit.fake_broker import NEVER, Broker, broker, writing
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import until
 
 COMMITS = "CommitStreamSetObject"
 

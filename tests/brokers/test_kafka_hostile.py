@@ -24,7 +24,8 @@ from streammeta.brokers.kafka.service.users import Users, user_entry
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers
 from tests.kit.kafka_wire import WireClient, framed, request_bytes
-from tests.kit.real_cluster import FAST, running_cluster, wait_until
+from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.waiting import wait_until
 
 _TOPIC = "honest"
 _PRODUCE, _METADATA = (0, 8), (3, 8)

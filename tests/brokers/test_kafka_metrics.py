@@ -13,7 +13,8 @@ from streammeta.brokers.kafka.protocol.tally import API_NAMES, BrokerTally
 from streammeta.brokers.kafka.protocol.wire import SERVED
 from streammeta.brokers.kafka.service.state import LEADER_SILENT_MAX_S, VIEW_AGE_MAX_S, BrokerState
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
-from tests.kit.real_cluster import FAST, running_cluster, wait_until
+from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.waiting import wait_until
 from tests.monitoring.http_calls import get, samples
 
 HTTP = ("--http-listen", "127.0.0.1:0")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -29,7 +28,8 @@ from tests.kit.certificates import Authority
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
 from tests.kit.kafka_wire import WireClient
-from tests.kit.real_cluster import FAST, running_cluster, wait_until
+from tests.kit.real_cluster import FAST, running_cluster
+from tests.kit.waiting import until, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -179,12 +179,6 @@ async def _partition_streams(cluster: LocalCluster) -> list[int]:
         return [one.stream_id async for one in client.describe_streams() if "0" in one.tags]
 
 
-async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():  # noqa: ASYNC110 - the cluster tells of none
-            await asyncio.sleep(0.2)
-
-
 async def test_streams_of_a_deleted_topic_are_deleted(brokers: KafkaBrokers) -> None:
     admin = AdminClient({"bootstrap.servers": brokers.start(1)})
     for name in ("kept", "gone"):
@@ -193,9 +187,9 @@ async def test_streams_of_a_deleted_topic_are_deleted(brokers: KafkaBrokers) -> 
     async def has_streams(count: int) -> bool:
         return len(await _partition_streams(brokers.cluster)) == count
 
-    await _until(lambda: has_streams(12))
+    await until(lambda: has_streams(12))
     admin.delete_topics(["gone"])["gone"].result(60)
-    await _until(lambda: has_streams(6))
+    await until(lambda: has_streams(6))
     assert set(admin.list_topics(timeout=60).topics) == {"kept"}
 
 
@@ -209,7 +203,7 @@ async def test_partitions_move_to_a_broker_that_joins(brokers: KafkaBrokers) -> 
         partitions = admin.list_topics("shared", timeout=60).topics["shared"].partitions
         return {one.leader for one in partitions.values()} == {1, 2}
 
-    await _until(is_shared)
+    await until(is_shared)
     answer = result_of(brokers.run("kept_script.py", second, "shared"))
     assert answer == {"ends": 500, "committed": before["committed"]}
 

@@ -14,8 +14,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.kit.kafka_brokers import KafkaBrokers
-from tests.kit.real_cluster import STEADY, running_cluster, wait_until
+from tests.kit.real_cluster import STEADY, running_cluster
 from tests.kit.traces import Collector, collecting
+from tests.kit.waiting import wait_until
 
 PRODUCE, FETCH = "streammeta.kafka.Produce", "streammeta.kafka.Fetch"
 COMMIT = "streammeta.v1.ObjectService/CommitPipeline"

@@ -29,8 +29,8 @@ from streammeta.brokers.rocketmq.segments.flat_file import (
 )
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SIZE, Body, Tags
-from tests.kit.fake_broker import until
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import until
 
 QUEUE = Queue("broker", "Topic", 0)
 NOW_MS = 1_700_000_000_000

@@ -33,8 +33,8 @@ from streammeta.storage.errors import BucketNotFoundError
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.brokers.rocketmq_messages import STORED_MS, LocalMessages, key, message
-from tests.kit.fake_broker import until
 from tests.kit.real_cluster import raise_level, running_cluster
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.process
 CONFIG = StoreConfig(

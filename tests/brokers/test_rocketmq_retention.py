@@ -32,7 +32,7 @@ from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace, Memory
 from streammeta.brokers.rocketmq.segments.storage import MemorySegment, MemorySegmentStore
 from streammeta.brokers.stamped_time import AHEAD_MS, stamped_clock
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 
 SHORT = replace(QUEUE, topic="Short")
 INDEX = "b/rmq_sys_INDEX/0"

@@ -14,7 +14,8 @@ from streammeta.client import ObjectExpiredError, OpenedStream, PutResult, Value
 from streammeta.client.commits.effects import EffectsVerdict
 from streammeta.client.errors import RefusedError, StreamFencedError
 from streammeta.v1 import common_pb2
-from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_broker import Broker, broker
+from tests.kit.waiting import until
 
 NONE = common_pb2.ERROR_CODE_NONE
 FENCED = common_pb2.ERROR_CODE_STREAM_FENCED

@@ -28,14 +28,8 @@ from tests.brokers.clients.pulsar_broker import bodies
 from tests.brokers.clients.pulsar_rolling_broker import MODES, shape_of
 from tests.brokers.test_rocketmq_processes import _check as check_queues
 from tests.kit.kafka_brokers import KafkaBrokers, result_of
-from tests.kit.real_cluster import (
-    FAST,
-    prepare_object,
-    raise_level,
-    running_cluster,
-    streammeta,
-    wait_until,
-)
+from tests.kit.real_cluster import FAST, prepare_object, raise_level, running_cluster, streammeta
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

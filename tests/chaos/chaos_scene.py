@@ -6,8 +6,7 @@ import json
 import random
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.chaos.chaos_client import ATTEMPT_S, ChaosClient
 from tests.chaos.chaos_cluster import CLUSTER_ID, ChaosCluster, wait_in_many_threads
 from tests.chaos.chaos_watch import LeaderWatch
 from tests.chaos.fault_proxy import Behaviour, Cut, Mode
+from tests.kit.waiting import until
 
 SOON_S = 60.0
 """How long a condition may take to come true."""
@@ -53,7 +53,7 @@ class Scene:
                 return False
             return True
 
-        await wait_until(is_done, f"controller {node_id} to acknowledge a write")
+        await until(is_done, f"controller {node_id} to acknowledge a write")
 
     async def get(self, key: str) -> str:
         answer = await self.client.call(methods.GET_KVS, get_request(key), SOON_S)
@@ -117,7 +117,7 @@ class Scene:
                 one.key.directory_id == directory_id for one in view.observers
             )
 
-        await wait_until(is_observer, f"controller {node_id} to fetch as an observer")
+        await until(is_observer, f"controller {node_id} to fetch as an observer")
         await self.streammeta(
             *("quorum", "add-voter", *self.connect, "--node-id", str(node_id)),
             *("--endpoint", self.cluster.peer_endpoints[node_id]),
@@ -138,7 +138,7 @@ class Scene:
                 told.update(one.key.node_id for one in view.voters)
             return view is not None
 
-        await wait_until(is_told, "a leader to name the voters")
+        await until(is_told, "a leader to name the voters")
         return told
 
     async def check_healed(self, expected_in_logs: Sequence[str] = ()) -> None:
@@ -155,14 +155,6 @@ def put_request(key: str, value: str) -> kv_pb2.PutKVsRequest:
 
 def get_request(key: str) -> kv_pb2.GetKVsRequest:
     return kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key=key)])
-
-
-async def wait_until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for a condition for at most `SOON_S` seconds."""
-    deadline = time.monotonic() + SOON_S
-    while not await condition():
-        assert time.monotonic() < deadline, f"not within {SOON_S:.0f} s: {what}"
-        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.chaos_scene import Scene, wait_until
+from tests.chaos.chaos_scene import Scene
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -54,7 +55,7 @@ async def test_a_damaged_replica_helps_nobody_to_lead_before_it_is_repaired(scen
 
     await scene.cluster.start_node(other)
     await scene.leader()
-    await wait_until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
+    await until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
     assert await scene.get("key") == "first"
     await scene.check_healed(expected_in_logs=["log_damaged"])
     # It votes again: with it and one other there is a leader.

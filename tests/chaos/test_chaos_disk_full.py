@@ -8,7 +8,8 @@ import pytest
 
 from streammeta.client.controllers import methods
 from streammeta.rpc.failures import read_failure
-from tests.chaos.chaos_scene import SOON_S, Scene, put_request, wait_until
+from tests.chaos.chaos_scene import SOON_S, Scene, put_request
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -46,7 +47,7 @@ async def test_log_lines_that_find_no_room_either_do_no_harm(scene: Scene) -> No
     await scene.put("key", "third")
 
     scene.cluster.free_disk(leader)
-    await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
+    await until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
     await scene.check_healed(expected_in_logs=["disk_full"])
 
     async def leads_when_asked_to() -> bool:
@@ -55,7 +56,7 @@ async def test_log_lines_that_find_no_room_either_do_no_harm(scene: Scene) -> No
             await scene.watch.transfer(present, to=leader)
         return await scene.watch.ask() == leader
 
-    await wait_until(leads_when_asked_to, "the first leader to lead again")
+    await until(leads_when_asked_to, "the first leader to lead again")
     await scene.put("key", "fourth")
     assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
     await scene.check_healed(expected_in_logs=["disk_full"])
@@ -76,9 +77,9 @@ async def test_reads_go_on_and_writes_are_refused_while_no_majority_has_room(
         present = await scene.leader()
         return await refusal(scene, present, acknowledged) == "DISK_FULL"
 
-    await wait_until(is_refused, "a full majority to be told")
+    await until(is_refused, "a full majority to be told")
     await check_kept(scene, acknowledged)
-    await wait_until(is_refused, "writes to be refused, still")
+    await until(is_refused, "writes to be refused, still")
 
     for node in full:
         scene.cluster.free_disk(node)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.chaos_checks import check_histories
-from tests.chaos.chaos_scene import Scene, scene_in, wait_until
+from tests.chaos.chaos_scene import Scene, scene_in
 from tests.chaos.workload import Workload, WorkloadSize
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -28,7 +29,7 @@ async def served(workload: Workload) -> None:
         workload.check_running()
         return workload.counts["acknowledged"] >= wanted
 
-    await wait_until(is_served, "clients to be served")
+    await until(is_served, "clients to be served")
 
 
 async def check_history(scene: Scene, workload: Workload) -> None:

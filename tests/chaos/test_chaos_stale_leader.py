@@ -8,7 +8,8 @@ import pytest
 
 from streammeta.client.controllers import methods
 from streammeta.rpc.failures import read_failure
-from tests.chaos.chaos_scene import SOON_S, Scene, put_request, scene_in, wait_until
+from tests.chaos.chaos_scene import SOON_S, Scene, put_request, scene_in
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -30,7 +31,7 @@ async def serving_leader(scene: Scene) -> int:
         found = await scene.leader()
         return await scene.get_from(found, "key") == "first"
 
-    await wait_until(is_found, "a leader that answers reads")
+    await until(is_found, "a leader that answers reads")
     return found
 
 
@@ -45,7 +46,7 @@ async def test_a_stopped_leader_serves_nothing_old_when_it_goes_on(scene: Scene)
     scene.cluster.resume(old)
 
     assert set(await asyncio.gather(*reads)) <= {None, "second"}
-    await wait_until(lambda: follows(scene, old, new), "the old leader to follow the new one")
+    await until(lambda: follows(scene, old, new), "the old leader to follow the new one")
     await scene.check_healed()
 
 
@@ -70,7 +71,7 @@ async def test_a_leader_cut_off_serves_nothing_old_however_long_it_believes_to_l
             await scene.client.attempt(1, methods.PUT_KVS, put_request("key", "never"))
 
         scene.cluster.network.heal(cut)
-        await wait_until(lambda: is_no_leader(scene, 1), "controller 1 to step down")
+        await until(lambda: is_no_leader(scene, 1), "controller 1 to step down")
         assert await scene.get("key") == "second"
         await scene.check_healed()
 
@@ -87,9 +88,9 @@ async def test_clients_of_a_leader_cut_off_are_sent_away(scene: Scene) -> None:
             return failure.reason == "NOT_LEADER"
         raise AssertionError("a leader cut off from all others has acknowledged a write")
 
-    await wait_until(is_sent_away, "the leader cut off to step down")
+    await until(is_sent_away, "the leader cut off to step down")
     # Before that its log, longer than the others', could still make it leader again.
-    await wait_until(lambda: elected_besides(scene, old), "the others to elect another")
+    await until(lambda: elected_besides(scene, old), "the others to elect another")
     scene.cluster.network.heal(cut)
     assert await scene.get("key") == "first"
     assert await scene.get("lost") == ""

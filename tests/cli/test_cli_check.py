@@ -16,7 +16,8 @@ from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster
 from streammeta.cli.quorum.speed_check import NAMESPACE, Load, Measured, judge
 from streammeta.v1 import kv_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
-from tests.kit.real_cluster import leader_of, running_cluster, wait_until
+from tests.kit.real_cluster import leader_of, running_cluster
+from tests.kit.waiting import wait_until
 
 LOAD = Load(rate=100, duration_s=2)
 

@@ -29,7 +29,7 @@ from streammeta.client import BrokerSession, ControllerClient, PermissionDeniedE
 from streammeta.controller.features import SUPPORTED
 from streammeta.tls.files import TlsFiles
 from streammeta.tls.identity import USER_ROLES, Role
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 from tests.monitoring.http_calls import get
 
 

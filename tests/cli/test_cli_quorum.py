@@ -19,13 +19,8 @@ from streammeta.rpc.failures import RpcFailure
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2_grpc
 from streammeta.v1 import quorum_pb2 as pb
 from tests.kit.grpc_servers import abort, served_by_threads, unimplemented
-from tests.kit.real_cluster import (
-    leader_of,
-    running_cluster,
-    streammeta,
-    wait_until,
-    writes_going_on,
-)
+from tests.kit.real_cluster import leader_of, running_cluster, streammeta, writes_going_on
+from tests.kit.waiting import wait_until
 
 
 class FakeController(unimplemented(quorum_pb2_grpc)):  # type: ignore[misc]

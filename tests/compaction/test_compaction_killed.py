@@ -35,8 +35,8 @@ from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 from tests.compaction.compaction_child import MIB, STEPS, Settings
 from tests.compaction.compaction_world import payload_of
 from tests.kit.doomed_child import run_child
-from tests.kit.fake_broker import until
 from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster
+from tests.kit.waiting import until
 
 NODE_ID = 1000
 PATIENCE_S = 60.0

@@ -38,7 +38,7 @@ from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Steps
 from tests.compaction.compaction_world import NAMESPACE, World, time_of
 from tests.kit.built_objects import ObjectBuilder
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 
 SMALL = [(1, 30), (2, 40)]
 LARGE = [(1, 90)] * 8

@@ -21,7 +21,7 @@ from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from tests.grpc_server.test_grpc_calls import Raw, failure, opened, serving, unary
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 
 _STATUS = b"grpc-status"
 

@@ -18,7 +18,7 @@ from streammeta.controller.grpc_server.limits import DEFAULT, Limits
 from streammeta.controller.grpc_server.messages import framed
 from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.connections import client_channel
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 
 _MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.connections import client_channel
 from tests.grpc_server.test_grpc_calls import Raw, Service, opened, unary
 from tests.grpc_server.turn_meter import GREETING, Client, echoed, new_server
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 
 _OVERLOADED = b"grpc-status\x018"  # RESOURCE_EXHAUSTED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +25,6 @@ from tests.kit.memory_store import MemoryObjectStore
 
 NEVER = 3600.0
 """A linger that no test waits for, in seconds."""
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Wait for `condition`, giving the loop its turns; fail naming `what` after the deadline."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"no {what} within {seconds} s"
-        await asyncio.sleep(0.002)
 
 
 @dataclass

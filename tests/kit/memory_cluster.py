@@ -31,6 +31,7 @@ from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
 from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from streammeta.storage.durable_files import DiskFullError, File, PosixFileSystem
 from tests.kit.clock import SkippingClock
+from tests.kit.waiting import until
 
 CLUSTER = ClusterId("test")
 BROKER = NodeIdentity(1007, 1)
@@ -273,7 +274,7 @@ class MemoryCluster:
         def leaders() -> list[int]:
             return [i for i, n in self.nodes.items() if n.driver.is_leader and among(i)]
 
-        await eventually(lambda: bool(leaders()), "a leader")
+        await until(lambda: bool(leaders()), "a leader")
         return leaders()[0]
 
     async def write(self, request: Any) -> Answered:
@@ -297,7 +298,7 @@ class MemoryCluster:
     async def hash_at(self, node_id: int, offset: int) -> bytes:
         """Return the hash of a node's map once it has applied everything below `offset`."""
         controller = self.nodes[node_id].controller
-        await eventually(lambda: controller.committed_end >= offset, f"node {node_id} at {offset}")
+        await until(lambda: controller.committed_end >= offset, f"node {node_id} at {offset}")
         return (await controller.state_hash(offset)).digest
 
     async def agree(self, node_id: int, offset: int) -> None:
@@ -321,13 +322,3 @@ def endpoint(node_id: int) -> str:
 
 def is_fetch(request: Request) -> bool:
     return isinstance(request, FetchRequest)
-
-
-async def eventually(
-    condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S
-) -> None:
-    """Wait until `condition` holds, with a deadline."""
-    deadline = asyncio.get_running_loop().time() + patience_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"{what}: not within {patience_s} s"
-        await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, objects_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 
 _LIFECYCLE = ("--lifecycle-interval-ms", "50", "--delete-delay-ms", "200")
@@ -140,14 +141,6 @@ def quorum(cluster: LocalCluster, *words: str, connect: str = "") -> dict[str, A
     assert answer["ok"], answer
     assert answer["exit_code"] == 0
     return answer
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Wait with a deadline."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 def raise_level(cluster: LocalCluster, level: int) -> None:

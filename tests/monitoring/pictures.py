@@ -17,7 +17,8 @@ from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.client import StreamClient
 from streammeta.reconcile.run_reporter import tell
 from streammeta.storage.cluster_files.reconcile_runs import Run
-from tests.kit.real_cluster import FAST, wait_until
+from tests.kit.real_cluster import FAST
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 from tests.monitoring.browser import Tab, browsing
 from tests.monitoring.http_calls import get

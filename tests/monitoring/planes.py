@@ -12,7 +12,8 @@ from streammeta.cli.framework.client import ControllerClient
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
 from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import STEADY, put, wait_until
+from tests.kit.real_cluster import STEADY, put
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 from tests.monitoring.http_calls import get, samples
 

@@ -19,8 +19,8 @@ from urllib.parse import quote
 import yaml
 
 from streammeta.cli.local.local_cluster import free_ports
-from tests.kit.real_cluster import wait_until
 from tests.kit.tools import path_of
+from tests.kit.waiting import wait_until
 from tests.monitoring.http_calls import get
 from tests.monitoring.test_alerts import RULES
 

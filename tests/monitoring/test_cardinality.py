@@ -9,7 +9,8 @@ import pytest
 
 from streammeta.client import BrokerSession, ControllerClient
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import STEADY, wait_until
+from tests.kit.real_cluster import STEADY
+from tests.kit.waiting import wait_until
 from tests.monitoring.planes import Planed, Planes, running
 from tests.monitoring.test_metrics import LINES_MAX
 

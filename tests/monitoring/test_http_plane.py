@@ -19,7 +19,7 @@ from streammeta.controller.trust.method_rules import HTTP_RULES
 from streammeta.controller.trust.policy import Denials, Policy
 from streammeta.tls.listener import ListenerTls
 from tests.kit.certificates import Authority
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 from tests.monitoring.http_calls import got
 from tests.trust.replaced_files import Placed
 from tests.trust.test_tls_settings import config

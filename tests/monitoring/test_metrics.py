@@ -22,8 +22,8 @@ from streammeta.controller.rpc.calls.tally import RequestTally
 from streammeta.controller.trust.audit.file import AuditFile
 from streammeta.controller.trust.audit.writer import AuditWriter
 from streammeta.storage.durable_files import PosixFileSystem
-from tests.kit.fake_broker import until
 from tests.kit.tools import needs, path_of
+from tests.kit.waiting import until
 from tests.monitoring.http_calls import samples
 from tests.monitoring.metrics_table import PAGE, TABLES, series_names, table, written
 from tests.monitoring.sampled import END, LEADING, SOURCES, audited, registry_of

@@ -15,8 +15,9 @@ from streammeta.client import ControllerClient, StreamClient
 from streammeta.client.controllers.methods import REGISTER_NODE, Method
 from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import FAST, wait_until
+from tests.kit.real_cluster import FAST
 from tests.kit.tools import needs
+from tests.kit.waiting import wait_until
 from tests.monitoring.browser import PROGRAMS, browsing
 from tests.monitoring.http_calls import get
 from tests.monitoring.planes import Planed, Planes, limit_files, running

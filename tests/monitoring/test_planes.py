@@ -19,7 +19,8 @@ import pytest
 from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import FAST, STEADY, put, wait_until
+from tests.kit.real_cluster import FAST, STEADY, put
+from tests.kit.waiting import wait_until
 from tests.monitoring.http_calls import get
 from tests.monitoring.metrics_table import series_names
 from tests.monitoring.planes import Planed, Planes, running

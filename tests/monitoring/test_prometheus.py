@@ -22,8 +22,9 @@ from streammeta.client import BrokerSession, ControllerClient, StreamClient
 from streammeta.client.errors import BrokerClientError
 from tests.kit.certificates import Authority
 from tests.kit.kafka_brokers import KafkaBrokers
-from tests.kit.real_cluster import STEADY, leader_of, wait_until
+from tests.kit.real_cluster import STEADY, leader_of
 from tests.kit.tools import needs, path_of
+from tests.kit.waiting import wait_until
 from tests.monitoring.dashboard import RATE, expressions
 from tests.monitoring.metrics_table import written
 from tests.monitoring.planes import Planed, Planes, limit_files, running

@@ -22,7 +22,8 @@ from streammeta.reconcile.run_reporter import tell
 from streammeta.storage.cluster_files.reconcile_runs import KEY, NAMESPACE, Run, decode
 from streammeta.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import FAST, wait_until
+from tests.kit.real_cluster import FAST
+from tests.kit.waiting import wait_until
 from tests.monitoring.planes import Planed, Planes, running
 
 pytestmark = pytest.mark.process

@@ -11,7 +11,8 @@ import pytest
 
 from streammeta.cli.framework.client import ControllerClient
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import FAST, put, wait_until
+from tests.kit.real_cluster import FAST, put
+from tests.kit.waiting import wait_until
 from tests.monitoring.http_calls import get
 from tests.monitoring.planes import Planed, Planes, running
 

@@ -21,8 +21,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import StreamClient
 from streammeta.rpc import tracing
-from tests.kit.real_cluster import STEADY, running_cluster, wait_until
+from tests.kit.real_cluster import STEADY, running_cluster
 from tests.kit.traces import Collector, collecting, exporting, ids, only, parents
+from tests.kit.waiting import wait_until
 
 COMMIT = "streammeta.v1.ObjectService/CommitPipeline"
 PREPARE = "streammeta.v1.ObjectService/PrepareObjects"

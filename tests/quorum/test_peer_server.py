@@ -27,7 +27,7 @@ from streammeta.controller.peers.wire import encode_answer, encode_request
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.runtime.interfaces import Endpoints, Reply
-from tests.kit.memory_cluster import eventually
+from tests.kit.waiting import until
 from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.peer_messages import ASK, FETCH, FETCH_SNAPSHOT, VOTE, VOTED, with_field
 
@@ -142,7 +142,7 @@ async def test_what_a_request_sets_off_goes_ahead_of_another_peers_that_came_wit
         await asyncio.sleep(0)  # the caller waits
         first.send(asked(FETCH, 1))
         second.send(asked(dataclasses.replace(FETCH, header=header), 1))
-        await eventually(lambda: len(seen) == 3, "all of it")
+        await until(lambda: len(seen) == 3, "all of it")
     requests = {f"request of {HELLO.sender}", f"request of {other.sender}"}
     assert {seen[0], seen[2]} == requests
     assert seen[1] == "caller is answered"
@@ -200,11 +200,11 @@ async def test_the_software_of_a_peer_is_known_while_it_is_connected(
         async with connected(port) as second:
             await second.greet(dataclasses.replace(HELLO, software=new))
             assert server.versions.of(sender) == new
-        await eventually(lambda: server.versions.of(sender) == old, "the second ended")
+        await until(lambda: server.versions.of(sender) == old, "the second ended")
         async with connected(port) as stranger:
             await stranger.greet(dataclasses.replace(HELLO, software=new, receiver=NodeId(3)))
             assert server.versions.of(sender) == old, "a refused hello tells nothing"
-    await eventually(lambda: server.versions.of(sender) is None, "all have ended")
+    await until(lambda: server.versions.of(sender) is None, "all have ended")
 
 
 @pytest.mark.parametrize(
@@ -316,9 +316,9 @@ async def test_a_flood_of_fetches_leaves_room_for_votes(replica: FakeReplica, po
     assert voted is not None
     assert voted.kind is FrameKind.VOTE_ANSWER
     peers[0].writer.close()
-    await eventually(lambda: len(replica.forgotten) == 32, "its requests are forgotten")
+    await until(lambda: len(replica.forgotten) == 32, "its requests are forgotten")
     peers[8].send(asked(FETCH, 3))
-    await eventually(lambda: len(replica.waiting) == 257, "there is room again")
+    await until(lambda: len(replica.waiting) == 257, "there is room again")
     for reply in replica.replies:
         reply(None)
     stopped = await peers[8].frame()
@@ -331,12 +331,12 @@ async def test_a_flood_of_fetches_leaves_room_for_votes(replica: FakeReplica, po
 async def test_no_more_is_read_than_may_be_in_flight(replica: FakeReplica, peer: Peer) -> None:
     await peer.greet()
     peer.send(*(asked(FETCH, call) for call in range(1, CALLS_MAX + 11)))
-    await eventually(lambda: len(replica.waiting) == CALLS_MAX, "the bound is reached")
+    await until(lambda: len(replica.waiting) == CALLS_MAX, "the bound is reached")
     await asyncio.sleep(0.05)
     assert len(replica.waiting) == CALLS_MAX
     for reply in list(replica.replies):
         reply(None)
-    await eventually(lambda: len(replica.waiting) == CALLS_MAX + 10, "the rest is read")
+    await until(lambda: len(replica.waiting) == CALLS_MAX + 10, "the rest is read")
 
 
 async def test_a_peer_that_does_not_read_its_answers_is_disconnected(
@@ -350,18 +350,18 @@ async def test_a_peer_that_does_not_read_its_answers_is_disconnected(
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
         peer.send(greeting())
         peer.send(*(asked(FETCH, call) for call in range(1, 33)))
-        await eventually(lambda: len(replica.waiting) == 32, "all are asked")
+        await until(lambda: len(replica.waiting) == 32, "all are asked")
         for reply in replica.replies:
             reply(chunk)
-        await eventually(lambda: server.refused.total() == 1, "it is disconnected")
+        await until(lambda: server.refused.total() == 1, "it is disconnected")
 
 
 async def test_answers_of_a_gone_connection_are_dropped(replica: FakeReplica, port: int) -> None:
     async with connected(port) as peer:
         await peer.greet()
         peer.send(asked(FETCH, 1))
-        await eventually(lambda: bool(replica.replies), "the Fetch arrives")
-    await eventually(lambda: bool(replica.forgotten), "it is forgotten")
+        await until(lambda: bool(replica.replies), "the Fetch arrives")
+    await until(lambda: bool(replica.forgotten), "it is forgotten")
     replica.replies[0](None)
 
 

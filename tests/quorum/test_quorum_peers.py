@@ -23,8 +23,8 @@ from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.tls.peer_contexts import PeerTls
-from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import served
+from tests.kit.waiting import until
 from tests.quorum.fake_replica import FakeReplica
 from tests.quorum.peer_messages import FETCH, FETCH_SNAPSHOT, VOTE, with_field
 

@@ -15,7 +15,8 @@ from streammeta.client.model import node_message
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2, objects_pb2
-from tests.kit.real_cluster import prepare_object, running_cluster, streammeta, wait_until
+from tests.kit.real_cluster import prepare_object, running_cluster, streammeta
+from tests.kit.waiting import wait_until
 from tests.reconcile.test_reconcile_ahead import uploaded
 
 pytestmark = pytest.mark.process

@@ -25,7 +25,7 @@ from streammeta.reconcile.cluster.lease import lease_prefix
 from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.undo import undo
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
 
 LIVE = range(40)

@@ -22,7 +22,7 @@ from streammeta.reconcile.engines.spark_session import SparkConfig
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plans import plan_folder
 from streammeta.storage.object_format.object_key import key_for
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import (
     COMMITTED,
     OTHER,

@@ -34,7 +34,8 @@ from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import MultipartUpload
 from streammeta.storage.object_store.s3.s3 import S3ObjectStore
 from streammeta.v1 import common_pb2
-from tests.kit.real_cluster import streammeta, wait_until
+from tests.kit.real_cluster import streammeta
+from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import (
     COMMITTED,
     OTHER,

@@ -26,7 +26,7 @@ from streammeta.storage import json_files
 from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_store.protocol.base import Body, DeleteResult, ObjectInfo, Tags
 from tests.kit.memory_store import MemoryObjectStore
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 
 OWN = "_streammeta_c1"
 PREFIX = lease_prefix(OWN)

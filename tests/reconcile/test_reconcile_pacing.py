@@ -11,7 +11,7 @@ from streammeta.reconcile.deletion.order import Outcome
 from streammeta.reconcile.deletion.pacing import Pacer
 from streammeta.reconcile.deletion.run_signals import RunSignals, relayed
 from streammeta.reconcile.vocabulary.attempts import Attempt
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 from tests.reconcile.test_reconcile_deletion import Bench
 
 

@@ -25,7 +25,7 @@ from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.storage.errors import AccessDeniedError, StorageError
 from streammeta.storage.object_store.local_files import read_tags
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
 from tests.reconcile.test_reconcile_deletion import Bench
 

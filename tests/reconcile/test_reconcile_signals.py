@@ -24,7 +24,7 @@ from streammeta.reconcile.listing import inventory as inventory_module
 from streammeta.reconcile.listing.inventory import Inventory, InventoryFile
 from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, arrow_schema
 from streammeta.storage.errors import StoreRejectedError
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]

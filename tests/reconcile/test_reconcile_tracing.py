@@ -19,8 +19,9 @@ from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.vocabulary.errors import ReconcileError
 from streammeta.reconcile.watch import WatchConfig, watch
 from streammeta.rpc import tracing
-from tests.kit.real_cluster import STEADY, running_cluster, streammeta, wait_until
+from tests.kit.real_cluster import STEADY, running_cluster, streammeta
 from tests.kit.traces import collecting, exporting, ids, only
+from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
 
 PHASES = ["list", "uploads", "snapshot", "join", "confirm", "write"]

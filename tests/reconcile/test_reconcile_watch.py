@@ -35,7 +35,7 @@ from streammeta.reconcile.watch import (
 )
 from streammeta.reconcile.watch_metrics import METRICS
 from streammeta.storage.object_store.opening import open_object_store
-from tests.kit.real_cluster import wait_until
+from tests.kit.waiting import wait_until
 from tests.reconcile.fake_controller import COMMITTED, OWN, FakeMap, LocalBucket, MapObject, own
 from tests.reconcile.inventories import Listed, write_inventory
 

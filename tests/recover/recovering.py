@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from tests.kit.real_cluster import quorum, replica, streammeta, wait_until
+from tests.kit.real_cluster import quorum, replica, streammeta
+from tests.kit.waiting import wait_until
 
 SURVIVOR = 3
 DEAD = (1, 2)

@@ -8,14 +8,8 @@ import pytest
 
 from tests.backup.test_adoption_process import KEPT, read_back, restore, run, written
 from tests.backup.test_restore_process import Restoring, is_copied, options
-from tests.kit.real_cluster import (
-    FAST,
-    describe,
-    leader_of,
-    replica,
-    running_cluster,
-    wait_until,
-)
+from tests.kit.real_cluster import FAST, describe, leader_of, replica, running_cluster
+from tests.kit.waiting import wait_until
 from tests.recover.recovering import DEAD, SURVIVOR, Recovering
 
 pytestmark = pytest.mark.process

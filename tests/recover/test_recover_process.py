@@ -23,8 +23,8 @@ from tests.kit.real_cluster import (
     running_cluster,
     streammeta,
     values,
-    wait_until,
 )
+from tests.kit.waiting import wait_until
 from tests.recover.recovering import DEAD, SURVIVOR, Recovering
 
 pytestmark = pytest.mark.process
@@ -135,7 +135,7 @@ def test_a_majority_that_comes_back_after_all_is_superseded(tmp_path: Path) -> N
                     return error.code == "SUPERSEDED"
                 return False
 
-            wait_until(is_fenced, "the old majority to notice", 40)
+            wait_until(is_fenced, "the old majority to notice")
         cluster.start(SURVIVOR)
         for node_id in DEAD:
             assert "is of before that" in recovering.end_of(node_id)

@@ -24,8 +24,8 @@ from streammeta.controller.grpc_server.limits import (
 from streammeta.controller.grpc_server.server import Server, new_server, open_connections
 from streammeta.rpc import connections
 from streammeta.rpc.connections import client_channel, operator_channel
-from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import ANY_PORT, served
+from tests.kit.waiting import until
 
 _ACK = 1  # the flag of a frame that answers
 _PING_FRAME_BYTES = 17

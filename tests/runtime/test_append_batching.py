@@ -18,10 +18,10 @@ from tests.kit.memory_cluster import (
     Node,
     answered,
     create,
-    eventually,
     is_fetch,
     stream_ids,
 )
+from tests.kit.waiting import until
 
 WAITING = 10
 
@@ -111,7 +111,7 @@ async def test_who_waits_when_leadership_is_lost_is_told(cluster: MemoryCluster)
     for number in range(append_batching.BATCHES_UNDER_WAY_MAX + 1):
         writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
         await settle()
-    await eventually(lambda: not node.driver.is_leader, "it to resign")
+    await until(lambda: not node.driver.is_leader, "it to resign")
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes[:-1]] == [
         OutcomeUnknownError
@@ -146,7 +146,7 @@ async def test_a_voter_record_between_an_append_and_its_flush_shifts_nothing(
     async with MemoryCluster(tmp_path, timings=STEADY) as cluster:
         await cluster.fill("a", 2)
         leader = cluster.nodes[await cluster.leader()]
-        await eventually(lambda: is_settled(leader), "every voter's disk is recorded")
+        await until(lambda: is_settled(leader), "every voter's disk is recorded")
         follower = next(node for node in cluster.nodes.values() if node is not leader)
         put = PutKVs(items=(KVToPut(key="k", value=b"v"),))
         # Both run in this turn of the event loop; what was put is flushed in the next.

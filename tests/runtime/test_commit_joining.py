@@ -31,8 +31,8 @@ from streammeta.controller.metadata.tables.values import (
 from streammeta.controller.runtime.writer import group_commit as commit_rests
 from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from streammeta.controller.runtime.writer.unary_batching import CommitBatcher
-from tests.kit.fake_broker import until
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
+from tests.kit.waiting import until
 
 STREAMS = 40
 OTHER = NodeIdentity(8, 1)

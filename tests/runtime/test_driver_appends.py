@@ -33,7 +33,8 @@ from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 from tests.kit.grpc_servers import served
-from tests.kit.memory_cluster import CLUSTER, MemoryCluster, create, eventually, stream_ids
+from tests.kit.memory_cluster import CLUSTER, MemoryCluster, create, stream_ids
+from tests.kit.waiting import until
 
 
 async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
         with pytest.raises(UncommittedLogFullError):
             driver.append([b"x" * 900], required_base_offset=before + 1)
         assert driver.next_offset == before + 1
-        await eventually(lambda: not driver.is_leader, "check-quorum deposes a lone leader")
+        await until(lambda: not driver.is_leader, "check-quorum deposes a lone leader")
 
 
 async def test_many_appends_of_one_turn_become_one_batch(lone: MemoryCluster) -> None:
@@ -108,7 +109,7 @@ async def test_a_follower_acknowledges_what_an_answer_brings_in_the_turn_of_that
     monkeypatch.setattr(follower.transport, "send", send)
     monkeypatch.setattr(follower.driver, "on_response", on_response)
     await cluster.fill("b", 3)
-    await eventually(lambda: len(kept_up) >= 2, "the follower has fetched")
+    await until(lambda: len(kept_up) >= 2, "the follower has fetched")
     assert any(kept_up), "the thread may have been at work before"
 
 

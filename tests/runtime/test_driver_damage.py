@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.memory_cluster import MemoryCluster, create, eventually, stream_ids
+from tests.kit.memory_cluster import MemoryCluster, create, stream_ids
+from tests.kit.waiting import until
 
 
 def flip_a_byte(path: Path) -> None:
@@ -30,7 +31,7 @@ async def test_a_damaged_follower_repairs_itself_from_the_leader(
         node = await cluster.start(damaged)
 
         await cluster.agree(damaged, last.offset)
-        await eventually(lambda: not node.driver.describe().is_repairing, "the repair to end")
+        await until(lambda: not node.driver.describe().is_repairing, "the repair to end")
         after = await cluster.write(create("after"))
         assert stream_ids(after) == (40,)
         restarted = await cluster.restart(damaged)

@@ -7,7 +7,8 @@ import pytest
 from streammeta.controller.errors import LimitExceededError, OutcomeUnknownError
 from streammeta.controller.metadata.api.requests import DescribeStreams
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
-from tests.kit.memory_cluster import MemoryCluster, create, eventually, stream_ids
+from tests.kit.memory_cluster import MemoryCluster, create, stream_ids
+from tests.kit.waiting import until
 
 
 @pytest.mark.parametrize("spare", [0, 1, 40])
@@ -19,7 +20,7 @@ async def test_writes_are_refused_and_reads_served_until_there_is_room(
     node.files.spare = spare
     node.files.is_full = True
     under_way = asyncio.create_task(node.controller.write(create("under-way")))
-    await eventually(lambda: node.driver.describe().is_disk_full, "the disk to be full")
+    await until(lambda: node.driver.describe().is_disk_full, "the disk to be full")
 
     with pytest.raises(NoDiskSpaceError, match="controller 0") as refused:
         await node.controller.write(create("refused"))
@@ -71,7 +72,7 @@ async def test_a_leader_goes_on_with_reads_while_no_voter_has_room(cluster: Memo
     for other in cluster.nodes.values():
         other.files.is_full = True
     under_way = asyncio.create_task(node.controller.write(create("under-way")))
-    await eventually(lambda: node.driver.describe().is_disk_full, "the disk to be full")
+    await until(lambda: node.driver.describe().is_disk_full, "the disk to be full")
 
     answered = await node.controller.read(DescribeStreams())
 
@@ -95,7 +96,7 @@ async def test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_r
         other.files.is_full = True
     under_way = asyncio.create_task(node.controller.write(create("under-way")))
     read_before = asyncio.create_task(node.controller.read(DescribeStreams()))
-    await eventually(lambda: node.driver.is_short_of_space, "the voters' disks to be full")
+    await until(lambda: node.driver.is_short_of_space, "the voters' disks to be full")
 
     end_offset = node.driver.next_offset
     with pytest.raises(NoDiskSpaceError):

@@ -16,15 +16,8 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime import quorum_errors
 from streammeta.controller.runtime.replication import delivery, quorum_driver, waiters
 from streammeta.controller.runtime.replication.operations import QuorumDescription
-from tests.kit.memory_cluster import (
-    MemoryCluster,
-    Node,
-    create,
-    endpoint,
-    eventually,
-    is_fetch,
-    stream_ids,
-)
+from tests.kit.memory_cluster import MemoryCluster, Node, create, endpoint, is_fetch, stream_ids
+from tests.kit.waiting import until
 
 SOON_MS = 30_000
 
@@ -43,7 +36,7 @@ async def settled(cluster: MemoryCluster) -> None:
         is_committed = seen.high_watermark == seen.end_offset
         return is_committed and all(voter.key.directory_id for voter in seen.voters)
 
-    await eventually(is_settled, "the voters to report their disks")
+    await until(is_settled, "the voters to report their disks")
 
 
 async def test_an_observer_becomes_a_voter_and_a_voter_leaves(cluster: MemoryCluster) -> None:
@@ -61,7 +54,7 @@ async def test_an_observer_becomes_a_voter_and_a_voter_leaves(cluster: MemoryClu
 
     assert leader.driver.high_watermark >= added
     assert voters_of(cluster, leader.key.node_id) == {0, 1, 2, 3}
-    await eventually(lambda: voters_of(cluster, 3) == {0, 1, 2, 3}, "the new voter knows")
+    await until(lambda: voters_of(cluster, 3) == {0, 1, 2, 3}, "the new voter knows")
     assert joined.transport.voters.find(NodeId(3)) == Voter(joined.key, endpoint(3))
 
     gone = next(n for n in cluster.nodes.values() if n.key not in (leader.key, joined.key))
@@ -123,7 +116,7 @@ async def test_a_leader_that_removes_itself_leads_until_that_is_committed(
     await cluster.nodes[old].driver.remove_voter(cluster.nodes[old].key, SOON_MS)
     new = await cluster.leader(among=lambda i: i != old)
     assert voters_of(cluster, new) == {0, 1, 2} - {old}
-    await eventually(lambda: not cluster.nodes[old].driver.is_leader, "it resigned")
+    await until(lambda: not cluster.nodes[old].driver.is_leader, "it resigned")
     assert stream_ids(await cluster.write(create("after"))) == (2,)
 
 
@@ -145,7 +138,7 @@ async def test_leadership_is_handed_over_and_nothing_is_lost(cluster: MemoryClus
     await cluster.nodes[old].driver.transfer_leadership(NodeId(to), SOON_MS)
 
     assert not cluster.nodes[old].driver.is_leader
-    await eventually(lambda: bool(preferred), "the others to be told")
+    await until(lambda: bool(preferred), "the others to be told")
     assert set(preferred) == {to}
     assert await cluster.leader(among=lambda i: i != old) != old
     assert stream_ids(await under_way) == (5,)
@@ -161,7 +154,7 @@ async def test_appends_are_refused_while_leadership_is_handed_over(cluster: Memo
     cluster.drops = lambda one, other, request: one == to and is_fetch(request)
     await cluster.nodes[old].controller.write(create("b"))
     handing = asyncio.create_task(node.driver.transfer_leadership(NodeId(to), SOON_MS))
-    await eventually(lambda: node.driver.describe().is_transferring, "a transfer")
+    await until(lambda: node.driver.describe().is_transferring, "a transfer")
     before = node.driver.next_offset
     with pytest.raises(NotLeaderError):
         await node.controller.write(create("refused"))
@@ -233,10 +226,10 @@ async def test_a_leader_that_is_hurried_does_not_wait_for_a_majority(
     cluster.isolate(leader)
     driver = cluster.nodes[leader].driver
     writing = asyncio.create_task(cluster.nodes[leader].controller.write(create("lost")))
-    await eventually(lambda: driver.next_offset > driver.high_watermark, "it is appended")
+    await until(lambda: driver.next_offset > driver.high_watermark, "it is appended")
     hurried = asyncio.Event()
     stopping = asyncio.create_task(cluster.stop(leader, hurried))
-    await eventually(lambda: driver.is_stopping, "it stops")
+    await until(lambda: driver.is_stopping, "it stops")
     hurried.set()
     await asyncio.wait_for(stopping, 60)
     with pytest.raises((OutcomeUnknownError, NotLeaderError)):
@@ -272,10 +265,10 @@ async def test_neither_a_session_nor_a_successor_waits_for_a_replay_that_was_put
     def have(offset: int) -> bool:
         return all(node.controller.committed_end >= offset for node in followers)
 
-    await eventually(lambda: have(last.offset), "the first is replayed")
+    await until(lambda: have(last.offset), "the first is replayed")
     monkeypatch.setattr(delivery, "REPLAYED_AFTER_S", 3_600.0)
     written = await cluster.write(create("b"))
-    await eventually(
+    await until(
         lambda: all(node.driver.high_watermark >= written.offset for node in followers),
         "the commit is known",
     )
@@ -290,7 +283,7 @@ async def test_neither_a_session_nor_a_successor_waits_for_a_replay_that_was_put
     old = await cluster.leader()
     successor = followers[1].key.node_id
     await cluster.nodes[old].driver.transfer_leadership(successor, SOON_MS)
-    await eventually(lambda: cluster.nodes[successor].controller.is_active, "it leads")
+    await until(lambda: cluster.nodes[successor].controller.is_active, "it leads")
 
 
 async def test_linearizable_reads_that_can_not_be_proven_are_bounded(tmp_path: Path) -> None:
@@ -382,11 +375,11 @@ async def test_a_follower_alone_has_no_leader_although_it_remembers_one(
     def described(node_id: int = follower) -> QuorumDescription:
         return cluster.nodes[node_id].driver.describe()
 
-    await eventually(lambda: described().has_leader, "the leader answers")
+    await until(lambda: described().has_leader, "the leader answers")
     assert described(leader).has_leader
     for node_id in (leader, third):
         await cluster.kill(node_id)
-    await eventually(lambda: not described().has_leader, "the loss is noticed")
+    await until(lambda: not described().has_leader, "the loss is noticed")
     remembered: set[str] = set()
 
     def is_follower_again() -> bool:
@@ -395,7 +388,7 @@ async def test_a_follower_alone_has_no_leader_although_it_remembers_one(
         assert not described().has_leader
         return {"prospective", "follower"} <= remembered
 
-    await eventually(is_follower_again, "it has asked for votes in vain")
+    await until(is_follower_again, "it has asked for votes in vain")
     assert described().leader_id == leader
     await cluster.start(third)
-    await eventually(lambda: described().has_leader, "there is a leader")
+    await until(lambda: described().has_leader, "there is a leader")

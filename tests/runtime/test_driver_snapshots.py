@@ -18,15 +18,8 @@ from streammeta.controller.runtime.persistence.checkpointer import CheckpointLim
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, Sink
 from streammeta.controller.snapshot.voters import section_voters
-from tests.kit.memory_cluster import (
-    BROKER,
-    MemoryCluster,
-    Node,
-    create,
-    eventually,
-    is_fetch,
-    stream_ids,
-)
+from tests.kit.memory_cluster import BROKER, MemoryCluster, Node, create, is_fetch, stream_ids
+from tests.kit.waiting import until
 
 OFTEN = CheckpointLimits(log_bytes=500, interval_ms=600_000, retry_ms=50)
 
@@ -69,7 +62,7 @@ async def test_a_follower_far_behind_gets_a_snapshot_and_then_the_tail(tmp_path:
         await cluster.fill("a", 60)
         taken = await cluster.nodes[await cluster.leader()].driver.take_snapshot()
         leading = cluster.nodes[await cluster.leader()]
-        await eventually(lambda: leading.journal.start_offset > 0, "segments to be gone")
+        await until(lambda: leading.journal.start_offset > 0, "segments to be gone")
         assert leading.driver.describe().log_start_offset == taken.end_offset
         await cluster.fill("b", 3)
 
@@ -95,7 +88,7 @@ async def test_a_running_follower_that_was_cut_off_replaces_its_state(tmp_path: 
         await cluster.fill("b", 60)
         leading = cluster.nodes[await cluster.leader(among=lambda i: i != behind)]
         taken = await leading.driver.take_snapshot()
-        await eventually(
+        await until(
             lambda: leading.driver.describe().log_start_offset == taken.end_offset, "a trim"
         )
         session = asyncio.create_task(
@@ -187,7 +180,7 @@ async def test_a_leaders_view_counts_only_once_it_is_committed(
     cluster.drops = lambda one, other, request: leader == other and is_fetch(request)
     doubtful = asyncio.create_task(node.controller.write(create("doubtful")))
     taking = asyncio.create_task(node.driver.take_snapshot())
-    await eventually(lambda: bool(cluster.snapshot_files(leader)), "a file")
+    await until(lambda: bool(cluster.snapshot_files(leader)), "a file")
     assert cluster.snapshot_files(leader)[-1].endswith(".tmp")
 
     cluster.drops = lambda *_: False
@@ -255,7 +248,7 @@ async def test_without_room_a_checkpoint_is_put_off_and_leaves_nothing(tmp_path:
 
         node.files.is_full = False
 
-        await eventually(lambda: bool(node.journal.snapshots.kept), "another try, by itself")
+        await until(lambda: bool(node.journal.snapshots.kept), "another try, by itself")
         assert node.journal.snapshots.kept[-1].end_offset >= last.offset
 
 

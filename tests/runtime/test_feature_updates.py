@@ -30,7 +30,8 @@ from streammeta.rpc.failures import read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 from tests.kit.grpc_servers import served
-from tests.kit.memory_cluster import CLUSTER, MemoryCluster, eventually
+from tests.kit.memory_cluster import CLUSTER, MemoryCluster
+from tests.kit.waiting import until
 
 NEW = Software("2.0", SUPPORTED)
 OLD = Software("1.0", Levels(1, 1))
@@ -183,7 +184,7 @@ async def test_an_older_follower_stops_at_the_level_and_the_others_go_on(
     node = cluster.nodes[older]
     node.controller.cluster_metadata._feature_level._levels = OLD.levels
     await update(updates(cluster, leader), 2)
-    await eventually(node.driver.fatal.done, "the older one stops")
+    await until(node.driver.fatal.done, "the older one stops")
     assert isinstance(node.driver.fatal.exception(), NewerLogError)
     assert node.controller.cluster_metadata.feature_level == 1
     last = await cluster.fill("after", 1)
@@ -199,12 +200,12 @@ async def test_an_older_replica_that_is_sent_a_snapshot_of_the_level_stops_witho
         await update(updates(cluster, leader), 2)
         driver = cluster.nodes[leader].driver
         taken = await driver.take_snapshot()
-        await eventually(
+        await until(
             lambda: driver.describe().log_start_offset == taken.end_offset, "the log is trimmed"
         )
         monkeypatch.setattr(map_checkpoint, "SUPPORTED", OLD.levels)
         older = await cluster.start(cluster.size)
-        await eventually(older.driver.fatal.done, "the older one stops")
+        await until(older.driver.fatal.done, "the older one stops")
         assert isinstance(older.driver.fatal.exception(), NewerVersionError)
         assert taken.file_name not in cluster.snapshot_files(cluster.size)
         assert older.controller.committed_end == 0

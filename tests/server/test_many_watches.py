@@ -12,8 +12,8 @@ from streammeta.client.controllers.methods import PUT_KVS
 from streammeta.controller.rpc.watch.service import WATCHERS_MAX
 from streammeta.v1 import kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
-from tests.kit.fake_broker import until
 from tests.kit.real_cluster import describe, leader_of, running_cluster
+from tests.kit.waiting import until
 
 CONNECTIONS = 20
 PUTS = 300

@@ -18,8 +18,8 @@ from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import kv_pb2
-from tests.kit.fake_broker import until
 from tests.kit.real_cluster import raise_level, running_cluster
+from tests.kit.waiting import until
 
 LEDGER = OwnerKey("7", "ledgers")
 

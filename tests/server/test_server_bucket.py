@@ -14,14 +14,8 @@ from streammeta.storage.cluster_files.bucket_marker import is_own_key, read_clai
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
-from tests.kit.real_cluster import (
-    FAST,
-    describe,
-    leader_of,
-    prepare_object,
-    running_cluster,
-    wait_until,
-)
+from tests.kit.real_cluster import FAST, describe, leader_of, prepare_object, running_cluster
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process

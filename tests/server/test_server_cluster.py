@@ -30,8 +30,8 @@ from tests.kit.real_cluster import (
     leader_of,
     prepare_object,
     running_cluster,
-    wait_until,
 )
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

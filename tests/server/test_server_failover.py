@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from streammeta.client.controllers import methods
 from streammeta.client.model import node_message
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.kit.real_cluster import FAST, leader_of, prepare_object, running_cluster
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -39,13 +40,6 @@ async def beating(session: BrokerSession) -> AsyncIterator[Heartbeat]:
         yield heartbeat
     finally:
         await heartbeat.close()
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    while not await condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {PATIENCE_S} s: {what}"
-        await asyncio.sleep(0.05)
 
 
 async def node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:

@@ -29,7 +29,8 @@ from streammeta.v1 import (
     objects_pb2_grpc,
     streams_pb2,
 )
-from tests.kit.real_cluster import running_cluster, wait_until
+from tests.kit.real_cluster import running_cluster
+from tests.kit.waiting import wait_until
 from tests.server.fuzz_messages import RandomMessages, SensibleCalls
 
 pytestmark = pytest.mark.process

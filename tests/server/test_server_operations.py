@@ -26,9 +26,9 @@ from tests.kit.real_cluster import (
     running_cluster,
     start_python,
     streammeta,
-    wait_until,
     writes_going_on,
 )
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process

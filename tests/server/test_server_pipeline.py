@@ -25,9 +25,9 @@ from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, objects_pb2
-from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import served
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
+from tests.kit.waiting import until
 
 PATH = "/streammeta.v1.ObjectService/CommitPipeline"
 SERVICE = objects_pb2.DESCRIPTOR.services_by_name["ObjectService"]

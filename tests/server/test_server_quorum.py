@@ -27,9 +27,9 @@ from tests.kit.real_cluster import (
     running_cluster,
     start_python,
     streammeta,
-    wait_until,
     writes_going_on,
 )
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -22,7 +22,8 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2
 from tests.kit.built_objects import ObjectBuilder
-from tests.kit.real_cluster import STEADY, describe, prepare_object, running_cluster, wait_until
+from tests.kit.real_cluster import STEADY, describe, prepare_object, running_cluster
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

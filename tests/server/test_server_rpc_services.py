@@ -24,7 +24,7 @@ from streammeta.v1.common_pb2 import (
     ERROR_CODE_STREAM_NOT_CLOSED,
 )
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 from tests.server.rpc_server import NODE, SESSION_TIMEOUT_MS, Rpcs, serving
 
 

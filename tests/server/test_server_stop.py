@@ -15,8 +15,8 @@ from streammeta.client.model import node_message
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.v1 import common_pb2, objects_pb2
-from tests.kit.fake_broker import until
 from tests.kit.real_cluster import STEADY, leader_of, running_cluster
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.process
 

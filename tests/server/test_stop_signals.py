@@ -15,7 +15,6 @@ import pytest
 from streammeta.client import ControllerClient
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import metadata_pb2
-from tests.kit.fake_broker import until
 from tests.kit.real_cluster import (
     STEADY,
     controller_command,
@@ -23,6 +22,7 @@ from tests.kit.real_cluster import (
     leader_of,
     running_cluster,
 )
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.process
 

@@ -21,7 +21,7 @@ from streammeta.rpc.connections import client_channel
 from streammeta.tls.server_certificates import ServerCertificates
 from tests.attack.hostile import client_hello
 from tests.kit.certificates import Authority
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 from tests.trust.callers import CLUSTER
 from tests.trust.conftest import authority, stranger
 

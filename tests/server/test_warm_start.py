@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local.local_cluster import Child, LocalCluster, free_ports
-from tests.kit.real_cluster import FAST, controller_command, format_data, wait_until
+from tests.kit.real_cluster import FAST, controller_command, format_data
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import ForkedProcess, WarmServer, start_warm
 
 pytestmark = pytest.mark.process

@@ -19,7 +19,7 @@ from streammeta.controller.rpc.watch.service import Fanout
 from streammeta.controller.runtime.writer.change_feed import ChangeFeed, WatcherTooSlowError
 from streammeta.v1 import metadata_pb2 as pb
 from streammeta.v1 import records_pb2
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 
 EVERYTHING = Selection()
 PATIENCE_S = 60.0

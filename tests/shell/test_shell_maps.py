@@ -23,15 +23,8 @@ from streammeta.cli.framework.output import run_cli
 from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.cli.root import cli
 from streammeta.client import StreamClient
-from tests.kit.real_cluster import (
-    STEADY,
-    describe,
-    put,
-    quorum,
-    running_cluster,
-    streammeta,
-    wait_until,
-)
+from tests.kit.real_cluster import STEADY, describe, put, quorum, running_cluster, streammeta
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -29,8 +29,8 @@ from tests.kit.real_cluster import (
     replica,
     start_python,
     streammeta,
-    wait_until,
 )
+from tests.kit.waiting import wait_until
 from tests.trust.audited_cluster import AuditedCluster, ask, audited_cluster
 
 pytestmark = pytest.mark.process

@@ -2,20 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 
 import pytest
 
 from streammeta.controller.errors import AuditUnavailableError
 from streammeta.controller.trust.audit.writer import AuditWriter
+from tests.kit.waiting import until
 from tests.trust.audit_lines import MemoryLog, line
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the thread does."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 (a thread changes it)
-            await asyncio.sleep(0.001)
 
 
 def numbers(log: MemoryLog) -> list[int]:

@@ -13,7 +13,8 @@ from streammeta.cli.framework.output import run_cli
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
 from streammeta.cli.root import cli
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import STEADY, wait_until
+from tests.kit.real_cluster import STEADY
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 
 pytestmark = pytest.mark.process

@@ -15,7 +15,7 @@ from streammeta.tls import handshakes
 from streammeta.tls.handshakes import HandshakePlaces
 from streammeta.tls.listener import Listener
 from tests.kit.certificates import Authority
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 
 
 class Crowd:

@@ -14,7 +14,8 @@ import pytest
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
 from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import FAST, streammeta, wait_until
+from tests.kit.real_cluster import FAST, streammeta
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.process
 

@@ -23,8 +23,8 @@ from streammeta.client.controllers import channels, controller_client
 from streammeta.client.controllers.metadata_watch import Change, MetadataWatch
 from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
-from tests.kit.fake_broker import until
-from tests.kit.real_cluster import STEADY, wait_until
+from tests.kit.real_cluster import STEADY
+from tests.kit.waiting import until, wait_until
 from tests.kit.warm_start import start_warm
 from tests.monitoring.http_calls import got
 from tests.trust.replaced_files import Placed
@@ -198,7 +198,7 @@ async def test_the_authority_changes_in_three_rounds_while_a_broker_appends(
                 for name, place in places.items():
                     place.place(issuer.issue(name), ca)
                     await appends.go_on()
-                await until(lambda: replaced(cluster) == [number] * 3, "files read", 30)  # noqa: B023
+                await until(lambda: replaced(cluster) == [number] * 3, "files read")  # noqa: B023
                 await appends.go_on()
         async with ControllerClient(
             cluster.endpoints, deadline_s=1, tls=authority.issue("admin/alice")
@@ -233,7 +233,7 @@ async def test_pipelines_and_watches_go_on_when_their_connections_have_become_to
                     await appends.go_on()
                     assert not following.done()
             end = watch.high_watermark
-            await until(lambda: watch.next_offset >= end or following.done(), "the watch", 30)
+            await until(lambda: watch.next_offset >= end or following.done(), "the watch")
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             again, once_more = MetadataWatch(client), list[Change]()

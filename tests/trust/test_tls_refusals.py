@@ -21,7 +21,7 @@ from streammeta.tls.certificates import read_certificates, read_key
 from streammeta.tls.files import TlsError, TlsFiles
 from streammeta.tls.listener import Bounds, Listener
 from tests.kit.certificates import Authority
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 from tests.trust.test_tls_channels import asked, serving
 
 BOTH = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)

@@ -24,7 +24,7 @@ from streammeta.rpc.connections import client_channel
 from streammeta.tls.files import TlsContents, TlsError, TlsFiles, WatchedTls
 from streammeta.tls.server_certificates import ServerCertificates
 from tests.kit.certificates import Authority
-from tests.kit.fake_broker import until
+from tests.kit.waiting import until
 from tests.trust.replaced_files import WAYS, Placed
 from tests.trust.test_tls_settings import config
 

@@ -15,7 +15,8 @@ from streammeta.cli.framework.output import run_cli
 from streammeta.cli.local.local_cluster import free_ports
 from streammeta.cli.root import cli
 from tests.kit.certificates import Authority
-from tests.kit.real_cluster import STEADY, controller_command, format_data, streammeta, wait_until
+from tests.kit.real_cluster import STEADY, controller_command, format_data, streammeta
+from tests.kit.waiting import wait_until
 from tests.trust.audited_cluster import AuditedCluster
 from tests.trust.test_issuer_keys import DISCOVERY
 from tests.trust.test_token_door import POLICY

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster, free_ports
-from tests.kit.real_cluster import STEADY, leader_of, quorum, replica, streammeta, wait_until
+from tests.kit.real_cluster import STEADY, leader_of, quorum, replica, streammeta
+from tests.kit.waiting import wait_until
 from tests.kit.warm_start import start_warm
 
 OLDER = (sys.executable, "-m", "tests.upgrade.older_controller")
