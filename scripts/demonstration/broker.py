@@ -61,7 +61,7 @@ class Reporter(SilentObserver):
 
     async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
         """Report the number of committed rows."""
-        rows = sum(one.end_offset - one.start_offset for one in ranges)
+        rows = sum(range_.end_offset - range_.start_offset for range_ in ranges)
         say("committed", objects=list(object_ids), rows=rows)
 
     async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
@@ -87,19 +87,21 @@ async def run(arguments: argparse.Namespace) -> None:
         store = open_object_store(arguments.store)
         async with StreamWriter(session, store, config, Reporter(arguments.hold)) as writer:
             writer.attach(opened.values())
-            starts = {one.stream_id: one.next_offset for one in opened.values()}
+            starts = {stream.stream_id: stream.next_offset for stream in opened.values()}
             batches = record_batches(rows, stream_ids, starts)
             acks = [await writer.append(*batch) for batch in batches]
             await writer.flush()
             await asyncio.gather(*acks)
-        closed = await session.close_streams({one.stream_id: one.epoch for one in opened.values()})
+        closed = await session.close_streams(
+            {stream.stream_id: stream.epoch for stream in opened.values()}
+        )
         closed.require_all()
     say("done", rows=len(rows))
 
 
 async def open_all(session: BrokerSession, stream_ids: Sequence[int]) -> dict[int, OpenedStream]:
     """Open the streams, including streams that an earlier process of this node left open."""
-    opened = {one.stream_id: one for one in session.inherited}
+    opened = {stream.stream_id: stream for stream in session.inherited}
     missing = {stream_id: 0 for stream_id in stream_ids if stream_id not in opened}
     if missing:
         opened.update((await session.open_streams(missing)).require_all())

@@ -91,7 +91,7 @@ class Group:
         consumer = Consumer(dict(settings))
         consumer.subscribe([topic])
         while not self._stopped.is_set():
-            taken = [each for each in consumer.consume(500, 0.1) if each.error() is None]
+            taken = [message for message in consumer.consume(500, 0.1) if message.error() is None]
             with self._lock:
                 self.delivered += len(taken)
                 for message in taken:

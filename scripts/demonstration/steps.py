@@ -133,8 +133,8 @@ def objects_by_state(caller: Caller) -> dict[int, set[int]]:
             answer = client.call(
                 lambda channel: objects_grpc.ObjectServiceStub(channel).DescribeObjects, request
             )
-            for one in answer.objects:
-                found.setdefault(one.state, set()).add(one.object_id)
+            for object_ in answer.objects:
+                found.setdefault(object_.state, set()).add(object_.object_id)
             if not answer.next_page_token:
                 return found
             request.page.page_token = answer.next_page_token

@@ -152,7 +152,9 @@ async def write(streams: StreamClient, ids: list[int], written: Written) -> None
     number = 0
     while True:
         for stream_id in ids:
-            payloads = [f"{stream_id} {number + one}".encode() for one in range(RECORDS_AT_ONCE)]
+            payloads = [
+                f"{stream_id} {number + index}".encode() for index in range(RECORDS_AT_ONCE)
+            ]
             await streams.append_many(stream_id, payloads)
             written[stream_id] += payloads
         number += RECORDS_AT_ONCE

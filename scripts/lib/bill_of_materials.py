@@ -57,7 +57,7 @@ def _needs() -> dict[str, set[str]]:
             continue
         seen.add((name, extras))
         wanted = list(_requirements(name, extras))
-        needs.setdefault(name, set()).update(one for one, _ in wanted if one != name)
+        needs.setdefault(name, set()).update(need for need, _ in wanted if need != name)
         left.extend(wanted)
     return needs
 

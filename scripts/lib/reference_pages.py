@@ -45,7 +45,7 @@ def pages() -> Mapping[str, str]:
 def stale() -> Sequence[str]:
     """Return the names of pages that differ from the written ones, or have no source."""
     fresh = pages()
-    written = {each.name: each.read_text() for each in FOLDER.glob("*.md")}
+    written = {path.name: path.read_text() for path in FOLDER.glob("*.md")}
     return sorted(name for name in {**fresh, **written} if fresh.get(name) != written.get(name))
 
 
@@ -68,13 +68,13 @@ def _described() -> Sequence[descriptor_pb2.FileDescriptorProto]:
     """Return the files of the contract with their comments."""
     from grpc_tools import protoc
 
-    sources = sorted(str(each.relative_to(PROTO)) for each in PROTO.glob("streammeta/v1/*.proto"))
+    sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.glob("streammeta/v1/*.proto"))
     with tempfile.NamedTemporaryFile() as kept:
         flags = ["--include_source_info", f"--descriptor_set_out={kept.name}"]
         if protoc.main(["protoc", f"-I{PROTO}", *flags, *sources]) != 0:
             raise SystemExit("protoc rejected the contract, see above")
         found = descriptor_pb2.FileDescriptorSet.FromString(Path(kept.name).read_bytes())
-    return [each for each in found.file if Path(each.name).name not in NOT_API]
+    return [proto for proto in found.file if Path(proto.name).name not in NOT_API]
 
 
 class _Comments:
@@ -82,8 +82,8 @@ class _Comments:
 
     def __init__(self, file: descriptor_pb2.FileDescriptorProto) -> None:
         self._found = {
-            tuple(each.path): each.leading_comments or each.trailing_comments
-            for each in file.source_code_info.location
+            tuple(location.path): location.leading_comments or location.trailing_comments
+            for location in file.source_code_info.location
         }
 
     def lines(self, *path: int) -> list[str]:
@@ -95,7 +95,7 @@ class _Comments:
                 paragraphs.append(line.strip())
             else:
                 paragraphs[-1] = f"{paragraphs[-1]} {line.strip()}".strip()
-        return [each for each in paragraphs if each]
+        return [paragraph for paragraph in paragraphs if paragraph]
 
     def text(self, *path: int) -> str:
         """Return a comment in one line."""
@@ -115,7 +115,7 @@ def _api(files: Sequence[descriptor_pb2.FileDescriptorProto]) -> Iterator[str]:
                 taken = _streamed(method.input_type, method.client_streaming)
                 answered = _streamed(method.output_type, method.server_streaming)
                 yield f"Accepts {taken}, returns {answered}.\n\n"
-                yield "".join(f"- {_escaped(each)}\n" for each in comments.lines(_SERVICE, i, 2, j))
+                yield "".join(f"- {_escaped(line)}\n" for line in comments.lines(_SERVICE, i, 2, j))
     yield "\n## Messages\n"
     for file in files:
         comments = _Comments(file)
@@ -246,7 +246,7 @@ def _values_of(option: click.Option) -> str:
     if option.is_flag:
         return "true or false"
     if isinstance(option.type, click.Choice):
-        return " or ".join(str(each) for each in option.type.choices)
+        return " or ".join(str(choice) for choice in option.type.choices)
     return option.metavar or {"integer": "whole number"}.get(option.type.name, option.type.name)
 
 
@@ -278,9 +278,9 @@ def _command(command: click.Command, context: click.Context, level: int) -> Iter
     yield from _help(command.help or "")
     records = [
         found
-        for one in command.params
-        if not (isinstance(one, click.Option) and one.name == "help")
-        and (found := one.get_help_record(context)) is not None
+        for parameter in command.params
+        if not (isinstance(parameter, click.Option) and parameter.name == "help")
+        and (found := parameter.get_help_record(context)) is not None
     ]
     if records:
         yield "\n| option | meaning |\n|---|---|\n"
@@ -309,10 +309,10 @@ def _escaped(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(
-        (each if each.startswith("`") else re.sub(r"([*<>\[\]])", r"\\\1", each)).replace(
+        (part if part.startswith("`") else re.sub(r"([*<>\[\]])", r"\\\1", part)).replace(
             "|", "\\|"
         )
-        for each in parts
+        for part in parts
     )
 
 

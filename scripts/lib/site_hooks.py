@@ -48,7 +48,7 @@ def with_decisions(nav: Any) -> Any:
         return nav
     numbered = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     added = [f"decisions/{path.name}" for path in numbered] if "decisions/README.md" in nav else []
-    return [with_decisions(each) for each in nav] + added
+    return [with_decisions(entry) for entry in nav] + added
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -139,7 +139,7 @@ def _linked(markdown: str, page: str) -> set[str]:
 
 def _shown(path: Path) -> str:
     if path.is_dir():
-        return "".join(f"{each.name}\n" for each in sorted(path.iterdir()))
+        return "".join(f"{child.name}\n" for child in sorted(path.iterdir()))
     return path.read_text()
 
 
