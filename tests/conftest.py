@@ -22,6 +22,9 @@ _GROUPS = {"spark": "computations", "process": "processes {}", "s3": "processes 
 
 _GROUPS_OF_PROCESSES = 3
 
+_SPREAD = 24
+"""Start of the checksum of a file's name: with this one the groups take equally long."""
+
 settings.register_profile(
     "held-up machines",
     deadline=None,
@@ -48,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         groups = [group for mark, group in _GROUPS.items() if item.get_closest_marker(mark)]
         if is_spread and groups and not item.get_closest_marker("xdist_group"):
-            number = zlib.crc32(item.path.name.encode()) % _GROUPS_OF_PROCESSES
+            number = zlib.crc32(item.path.name.encode(), _SPREAD) % _GROUPS_OF_PROCESSES
             item.add_marker(pytest.mark.xdist_group(groups[0].format(number)))
         if item.get_closest_marker("slow") and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
