@@ -15,7 +15,7 @@ from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.log_view import LostPromise
+from streammeta.controller.quorum.log_view import LostEntries
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import FileSystem
@@ -135,7 +135,7 @@ class Held:
     end_offset: int
     snapshots: tuple[SnapshotId, ...]
     state: QuorumState
-    lost: LostPromise | None
+    lost: LostEntries | None
 
 
 def held_by(journal: Journal) -> Held:

@@ -17,7 +17,7 @@ from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.errors import DirectoryNotFormattedError
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.log_view import LostPromise
+from streammeta.controller.quorum.log_view import LostEntries
 from streammeta.controller.quorum.voters import ReplicaKey
 from tests.journal.journal_tools import (
     CLUSTER,
@@ -241,7 +241,7 @@ def test_a_crash_while_damage_is_put_aside_forgets_nothing() -> None:
     disk = disk.with_file(damaged, data)
     whole = held_on(started())
     expected = held_on(disk)
-    assert expected.lost == LostPromise(EndOffset(7), STATE.epoch)
+    assert expected.lost == LostEntries(EndOffset(7), STATE.epoch)
     assert expected.batches == whole.batches[: len(expected.batches)]
     assert expected.end_offset >= 5
     for where, left in crashes(disk, recover):

@@ -10,7 +10,7 @@ import pytest
 
 from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.errors import JournalDamagedError
-from streammeta.controller.quorum.log_view import LostPromise
+from streammeta.controller.quorum.log_view import LostEntries
 from streammeta.controller.quorum.messages import Batch
 from tests.journal.journal_tools import (
     DIRECTORY,
@@ -33,7 +33,7 @@ BATCHES = (
     batch(5, 4, b"last"),
 )
 END = 6
-LOST = LostPromise(EndOffset(END), STATE.epoch)
+LOST = LostEntries(EndOffset(END), STATE.epoch)
 
 
 def flips(disk: CrashDisk, path: Path) -> list[tuple[int, bytes]]:
@@ -223,7 +223,7 @@ def test_a_batch_that_vouches_is_found_wherever_it_begins(straddle: int) -> None
     start = good.index(b"SMB1", good.index(b"SMB1") + 1)
     bad = good[:start] + b"X" + good[start + 1 :]
     held = recovered(disk.with_file(path, bad))
-    assert held.lost == LostPromise(EndOffset(3), STATE.epoch)
+    assert held.lost == LostEntries(EndOffset(3), STATE.epoch)
 
 
 def test_a_bad_end_of_a_segment_that_is_not_the_last_is_no_torn_tail() -> None:
@@ -272,7 +272,7 @@ def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
     ):
         damaged = disk.with_file(path, bad)
         held = recovered(damaged)
-        assert (held.end_offset, held.lost) == (1, LostPromise(EndOffset(2), STATE.epoch))
+        assert (held.end_offset, held.lost) == (1, LostEntries(EndOffset(2), STATE.epoch))
         (finding,) = findings(damaged)
         assert named in str(finding["what"])
 

@@ -105,15 +105,15 @@ ELECTIONS = (
         "Answers to requests of an earlier epoch count in the present one.",
         "CCF tallied votes wrongly (Howard et al., Smart Casual Verification, 2025)",
         """
-        streammeta.controller.quorum.replica:
+        streammeta.controller.quorum.requests:
         - if waiting is None or waiting.request_id != header.request_id:
         -     return False
         - del self._pending[header.sender, kind]
         + self._pending.pop((header.sender, kind), None)
         streammeta.controller.quorum.core:
-        - if is_refused or header.epoch < replica.epoch:
+        - if is_rejected or header.epoch < replica.epoch:
         + is_vote = isinstance(response, messages.VoteResponse)
-        + if is_refused or (header.epoch < replica.epoch and not is_vote):
+        + if is_rejected or (header.epoch < replica.epoch and not is_vote):
         """,
         Simulated("noisy"),
     ),
@@ -122,7 +122,7 @@ ELECTIONS = (
         "A vote that arrives twice counts twice.",
         "CCF tallied votes wrongly (Howard et al., Smart Casual Verification, 2025)",
         """
-        streammeta.controller.quorum.replica:
+        streammeta.controller.quorum.requests:
         - if waiting is None or waiting.request_id != header.request_id:
         -     return False
         - del self._pending[header.sender, kind]
@@ -198,7 +198,7 @@ ELECTIONS = (
         """
         streammeta.controller.quorum.core:
         - if not _is_routine(event):
-        -     self._leading.look_again()
+        -     self._leading.clear_idle_time()
         """,
         Tested(
             "tests/quorum/test_quorum_disks.py"
@@ -224,8 +224,8 @@ ELECTIONS = (
         "Answers to the process before the restart are taken: request numbers begin anew.",
         "why etcd and gRPC based peers carry a session in their messages",
         """
-        streammeta.controller.quorum.replica:
-        - if header.incarnation != self._incarnation:
+        streammeta.controller.quorum.requests:
+        - if header.incarnation != self.incarnation:
         -     return False
         """,
         Tested(

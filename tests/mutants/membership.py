@@ -24,7 +24,7 @@ MEMBERSHIP = (
         streammeta.controller.quorum.membership:
         - if role.voter_change is not None:
         + if False:
-              return "another change of the voters is under way; try again when it has ended"
+              return "another change of the voters is in progress, retry when it has ended"
         streammeta.controller.quorum.membership:
         - if replica.voters_named_at > replica.high_watermark:
         + if False:
@@ -50,7 +50,7 @@ MEMBERSHIP = (
         - self.voters = self._history.latest
         + self.voters = self._history.at(self.high_watermark)
         streammeta.controller.quorum.replica:
-        + self._note_voters()
+        + self._cache_voters()
           self._last.append(events.CommitAdvanced(end_offset))
         """,
         Simulated("reconfig"),

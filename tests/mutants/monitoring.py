@@ -11,7 +11,7 @@ MONITORING = (
         "its role goes to and fro between follower and prospective, with the old leader's id",
         """
         streammeta.controller.runtime.replication.operations:
-        - return follower.has_fetched and not follower.leader_gone
+        - return follower.has_fetched and not follower.leader_ended
         + return follower.leader_id >= 0
         """,
         Tested(

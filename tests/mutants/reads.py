@@ -114,7 +114,7 @@ READS = (
         streammeta.controller.quorum.leading:
         - if not isinstance(role, roles.Leader) or not self.is_established():
         + if not isinstance(role, roles.Leader):
-              replica.emit(events.ReadIndexRefused(read_id))
+              replica.emit(events.ReadIndexRejected(read_id))
         """,
         Tested(
             "tests/quorum/test_quorum_replication.py"

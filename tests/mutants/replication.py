@@ -53,7 +53,7 @@ REPLICATION = (
         "Any Fetch answer is applied, however late, and cuts what has been committed since.",
         "KAFKA-12460; CCF (Howard et al., Smart Casual Verification, 2025)",
         """
-        streammeta.controller.quorum.replica:
+        streammeta.controller.quorum.requests:
         - if waiting is None or waiting.request_id != header.request_id:
         -     return False
         - del self._pending[header.sender, kind]
@@ -69,7 +69,7 @@ REPLICATION = (
         "Batches are appended without a look at where they belong.",
         "why KRaft keeps one Fetch in flight and checks the base offset",
         """
-        streammeta.controller.quorum.replica:
+        streammeta.controller.quorum.requests:
         - if waiting is None or waiting.request_id != header.request_id:
         -     return False
         - del self._pending[header.sender, kind]

@@ -35,7 +35,7 @@ STARVATION = (
         "a variant of committing by the leader's word alone",
         """
         streammeta.controller.quorum.following:
-        - return role.is_sign_of_life and response.diverging is None
+        - return role.is_keepalive and response.diverging is None
         + return False
         """,
         Tested(_DISKS + "test_the_answer_to_a_sign_of_life_commits_nothing_beyond_the_flushed_end"),
@@ -92,7 +92,7 @@ STARVATION = (
         "found by two voters beside a silent third, while candidacies were made to last",
         """
         streammeta.controller.quorum.candidacy:
-        - may_ask_again = not self._hopeless or not self._has_resumed
+        - may_ask_again = not self._denied_by or not self._has_resumed
         + may_ask_again = True
         """,
         Tested(_DISKS + "test_a_refused_candidate_asks_again_once_and_then_opens_another_epoch"),

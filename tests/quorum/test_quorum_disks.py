@@ -170,7 +170,7 @@ def test_leadership_promised_to_a_voter_is_handed_over_although_its_disk_becomes
     node, first, _ = formatted_alike()
     node.step(events.TransferRequested(NodeId(2)))
     name_disk(node, first)
-    assert not node.effects_of(events.TransferRefused)
+    assert not node.effects_of(events.TransferRejected)
     node.flush()
     node.fetch(first, 4, 1)
     assert node.role == "Resigned"

@@ -11,7 +11,12 @@ from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId, Sna
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import LogStart
-from streammeta.controller.quorum.recovered_log import ERA_OFFSETS, era_of, is_of_before, next_era
+from streammeta.controller.quorum.recovered_log import (
+    ERA_OFFSETS,
+    era_of,
+    is_from_before_recovery,
+    next_era,
+)
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.quorum.core_harness import Lone, batch
 
@@ -55,7 +60,7 @@ def test_the_only_survivor_leads_at_once_behind_all_epochs_of_before() -> None:
     ],
 )
 def test_eras(end: int, own_end: int, expected: bool) -> None:
-    assert is_of_before(end, own_end) is expected
+    assert is_from_before_recovery(end, own_end) is expected
 
 
 def test_a_log_goes_on_in_the_era_after_its_own() -> None:

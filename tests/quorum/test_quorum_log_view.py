@@ -124,7 +124,8 @@ def cut_by_trim(log: list[Batch], start: int) -> LogView:
 
 def cut_by_snapshot(log: list[Batch], start: int) -> LogView:
     view = LogView(LogStart(), 1 << 20)
-    view.begin_anew(SnapshotId(EndOffset(start), log[start - 1].epoch if start else Epoch(0)))
+    epoch = log[start - 1].epoch if start else Epoch(0)
+    view.restart_at_snapshot(SnapshotId(EndOffset(start), epoch))
     view.append(log[start:], token=1)
     return view
 

@@ -20,7 +20,7 @@ def add(node: Lone, voter: Voter = NEW) -> None:
 
 
 def refusal(node: Lone) -> messages.QuorumError:
-    (refused,) = node.effects_of(events.VoterChangeRefused)
+    (refused,) = node.effects_of(events.VoterChangeRejected)
     return refused.error
 
 
@@ -28,7 +28,7 @@ def named(node: Lone) -> VoterSet:
     """The voters named by what the last step appended."""
     (append,) = node.effects_of(events.AppendLog)
     (batch,) = append.batches
-    voters = messages.voters_named_by(batch)
+    voters = messages.decode_voters(batch)
     assert voters is not None
     return voters
 
@@ -92,7 +92,7 @@ def test_only_one_change_runs_and_none_before_the_last_is_committed() -> None:
     node.flush()
     node.fetch_each(3, 1)
     node.step(events.VoterChangeRequested(3, ReplicaKey(NodeId(1))))
-    assert not node.effects_of(events.VoterChangeRefused)
+    assert not node.effects_of(events.VoterChangeRejected)
 
 
 def test_no_change_before_the_leader_has_committed_in_its_epoch() -> None:
@@ -124,10 +124,10 @@ def test_who_does_not_catch_up_is_refused_and_stays_an_observer() -> None:
     node.fetch(NEW.key, 2, 1)
     add(node)
     limit = node.config.timings.election_timeout_ms * node.config.timings.catch_up_rounds
-    refusals: list[events.VoterChangeRefused] = []
+    refusals: list[events.VoterChangeRejected] = []
     for _ in range(limit // 500):
         node.pass_time(500)
-        refusals += node.effects_of(events.VoterChangeRefused)
+        refusals += node.effects_of(events.VoterChangeRejected)
         node.fetch_each(102, 1)
     assert [item.error for item in refusals] == [messages.QuorumError.REQUEST_TIMED_OUT]
     assert len(node.core.voters) == 3
@@ -307,7 +307,7 @@ def test_a_voter_tells_its_disk_and_the_leader_records_it() -> None:
 
 def lone_as_recorded(record: Voter, client_endpoint: str) -> Lone:
     """Return a replica whose log names it so among three voters, of epoch 1."""
-    payload = messages.encode_voters(voter_set(0, 1, 2).updated(record))
+    payload = messages.encode_voters(voter_set(0, 1, 2).with_update(record))
     first = messages.Batch(EndOffset(0), Epoch(1), messages.BatchKind.CONTROL, (payload,))
     log = replace(log_of([first]), control=(first,))
     return Lone(
@@ -379,7 +379,7 @@ def test_a_successor_that_does_not_catch_up_in_time_is_passed_over() -> None:
     deadline = node.core.next_deadline()
     assert deadline is not None
     node.pass_time(node.config.timings.election_timeout_ms)
-    assert node.effects_of(events.TransferRefused)
+    assert node.effects_of(events.TransferRejected)
     assert (node.role, node.core.is_transferring) == ("Leader", False)
 
 
@@ -387,7 +387,7 @@ def test_a_successor_that_does_not_catch_up_in_time_is_passed_over() -> None:
 def test_nobody_else_to_hand_over_to(to: NodeId) -> None:
     node = established()
     node.step(events.TransferRequested(to))
-    assert node.effects_of(events.TransferRefused)
+    assert node.effects_of(events.TransferRejected)
 
 
 def test_recovered_voters_are_those_of_the_log() -> None:

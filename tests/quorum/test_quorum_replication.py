@@ -28,7 +28,7 @@ def test_an_epoch_begins_with_a_control_batch() -> None:
         2,
         1,
     )
-    assert messages.voters_named_by(appended) == node.config.bootstrap_voters
+    assert messages.decode_voters(appended) == node.config.bootstrap_voters
 
 
 def test_batches_of_earlier_epochs_commit_only_with_one_of_the_leaders_own() -> None:
@@ -328,14 +328,14 @@ def test_the_rounds_of_an_earlier_leadership_prove_nothing() -> None:
 def test_a_read_is_refused_before_the_leader_has_committed_in_its_epoch() -> None:
     node = elected()
     node.step(events.ReadIndexRequested(7))
-    assert node.effects_of(events.ReadIndexRefused) == [events.ReadIndexRefused(7)]
+    assert node.effects_of(events.ReadIndexRejected) == [events.ReadIndexRejected(7)]
 
 
 def test_waiting_reads_are_refused_when_leadership_ends() -> None:
     node = established()
     node.step(events.ReadIndexRequested(7))
     node.ask_vote(1, 9, 8, 100)
-    assert node.effects_of(events.ReadIndexRefused) == [events.ReadIndexRefused(7)]
+    assert node.effects_of(events.ReadIndexRejected) == [events.ReadIndexRejected(7)]
 
 
 def test_fetching_followers_need_no_heartbeat() -> None:

@@ -35,7 +35,7 @@ def test_a_full_leader_hands_over_with_the_next_fetches_of_a_majority_with_room(
     node.pass_time(0)
     assert node.role == "Resigned"
     (ended,) = node.effects_of(events.LeadershipEnded)
-    assert "want of room" in ended.reason
+    assert "disk is full" in ended.reason
     successors = node.sent(EndQuorumEpochRequest)[0].preferred_successors
     assert [key.node_id for key in successors] == [1]
 

@@ -9,7 +9,7 @@ from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.log_view import LogStart, LostPromise
+from streammeta.controller.quorum.log_view import LogStart, LostEntries
 from tests.quorum.core_harness import Lone, batch, log_of, voter_set
 from tests.quorum.test_quorum_replication import established
 
@@ -332,7 +332,7 @@ def test_with_a_full_disk_a_log_that_was_not_compared_is_not_committed() -> None
 def damaged(promised: int = 4, epoch: int = 3) -> Lone:
     """A voter whose log was cut to 2; it had acknowledged more."""
     log = replace(
-        log_of([batch(0, 1), batch(1, 1)]), lost=LostPromise(EndOffset(promised), Epoch(epoch))
+        log_of([batch(0, 1), batch(1, 1)]), lost=LostEntries(EndOffset(promised), Epoch(epoch))
     )
     return Lone(log=log, state=QuorumState(Epoch(epoch)))
 
@@ -351,7 +351,7 @@ def test_a_damaged_replica_neither_votes_nor_campaigns_but_asks_for_the_leader()
 
 
 def test_a_damaged_leader_steps_aside() -> None:
-    log = replace(log_of([batch(0, 1)]), lost=LostPromise(EndOffset(4), Epoch(1)))
+    log = replace(log_of([batch(0, 1)]), lost=LostEntries(EndOffset(4), Epoch(1)))
     node = Lone(log=log, state=QuorumState(Epoch(1), leader_id=NodeId(0)))
     for _ in range(10):
         node.pass_time(1000)

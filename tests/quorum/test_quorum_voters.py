@@ -45,7 +45,7 @@ def test_another_disk_is_another_voter_unless_the_first_was_not_known() -> None:
 
 def test_a_node_votes_once_in_a_set() -> None:
     with pytest.raises(ValueError, match="node ids"):
-        voters(1, 2).added(voter(2, "new"))
+        voters(1, 2).with_voter(voter(2, "new"))
 
 
 def control(base: int, *payloads: bytes) -> messages.Batch:
@@ -55,18 +55,18 @@ def control(base: int, *payloads: bytes) -> messages.Batch:
 def test_voters_survive_their_record() -> None:
     named = VoterSet((voter(1), voter(2, None)))
     change = messages.encode_leader_change(NodeId(1), named, [NodeId(1)])
-    assert messages.voters_named_by(control(0, change, messages.encode_voters(named))) == named
-    assert messages.voters_named_by(control(0, change)) is None
+    assert messages.decode_voters(control(0, change, messages.encode_voters(named))) == named
+    assert messages.decode_voters(control(0, change)) is None
 
 
 def test_a_record_names_where_clients_reach_a_voter_once_that_is_known() -> None:
     """Records of voters that have not told it are as they always were."""
     told = Voter(ReplicaKey(NodeId(2), DirectoryId("d2")), "n2:1", "n2:2")
-    untold, known = VoterSet((voter(1),)).added(told).to_fields()
+    untold, known = VoterSet((voter(1),)).with_voter(told).to_fields()
     assert untold == {"node_id": 1, "directory_id": "d1", "endpoint": "n1:1"}
     assert known["client_endpoint"] == "n2:2"
-    named = voters(1).added(told)
-    assert messages.voters_named_by(control(0, messages.encode_voters(named))) == named
+    named = voters(1).with_voter(told)
+    assert messages.decode_voters(control(0, messages.encode_voters(named))) == named
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_record_names_where_clients_reach_a_voter_once_that_is_known() -> None
 )
 def test_a_record_that_cannot_be_read_is_not_passed_over(payload: bytes) -> None:
     with pytest.raises(InvariantError, match="offset 7"):
-        messages.voters_named_by(control(7, payload))
+        messages.decode_voters(control(7, payload))
 
 
 def test_the_set_in_force_is_the_last_one_in_the_log() -> None:

@@ -207,7 +207,7 @@ class SimDriver(QuorumDriver):
             case events.ReadIndexReady(read_id=read_id, index=index):
                 before = self.stepper.committed_before(read_id)
                 world.ghost.on_read_index(node.key, index, before)
-            case events.ReadIndexRefused(read_id=read_id):
+            case events.ReadIndexRejected(read_id=read_id):
                 self.stepper.committed_before(read_id)
             case events.VotersChanged():
                 node.check_voters()
@@ -215,7 +215,7 @@ class SimDriver(QuorumDriver):
                 world.count("leaders without room that hand over")
             case events.FullVotersChanged(full_voters=full_voters) if full_voters:
                 world.count("majorities without room")
-            case events.VoterChangeDone() | events.VoterChangeRefused():
+            case events.VoterChangeDone() | events.VoterChangeRejected():
                 world.operator.on_change_ended(effect)
-            case events.TransferRefused():
+            case events.TransferRejected():
                 world.count("transfers refused")

@@ -4,8 +4,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.log_view import LostPromise
-from streammeta.controller.quorum.messages import Batch, BatchKind, voters_named_by
+from streammeta.controller.quorum.log_view import LostEntries
+from streammeta.controller.quorum.messages import Batch, BatchKind, decode_voters
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.records.codec import decode_records
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH, RollingHash
@@ -64,7 +64,7 @@ class Ledger(Batches):
         self.batches.append(batch)
         self._ends.append(batch.end_offset)
         if batch.kind is BatchKind.CONTROL:
-            named = voters_named_by(batch)
+            named = decode_voters(batch)
             if named is not None:
                 self._voters.append((batch.end_offset, named))
         else:
@@ -153,7 +153,7 @@ class GhostLog(Batches):
     def append(self, batch: Batch) -> None:
         self.batches.append(batch)
         self._ends.append(batch.end_offset)
-        if batch.kind is BatchKind.CONTROL and (named := voters_named_by(batch)) is not None:
+        if batch.kind is BatchKind.CONTROL and (named := decode_voters(batch)) is not None:
             self._voters.append((len(self.batches), named))
 
     def cut(self, count: int) -> None:
@@ -199,7 +199,7 @@ class GhostReplica:
     """Votes that are durable, by epoch."""
     is_rotten: bool = False
     """Bits of its disk were turned over, and it may not have noticed yet."""
-    lost: LostPromise | None = None
+    lost: LostEntries | None = None
     is_clearing: bool = False
     promised: list[list[Batch]] = field(default_factory=list)
     """What it had acknowledged whenever it found itself damaged."""

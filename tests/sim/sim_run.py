@@ -161,7 +161,7 @@ class Run:
             change = role.voter_change if isinstance(role, Leader) else None
             if change is not None and change.adding is not None and change.end_offset is None:
                 assert node.core is not None
-                to_come.append(node.core.voters.added(change.adding))
+                to_come.append(node.core.voters.with_voter(change.adding))
         return to_come
 
     def _break_for_good(self, node: SimNode, core: list[SimNode]) -> str:

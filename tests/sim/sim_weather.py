@@ -463,7 +463,7 @@ class Operator:
 
     def _may_be_removed(self, node_id: NodeId) -> bool:
         return all(
-            self._world.has_healthy_majority(voters.removed(node_id))
+            self._world.has_healthy_majority(voters.without_node(node_id))
             for voters in self._world.possible_voters()
             if len(voters) > 1
         )
@@ -479,7 +479,7 @@ class Operator:
             event = events.TransferRequested(rng.choice([None, *ids]))
             self._world.act(leader, lambda: leader.step(event))
 
-    def on_change_ended(self, effect: events.VoterChangeDone | events.VoterChangeRefused) -> None:
+    def on_change_ended(self, effect: events.VoterChangeDone | events.VoterChangeRejected) -> None:
         """A leader says what became of a change."""
         if isinstance(effect, events.VoterChangeDone):
             self._world.counts["voter changes done"] += 1

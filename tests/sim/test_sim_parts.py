@@ -166,9 +166,9 @@ def test_voter_sets_change_one_by_one_and_only_when_the_last_is_committed(
     removed: list[NodeId], committed: int, leads_from: int, invariant: str | None
 ) -> None:
     pair = Pair()
-    changed = pair.voters.added(Voter(pair.keys[2], "node2:1"))
+    changed = pair.voters.with_voter(Voter(pair.keys[2], "node2:1"))
     for node_id in removed:
-        changed = changed.removed(node_id)
+        changed = changed.without_node(node_id)
 
     def change(base: int, voters: VoterSet, committed: int, leads_from: int) -> None:
         batch = Batch(EndOffset(base), Epoch(1), BatchKind.CONTROL, (encode_voters(voters),))

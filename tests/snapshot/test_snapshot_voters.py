@@ -27,7 +27,7 @@ VOTERS = VoterSet(
         Voter(ReplicaKey(NodeId(2)), "[::1]:9100"),
     )
 )
-TOLD = VOTERS.updated(Voter(ReplicaKey(NodeId(2)), "[::1]:9100", "[::1]:9101"))
+TOLD = VOTERS.with_update(Voter(ReplicaKey(NodeId(2)), "[::1]:9100", "[::1]:9101"))
 ID = SnapshotId(EndOffset(7), Epoch(3))
 CHECK = snapshot_check(ClusterId("c"))
 

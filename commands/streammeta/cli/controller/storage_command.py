@@ -70,7 +70,7 @@ def parse_voters(text: str) -> VoterSet:
         ((node_id, endpoint),) = parse_peers("voters", match["peer"] if match else "@").items()
         directory = match["directory"] if match else None
         key = ReplicaKey(node_id, _uuid(directory) if directory else None)
-        voters = voters.added(Voter(key, endpoint))
+        voters = voters.with_voter(Voter(key, endpoint))
     return voters
 
 

@@ -101,6 +101,7 @@ class Archive:
             manifest = json_files.decode(cls, key, data)
         except CorruptObjectError as error:
             raise BackupDamagedError(name, f"manifest: {error.problem}") from error
+
         if (manifest.name, manifest.cluster_id, manifest.cluster_uuid) != (
             name,
             self.folder.cluster_id,
@@ -110,8 +111,10 @@ class Archive:
                 name,
                 f"its manifest is that of {manifest.name} of cluster {manifest.cluster_id!r}",
             )
+
         if not has_good_hashes(manifest):
             raise BackupDamagedError(name, "its manifest has a log hash that is none")
+
         return manifest
 
     def _read(self, name: FileName, key: str) -> bytes:

@@ -127,6 +127,7 @@ def dispensable(inventory: Inventory, keep_ms: int) -> tuple[FileName, ...]:
     newest = newest_chain(inventory)
     if newest is None or len(inventory.checkpoints) < KEPT_MIN:
         return ()
+
     age_ms = ages(inventory, keep_ms // JUMPS_MIN + 1)
     last_end = min(newest.start_offset, inventory.checkpoints[-KEPT_MIN].end_offset)
     old = [

@@ -27,6 +27,7 @@ def checkpoint_file(
         state_hash, log_hash = state_hash_of(reader), log_hash_of(reader)
     except CheckpointError as error:
         raise BackupError(f"a checkpoint can't be backed up: {error}") from error
+
     manifest = CheckpointManifest(
         cluster_id=folder.cluster_id,
         cluster_uuid=folder.cluster_uuid,

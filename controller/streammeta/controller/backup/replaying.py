@@ -71,14 +71,17 @@ def load_checkpoint(
             f"{len(data)} bytes with SHA-256 {digest}, its manifest says {manifest.size} with "
             f"{manifest.sha256}",
         )
+
     snapshot_id = SnapshotId(EndOffset(name.end_offset), Epoch(name.epoch))
     try:
         loaded = read_map(io.BytesIO(data), snapshot_id)
     except CheckpointError as error:
         raise BackupDamagedError(name, str(error)) from error
+
     found = (loaded.log_hash.hex(), loaded.cluster_metadata.state_hash().hex())
     if found != (manifest.log_hash, manifest.state_hash):
         raise BackupDamagedError(name, "its hashes of log and map are not its manifest's")
+
     return loaded, manifest
 
 
@@ -116,6 +119,7 @@ def replay(
         at_end = replayed.position.end_offset == manifest.end_offset
         if at_end and replayed.position.log_hash.hex() != manifest.log_hash:
             raise BackupDamagedError(name, "it disagrees with the files before it (log hash)")
+
     return replayed
 
 

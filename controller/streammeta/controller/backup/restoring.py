@@ -170,6 +170,7 @@ def _counters(section: Section, view: FrozenMetadata, plan: RestorePlan) -> Sect
     for name, value in (("stream", next_stream_id), ("broker", last_node_id)):
         if value > INT32_MAX:
             raise BackupError(f"the next {name} id would be {value}, above {INT32_MAX}")
+
     return {
         "next_stream_id": column([next_stream_id]),
         "next_object_id": column([plan.next_object_id]),

@@ -72,6 +72,7 @@ def new_segment(
         feature_level=writing.feature_level,
         writer_version=writing.writer_version,
     )
+
     return data, manifest
 
 
@@ -104,6 +105,7 @@ def decode(data: bytes, manifest: SegmentManifest) -> tuple[Batch, ...]:
             f"{len(data)} bytes with SHA-256 {digest}, its manifest says {manifest.size} with "
             f"{manifest.sha256}",
         )
+
     batches = []
     end, epoch = manifest.start_offset, manifest.first_epoch
     for batch in _batches(data, manifest):
@@ -115,15 +117,18 @@ def decode(data: bytes, manifest: SegmentManifest) -> tuple[Batch, ...]:
             )
         batches.append(batch)
         end, epoch = batch.end_offset, batch.epoch
+
     if (end, epoch) != (manifest.end_offset, manifest.last_epoch):
         raise _damaged(
             manifest,
             f"ends at {end} in epoch {epoch}, its manifest says {manifest.end_offset} in epoch "
             f"{manifest.last_epoch}",
         )
+
     before = Position(manifest.start_offset, bytes.fromhex(manifest.log_hash_before))
     if advanced(before, batches).log_hash.hex() != manifest.log_hash:
         raise _damaged(manifest, "its entries do not have the log hash that its manifest says")
+
     return tuple(batches)
 
 

@@ -385,12 +385,14 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         """Log a problem once, and its end; log a backup that is late, and one that is no more."""
         if self._term is not term:
             return
+
         if problem != term.problem:
             term.problem = problem
             if problem:
                 _log.error("backup_failed", reason=problem)
             else:
                 _log.info("backup_works_again")
+
         status = self.status
         assert status is not None
         is_late = status.behind_ms > LATE_INTERVALS * self._interval_ms
@@ -398,4 +400,5 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             _log.error(
                 "backup_late", behind_ms=status.behind_ms, behind_entries=status.behind_entries
             )
+
         term.is_late = is_late

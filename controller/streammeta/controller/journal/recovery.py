@@ -29,7 +29,7 @@ from streammeta.controller.journal.segment import (
 )
 from streammeta.controller.journal.snapshots import SnapshotStore
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.log_view import EpochStart, LogStart, LostPromise
+from streammeta.controller.quorum.log_view import EpochStart, LogStart, LostEntries
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.storage.durable_files import FileSystem, pieces_of, replace_file
 from streammeta.storage.segmented_log import BadFrameError
@@ -320,7 +320,7 @@ class Recovery:
             self._tell(damage, end_offset, promised_end=promised_end)
             name, byte, what = self._found[damage.index].path.name, damage.byte, damage.what
         finding = state_files.Finding(name, byte, end_offset, what)
-        lost = LostPromise(promised_end, self.state.epoch)
+        lost = LostEntries(promised_end, self.state.epoch)
         self._record = state_files.note_damage(
             self.files, self.directory, self._record, finding, lost
         )

@@ -23,7 +23,7 @@ import google_crc32c
 from streammeta.controller.ids import NONE_ID, DirectoryId, EndOffset, Epoch, NodeId
 from streammeta.controller.journal.errors import JournalDamagedError, WrongDirectoryError
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.log_view import LostPromise
+from streammeta.controller.quorum.log_view import LostEntries
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.storage.durable_files import DiskFullError, File, FileSystem, replace_file
 from streammeta.storage.parsing import parse_json
@@ -148,7 +148,7 @@ class DamageRecord:
     neither votes nor acknowledges as if it still had the lost batches, however often it restarts.
     """
 
-    lost: LostPromise
+    lost: LostEntries
     findings: tuple[Finding, ...]
 
 
@@ -164,7 +164,7 @@ def read_damage(files: FileSystem, directory: Path) -> DamageRecord | None:
         return None
     fields = read_sealed_json(files, path, _VERSION)
     with malformed_fields(path):
-        lost = LostPromise(
+        lost = LostEntries(
             EndOffset(int(fields["promised_end_offset"])), Epoch(int(fields["epoch"]))
         )
         return DamageRecord(lost, tuple(Finding(**item) for item in fields["findings"]))
@@ -175,12 +175,12 @@ def note_damage(
     directory: Path,
     earlier: DamageRecord | None,
     finding: Finding,
-    lost: LostPromise,
+    lost: LostEntries,
 ) -> DamageRecord:
     """Add to the record, durably; the highest of all promises counts."""
     findings: tuple[Finding, ...] = (finding,)
     if earlier is not None:
-        lost = LostPromise(
+        lost = LostEntries(
             max(lost.end_offset, earlier.lost.end_offset), max(lost.epoch, earlier.lost.epoch)
         )
         findings = (*(item for item in earlier.findings if item != finding), finding)

@@ -54,6 +54,7 @@ def plan_recoveries(
         if node.node_id in failed and load.get(node.recovered_by, per_target) < per_target:
             load[node.recovered_by] += node.node_id not in stalled
             kept.add(node.node_id)
+
     slots = _slots(targets, load, per_target, min(failed - kept, default=NONE_ID))
     changes = []
     for node in nodes:
@@ -62,6 +63,7 @@ def plan_recoveries(
         target = next(slots, NONE_ID) if node.node_id in failed else NONE_ID
         if target != node.recovered_by:
             changes.append(RecoveryTarget(node.node_id, node.node_epoch, target))
+
     return tuple(changes)
 
 
@@ -115,6 +117,7 @@ def plan_compactions(
     targets = [node.node_id for node in nodes if _is_active(node, sessions)]
     if not left or not targets:
         return {}
+
     share = -(-len(left) // len(targets))
     load = dict.fromkeys(targets, 0)
     plan: dict[int, int] = {}
@@ -123,11 +126,13 @@ def plan_compactions(
         if load.get(target, share) < share:
             load[target] += 1
             plan[node_id] = target
+
     for node_id in left:
         if node_id not in plan:
             target = _least_busy(load, node_id)
             load[target] += 1
             plan[node_id] = target
+
     return plan
 
 

@@ -166,6 +166,7 @@ class Sessions:
         """
         if not self._leads:
             return
+
         self._end_doubt(now_ms)
         session = self._sessions.get(node_id)
         if session is None or session.node_epoch < node_epoch:

@@ -180,6 +180,7 @@ class BucketClaims(LeaderTask[_Term]):
             interval_ms=interval_ms,
             on_refusal=gate.wanted.set,
         )
+
         controller.on_leadership(self._on_leadership)
 
     @property
@@ -242,6 +243,7 @@ class BucketClaims(LeaderTask[_Term]):
     async def _work(self, term: _Term) -> None:
         if self._clock.monotonic_ms() < term.retry_at_ms:
             return
+
         try:
             if not term.is_marked:
                 await self._check_marker(term)
@@ -286,6 +288,7 @@ class BucketClaims(LeaderTask[_Term]):
             found = await self._call(term, lambda store: read_marker(store, self._namespace))
         else:
             found = await self._call(term, lambda store: create_marker(store, marker))
+
         check_marker(
             found,
             cluster_id=self._cluster_id,

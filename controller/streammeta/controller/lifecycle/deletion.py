@@ -189,6 +189,7 @@ class Deletion:
         self._retries.clear()
         self._ahead.clear()
         self._unproven.clear()
+
         if self._backup_wait is not None:
             self._backup_wait.clear()
         self._waits_long = False
@@ -209,15 +210,18 @@ class Deletion:
                 return False
             if not self._may_delete():
                 return False
+
             tokens = self._rate_limiter.available(now_ms)
             if self._requests >= self._requests_max() or tokens < self._least_batch():
                 return True
+
             # After a failure of the bucket a few keys try it out, fewer each time: it may be down,
             # or stumble over one key in particular.
             room = min(tokens, max(1, DELETE_BATCH_MAX >> 2 * self._store_failures))
             batch, is_retry = self._next_batch(now_ms, room)
             if not batch:
                 return False
+
             self._rate_limiter.take(len(batch))
             self._in_flight.update(batch)
             self._requests += 1
@@ -266,6 +270,7 @@ class Deletion:
             is_looking = self._looks >= LOOKS_IN_FLIGHT_MAX
             due = self._due(WAITING_MAX if is_looking else DELETE_BATCH_MAX)
             return self._choose(due, limit)
+
         now_ms, end = (
             self._clock.monotonic_ms(),
             self._controller.cluster_metadata.applied_end_offset,
@@ -408,6 +413,7 @@ class Deletion:
         self._ahead.refuse(reasons, self._clock.monotonic_ms())
         if not new:
             return
+
         object_id, found = next(iter(new.items()))
         _log.warning(
             "objects_ahead_of_map",

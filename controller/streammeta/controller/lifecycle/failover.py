@@ -105,6 +105,7 @@ class Heartbeats:
         granted_ms = self._sessions.granted_ms(session_timeout_ms)
         if known is None or error is not ErrorCode.NONE:
             return HeartbeatAnswer(error=error, session_timeout_ms=granted_ms)
+
         self._sessions.heartbeat(
             node.node_id,
             node.node_epoch,
@@ -119,6 +120,7 @@ class Heartbeats:
         if may_shutdown:
             # Its last change must be committed, so that the next leader has it too.
             await self._controller.settled()
+
         self._controller.lease.require()  # the node is heard, and may not rely on the answer
         # The rest is listed once these are done.
         recoveries, _ = budget.fitting(self._recoveries.get(node.node_id, ()), _recovery_bytes)
@@ -235,6 +237,7 @@ class Failover(PeriodicTask):
         """Fence silent nodes; assign recoveries and compactions."""
         if not self._controller.is_active:
             return
+
         nodes = read_nodes(self._controller)
         was_in_doubt = self._sessions.is_in_doubt
         fenced = self._sessions.tick(

@@ -116,6 +116,7 @@ class MarkerWatch:
         except StorageError as error:
             self._lease.note_failure(str(error))
             raise
+
         if found.marker is not None:
             self._lease.renew(began_ms)
 

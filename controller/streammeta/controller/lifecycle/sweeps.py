@@ -101,6 +101,7 @@ class Expiry(_Sweep):
         """Log the deadlines that this term does not believe."""
         if not leads:
             return
+
         cluster_metadata, began_ms = (
             self._controller.cluster_metadata,
             self._controller.log_time.began_ms,
@@ -209,6 +210,7 @@ class UploadSweep(_Sweep):
                 batch = await in_thread(lambda: list(islice(uploads, UPLOAD_BATCH_MAX)))
                 if not batch:
                     return
+
                 if dead := self._dead(batch):
                     aborted, refusals = await in_thread(partial(self._abort, dead))
                     if aborted:

@@ -319,6 +319,7 @@ class DialledConnection(FramedConnection):
         if now - self._timer_at > _LATE_S:
             self._set_timer(now + self._patience.base_s / 2)
             return
+
         oldest = next(iter(self._calls.values()), None)
         if oldest is not None:
             if (deadline := self._deadline(oldest)) > now:
@@ -390,8 +391,10 @@ async def _connected(host: str, port: int) -> socket.socket:
             raise
         else:
             return opened
+
     if len(errors) == 1:
         raise errors[0]
+
     raise OSError("; ".join(map(str, errors)))
 
 

@@ -138,15 +138,18 @@ class FrameParser:
         buffer = self._buffer
         if len(buffer) < self._wanted:
             return None
+
         length, number, reserved, call_id, checksum = _HEADER.unpack_from(buffer)
         kind = self._checked_kind(length, number, reserved)
         end = HEADER_BYTES + length
         if len(buffer) < end:
             self._wanted = end
             return None
+
         fields, payload = bytes(buffer[: _FIELDS.size]), bytes(buffer[HEADER_BYTES:end])
         if google_crc32c.extend(google_crc32c.value(fields), payload) != checksum:
             raise FrameError(f"the checksum of a {kind.name} of {length} bytes does not match")
+
         del buffer[:end]
         self._wanted = HEADER_BYTES
         return Frame(kind, call_id, payload)

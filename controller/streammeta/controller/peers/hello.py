@@ -92,10 +92,12 @@ class Hello:
         """
         if len(payload) < _HELLO.size:
             raise HelloError(f"hello of {len(payload)} bytes; has at least {_HELLO.size}")
+
         magic, version, sender, receiver, purpose, *lengths = _HELLO.unpack_from(payload)
         _require_magic(magic)
         if version < OLDEST_VERSION:
             return cls(ClusterId(""), NodeId(0), NodeId(0), Purpose.CONTROL, version=version)
+
         (cluster, client), rest = _texts(payload[_HELLO.size :], lengths)
         software, rest = _software(rest) if version > 1 else (UNTOLD, rest)
         _require_end(rest, version)
@@ -103,6 +105,7 @@ class Hello:
             raise HelloError(f"hello of node {sender} to node {receiver}; ids are 0 or more")
         if purpose not in tuple(Purpose):
             raise HelloError(f"hello for purpose {purpose}; wanted control (1) or bulk (2)")
+
         return cls(
             ClusterId(cluster),
             NodeId(sender),

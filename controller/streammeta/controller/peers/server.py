@@ -233,6 +233,7 @@ class PeerServer:
         ):
             if count >= limit:
                 return f"{what} {count}"
+
         self._connections[connection] = host
         self._silent[connection] = host
         self._all_left.clear()
@@ -395,6 +396,7 @@ class _AcceptedConnection(FramedConnection):
             hello = Hello.decoded(payload)
         except HelloError as error:
             raise ProtocolError(str(error)) from None
+
         refusal = self._refusal(hello)
         identity = self._server.identity
         version = min(hello.version, VERSION)
@@ -406,6 +408,7 @@ class _AcceptedConnection(FramedConnection):
             self._server.complain(self._host, "hello_refused", reason)
             self.close(flush=True)
             return
+
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -455,6 +458,7 @@ class _AcceptedConnection(FramedConnection):
         call = self._calls.pop(call_id, None)
         if call is None:
             return
+
         call.room.give()
         if response is None:
             is_stopping = self._server.replica.is_stopping
@@ -464,6 +468,7 @@ class _AcceptedConnection(FramedConnection):
             at = Endpoints() if leader_id is None else self._server.replica.endpoints(leader_id)
             kind, parts = encode_answer(response, at)
             self._answer(seal(kind, call_id, parts))
+
         if len(self._calls) == CALLS_MAX - 1:
             # In a turn of its own: the replica is in the middle of the step that answered.
             self._loop.call_soon(self.resume_reading)

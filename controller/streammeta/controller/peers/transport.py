@@ -174,11 +174,13 @@ class TcpPeerTransport:
             for request in unanswered:
                 self._fail(request)
             return
+
         self._older.discard(place)  # it may be upgraded meanwhile
         if end is End.MISMATCH:
             self._say_mismatch(connection)
         elif connection.detail:
             self._say_once("peer_connection_broken", place, reason=connection.detail)
+
         is_answering = end in (End.BROKEN, End.LOST) and not unanswered
         all_failed = not is_answering and self._addresses.failed(place.peer, place.endpoint)
         for request in unanswered:

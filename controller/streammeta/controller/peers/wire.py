@@ -198,6 +198,7 @@ def _read_fetch(data: bytes) -> FetchRequest:
     fields = unpacked(_FETCH, data, position, "fetch_offset")
     require_end(data, position + _FETCH.size)
     not_negative(_FETCH_NAMES, fields[:7])
+
     return FetchRequest(
         header=header,
         fetch_offset=fields[0],
@@ -232,6 +233,7 @@ def _fetched(response: FetchResponse, leader: Endpoints) -> Parts:
         parts.append(_POINT.pack(snapshot_id.epoch, snapshot_id.end_offset))
     for batch in batches:
         parts += batch_parts(batch)
+
     return parts
 
 
@@ -245,6 +247,7 @@ def _read_fetched(data: bytes) -> tuple[FetchResponse, Endpoints]:
         raise InvalidRequestError(
             "diverging, snapshot_id, batches", "at most one of them may be given"
         )
+
     diverging: EpochEnd | None = None
     snapshot_id: SnapshotId | None = None
     batches: tuple[Batch, ...] = ()
@@ -256,6 +259,7 @@ def _read_fetched(data: bytes) -> tuple[FetchResponse, Endpoints]:
     elif content == _SNAPSHOT:
         epoch, end, position = _read_point(data, position, "snapshot_id")
         snapshot_id = SnapshotId(end, epoch)
+
     require_end(data, position)
     response = FetchResponse(
         header=header,
@@ -342,6 +346,7 @@ def _read_chunk(data: bytes) -> tuple[FetchSnapshotResponse, Endpoints]:
     reader.end()
     if header.error is QuorumError.NONE:
         _check_chunk(response)
+
     return response, leader
 
 

@@ -186,6 +186,7 @@ def read_ask(data: bytes) -> tuple[RequestHeader, int]:
     end = _ASKED.size + length
     if end > len(data):
         raise too_short("header", data, end)
+
     cluster_id, sender, receiver = _read_identities(data[_ASKED.size : end])
     header = RequestHeader(
         cluster_id=cluster_id,
@@ -223,10 +224,12 @@ def read_answer(data: bytes) -> tuple[ResponseHeader, Endpoints, int]:
     sender, receiver, epoch, incarnation, request_id, leader_id, number = fixed
     if leader_id < _NO_LEADER:
         raise InvalidRequestError("header.leader_id", f"{leader_id}; must be 0 or more, or -1")
+
     error = _ERRORS.get(number)
     if error is None:
         known = ", ".join(f"{one.name} ({one.value})" for one in QuorumError)
         raise InvalidRequestError("header.error", f"{number}; wanted one of {known}")
+
     end = _text_end(data, _text_end(data, _ANSWERED.size))
     header = ResponseHeader(
         sender=sender,
@@ -298,17 +301,20 @@ def _read_batch(data: bytes, start: int, path: str) -> tuple[Batch, int]:
     position = start + _BATCH.size
     if position + 4 * count > len(data):
         raise too_short(f"{path}: batch at {base_offset}", data, position + 4 * count)
+
     lengths = struct.unpack_from(f">{count}I", data, position)
     position += 4 * count
     end = position + sum(lengths)
     (checksum,) = unpacked(_CHECKSUM, data, end, f"{path}: batch at {base_offset}")
     if google_crc32c.value(data[start:end]) != checksum:
         raise InvalidRequestError(path, f"batch at {base_offset}: its checksum does not match")
+
     _check_batch(path, base_offset, epoch, number, count)
     payloads = []
     for length in lengths:
         payloads.append(data[position : position + length])
         position += length
+
     return Batch(base_offset, epoch, BatchKind(number), tuple(payloads)), end + _CHECKSUM.size
 
 

@@ -1,1 +1,1 @@
-"""The quorum: a KRaft-style Raft core that does no I/O. Entries are opaque bytes."""
+"""KRaft-style Raft core of the quorum: it does no I/O, and its entries are opaque bytes."""

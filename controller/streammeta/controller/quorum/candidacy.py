@@ -1,8 +1,8 @@
-"""Memory of a replica's campaigns: how they went, and how patient it is before the next one.
+"""Memory of a replica's campaigns: their outcomes, and the wait before the next one.
 
-Disks may take seconds for the vote of each voter, and for the leader's own state. So a candidate
-asks again in its epoch, where votes granted too late still count, and a replica that has seen
-another candidate waits for writes of its own before it competes. Nothing here outlives progress.
+A disk may take seconds to write a vote or a leader's state. A candidate therefore asks again in the
+same epoch, where late votes still count. A replica that has seen another candidate waits for writes
+of its own before it competes. A new leader clears all of this.
 """
 
 from __future__ import annotations
@@ -11,56 +11,57 @@ from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum.voters import VoterSet, majority
 
 _WRITES_OF_A_LEADER = 2
-"""Writes that others wait for once a candidate asks: its state as the leader, and one to spare."""
+"""Writes that rivals wait for once a candidate asks: its state as the leader, and one spare."""
 
 
 class Candidacy:
-    """What elections have taught a replica since there was a leader."""
+    """Results of the elections since the last leader."""
 
     def __init__(self) -> None:
         self.lost_elections = 0
         self.patience = 0
-        """Writes of its own to wait for before the next campaign."""
-        self._hopeless: set[NodeId] = set()
-        """Voters that refused their vote in the present epoch, or whose process is gone."""
+        """Number of own writes to wait for before the next campaign."""
+        self._denied_by: set[NodeId] = set()
+        """Voters that denied their vote in the current epoch, or whose process has ended."""
         self._has_resumed = False
         self._is_of_this_process = False
 
     def on_epoch(self) -> None:
         """Forget what voters said in an earlier epoch."""
-        self._hopeless.clear()
+        self._denied_by.clear()
         self._has_resumed = False
         self._is_of_this_process = False
 
     def begin(self) -> None:
-        """Note that this process stands in the present epoch for the first time."""
+        """Record that this process stands in the current epoch for the first time."""
         self._is_of_this_process = True
 
     def on_leader(self) -> None:
-        """Forget it all: there is a leader, which works."""
+        """Clear everything once a leader is elected."""
         self.lost_elections = self.patience = 0
 
     def on_rival(self) -> None:
-        """Note that another candidate may be at its writes."""
+        """Record that another candidate may be writing its state."""
         self.patience = _WRITES_OF_A_LEADER
 
-    def on_hopeless(self, voter: NodeId) -> None:
-        """Note a voter that will not vote for this replica in the present epoch."""
-        self._hopeless.add(voter)
+    def on_vote_denied(self, voter: NodeId) -> None:
+        """Record a voter that will not vote for this replica in the current epoch."""
+        self._denied_by.add(voter)
 
     def may_resume(self, voters: VoterSet) -> bool:
-        """Whether enough voters may yet grant their votes in the present epoch.
+        """Whether enough voters may still grant their votes in the current epoch.
 
-        Once refused, a candidate asks again once: a voter that never answers must not keep it from
-        opening another epoch. An earlier process may have led in the epoch that it voted in: its
-        state as the leader need not have reached the disk, and its entries may be in other logs.
+        After a denial a candidate asks again only once: a voter that never answers must not keep it
+        from opening another epoch. A vote cast by an earlier process is never resumed. That process
+        may have led the epoch without its state as the leader reaching the disk, and its entries
+        may be in other logs.
         """
         if not self._is_of_this_process:
             return False
-        may_ask_again = not self._hopeless or not self._has_resumed
-        hopeful = len(voters) - len(self._hopeless)
+        may_ask_again = not self._denied_by or not self._has_resumed
+        hopeful = len(voters) - len(self._denied_by)
         return may_ask_again and hopeful >= majority(len(voters))
 
     def resume(self) -> None:
-        """Note that the votes of the present epoch are asked for again."""
-        self._has_resumed = bool(self._hopeless)
+        """Record that the votes of the current epoch are requested again."""
+        self._has_resumed = bool(self._denied_by)

@@ -1,9 +1,9 @@
-"""The quorum's state machine: time and one event in, effects out.
+"""State machine of the quorum: time and one event in, effects out.
 
-No clock, socket, disk or logger lives here, and randomness is the `random.Random` given to the
-constructor, so one seed replays one run exactly. The same object runs in production and in the
-simulator. Messages may be lost, doubled, reordered or ages late; an `InvariantError` means that
-the quorum's rules were broken, and the process must end.
+No clock, socket, disk or logger is used here. The only randomness is the `random.Random` passed to
+the constructor, so one seed replays one run exactly. The same object runs in production and in the
+simulator. Messages may be lost, duplicated, reordered or delayed for any time. An `InvariantError`
+means that the quorum's rules were broken, and the process must end.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import assert_never
 
 from streammeta.controller.errors import InvariantError, LogOfBeforeError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
-from streammeta.controller.quorum import events, messages, roles
-from streammeta.controller.quorum import recovered_log as jump
+from streammeta.controller.quorum import events, messages, recovered_log, roles
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.election import Election
 from streammeta.controller.quorum.following import Following
@@ -39,8 +38,8 @@ class QuorumCore:
         last_epoch = self._replica.log.last_epoch
         if last_epoch > state.epoch:
             raise InvariantError(
-                f"the log holds a batch of epoch {last_epoch}, the quorum-state only knows "
-                f"epoch {state.epoch}: the quorum-state file was lost or put back to an older one"
+                f"the log contains a batch of epoch {last_epoch} but the quorum-state file ends at "
+                f"epoch {state.epoch}: the file was lost or replaced with an older one"
             )
         self._election = Election(self._replica)
         self._membership = Membership(self._replica)
@@ -51,27 +50,27 @@ class QuorumCore:
 
     @property
     def role(self) -> roles.Role:
-        """Return the present role; read-only."""
+        """Return the current role, read-only."""
         return self._replica.role
 
     @property
     def epoch(self) -> Epoch:
-        """Return the present epoch."""
+        """Return the current epoch."""
         return self._replica.epoch
 
     @property
     def leader_id(self) -> NodeId | None:
-        """Return the leader of the present epoch, if known and not resigned here."""
+        """Return the leader of the current epoch, or None if it is unknown or resigned here."""
         return None if isinstance(self._replica.role, roles.Resigned) else self._replica.leader_id
 
     @property
     def high_watermark(self) -> EndOffset:
-        """Return the exclusive end of the committed log; it only grows."""
+        """Return the exclusive end of the committed log, which never decreases."""
         return self._replica.high_watermark
 
     @property
     def log(self) -> LogView:
-        """Return the index of the log; read-only."""
+        """Return the index of the log, read-only."""
         return self._replica.log
 
     @property
@@ -81,26 +80,29 @@ class QuorumCore:
 
     @property
     def voters(self) -> VoterSet:
-        """Return the voters in force, committed or not; empty while they are unknown."""
+        """Return the current voters, committed or not. The set is empty while they are unknown."""
         return self._replica.voters
 
     def voters_at(self, end_offset: EndOffset) -> VoterSet:
-        """Return the voters that the log below `end_offset` puts in force."""
+        """Return the voters named by the log below `end_offset`."""
         return self._replica.voters_at(end_offset)
 
     @property
     def is_voter(self) -> bool:
-        """Whether this replica is one of the voters in force."""
+        """Whether this replica is one of the current voters."""
         return self._replica.is_voter
 
     @property
     def is_repairing(self) -> bool:
-        """Whether damage removed acknowledged batches that are not back yet; it can't vote."""
+        """Whether damage removed acknowledged batches that are not restored yet.
+
+        It can't vote then.
+        """
         return self._replica.lost is not None
 
     @property
     def is_transferring(self) -> bool:
-        """Whether leadership is promised to a voter that has yet to catch up."""
+        """Whether the leader waits for a chosen successor to catch up."""
         role = self._replica.role
         return isinstance(role, roles.Leader) and role.transfer is not None
 
@@ -117,32 +119,32 @@ class QuorumCore:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """Return the payload bytes a leader has appended and not committed."""
+        """Return the payload bytes that the leader has appended and not yet committed."""
         role = self._replica.role
         return role.uncommitted_bytes if isinstance(role, roles.Leader) else 0
 
     @property
     def uncommitted_batches(self) -> int:
-        """Return the number of data batches a leader has appended and not committed."""
+        """Return the number of data batches that the leader has appended and not yet committed."""
         role = self._replica.role
         return len(role.uncommitted) if isinstance(role, roles.Leader) else 0
 
     def next_deadline(self) -> int | None:
         """Return the time of the next `Tick`, or None if only events can change anything.
 
-        A tick at that time may find that there is nothing to do yet.
+        A tick at that time may find nothing to do yet.
         """
         role = self._replica.role
         if type(role) is roles.Leader and self._replica.now < role.idle_until:
-            return role.next_answer_or_look()
+            return role.next_answer_or_check()
         return min(self._deadlines(), default=None)
 
     # -- stepping
 
     def start(self, now_ms: int) -> list[events.Effect]:
-        """Take up the role that the recovered state calls for; once, before any step.
+        """Assume the role that the recovered state requires. Call once, before any step.
 
-        A replica recorded as the leader starts Resigned: its unflushed entries are lost, and it
+        A replica recorded as the leader starts as Resigned. Its unflushed entries are lost, and it
         must not reuse their offsets in the same epoch.
         """
         replica = self._replica
@@ -154,15 +156,17 @@ class QuorumCore:
             replica.become_follower(replica.epoch, replica.leader_id)
         else:
             replica.become_unattached(replica.epoch)
+        # A single voter needs no other vote, so it does not wait for an election timeout.
         if replica.may_campaign and len(replica.voters) == 1:
             self._election.campaign()
         return self._finish()
 
     def step(self, now_ms: int, event: events.Event) -> list[events.Effect]:
-        """Advance by one event at a time that never runs backwards."""
+        """Process one event at a time that never decreases."""
         self._replica.now = max(self._replica.now, now_ms)
+        # Anything but routine traffic may change a deadline that the leader has cached.
         if not _is_routine(event):
-            self._leading.look_again()
+            self._leading.clear_idle_time()
         match event:
             case events.Tick():
                 pass
@@ -172,7 +176,8 @@ class QuorumCore:
                 self._on_write_done(token)
             case events.Append(payloads=payloads):
                 self._leading.append(payloads)
-                # Overdue work waits for the next event, so that nothing is appended in between.
+                # Overdue work waits for the next event: a resignation here would place a role
+                # change between the append and its caller's bookkeeping.
                 self._leading.serve_delayed()
                 return self._replica.finish()
             case events.ReadIndexRequested(read_id=read_id):
@@ -182,16 +187,18 @@ class QuorumCore:
             case events.RequestFailed(peer=peer, request_id=request_id):
                 self._on_request_failed(peer, request_id)
             case events.PeerConnectionLost(peer=peer):
-                self._following.on_leader_gone(peer)
+                self._following.on_leader_ended(peer)
             case events.Resign():
                 self._leading.resign("asked to resign")
             case _:
                 self._on_maintenance(event)
+
         return self._finish()
 
     def _on_write_done(self, token: int) -> None:
         replica = self._replica
-        roles.put_off(replica.role, replica.writes.done(token, replica.now), replica.now)
+        # Nobody could act on this replica's state before it was durable, so its deadlines move.
+        roles.postpone_deadlines(replica.role, replica.writes.done(token, replica.now), replica.now)
         replica.log.write_done(token)
         self._leading.update_high_watermark()
         self._following.on_flushed()
@@ -222,29 +229,33 @@ class QuorumCore:
                 self._following.on_snapshot_installed(event)
             case events.StateDone(token=token):
                 took_ms = replica.writes.state_done(token, replica.now)
-                roles.put_off(replica.role, took_ms, replica.now)
+                roles.postpone_deadlines(replica.role, took_ms, replica.now)
             case events.TimeLost(lost_ms=lost_ms):
-                roles.put_off(replica.role, lost_ms, replica.now)
+                roles.postpone_deadlines(replica.role, lost_ms, replica.now)
             case events.DiskFull(is_full=is_full):
                 self._following.on_disk_full(is_full=is_full)
             case _:
                 assert_never(event)
 
     def _on_snapshot_taken(self, snapshot_id: SnapshotId) -> None:
-        """Let the log begin at the oldest snapshot that is kept."""
+        """Move the log's start to the oldest retained snapshot."""
         replica = self._replica
         newest = self.newest_snapshot
-        is_news = newest is None or snapshot_id.end_offset > newest.end_offset
-        if not is_news or replica.installing is not None:
+        is_newer = newest is None or snapshot_id.end_offset > newest.end_offset
+        if not is_newer or replica.installing is not None:
             return
+
         is_committed = snapshot_id.end_offset <= replica.high_watermark
         if (
             not is_committed
             or replica.log.epoch_before(snapshot_id.end_offset) != snapshot_id.epoch
         ):
             raise InvariantError(
-                f"{snapshot_id} was taken; committed is the log below {replica.high_watermark}"
+                f"{snapshot_id} was taken of a log that is only committed below "
+                f"{replica.high_watermark}"
             )
+
+        # The log keeps reaching back to an older snapshot, so that slow followers can still fetch.
         replica.snapshots.append(snapshot_id)
         del replica.snapshots[: -replica.config.limits.snapshots_kept]
         has_enough = len(replica.snapshots) == replica.config.limits.snapshots_kept
@@ -252,6 +263,7 @@ class QuorumCore:
             replica.trim(replica.snapshots[0].end_offset)
 
     def _finish(self) -> list[events.Effect]:
+        # Leaders and followers step most often, and only their own rules can apply to them.
         match self._replica.role:
             case roles.Leader():
                 self._leading.on_time()
@@ -265,7 +277,7 @@ class QuorumCore:
         return self._replica.finish()
 
     def _on_request_failed(self, peer: NodeId, request_id: int) -> None:
-        kind, is_late = self._replica.take_failed(peer, request_id)
+        kind, is_late = self._replica.requests.match_failure(peer, request_id, self._replica.now)
         if kind is messages.VoteResponse:
             self._election.on_vote_request_failed(peer, is_late=is_late)
         elif kind in (messages.FetchResponse, messages.FetchSnapshotResponse):
@@ -284,10 +296,11 @@ class QuorumCore:
             self._on_response(message)
 
     def _on_request(self, request: messages.Request) -> None:
+        # The cluster is checked first: epochs of different clusters are not comparable.
         if request.header.cluster_id != self._replica.config.cluster_id:
-            self._refuse(request, messages.QuorumError.INCONSISTENT_CLUSTER_ID)
-        elif jump.comes_from_before(request, self._replica.log.end_offset):
-            self._refuse(request, messages.QuorumError.LOG_OF_BEFORE)
+            self._reject(request, messages.QuorumError.INCONSISTENT_CLUSTER_ID)
+        elif recovered_log.carries_log_from_before_recovery(request, self._replica.log.end_offset):
+            self._reject(request, messages.QuorumError.LOG_OF_BEFORE)
         elif isinstance(request, messages.LeaderRequest):
             self._on_leader_request(request)
         else:
@@ -296,7 +309,7 @@ class QuorumCore:
     def _on_leader_request(self, request: messages.LeaderRequest) -> None:
         error = self._leading.check(request)
         if error is not messages.QuorumError.NONE:
-            self._refuse(request, error)
+            self._reject(request, error)
             return
         match request:
             case messages.FetchRequest():
@@ -310,14 +323,15 @@ class QuorumCore:
         replica = self._replica
         epoch = request.header.epoch
         if isinstance(request, messages.VoteRequest) and not _is_valid_vote(request):
-            self._refuse(request, messages.QuorumError.INVALID_REQUEST)
+            self._reject(request, messages.QuorumError.INVALID_REQUEST)
             return
         if epoch < replica.epoch:
-            self._refuse(request, messages.QuorumError.FENCED_LEADER_EPOCH)
+            self._reject(request, messages.QuorumError.FENCED_LEADER_EPOCH)
             return
-        if self._means_a_former_disk(request):
-            self._refuse(request, messages.QuorumError.INVALID_VOTER_KEY)
+        if self._addresses_former_disk(request):
+            self._reject(request, messages.QuorumError.INVALID_VOTER_KEY)
             return
+
         match request:
             case messages.VoteRequest():
                 if epoch > replica.epoch:
@@ -330,17 +344,17 @@ class QuorumCore:
                     replica.become_follower(epoch, request.header.sender.node_id)
                 self._following.on_end_quorum_epoch(request)
 
-    def _means_a_former_disk(self, request: messages.VoterRequest) -> bool:
+    def _addresses_former_disk(self, request: messages.VoterRequest) -> bool:
         """Whether the sender claims to lead a quorum in which another disk of this voter votes.
 
-        No leader of this quorum can: its log would lack a committed change of the voters. One of
-        before a recovery does, and must not be followed.
+        No leader of this quorum can: its log would miss a committed change of the voters. A leader
+        from before a recovery can, and must not be followed.
         """
         if isinstance(request, messages.VoteRequest):
-            return False  # refused below, with its epoch taken over
+            return False  # the vote is denied later, after its epoch is adopted
         return self._replica.is_voter and not self._replica.is_self(request.header.receiver)
 
-    def _refuse(self, request: messages.Request, error: messages.QuorumError) -> None:
+    def _reject(self, request: messages.Request, error: messages.QuorumError) -> None:
         replica = self._replica
         match request:
             case messages.FetchRequest():
@@ -355,35 +369,40 @@ class QuorumCore:
     def _on_response(self, response: messages.Response) -> None:
         replica = self._replica
         header = response.header
-        if not replica.take_answered(header, type(response)):
+        if not replica.requests.match_response(header, type(response)):
             return
         if header.error is messages.QuorumError.LOG_OF_BEFORE:
             raise LogOfBeforeError(header.sender, replica.log.end_offset)
-        is_refused = header.error in (
+
+        is_rejected = header.error in (
             messages.QuorumError.INCONSISTENT_CLUSTER_ID,
             messages.QuorumError.UNKNOWN_LEADER_EPOCH,
         )
-        if is_refused or header.epoch < replica.epoch:
+        if is_rejected or header.epoch < replica.epoch:
             if isinstance(response, messages.FetchResponse | messages.FetchSnapshotResponse):
                 self._following.on_fetch_failed(header.sender)
             return
+        # A response of a newer epoch only teaches the epoch and its leader. Its contents answer a
+        # request of a role that has just ended.
         if header.epoch > replica.epoch:
             if header.leader_id is None:
                 replica.become_unattached(header.epoch)
             else:
                 replica.become_follower(header.epoch, header.leader_id)
             return
+
         if header.leader_id is not None and self._is_new_leader(header.leader_id):
             replica.become_follower(header.epoch, header.leader_id)
             return
+
         self._on_answer(response)
 
     def _is_new_leader(self, leader_id: NodeId) -> bool:
-        """Whether this leader of the present epoch is not followed yet."""
+        """Whether this replica does not follow this leader of the current epoch yet."""
         replica = self._replica
         if leader_id != replica.leader_id:
             return True
-        # Having lost sight of its leader, a replica that may not campaign looks for it again.
+        # A replica that may not campaign searches again for a leader that it lost contact with.
         return isinstance(replica.role, roles.Unattached) and leader_id != replica.local.node_id
 
     def _on_answer(self, response: messages.Response) -> None:
@@ -397,7 +416,7 @@ class QuorumCore:
             case messages.FetchSnapshotResponse():
                 self._following.on_fetch_snapshot_response(response)
             case messages.BeginQuorumEpochResponse() | messages.UpdateVoterResponse():
-                pass  # the voter's Fetches, and the log, show the outcome
+                pass  # the outcome shows in the voter's Fetches and in the log
 
     # -- time
 
@@ -422,7 +441,7 @@ class QuorumCore:
                 assert_never(replica.role)
 
     def _unless_writing(self, deadline: int) -> list[int]:
-        """Return a limit of the role, which waits while the quorum-state is being written."""
+        """Return a deadline of the role, or nothing while the quorum-state is being written."""
         return [] if self._replica.writes.is_state_pending else [deadline]
 
     def _follower_deadlines(self, follower: roles.Follower) -> list[int]:
@@ -430,13 +449,13 @@ class QuorumCore:
         waiting = [
             until
             for kind in (messages.FetchResponse, messages.FetchSnapshotResponse)
-            if (until := replica.pending_until(follower.leader_id, kind)) is not None
+            if (until := replica.requests.expiry(follower.leader_id, kind)) is not None
             and until > replica.now
         ]
         deadlines = self._unless_writing(follower.fetch_deadline)
         deadlines.append(max(waiting, default=follower.next_fetch))
-        if (sign_at := self._following.next_sign_of_life(follower)) is not None:
-            deadlines.append(sign_at)
+        if (keepalive_at := self._following.next_keepalive(follower)) is not None:
+            deadlines.append(keepalive_at)
         if self._following.must_update(follower):
             deadlines.append(follower.next_update)
         return deadlines
@@ -445,9 +464,9 @@ class QuorumCore:
         leading = self._leading
         deadlines = [delayed.answer_by for delayed in leader.delayed_fetches.values()]
         deadlines.extend(map(leading.next_heartbeat, leader.progress_of(self._replica.others)))
-        others = [leading.quorum_deadline(leader), leading.full_disks.next_look(leader)]
+        others = [leading.quorum_deadline(leader), leading.full_disks.next_check(leader)]
         if leader.transfer is not None:
-            others.append(self._membership.next_look(leader.transfer, leader))
+            others.append(self._membership.next_check(leader.transfer, leader))
         if leader.voter_change is not None:
             others.append(self._membership.round_deadline(leader.voter_change))
         deadlines.extend(deadline for deadline in others if deadline is not None)
@@ -467,7 +486,7 @@ _ROUTINE = frozenset(
 
 
 def _is_routine(event: events.Event) -> bool:
-    """Whether an event is part of routine serving."""
+    """Whether an event belongs to normal traffic, which never advances a leader's deadlines."""
     if type(event) is events.Received:
         return type(event.message) is messages.FetchRequest
     return type(event) in _ROUTINE
@@ -476,7 +495,7 @@ def _is_routine(event: events.Event) -> bool:
 def _is_valid_vote(request: messages.VoteRequest) -> bool:
     if request.last_epoch < 0 or request.end_offset < 0:
         return False
-    # A pre-vote opens no epoch, so the sender's present one may hold batches already.
+    # A pre-vote opens no epoch, so the sender's current epoch may already have batches.
     if request.pre_vote:
         return request.last_epoch <= request.header.epoch
     return request.last_epoch < request.header.epoch

@@ -1,7 +1,7 @@
-"""Rules of election: campaigns, and the granting of votes.
+"""Election rules: campaigns and the granting of votes.
 
-Follows Raft (sections 5.2 and 5.4.1) with KRaft's pre-vote (KIP-996): a replica asks whether it
-could win before it opens a new epoch, so one that was cut off can't depose a working leader.
+Follows Raft (sections 5.2 and 5.4.1) with KRaft's pre-vote (KIP-996). A replica asks whether it
+could win before it opens a new epoch, so a replica that was cut off can't depose a working leader.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Election:
     # -- asking for votes
 
     def on_time(self) -> None:
-        """Start, repeat or abandon a campaign when its time has come."""
+        """Start, repeat or abandon a campaign when its deadline has passed."""
         replica = self._replica
         match replica.role:
             case roles.Unattached() as role:
                 is_due = replica.may_campaign and replica.is_due(role.election_deadline)
-                if is_due and self._is_out_of_patience():
+                if is_due and self._has_waited_for_rivals():
                     self.campaign()
             case roles.Resigned(election_deadline=deadline):
                 if replica.is_due(deadline):
                     self._leave_resigned_epoch()
             case roles.Prospective() as role:
                 if not role.asked:
-                    if replica.is_due(role.starts_at) and self._is_out_of_patience():
+                    if replica.is_due(role.starts_at) and self._has_waited_for_rivals():
                         self._ask(role)
                 elif replica.is_due(role.deadline):
                     self._lose_pre_vote()
@@ -43,11 +43,11 @@ class Election:
             case roles.Follower() | roles.Leader():
                 pass
 
-    def _is_out_of_patience(self) -> bool:
-        """Whether no other candidate may still be at the writes that its office needs.
+    def _has_waited_for_rivals(self) -> bool:
+        """Whether no other candidate can still be busy with the writes of an election.
 
-        Time alone can't tell: a disk may take seconds for each. So a replica waits for writes of
-        its own besides, which are quick again as soon as the disks are.
+        Time alone can't show that, because a slow disk may take seconds for each write. The replica
+        therefore also waits for writes of its own, which are fast again as soon as the disks are.
         """
         replica = self._replica
         if replica.candidacy.patience == 0:
@@ -57,36 +57,38 @@ class Election:
         return False
 
     def campaign(self) -> None:
-        """Ask for pre-votes; the only voter of a quorum wins at once."""
+        """Ask for pre-votes. The only voter of a quorum wins immediately."""
         self._replica.become_prospective()
         self._advance()
         if isinstance(self._replica.role, roles.Prospective):
             self._ask(self._replica.role)
 
     def on_vote_response(self, response: messages.VoteResponse) -> None:
-        """Count an answer; the caller has checked its epoch and matched its request."""
+        """Count an answer. The caller has checked its epoch and matched its request."""
         role = self._replica.role
         if not isinstance(role, roles.Prospective | roles.Candidate):
             return
+        # An answer to the pre-vote must not count as a vote, nor a vote as a pre-vote.
         if response.pre_vote is not isinstance(role, roles.Prospective):
             return
         sender = response.header.sender
         (role.granted if response.granted else role.denied).add(sender)
         if isinstance(role, roles.Candidate) and not response.granted:
-            self._replica.candidacy.on_hopeless(sender)
+            self._replica.candidacy.on_vote_denied(sender)
             self._replica.candidacy.on_rival()
         self._advance()
 
     def on_vote_request_failed(self, peer: NodeId, *, is_late: bool) -> None:
-        """Count an unreachable peer as a refusal, until the next campaign.
+        """Count an unreachable peer as a denied vote until the next campaign.
 
-        One that did not answer in time may be busy writing its vote.
+        A peer that did not answer in time may still be writing its vote, so it may be asked again
+        in this epoch.
         """
         role = self._replica.role
         if isinstance(role, roles.Prospective | roles.Candidate):
             role.denied.add(peer)
             if isinstance(role, roles.Candidate) and not is_late:
-                self._replica.candidacy.on_hopeless(peer)
+                self._replica.candidacy.on_vote_denied(peer)
             self._advance()
 
     def _ask(self, role: roles.Prospective | roles.Candidate) -> None:
@@ -114,6 +116,7 @@ class Election:
         needed = majority(voters)
         if len(role.granted) >= needed:
             self._win(role)
+        # Voters that have not denied can't form a majority any more, so waiting longer is useless.
         elif voters - len(role.denied - role.granted) < needed:
             if isinstance(role, roles.Candidate):
                 self._lose_election()
@@ -124,6 +127,8 @@ class Election:
         replica = self._replica
         if isinstance(role, roles.Candidate):
             replica.become_leader()
+            # Entries of earlier epochs commit only along with one of this epoch (Raft, section
+            # 5.4.2).
             batch = messages.Batch(
                 replica.log.end_offset,
                 replica.epoch,
@@ -132,19 +137,21 @@ class Election:
             )
             replica.append((batch,))
             return
+
         replica.become_candidate()
         self._advance()
         if isinstance(replica.role, roles.Candidate):
             self._ask(replica.role)
 
     def _first_payloads(self, role: roles.Candidate) -> tuple[bytes, ...]:
-        """Return the first payloads of a leader's epoch; the first one names the voters."""
+        """Return the first payloads of a leader's epoch, which name the leader and its voters."""
         replica = self._replica
         local = replica.local
         change = messages.encode_leader_change(local.node_id, replica.voters, role.granted)
+        # The log already names its voters. Only a new cluster's first leader writes them down.
         if replica.voters_named_at > 0:
             return (change,)
-        voters = replica.voters.updated(replica.config.voter)
+        voters = replica.voters.with_update(replica.config.voter)
         return change, messages.encode_voters(voters)
 
     def _lose_pre_vote(self) -> None:
@@ -160,26 +167,29 @@ class Election:
         self._replica.become_prospective(self._replica.draw_backoff())
 
     def _leave_resigned_epoch(self) -> None:
-        # A new epoch, so that this replica stops naming itself the leader.
+        # A new epoch is needed: in this one the replica would go on naming itself as the leader.
         replica = self._replica
         replica.become_unattached(type(replica.epoch)(replica.epoch + 1))
 
     # -- granting votes
 
     def on_vote_request(self, request: messages.VoteRequest) -> None:
-        """Answer; the caller has checked the cluster and adopted a higher epoch."""
+        """Answer a vote request. The caller has checked the cluster and adopted a higher epoch."""
         if not request.pre_vote:
             self._replica.candidacy.on_rival()
-        error, granted = self._judge(request)
+        error, granted = self._decide_vote(request)
         self._replica.answer_vote(request, error, granted=granted)
 
-    def _judge(self, request: messages.VoteRequest) -> tuple[messages.QuorumError, bool]:
+    def _decide_vote(self, request: messages.VoteRequest) -> tuple[messages.QuorumError, bool]:
         replica = self._replica
         if not replica.is_self(request.header.receiver):
             return messages.QuorumError.INVALID_VOTER_KEY, False
         if replica.lost is not None:
-            # Its log may lack what it had acknowledged, and would let too short a log win.
+            # Its damaged log may miss acknowledged entries, so its vote could elect a leader
+            # whose log misses committed ones.
             return messages.QuorumError.NONE, False
+
+        # Raft, section 5.4.1: the later epoch wins, then the longer log.
         is_up_to_date = (request.last_epoch, request.end_offset) >= (
             replica.log.last_epoch,
             replica.log.end_offset,
@@ -187,6 +197,7 @@ class Election:
         if request.pre_vote:
             may_pre_vote = self._may_pre_vote(request.header.sender)
             return messages.QuorumError.NONE, is_up_to_date and may_pre_vote
+
         return messages.QuorumError.NONE, self._grant(
             request.header.sender, is_up_to_date=is_up_to_date
         )
@@ -197,14 +208,14 @@ class Election:
             case roles.Leader():
                 return False
             case roles.Follower() as follower:
-                # Before its first Fetch a follower can't know that its leader lives (KAFKA-17641).
-                # Others lose patience a little earlier than this one, by design; a refusal would
-                # cost them a whole timeout without a leader.
+                # Before its first Fetch a follower can't know that its leader is alive
+                # (KAFKA-17641). By design others time out a little earlier than this one. Denying
+                # them would cost a whole timeout without a leader.
                 patience = replica.timings.fetch_timeout_ms // 10
                 has_lost_patience = replica.now >= follower.fetch_deadline - patience
-                return follower.leader_gone or not follower.has_fetched or has_lost_patience
+                return follower.leader_ended or not follower.has_fetched or has_lost_patience
             case _:
-                # A vote that is being written may be the one that elects another candidate.
+                # A vote that is still being written may elect another candidate.
                 return not replica.writes.is_state_pending or replica.vote in (None, sender)
 
     def _grant(self, candidate: ReplicaKey, *, is_up_to_date: bool) -> bool:
@@ -214,10 +225,13 @@ class Election:
             or replica.leader_id is not None
         ):
             return False
+        # At most one vote per epoch. A repeated request of the same candidate gets it again.
         if replica.vote is not None:
             return replica.vote == candidate
         if not is_up_to_date:
             return False
+
+        assert replica.lost is None, "a damaged replica must not vote"
         replica.vote = candidate
         replica.become_unattached(replica.epoch)
         return True

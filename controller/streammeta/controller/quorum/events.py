@@ -1,8 +1,8 @@
-"""Events that a replica takes, and effects that it asks for.
+"""Input events and output effects of a replica.
 
-Each step of the core takes the time and one `Event` and returns `Effect`s, which the driver carries
-out in order. Writes carry a *token* that counts upwards; they reach the disk in that order, and a
-message leaves only when the write it depends on, `Send.after`, is durable.
+Each step of the core takes the time and one `Event` and returns `Effect`s, which the driver
+executes in order. Writes carry an ascending *token* and reach the disk in that order. A message
+leaves only when the write it depends on, `Send.after`, is durable.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Tick:
 
 @value()
 class Received:
-    """A message arrived; it may be late, doubled, reordered or from another cluster."""
+    """A message arrived. It may be late, duplicated, reordered or from another cluster."""
 
     message: Message
 
 
 @value()
 class RequestFailed:
-    """The transport gave this request up: no answer will come."""
+    """The transport abandoned this request, so no answer will come."""
 
     peer: NodeId
     request_id: int
@@ -45,7 +45,7 @@ class PeerConnectionLost:
 
 @value()
 class Append:
-    """Replicate these payloads as one batch; only for an established leader."""
+    """Replicate these payloads as one batch. Only valid for an established leader."""
 
     payloads: tuple[bytes, ...]
 
@@ -59,28 +59,31 @@ class WriteDone:
 
 @value()
 class StateDone:
-    """The quorum-state of this token is durable, ahead of writes before it."""
+    """The quorum-state of this token is durable, ahead of earlier writes."""
 
     token: int
 
 
 @value()
 class TimeLost:
-    """The process did not run for this long: nobody else may be blamed for it."""
+    """The process did not run for this long, so no peer's silence counts during it."""
 
     lost_ms: int
 
 
 @value()
 class DiskFull:
-    """The disk is full but for the reserve, or has room again; waiting batches are in the log."""
+    """The disk is full except for the reserve, or has room again.
+
+    Waiting batches are in the log.
+    """
 
     is_full: bool
 
 
 @value()
 class LogReadDone:
-    """The batches that `ReadLog` asked for; empty if they were removed."""
+    """The batches that `ReadLog` requested, empty if they were removed."""
 
     read_id: int
     batches: tuple[Batch, ...]
@@ -88,26 +91,26 @@ class LogReadDone:
 
 @value()
 class ReadIndexRequested:
-    """A linearizable read asks for the offset that it must have applied."""
+    """A linearizable read asks for the offset up to which it must have applied the log."""
 
     read_id: int
 
 
 @value()
 class Resign:
-    """Give up leadership, if held, and notify the voters."""
+    """Give up leadership, if this replica leads, and notify the voters."""
 
 
 @value()
 class TransferRequested:
-    """Hand leadership to this voter, or with None to the one with the longest log."""
+    """Transfer leadership to this voter or, with None, to the voter with the longest log."""
 
     to: NodeId | None
 
 
 @value()
 class VoterChangeRequested:
-    """Add a voter (a `Voter`) or remove one (a `ReplicaKey`); only one change runs at a time."""
+    """Add a voter (a `Voter`) or remove one (a `ReplicaKey`). Only one change runs at a time."""
 
     change_id: int
     change: Voter | ReplicaKey
@@ -115,7 +118,7 @@ class VoterChangeRequested:
 
 @value()
 class SnapshotTaken:
-    """The state machine has written a snapshot of its own, durably, at a committed batch's end."""
+    """The state machine wrote its own snapshot, durably, at the end of a committed batch."""
 
     snapshot_id: SnapshotId
 
@@ -131,7 +134,7 @@ class SnapshotChunk:
 
 @value()
 class SnapshotReadDone:
-    """The bytes that `ReadSnapshot` asked for; None if there is no such snapshot."""
+    """The bytes that `ReadSnapshot` requested, None if the snapshot does not exist."""
 
     read_id: int
     chunk: SnapshotChunk | None
@@ -141,8 +144,8 @@ class SnapshotReadDone:
 class SnapshotInstalled:
     """`InstallSnapshot` is done: the log begins and ends at the snapshot's end.
 
-    `voters` are those the snapshot names; None if the file was refused and removed, which leaves
-    the log as it was.
+    `voters` are those named by the snapshot. None means that the file was invalid and removed, and
+    the log is unchanged.
     """
 
     snapshot_id: SnapshotId
@@ -183,7 +186,7 @@ class LeadershipEnded:
 
 @value()
 class PersistQuorumState:
-    """Replace the quorum-state, durably."""
+    """Replace the quorum-state durably."""
 
     token: int
     state: QuorumState
@@ -199,7 +202,7 @@ class AppendLog:
 
 @value()
 class TruncateLog:
-    """Cut the log so that it ends at `end_offset`, durably."""
+    """Truncate the log durably so that it ends at `end_offset`."""
 
     token: int
     end_offset: EndOffset
@@ -207,9 +210,9 @@ class TruncateLog:
 
 @value()
 class TrimLog:
-    """Forget batches below `start_offset`, a snapshot's end, and the snapshots that end below it.
+    """Delete batches below `start_offset`, a snapshot's end, and the snapshots that end below it.
 
-    Nothing waits for it: the next one removes what a crash leaves behind.
+    Nothing waits for it. After a crash the next one deletes the remains.
     """
 
     token: int
@@ -218,7 +221,7 @@ class TrimLog:
 
 @value()
 class WriteSnapshotChunk:
-    """Write bytes of a snapshot download; `position` 0 starts the file again."""
+    """Write bytes of a snapshot download. Position 0 starts the file again."""
 
     snapshot_id: SnapshotId
     position: int
@@ -227,9 +230,9 @@ class WriteSnapshotChunk:
 
 @value()
 class InstallSnapshot:
-    """Check the downloaded file, make it durable, and begin the log at its end.
+    """Verify the downloaded file, make it durable, and begin the log at its end.
 
-    Answered by `SnapshotInstalled`. The order matters: the snapshot is durable before the log goes.
+    Answered by `SnapshotInstalled`. The snapshot must be durable before the log is deleted.
     """
 
     token: int
@@ -240,14 +243,14 @@ class InstallSnapshot:
 
 @value()
 class ClearDamage:
-    """Clear the mark of damage, durably: everything cut from this log is back."""
+    """Clear the damage mark durably: everything removed from this log is restored."""
 
     token: int
 
 
 @value()
 class ReadSnapshot:
-    """Read at most `max_bytes` of a snapshot from `position`; answered by `SnapshotReadDone`."""
+    """Read at most `max_bytes` of a snapshot from `position`. Answered by `SnapshotReadDone`."""
 
     read_id: int
     snapshot_id: SnapshotId
@@ -266,7 +269,7 @@ class ReadLog:
 
 @value()
 class Send:
-    """Hand `message` to the transport once the write `after` is durable; it may be lost.
+    """Pass `message` to the transport once the write `after` is durable. It may be lost.
 
     Without `vouches_for_log` it waits only for the last quorum-state up to `after`, even if earlier
     writes are not done yet.
@@ -287,7 +290,7 @@ class CommitAdvanced:
 
 @value()
 class LeadershipStarted:
-    """The replica was elected; it may be announced once it has applied past `epoch_start`."""
+    """The replica was elected. It may be announced once it has applied past `epoch_start`."""
 
     epoch: Epoch
     epoch_start: EndOffset
@@ -302,7 +305,7 @@ class ReadIndexReady:
 
 
 @value()
-class ReadIndexRefused:
+class ReadIndexRejected:
     """The replica can't prove that it leads."""
 
     read_id: int
@@ -310,7 +313,7 @@ class ReadIndexRefused:
 
 @value()
 class VotersChanged:
-    """These voters are in force from now on, committed or not."""
+    """These voters are current from now on, committed or not."""
 
     voters: VoterSet
 
@@ -324,8 +327,8 @@ class VoterChangeDone:
 
 
 @value()
-class VoterChangeRefused:
-    """A requested change did not happen; with NOT_LEADER it may have."""
+class VoterChangeRejected:
+    """A requested change did not happen. With NOT_LEADER it may have happened."""
 
     change_id: int
     error: QuorumError
@@ -334,29 +337,29 @@ class VoterChangeRefused:
 
 @value()
 class FullVotersChanged:
-    """Full disks of these voters prevent any commit; empty: a majority has room.
+    """Full disks of these voters prevent any commit. Empty: a majority has room.
 
-    Reported by a leader; `LeadershipEnded` voids earlier reports.
+    Reported by a leader. `LeadershipEnded` invalidates earlier reports.
     """
 
     full_voters: tuple[NodeId, ...]
 
 
 @value()
-class TransferRefused:
-    """Leadership stays here; `LeadershipEnded` reports success."""
+class TransferRejected:
+    """Leadership stays here. `LeadershipEnded` reports success."""
 
     reason: str
 
 
 Outcome: TypeAlias = (
     ReadIndexReady
-    | ReadIndexRefused
+    | ReadIndexRejected
     | VotersChanged
     | VoterChangeDone
-    | VoterChangeRefused
+    | VoterChangeRejected
     | FullVotersChanged
-    | TransferRefused
+    | TransferRejected
 )
 """Effects that callers wait for."""
 

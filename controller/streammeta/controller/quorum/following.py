@@ -1,6 +1,6 @@
-"""Rules of a follower: fetching, truncation of a divergent log, and loss of its leader.
+"""Follower rules: fetching, truncation of a divergent log, and loss of the leader.
 
-One Fetch is in flight at most, and it leaves only when everything below its offset is flushed.
+At most one Fetch is in flight. It leaves only when everything below its offset is flushed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from streammeta.controller.quorum.replica import Replica
 from streammeta.controller.quorum.voters import ReplicaKey
 
 _SMALLEST_CHUNK_BYTES = 64
-"""Smallest chunk requested; a link too slow for it is of no use."""
+"""Smallest snapshot chunk requested. A link that can't carry it is unusable."""
 
 
 class Following:
-    """Follows a leader, or looks for one, on behalf of a replica."""
+    """Follows a leader, or searches for one, on behalf of a replica."""
 
     def __init__(self, replica: Replica, election: Election) -> None:
         self._replica = replica
@@ -26,8 +26,10 @@ class Following:
     def on_time(self) -> None:
         """Fetch, search for the leader, or campaign when it has been silent for too long."""
         replica = self._replica
+        # The log is being replaced, so there is no offset to fetch from.
         if replica.installing is not None:
             return
+
         match replica.role:
             case roles.Unattached() as role:
                 if not replica.may_campaign and replica.now >= role.next_search:
@@ -41,7 +43,7 @@ class Following:
                     replica.become_unattached(replica.epoch)
 
     def _search(self, role: roles.Unattached) -> None:
-        """Send a Fetch to a random replica: its answer names the leader, if known."""
+        """Send a Fetch to a random replica. Its answer names the leader, if known."""
         replica = self._replica
         known = {voter.key.node_id for voter in replica.others} | set(replica.config.seeds)
         known.discard(replica.local.node_id)
@@ -51,30 +53,36 @@ class Following:
 
     def _follow(self, role: roles.Follower) -> None:
         replica = self._replica
-        is_waiting = replica.has_pending(role.leader_id, messages.FetchResponse)
-        is_waiting |= replica.has_pending(role.leader_id, messages.FetchSnapshotResponse)
-        sign_at = self.next_sign_of_life(role)
-        if sign_at is not None and replica.now >= sign_at:
-            self._give_sign_of_life(role)
+        is_waiting = any(
+            replica.requests.is_waiting(role.leader_id, kind, replica.now)
+            for kind in (messages.FetchResponse, messages.FetchSnapshotResponse)
+        )
+        keepalive_at = self.next_keepalive(role)
+        if keepalive_at is not None and replica.now >= keepalive_at:
+            self._send_keepalive(role)
         elif replica.now >= role.next_fetch and not is_waiting:
             if role.download is None:
                 self._fetch_from(role.leader_id, role.read_round, replica.timings.fetch_max_wait_ms)
             else:
                 self._fetch_snapshot(role, role.download)
+
         if self.must_update(role) and replica.now >= role.next_update:
             self._send_update_voter(role)
 
     def _fetch_from(
-        self, node_id: NodeId, read_round: int, max_wait_ms: int, *, is_sign_of_life: bool = False
+        self, node_id: NodeId, read_round: int, max_wait_ms: int, *, is_keepalive: bool = False
     ) -> None:
         replica = self._replica
         role = replica.role
         log = replica.log
-        is_ahead = replica.is_disk_full or is_sign_of_life
+        is_ahead = replica.is_disk_full or is_keepalive
+        # A Fetch acknowledges everything below its offset. One that does not wait for the disk may
+        # only name the flushed end.
         fetch_offset = log.flushed_end if is_ahead else log.end_offset
+
         if isinstance(role, roles.Follower):
-            role.fetch_offset, role.is_sign_of_life = fetch_offset, is_sign_of_life
-        takes_nothing = is_sign_of_life or self._is_stuck()
+            role.fetch_offset, role.is_keepalive = fetch_offset, is_keepalive
+        wants_no_batches = is_keepalive or self._is_stuck()
         request = messages.FetchRequest(
             header=replica.request_header(node_id, messages.FetchResponse),
             fetch_offset=fetch_offset,
@@ -82,7 +90,7 @@ class Following:
             high_watermark=replica.high_watermark,
             read_round=read_round,
             max_wait_ms=max_wait_ms,
-            max_bytes=0 if takes_nothing else replica.config.limits.max_fetch_bytes,
+            max_bytes=0 if wants_no_batches else replica.config.limits.max_fetch_bytes,
             answered_request_id=role.answered_request_id if isinstance(role, roles.Follower) else 0,
             is_disk_full=replica.is_disk_full,
         )
@@ -90,7 +98,7 @@ class Following:
 
     def _fetch_snapshot(self, role: roles.Follower, download: roles.Download) -> None:
         replica = self._replica
-        if replica.is_chunk_awaited:  # the last one did not come in time
+        if replica.is_chunk_awaited:  # the last one timed out, so the link may be slow
             replica.chunk_bytes = max(replica.chunk_bytes // 2, _SMALLEST_CHUNK_BYTES)
         replica.is_chunk_awaited = True
         request = messages.FetchSnapshotRequest(
@@ -104,31 +112,31 @@ class Following:
 
     # -- a slow disk
 
-    def next_sign_of_life(self, role: roles.Follower) -> int | None:
-        """Return when to tell the leader that this follower lives, though its disk is slow.
+    def next_keepalive(self, role: roles.Follower) -> int | None:
+        """Return the time of the next keepalive Fetch on a slow disk, or None if none is needed.
 
-        A Fetch waits for the disk. Meanwhile others, which take nothing and go ahead of it, keep
-        both sides from giving each other up.
+        A normal Fetch waits for the disk. Keepalive Fetches ask for no batches and overtake it, so
+        that neither side considers the other lost.
         """
         replica = self._replica
         oldest = replica.writes.oldest
-        is_apart = replica.is_disk_full or role.download is not None or role.leader_gone
+        is_apart = replica.is_disk_full or role.download is not None or role.leader_ended
         if oldest is None or is_apart:
             return None
         due = max(oldest + replica.timings.fetch_max_wait_ms, role.next_fetch)
-        if not role.is_sign_of_life:
+        if not role.is_keepalive:
             return due
-        waiting = replica.pending_until(role.leader_id, messages.FetchResponse)
+        waiting = replica.requests.expiry(role.leader_id, messages.FetchResponse)
         return due if waiting is None else max(due, waiting)
 
-    def _give_sign_of_life(self, role: roles.Follower) -> None:
+    def _send_keepalive(self, role: roles.Follower) -> None:
         wait_ms = self._replica.timings.fetch_max_wait_ms
-        self._fetch_from(role.leader_id, role.read_round, wait_ms, is_sign_of_life=True)
+        self._fetch_from(role.leader_id, role.read_round, wait_ms, is_keepalive=True)
 
     # -- a full disk
 
     def on_disk_full(self, *, is_full: bool) -> None:
-        """Fetch from the flushed end while the rest can't be written, so that reads can go on.
+        """Fetch from the flushed end while the disk is full, so that reads continue.
 
         A silent follower would cost its leader the majority that linearizable reads and
         check-quorum need, although neither needs a disk.
@@ -140,10 +148,10 @@ class Following:
         self._fetch_again()  # an earlier Fetch may wait for the disk
 
     def on_flushed(self) -> None:
-        """Report entries flushed on a full or slow disk: the Fetch in flight lacks them."""
+        """Report entries flushed on a full or slow disk, unlike the current Fetch."""
         replica = self._replica
         role = replica.role
-        is_sign = isinstance(role, roles.Follower) and role.is_sign_of_life
+        is_sign = isinstance(role, roles.Follower) and role.is_keepalive
         has_more = not self._is_stuck() if replica.is_disk_full else is_sign
         if has_more and (replica.is_disk_full or replica.writes.is_empty):
             self._fetch_again()
@@ -151,17 +159,17 @@ class Following:
     def _fetch_again(self) -> None:
         role = self._replica.role
         if isinstance(role, roles.Follower):
-            self._replica.forget_request(role.leader_id, messages.FetchResponse)
+            self._replica.requests.forget(role.leader_id, messages.FetchResponse)
 
     def _is_stuck(self) -> bool:
-        """True if appended entries wait for disk space, so that no more can be taken."""
+        """Whether appended entries wait for disk space, so that no more can be accepted."""
         replica = self._replica
         return replica.is_disk_full and replica.log.flushed_end < replica.log.end_offset
 
     # -- reporting endpoints and disk (KIP-853)
 
     def must_update(self, role: roles.Follower) -> bool:
-        """Whether the log names other endpoints or no disk for this voter."""
+        """Whether the voters in the log have other endpoints, or no disk, for this voter."""
         return role.has_fetched and self._replica.is_voter and not self._replica.is_known
 
     def _send_update_voter(self, role: roles.Follower) -> None:
@@ -170,26 +178,28 @@ class Following:
         header = replica.request_header(role.leader_id, messages.UpdateVoterResponse)
         replica.send(messages.UpdateVoterRequest(header=header, voter=replica.config.voter))
 
-    # -- answers of the leader
+    # -- responses of the leader
 
     def on_fetch_response(self, response: messages.FetchResponse) -> None:
-        """Take a Fetch's answer; the caller has checked its epoch and matched its request."""
+        """Apply a Fetch response. The caller has checked its epoch and matched its request."""
         replica = self._replica
         role = replica.role
         if not isinstance(role, roles.Follower) or response.header.sender != role.leader_id:
             return
-        is_usable = self._is_stuck() or role.is_sign_of_life or self._fits(response)
+
+        is_usable = self._is_stuck() or role.is_keepalive or self._fits(response)
         if response.header.error is not messages.QuorumError.NONE or not is_usable:
             self._fetch_later(role)
             has_resigned = response.header.error is messages.QuorumError.NOT_LEADER
             if has_resigned and not replica.may_campaign:
-                # A voter waits for EndQuorumEpoch, which names the successors; one that hurried
-                # would compete with the successor that its leader has chosen.
-                self.on_leader_gone(role.leader_id)
+                # A voter waits for EndQuorumEpoch, which names the successors. Otherwise it would
+                # compete with the successor that its leader has chosen.
+                self.on_leader_ended(role.leader_id)
             return
-        is_refused = self._has_no_room_for(response) or self._is_ahead(role, response)
-        if is_refused:
-            # It will be asked for again.
+
+        is_rejected = self._has_no_room_for(response) or self._is_ahead(role, response)
+        if is_rejected:
+            # The contents are dropped and requested again, but the high watermark is usable.
             if response.snapshot_id is None:  # else the leader has not compared the logs
                 known = min(role.fetch_offset, replica.log.flushed_end)
                 replica.raise_high_watermark(EndOffset(min(response.high_watermark, known)))
@@ -200,30 +210,35 @@ class Following:
         else:
             if response.batches:
                 replica.append(response.batches)
+            # The leader's high watermark may lie above the batches that fit into this response.
             end = min(response.high_watermark, replica.log.end_offset)
             replica.raise_high_watermark(EndOffset(end))
             self._clear_damage_if_repaired(response.high_watermark)
+
         role.read_round = max(role.read_round, response.read_round)
         self._heard_from_leader(role, response.header)
-        if is_refused and (response.batches or response.snapshot_id is not None):
-            # The same would come again at once; the leader need only hear of this replica.
+        if is_rejected and (response.batches or response.snapshot_id is not None):
+            # The leader would send the same again immediately. A slower pace keeps contact.
             role.next_fetch = replica.now + replica.timings.fetch_max_wait_ms // 5
 
     def _has_no_room_for(self, response: messages.FetchResponse) -> bool:
-        """True if the answer's contents can't be written; batches may fit a full disk's reserve."""
+        """Whether the response can't be written.
+
+        Batches may still fit into a full disk's reserve.
+        """
         if not self._replica.is_disk_full or response.diverging is not None:
             return False
         return self._is_stuck() or response.snapshot_id is not None
 
     def _is_ahead(self, role: roles.Follower, response: messages.FetchResponse) -> bool:
-        """Whether the answer is to a sign of life, so that it says nothing of unflushed batches."""
-        return role.is_sign_of_life and response.diverging is None
+        """Whether the response answers a keepalive, which does not cover unflushed batches."""
+        return role.is_keepalive and response.diverging is None
 
     def _heard_from_leader(self, role: roles.Follower, header: messages.ResponseHeader) -> None:
         replica = self._replica
         role.answered_request_id = header.request_id
         role.has_fetched = True
-        role.leader_gone = False
+        role.leader_ended = False
         role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
         role.next_fetch = replica.now
         replica.candidacy.on_leader()
@@ -232,11 +247,11 @@ class Following:
         role.next_fetch = self._replica.now + self._replica.timings.retry_backoff_ms
 
     def _clear_damage_if_repaired(self, leader_high_watermark: EndOffset) -> None:
-        """Vote again once nothing that this replica ever acknowledged can be missing.
+        """Vote again once no entry that this replica ever acknowledged can be missing.
 
-        Everything committed before the present epoch lies below a high watermark of that epoch.
-        Entries acknowledged in the present epoch may be committed later by virtue of that
-        acknowledgement, so all of them must be back.
+        Everything committed before the current epoch lies below a high watermark of that epoch.
+        Entries acknowledged in the current epoch may commit later because of that acknowledgement,
+        so all of them must be restored.
         """
         replica = self._replica
         lost, log = replica.lost, replica.log
@@ -254,27 +269,31 @@ class Following:
     def _begin_download(self, role: roles.Follower, snapshot_id: SnapshotId) -> None:
         if snapshot_id.end_offset <= self._replica.high_watermark:
             raise InvariantError(
-                f"the leader sends a snapshot that ends at {snapshot_id.end_offset}; committed "
-                f"here is everything below {self._replica.high_watermark}"
+                f"the leader sent a snapshot that ends at {snapshot_id.end_offset}, but the log "
+                f"is already committed below {self._replica.high_watermark}"
             )
         role.download = roles.Download(snapshot_id)
 
     def on_fetch_snapshot_response(self, response: messages.FetchSnapshotResponse) -> None:
-        """Write a chunk, and install the snapshot with the last one."""
+        """Write a chunk, and install the snapshot after the last one."""
         replica = self._replica
         role = replica.role
         if not isinstance(role, roles.Follower) or response.header.sender != role.leader_id:
             return
+
         replica.is_chunk_awaited = False
         download = role.download
         if download is None or response.snapshot_id != download.snapshot_id:
             return
+        # The leader may have removed the snapshot meanwhile, or another leader's file may differ.
+        # The next Fetch names the snapshot to start over with.
         if response.header.error is not messages.QuorumError.NONE or not _continues(
             download, response
         ):
             role.download = None
             self._fetch_later(role)
             return
+
         chunk = events.WriteSnapshotChunk(download.snapshot_id, download.position, response.data)
         replica.write_chunk(chunk)
         download.position += len(response.data)
@@ -286,21 +305,21 @@ class Following:
             replica.install(download.snapshot_id, download.total_bytes, download.digest)
 
     def on_snapshot_installed(self, event: events.SnapshotInstalled) -> None:
-        """Go on from the snapshot's end, or fetch again if the file was refused."""
+        """Continue from the snapshot's end, or fetch again if the file was invalid."""
         replica = self._replica
         if event.snapshot_id != replica.installing:
             raise InvariantError(f"{event.snapshot_id} was installed, wanted {replica.installing}")
         replica.installing = None
         role = replica.role
         if event.voters is not None:
-            replica.begin_anew(event.snapshot_id, event.voters)
+            replica.restart_at_snapshot(event.snapshot_id, event.voters)
         if isinstance(role, roles.Follower):
             role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
             if event.voters is None:
                 self._fetch_later(role)
 
     def _fits(self, response: messages.FetchResponse) -> bool:
-        """Whether the batches continue this log; a sender's defect must not enter it."""
+        """Whether the batches continue this log, so that a defective sender can't damage it."""
         end, epoch = self._replica.log.end_offset, self._replica.log.last_epoch
         for batch in response.batches:
             if batch.base_offset != end or not batch.payloads:
@@ -314,11 +333,12 @@ class Following:
         log = self._replica.log
         if theirs.epoch < log.start_epoch:
             raise InvariantError(
-                f"the leader's log parts from this one in epoch {theirs.epoch}; committed here is "
-                f"the log below {log.start_offset}, which ends in epoch {log.start_epoch}"
+                f"the leader's log diverges from this one in epoch {theirs.epoch}, but the log "
+                f"below {log.start_offset} is committed and ends in epoch {log.start_epoch}"
             )
         if theirs.epoch == 0:
             return min(theirs.end_offset, log.end_offset)
+        # Both logs agree up to the end of the last epoch that both contain (KIP-101).
         ours = log.end_of_epoch(theirs.epoch)
         if ours.epoch != theirs.epoch:
             return ours.end_offset
@@ -333,22 +353,22 @@ class Following:
             retry = self._replica.now + self._replica.timings.retry_backoff_ms
             role.next_search = min(role.next_search, retry)
 
-    def on_leader_gone(self, peer: NodeId) -> None:
+    def on_leader_ended(self, peer: NodeId) -> None:
         """Campaign soon instead of waiting for the fetch timeout.
 
-        Voters that saw the same crash start apart from each other, in the order of their ids, so
-        that they rarely split the vote.
+        Voters that saw the same crash start one after another, in the order of their ids, so that
+        they rarely split the vote.
         """
         replica = self._replica
         role = replica.role
-        if not isinstance(role, roles.Follower) or role.leader_id != peer or role.leader_gone:
+        if not isinstance(role, roles.Follower) or role.leader_id != peer or role.leader_ended:
             return
         delay = replica.failover_delay(peer) + replica.draw_backoff()
-        role.leader_gone = True
+        role.leader_ended = True
         role.fetch_deadline = min(role.fetch_deadline, replica.now + delay)
 
     def on_begin_quorum_epoch(self, request: messages.BeginQuorumEpochRequest) -> None:
-        """Follow the sender; the caller has checked the cluster and refused an older epoch."""
+        """Follow the sender. The caller has checked the cluster and rejected an older epoch."""
         replica = self._replica
         leader_id = request.header.sender.node_id
         role = replica.role
@@ -364,13 +384,13 @@ class Following:
         replica.acknowledge(request, error)
 
     def on_end_quorum_epoch(self, request: messages.EndQuorumEpochRequest) -> None:
-        """Campaign after the delay of this voter's place among the successors."""
+        """Campaign after the delay that this voter's position among the successors requires."""
         replica = self._replica
         leader_id = request.header.sender.node_id
         role = replica.role
         if isinstance(role, roles.Follower) and role.leader_id == leader_id:
             delay = self._successor_delay(request.preferred_successors)
-            role.leader_gone = True
+            role.leader_ended = True
             role.fetch_deadline = min(role.fetch_deadline, replica.now + delay)
         replica.acknowledge(request)
 

@@ -1,7 +1,7 @@
-"""Rules of a leader: serving Fetches, committing, proving leadership, resigning.
+"""Leader rules: serving Fetches, committing, proving leadership, resigning.
 
-A Fetch that names the leader's epoch is credited when it arrives, never when its delayed answer
-leaves; the leader counts itself only up to what it has flushed.
+A Fetch that names the leader's epoch is credited when it arrives, never when its delayed response
+leaves. The leader counts itself only up to its flushed end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OBSERVER_SESSION_MS = 300_000
 
 
 class Leading:
-    """Leads on behalf of a replica, and announces the end."""
+    """Leads on behalf of a replica, and announces the end of its epoch."""
 
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica = replica
@@ -39,7 +39,7 @@ class Leading:
     # -- appending and committing
 
     def append(self, payloads: tuple[bytes, ...]) -> None:
-        """Append one data batch; the driver has checked that it may."""
+        """Append one data batch. The driver has checked that it may."""
         replica = self._replica
         role = replica.role
         if not isinstance(role, roles.Leader) or not self.is_established():
@@ -57,22 +57,24 @@ class Leading:
         role = replica.role
         if not isinstance(role, roles.Leader):
             return
+
         ends = [progress.end_offset for progress in role.progress_of(replica.others)]
         if replica.is_voter:
             ends.append(replica.log.flushed_end)
         end = committed_end(ends, role.epoch_start)
         if end is None or not replica.raise_high_watermark(end):
             return
+
         while role.uncommitted and role.uncommitted[0][0] <= end:
             role.uncommitted_bytes -= role.uncommitted.popleft()[1]
         if self._membership.on_committed(role, end):
-            # Its successors know of the change.
+            # The change is committed, so whoever is elected next knows of it.
             self.resign("this controller was removed from the voters")
 
     # -- serving Fetches
 
     def on_fetch(self, request: messages.FetchRequest) -> None:
-        """Credit and answer a Fetch of this epoch, now or later."""
+        """Credit a Fetch of this epoch, and answer it now or later."""
         replica = self._replica
         role = replica.role
         assert isinstance(role, roles.Leader)
@@ -85,6 +87,9 @@ class Leading:
                 request, read_round=role.read_round, snapshot_id=replica.snapshots[-1]
             )
             return
+
+        # Only a log that is a prefix of this one is credited: the sender's last epoch must end here
+        # at or after its fetch offset (Raft's consistency check).
         agreed = replica.log.end_of_epoch(request.last_epoch)
         is_start = request.fetch_offset == replica.log.start_offset == 0
         if not is_start and (
@@ -92,12 +97,13 @@ class Leading:
         ):
             replica.answer_fetch(request, read_round=role.read_round, diverging=agreed)
             return
+
         self._credit(role, progress, request)
         self._delay(role, progress.key, request)
         self._membership.on_fetched(role, progress)
         if progress.end_offset > replica.high_watermark:
             self.update_high_watermark()
-        if replica.role is role:  # a leader that was removed has just resigned
+        if replica.role is role:  # a leader that was removed has resigned above
             self._confirm_reads(role)
 
     def _heard_from(
@@ -106,17 +112,21 @@ class Leading:
         progress = self._progress_of(role, request.header)
         progress.earned_by = request.header.sender
         answered = (request.header.incarnation, request.answered_request_id)
-        is_same_life = answered[0] == progress.last_answered[0]
-        if request.answered_request_id and (not is_same_life or answered > progress.last_answered):
+        # Only a new answer received proves that messages reach the sender. A follower that can send
+        # but not receive must not keep this leader in its role.
+        is_same_process = answered[0] == progress.last_answered[0]
+        if request.answered_request_id and (
+            not is_same_process or answered > progress.last_answered
+        ):
             progress.last_answered = answered
-            progress.heard_us_at = self._replica.now
+            progress.last_contact = self._replica.now
         progress.previous_fetch = progress.last_fetch if progress.has_fetched else None
         progress.last_fetch = self._replica.now
         progress.has_fetched = True
         return progress
 
     def _needs_snapshot(self, request: messages.FetchRequest) -> bool:
-        """Whether the log no longer reaches back to the end of the sender's."""
+        """Whether the log no longer reaches back to the sender's end."""
         log = self._replica.log
         if not self._replica.snapshots:
             return False
@@ -128,6 +138,7 @@ class Leading:
 
     def _delay(self, role: roles.Leader, key: ReplicaKey, request: messages.FetchRequest) -> None:
         replica = self._replica
+        # A replica has one Fetch in flight, so an earlier one was abandoned by its sender.
         earlier = role.delayed_fetches.pop(key, None)
         if earlier is not None:
             replica.answer_fetch(earlier.request, read_round=role.read_round)
@@ -139,7 +150,7 @@ class Leading:
     # -- serving snapshots
 
     def on_fetch_snapshot(self, request: messages.FetchSnapshotRequest) -> None:
-        """Read bytes of a snapshot for the sender; the request counts as a sign of life."""
+        """Read bytes of a snapshot for the sender. The request also counts as contact."""
         replica = self._replica
         role = replica.role
         assert isinstance(role, roles.Leader)
@@ -150,6 +161,7 @@ class Leading:
         if len(role.snapshot_reads) >= replica.config.limits.max_delayed_fetches:
             replica.answer_fetch_snapshot(request, error=messages.QuorumError.REQUEST_TIMED_OUT)
             return
+
         self._next_read_id += 1
         role.snapshot_reads[self._next_read_id] = request
         size = min(request.max_bytes, replica.config.limits.snapshot_chunk_bytes)
@@ -158,7 +170,7 @@ class Leading:
         )
 
     def on_snapshot_read(self, read_id: int, chunk: events.SnapshotChunk | None) -> None:
-        """Send the chunk, if this is still the leader that asked for it."""
+        """Send the chunk, if the leader that requested it still leads."""
         role = self._replica.role
         if not isinstance(role, roles.Leader) or read_id not in role.snapshot_reads:
             return
@@ -173,20 +185,21 @@ class Leading:
     def _progress_of(
         self, role: roles.Leader, header: messages.RequestHeader
     ) -> roles.ReplicaProgress:
-        key = self._counted_as(role, header)
+        key = self._find_credited_key(role, header)
         progress = role.progress.get(key)
         if progress is None:
             self._forget_idle_observers(role)
             now = self._replica.now
-            progress = roles.ReplicaProgress(key, last_fetch=now, heard_us_at=now)
+            progress = roles.ReplicaProgress(key, last_fetch=now, last_contact=now)
             role.progress[key] = progress
         return progress
 
-    def _counted_as(self, role: roles.Leader, header: messages.RequestHeader) -> ReplicaKey:
-        """Return the key that a sender is credited under: a voter's only with that voter's disk.
+    def _find_credited_key(self, role: roles.Leader, header: messages.RequestHeader) -> ReplicaKey:
+        """Return the key to credit a sender under: a voter's key only with that voter's disk.
 
-        A voter named without a disk is the one its node was formed with, which may have voted for
-        another leader by now. A replaced disk would commit, and prove leadership, in its name.
+        A voter named without a disk means the disk that its node was formed with, which may have
+        voted for another leader by now. A replaced disk would commit entries, and prove leadership,
+        in its name.
         """
         sender = header.sender
         voter = self._replica.voters.find(sender.node_id)
@@ -214,6 +227,8 @@ class Leading:
         now, leader_end = self._replica.now, self._replica.log.end_offset
         progress.end_offset = request.fetch_offset
         progress.read_round = max(progress.read_round, min(request.read_round, role.read_round))
+        # Caught up as in KRaft: the replica has fetched everything that the leader had, now or at
+        # the time of its previous Fetch.
         if request.fetch_offset >= leader_end:
             progress.caught_up_at = now
         elif (
@@ -224,7 +239,7 @@ class Leading:
         progress.leader_end_at_previous_fetch = leader_end
 
     def serve_delayed(self) -> None:
-        """Answer every delayed Fetch that there is something to say to, or that waited enough."""
+        """Answer every delayed Fetch that has something to receive or has waited long enough."""
         replica = self._replica
         role = replica.role
         if not isinstance(role, roles.Leader) or not role.delayed_fetches:
@@ -235,12 +250,12 @@ class Leading:
                 self._answer(role, delayed.request)
 
     def _is_due(self, role: roles.Leader, delayed: roles.DelayedFetch) -> bool:
-        """Whether there is something to say to a Fetch, or it has waited enough.
+        """Whether a Fetch has something to receive or has waited long enough.
 
-        News of the high watermark alone wait a little, for batches to go along with.
+        A new high watermark alone waits a little for batches to travel with.
         """
         replica, request = self._replica, delayed.request
-        if replica.log.end_offset > request.fetch_offset and _takes(role, request):
+        if replica.log.end_offset > request.fetch_offset and _can_use_batches(role, request):
             return True
         if replica.high_watermark > request.high_watermark < request.fetch_offset:
             linger = replica.now + replica.timings.high_watermark_linger_ms
@@ -249,7 +264,7 @@ class Leading:
 
     def _answer(self, role: roles.Leader, request: messages.FetchRequest) -> None:
         replica = self._replica
-        if not _takes(role, request):
+        if not _can_use_batches(role, request):
             replica.answer_fetch(request, read_round=role.read_round)
             return
         max_bytes = min(request.max_bytes, replica.config.limits.max_fetch_bytes)
@@ -262,7 +277,7 @@ class Leading:
         replica.answer_fetch(request, read_round=role.read_round, batches=batches)
 
     def on_log_read(self, read_id: int, batches: tuple[messages.Batch, ...]) -> None:
-        """Send batches read from disk, if this is still the leader that asked for them."""
+        """Send batches read from disk, if the leader that requested them still leads."""
         role = self._replica.role
         if isinstance(role, roles.Leader) and read_id in role.log_reads:
             request = role.log_reads.pop(read_id)
@@ -275,7 +290,7 @@ class Leading:
         replica = self._replica
         role = replica.role
         if not isinstance(role, roles.Leader) or not self.is_established():
-            replica.emit(events.ReadIndexRefused(read_id))
+            replica.emit(events.ReadIndexRejected(read_id))
             return
         role.read_round += 1
         role.pending_reads.append(
@@ -289,6 +304,8 @@ class Leading:
         rounds = [progress.read_round for progress in role.progress_of(self._replica.others)]
         if self._replica.is_voter:
             rounds.append(role.read_round)
+        # An echo proves that its sender followed this leader after the round began, so no other
+        # leader had committed anything by then (Raft thesis, section 6.4).
         confirmed = reached_by_majority(rounds)
         while role.pending_reads and role.pending_reads[0].read_round <= confirmed:
             read = role.pending_reads.popleft()
@@ -297,24 +314,26 @@ class Leading:
     # -- keeping and ending leadership
 
     def on_time(self) -> None:
-        """Announce the epoch, resign when that is due, repeat the end of an epoch."""
+        """Announce the epoch, resign when required, and repeat the end of an epoch."""
         role = self._replica.role
         if isinstance(role, roles.Leader):
             if self._replica.now < role.idle_until:
                 return
-            self._lead_on(role)
+            self._keep_leading(role)
         if isinstance(self._replica.role, roles.Resigned):
             self._announce_end(self._replica.role)
 
-    def _lead_on(self, role: roles.Leader) -> None:
+    def _keep_leading(self, role: roles.Leader) -> None:
         if self._has_lost_majority(role):
             limit_ms = self._replica.timings.check_quorum_ms
             self.resign(f"no majority of the voters was heard from for {limit_ms} ms")
             return
+
         transfer = self._membership.on_time(role)
         if transfer is None:
             self._announce(role)
-            # Carried out with the next event, after callers learn of the commits of this one.
+            # A transfer that this starts runs with the next event, after callers have learned
+            # of this event's commits.
             self._check_disks(role)
             role.idle_until = self._idle_until(role)
         else:
@@ -323,29 +342,29 @@ class Leading:
             self.resign(reason, transfer.to)
 
     def _idle_until(self, role: roles.Leader) -> int:
-        """Return the time before which a leader has nothing to do but serve.
+        """Return the time before which a leader has only normal traffic to serve.
 
-        Fetches, flushes, appends and reads only put that time off, so that it need not be found
-        again after each. 0 while there is more to look at than how long ago voters were heard.
+        Fetches, flushes, appends and reads only move that time later, so it is not computed again
+        after each of them. Returns 0 while more than the voters' last contact has to be watched.
         """
         replica = self._replica
         others = role.progress_of(replica.others)
         is_changing = role.transfer is not None or role.voter_change is not None
-        is_any_full = replica.is_disk_full or any(each.is_disk_full for each in others)
+        is_any_full = replica.is_disk_full or any(voter.is_disk_full for voter in others)
         if is_changing or is_any_full or role.full_majority or not replica.is_known:
             return 0
         deadline = self.quorum_deadline(role)
-        times = [self.next_heartbeat(each) for each in others]
+        times = [self.next_heartbeat(voter) for voter in others]
         return min(times if deadline is None else [*times, deadline], default=0)
 
-    def look_again(self) -> None:
-        """Note an event that is not routine: it may call for action at any time."""
+    def clear_idle_time(self) -> None:
+        """Forget the cached idle time: an unusual event may require action at any time."""
         role = self._replica.role
         if isinstance(role, roles.Leader):
             role.idle_until = 0
 
     def _check_disks(self, role: roles.Leader) -> None:
-        """Report when full disks prevent commits; hand over to a voter that can commit."""
+        """Report when full disks prevent commits, and choose a successor that can commit."""
         replica = self._replica
         full = self.full_disks.full_majority(role)
         if not full and not role.full_majority and not replica.is_disk_full:
@@ -355,45 +374,49 @@ class Leading:
             replica.emit(events.FullVotersChanged(full))
         if (successor := self.full_disks.successor(role)) is not None:
             deadline = replica.now + replica.timings.election_timeout_ms
-            role.transfer = roles.Transfer(successor, deadline, "for want of room on this disk")
+            role.transfer = roles.Transfer(successor, deadline, "because this disk is full")
 
     def quorum_deadline(self, role: roles.Leader) -> int | None:
-        """Return the time at which the leader must resign unless more voters hear it.
+        """Return the time at which the leader must resign unless more voters make contact.
 
-        None for the only voter, and before its own state is durable and announced.
+        None for the only voter, and before the leader's own state is durable and announced.
 
-        Voters with full disks keep a leader in office for the sake of its
-        reads, unless those with room, silent ones included, are a majority that another leader
-        could commit with. A majority that needs this replica's disk would have to hear it.
+        Voters with full disks keep a leader in its role for the sake of its reads. The exception is
+        a majority of voters with room, silent ones included: another leader could commit with them.
+        A majority that needs this replica's disk would have to contact it.
         """
         replica = self._replica
         if replica.writes.is_state_pending:
             return None
         others = role.progress_of(replica.others)
-        deadline = self._unheard_at(others, counts_itself=replica.is_voter)
+        deadline = self._find_contact_loss(others, counts_itself=replica.is_voter)
         writable = [progress for progress in others if not progress.is_disk_full]
         if len(writable) == len(others) and not replica.is_disk_full:
             return deadline
-        counts_itself = replica.is_voter and not replica.is_disk_full and self._any_hears(writable)
-        deadlines = (deadline, self._unheard_at(writable, counts_itself=counts_itself))
+        # This replica is part of a committing majority only if one of those voters still fetches
+        # from it.
+        counts_itself = (
+            replica.is_voter and not replica.is_disk_full and self._is_any_reachable(writable)
+        )
+        deadlines = (deadline, self._find_contact_loss(writable, counts_itself=counts_itself))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def _any_hears(self, others: list[roles.ReplicaProgress]) -> bool:
+    def _is_any_reachable(self, others: list[roles.ReplicaProgress]) -> bool:
         oldest = self._replica.now - self._replica.timings.check_quorum_ms
-        return any(progress.heard_us_at > oldest for progress in others)
+        return any(progress.last_contact > oldest for progress in others)
 
-    def _unheard_at(
+    def _find_contact_loss(
         self, others: list[roles.ReplicaProgress], *, counts_itself: bool
     ) -> int | None:
-        """Return the time at which a majority of these will have heard nothing for too long."""
+        """Return the time at which a majority of these voters has been silent for too long."""
         needed = majority(len(self._replica.voters)) - counts_itself
         if not 0 < needed <= len(others):
             return None
-        heard = sorted([progress.heard_us_at for progress in others])
+        heard = sorted([progress.last_contact for progress in others])
         return heard[-needed] + self._replica.timings.check_quorum_ms
 
     def next_heartbeat(self, progress: roles.ReplicaProgress) -> int:
-        """Return the time of the next announcement to this voter; one that fetches needs none."""
+        """Return the time of the next announcement to this voter. One that fetches needs none."""
         if not progress.has_fetched:
             return progress.next_heartbeat
         heartbeat = self._replica.timings.heartbeat_ms
@@ -404,7 +427,7 @@ class Leading:
         return deadline is not None and self._replica.now >= deadline
 
     def resign(self, reason: str, successor: ReplicaKey | None = None) -> None:
-        """Stop leading; `successor`, or else the voter with the longest log, should follow."""
+        """Stop leading. `successor`, or else the voter with the longest log, should follow."""
         role = self._replica.role
         if not isinstance(role, roles.Leader):
             return
@@ -412,7 +435,7 @@ class Leading:
             role.progress_of(self._replica.others),
             key=lambda item: (-item.end_offset, item.is_disk_full, item.key.node_id),
         )
-        # Others named beside a chosen successor would compete with it a few milliseconds later.
+        # A chosen successor is named alone: others would compete with it milliseconds later.
         keys = (successor,) if successor else tuple(item.key for item in voters)
         self._replica.become_resigned(keys, reason)
 
@@ -444,7 +467,7 @@ class Leading:
             )
 
     def on_end_failed(self, peer: NodeId) -> None:
-        """Retry an unreachable voter: it waits for the list of successors."""
+        """Retry an unreachable voter, which waits for the list of successors."""
         role = self._replica.role
         if isinstance(role, roles.Resigned) and peer in role.unacknowledged:
             role.unacknowledged[peer] = self._next_attempt()
@@ -458,7 +481,7 @@ class Leading:
             self._replica.role.unacknowledged.pop(sender, None)
 
     def check(self, request: messages.LeaderRequest) -> messages.QuorumError:
-        """Return the error of a request for leaders that can't be answered here, or NONE."""
+        """Return the error of a request that this replica can't answer as the leader, or NONE."""
         replica = self._replica
         if isinstance(request, messages.FetchRequest) and not _is_valid_fetch(request):
             return messages.QuorumError.INVALID_REQUEST
@@ -473,10 +496,10 @@ class Leading:
         )
 
 
-def _takes(role: roles.Leader, request: messages.FetchRequest) -> bool:
-    """True if the sender can use batches.
+def _can_use_batches(role: roles.Leader, request: messages.FetchRequest) -> bool:
+    """Whether the sender can accept batches.
 
-    A full disk has only its reserve left, which is kept until a commit needs it.
+    The reserve of a full disk is kept until a commit needs it.
     """
     if request.max_bytes == 0:
         return False

@@ -1,6 +1,6 @@
-"""In-memory index of a replica's log: offsets, epochs, the durable end, and the newest batches.
+"""In-memory index of a replica's log: offsets, epochs, the flushed end, and the newest batches.
 
-The log itself is on disk, behind the driver, which reads old batches on request.
+The driver owns the log on disk and reads older batches on request.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ EMPTY_LOG_END = EndOffset(0)
 _NO_EPOCH = Epoch(0)
 
 _TRIMMED_SHARE = 16
-"""One part in so many of the batches in memory goes at once; all else waits for it."""
+"""Share of the batches in memory that one trim drops. A larger one would block all other work."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """The base offset of the first batch of an epoch."""
+    """Base offset of the first batch of an epoch."""
 
     epoch: Epoch
     start_offset: EndOffset
 
 
 @dataclass(frozen=True, slots=True)
-class LostPromise:
-    """Damage removed entries this replica had acknowledged, up to this end and epoch."""
+class LostEntries:
+    """End and epoch of acknowledged entries that damage removed."""
 
     end_offset: EndOffset
     epoch: Epoch
@@ -42,9 +42,9 @@ class LostPromise:
 class LogStart:
     """The log as recovery found it on disk, all of it durable. `tail` ends at `end_offset`.
 
-    A log that does not begin at 0 begins at or below the end of a snapshot, with `start_epoch` the
-    epoch of the last batch before it. `control` are all control batches of the log, `snapshots`
-    ascend, and `snapshot_voters` are those that the newest of them names.
+    A log that does not begin at 0 begins at or below the end of a snapshot, and `start_epoch` is
+    the epoch of the last batch before it. `control` has all control batches of the log. `snapshots`
+    ascend, and the newest of them names `snapshot_voters`.
     """
 
     start_offset: EndOffset = EMPTY_LOG_END
@@ -55,11 +55,11 @@ class LogStart:
     control: tuple[Batch, ...] = ()
     snapshots: tuple[SnapshotId, ...] = ()
     snapshot_voters: VoterSet | None = None
-    lost: LostPromise | None = None
+    lost: LostEntries | None = None
 
 
 class LogView:
-    """The index, with the newest batches."""
+    """Index of the log, with the newest batches."""
 
     def __init__(self, recovered: LogStart, tail_bytes: int) -> None:
         self.start_offset = recovered.start_offset
@@ -75,7 +75,7 @@ class LogView:
         self._unflushed: deque[tuple[int, EndOffset]] = deque()
 
     def _enter_epoch_at_start(self) -> None:
-        """Add an entry for the epoch the log begins in, which may have begun before it."""
+        """Add the epoch in which the log begins, which may have started before the log."""
         begins_within = not self._starts or self._starts[0] > self.start_offset
         if begins_within and self.end_offset > self.start_offset:
             self._epochs.insert(0, self.start_epoch)
@@ -83,7 +83,7 @@ class LogView:
 
     @property
     def last_epoch(self) -> Epoch:
-        """Epoch of the last batch, of the one before the start for an empty log."""
+        """Epoch of the last batch. For an empty log, of the batch before its start."""
         return self._epochs[-1] if self._epochs else self.start_epoch
 
     @property
@@ -97,7 +97,7 @@ class LogView:
         return self._tail[0].base_offset if self._tail else self.end_offset
 
     def append(self, batches: Sequence[Batch], token: int) -> None:
-        """Add batches that continue the log; the write `token` makes them durable."""
+        """Add batches that continue the log. The write `token` makes them durable."""
         for batch in batches:
             if batch.base_offset != self.end_offset or batch.epoch < self.last_epoch:
                 raise InvariantError(
@@ -113,18 +113,19 @@ class LogView:
         self._unflushed.append((token, self.end_offset))
 
     def truncate(self, end_offset: EndOffset) -> None:
-        """Forget everything from `end_offset` on; it must be where a batch begins."""
+        """Remove everything from `end_offset` on, which must be the start of a batch."""
         while self._tail and self._tail[-1].base_offset >= end_offset:
             self._tail_held -= self._tail.pop().held_bytes
         if self._tail and self._tail[-1].end_offset != end_offset:
             raise InvariantError(
                 f"truncation to {end_offset} would cut the batch at {self._tail[-1].base_offset}"
             )
+
         keep = bisect_left(self._starts, end_offset)
         del self._epochs[keep:], self._starts[keep:]
         self.end_offset = end_offset
         self.flushed_end = min(self.flushed_end, end_offset)
-        # A write in flight may finish later; it must not vouch for what replaces its batches.
+        # A write in flight may finish later. It must not vouch for batches that replace its own.
         self._unflushed = deque((token, min(end, end_offset)) for token, end in self._unflushed)
 
     def write_done(self, token: int) -> None:
@@ -133,13 +134,13 @@ class LogView:
             self.flushed_end = max(self.flushed_end, self._unflushed.popleft()[1])
 
     def trim(self, start_offset: EndOffset) -> None:
-        """Forget everything below `start_offset`, a committed batch's end."""
+        """Remove everything below `start_offset`, the end of a committed batch."""
         self.start_epoch = self.epoch_before(start_offset)
         self.start_offset = start_offset
         drop = max(0, bisect_right(self._starts, start_offset) - 1)
         del self._epochs[:drop], self._starts[:drop]
 
-    def begin_anew(self, snapshot_id: SnapshotId) -> None:
+    def restart_at_snapshot(self, snapshot_id: SnapshotId) -> None:
         """Drop everything: the log begins and ends at the end of a durable snapshot."""
         self.start_offset = self.end_offset = self.flushed_end = snapshot_id.end_offset
         self.start_epoch = snapshot_id.epoch
@@ -148,14 +149,14 @@ class LogView:
         self._unflushed.clear()
 
     def epoch_before(self, end_offset: EndOffset) -> Epoch:
-        """Return the epoch of the batch that holds the last offset below `end_offset`."""
+        """Return the epoch of the batch that contains the last offset below `end_offset`."""
         index = bisect_left(self._starts, end_offset) - 1
         return self._epochs[index] if index >= 0 else self.start_epoch
 
     def end_of_epoch(self, epoch: Epoch) -> EpochEnd:
-        """Return the largest epoch here that is <= `epoch`, and where it ends.
+        """Return the largest epoch here that is <= `epoch`, and its end.
 
-        Of the log before the start only the last epoch is known; an older one gives epoch 0.
+        Only the last epoch before the log's start is known. An older `epoch` returns epoch 0.
         """
         index = bisect_right(self._epochs, epoch) - 1
         if index < 0:
@@ -169,9 +170,9 @@ class LogView:
     def read(
         self, start: EndOffset, *, max_bytes: int, end: EndOffset | None = None
     ) -> tuple[Batch, ...] | None:
-        """Return whole batches from `start`, at least one if there is any, or None if too old.
+        """Return whole batches from `start`, or None if they are no longer in memory.
 
-        Stops at `end` and after about `max_bytes`.
+        Stops at `end` and after about `max_bytes`. Returns at least one batch if one exists.
         """
         if start < self.tail_start:
             return None
@@ -188,16 +189,17 @@ class LogView:
         return tuple(chosen)
 
     def _index_of(self, start: EndOffset) -> int:
-        """Return the place in the tail of the first batch at or behind `start`."""
+        """Return the position in the tail of the first batch at or after `start`."""
         if self._tail and self._tail[-1].base_offset == start:
             return len(self._tail) - 1  # the newest, which is read by far the most often
         return bisect_left(self._tail, start, key=lambda batch: batch.base_offset)
 
     def trim_tail(self, high_watermark: EndOffset) -> None:
-        """Drop the oldest committed batches from memory when there are too many."""
+        """Drop the oldest committed batches from memory when they exceed the limit."""
         if self._tail_held <= self._tail_limit:
             return
         drop = 0
+        # Dropping below the limit leaves room, so that the list is not shifted for every batch.
         target = self._tail_limit - self._tail_limit // _TRIMMED_SHARE
         for batch in self._tail:
             if self._tail_held <= target or batch.end_offset > high_watermark:

@@ -1,9 +1,9 @@
 """Messages between replicas, the replicated batch, and the payloads of control batches.
 
-The vocabulary is KRaft's (KIP-595, KIP-853, KIP-996, KIP-1166): replication is pulled, and a Fetch
-at an offset is the durable acknowledgement of everything below it. Messages know no wire format;
-`streammeta.controller.rpc` translates them. The payload of a control batch is UTF-8 JSON with
-sorted keys, so that a log can be read without this code.
+The vocabulary is KRaft's (KIP-595, KIP-853, KIP-996, KIP-1166). Replication is pulled, and a Fetch
+at an offset durably acknowledges everything below it. Messages do not depend on a wire format,
+which `streammeta.controller.peers` adds. The payload of a control batch is UTF-8 JSON with sorted
+keys, so that a log can be read without this code.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 @unique
 class BatchKind(IntEnum):
-    """Addressee of a batch: the state machine, or the quorum itself."""
+    """Recipient of a batch: the state machine, or the quorum itself."""
 
     DATA = 1
     CONTROL = 2
 
 
 _BATCH_OVERHEAD_BYTES = 208
-"""Memory of a batch's own objects and of its place in a list."""
+"""Memory of a batch's own objects and its slot in a list."""
 
 _PAYLOAD_OVERHEAD_BYTES = 48
-"""Memory of a payload besides its bytes: its object's head and padding, and its place."""
+"""Memory of a payload except its bytes: object header, padding, and slot."""
 
 
 @value()
@@ -60,13 +60,13 @@ class Batch:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the batch takes, in bytes; of small ones most is not payload."""
+        """Memory of the batch in bytes. In small batches most of it is overhead."""
         return self.size + _BATCH_OVERHEAD_BYTES + _PAYLOAD_OVERHEAD_BYTES * len(self.payloads)
 
 
 @unique
 class QuorumError(IntEnum):
-    """Refusals of quorum requests; numbers below 250 are those of Kafka's protocol."""
+    """Reasons to reject quorum requests. Numbers below 250 are those of Kafka's protocol."""
 
     NONE = 0
     NOT_LEADER = 6
@@ -81,15 +81,15 @@ class QuorumError(IntEnum):
     DUPLICATE_VOTER = 126
     VOTER_NOT_FOUND = 127
     LOG_OF_BEFORE = 255
-    """The sender's log is of before a recovery from the loss of a majority."""
+    """The sender's log is from before a recovery from the loss of a majority."""
 
 
 @value(kw_only=True)
 class RequestHeader:
     """Sender, receiver and epoch of a request.
 
-    Each process draws a new `incarnation`, and `request_id` counts within it, so an answer is never
-    matched to a request of an earlier process.
+    Each process draws a new `incarnation`, and `request_id` counts within it. An answer is
+    therefore never matched to a request of an earlier process.
     """
 
     cluster_id: ClusterId
@@ -99,15 +99,13 @@ class RequestHeader:
     incarnation: int
     request_id: int
     is_founder: bool = False
-    """The sender's disk was formatted as a first voter's: a voter key without a disk may mean it.
-
-    A disk that replaced another one, or joined later, never sets it.
-    """
+    """The sender's disk was formatted for a first voter, so a voter key without a disk may mean it.
+    A disk that replaced another one, or joined later, never sets it."""
 
 
 @value(kw_only=True)
 class ResponseHeader:
-    """The request that is answered, and the answerer's epoch and leader."""
+    """The answered request, and the epoch and leader of the sender."""
 
     sender: NodeId
     receiver: NodeId
@@ -120,9 +118,9 @@ class ResponseHeader:
 
 @value(kw_only=True)
 class VoteRequest:
-    """Asks for a vote in the header's epoch or, with `pre_vote`, whether one could be had.
+    """Asks for a vote in the header's epoch or, with `pre_vote`, whether one would be granted.
 
-    A pre-vote is asked at the sender's present epoch and binds no voter (KIP-996).
+    A pre-vote is asked at the sender's current epoch and binds no voter (KIP-996).
     """
 
     header: RequestHeader
@@ -133,7 +131,7 @@ class VoteRequest:
 
 @value(kw_only=True)
 class VoteResponse:
-    """The answer to a `VoteRequest`."""
+    """Answer to a `VoteRequest`."""
 
     header: ResponseHeader
     pre_vote: bool
@@ -142,23 +140,23 @@ class VoteResponse:
 
 @value(kw_only=True)
 class BeginQuorumEpochRequest:
-    """The sender leads the header's epoch; repeated as a heartbeat to voters that don't fetch."""
+    """The sender leads the header's epoch. Repeated as a heartbeat to voters that don't fetch."""
 
     header: RequestHeader
 
 
 @value(kw_only=True)
 class BeginQuorumEpochResponse:
-    """The answer to a `BeginQuorumEpochRequest`."""
+    """Answer to a `BeginQuorumEpochRequest`."""
 
     header: ResponseHeader
 
 
 @value(kw_only=True)
 class EndQuorumEpochRequest:
-    """The sender no longer leads the header's epoch; the best successors come first.
+    """The sender no longer leads the header's epoch. The best successors come first.
 
-    A voter that isn't named waits an election timeout before it campaigns.
+    A voter that isn't listed waits an election timeout before it campaigns.
     """
 
     header: RequestHeader
@@ -167,19 +165,20 @@ class EndQuorumEpochRequest:
 
 @value(kw_only=True)
 class EndQuorumEpochResponse:
-    """The answer to an `EndQuorumEpochRequest`."""
+    """Answer to an `EndQuorumEpochRequest`."""
 
     header: ResponseHeader
 
 
 @value(kw_only=True)
 class FetchRequest:
-    """Everything below `fetch_offset` is flushed here; send what follows.
+    """Everything below `fetch_offset` is flushed at the sender, which asks for what follows.
 
     `high_watermark` (KIP-1166) and `read_round` are the highest the sender has seen, the latter in
-    this epoch only. The answer may be held back for `max_wait_ms`. `answered_request_id` is the
-    sender's newest request that this leader has answered in this epoch, 0 before any: a follower
-    that can send and not receive must not keep its leader in office.
+    this epoch only. The answer may be delayed for `max_wait_ms`. `answered_request_id` is the
+    sender's newest request that this leader has answered in this epoch, 0 before any. It shows that
+    a follower can receive as well as send: one that only sends must not keep its leader in its
+    role.
     """
 
     header: RequestHeader
@@ -191,7 +190,7 @@ class FetchRequest:
     max_bytes: int
     answered_request_id: int = 0
     is_disk_full: bool = False
-    """The sender can write nothing now, whatever it is sent."""
+    """The sender's disk is full, so it can't write any batches now."""
 
 
 @value()
@@ -204,10 +203,10 @@ class EpochEnd:
 
 @value(kw_only=True)
 class FetchResponse:
-    """Batches from the fetch offset on, or what to do instead.
+    """Batches from the fetch offset on, or instructions to truncate or to fetch a snapshot.
 
-    With `diverging` the logs part at or below that point; with `snapshot_id` the leader's log no
-    longer reaches back to the fetch offset, and the snapshot has what is missing.
+    With `diverging` the logs diverge at or below that point. With `snapshot_id` the leader's log no
+    longer reaches back to the fetch offset, and the snapshot has the missing entries.
     """
 
     header: ResponseHeader
@@ -221,7 +220,7 @@ class FetchResponse:
 
 @value(kw_only=True)
 class FetchSnapshotRequest:
-    """Send bytes of a snapshot, from `position` on, at most `max_bytes`.
+    """Asks for at most `max_bytes` of a snapshot from `position` on.
 
     `answered_request_id` is as in a `FetchRequest`.
     """
@@ -237,7 +236,7 @@ class FetchSnapshotRequest:
 class FetchSnapshotResponse:
     """Bytes of a snapshot file of `total_bytes`, whose SHA-256 is `file_digest`.
 
-    Files of two replicas for the same id need not be equal byte by byte, hence the digest.
+    Two replicas' files for the same id may differ byte by byte, hence the digest.
     """
 
     header: ResponseHeader
@@ -250,7 +249,7 @@ class FetchSnapshotResponse:
 
 @value(kw_only=True)
 class UpdateVoterRequest:
-    """The sender votes, and this is where it listens and which disk it has (KIP-853)."""
+    """Endpoints and disk of the sender, which is a voter (KIP-853)."""
 
     header: RequestHeader
     voter: Voter
@@ -258,7 +257,7 @@ class UpdateVoterRequest:
 
 @value(kw_only=True)
 class UpdateVoterResponse:
-    """The answer to an `UpdateVoterRequest`; the change may not be committed yet."""
+    """Answer to an `UpdateVoterRequest`. The change may not be committed yet."""
 
     header: ResponseHeader
 
@@ -266,7 +265,7 @@ class UpdateVoterResponse:
 VoterRequest: TypeAlias = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest
 """Requests that any voter answers."""
 LeaderRequest: TypeAlias = FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
-"""Requests that the leader of their epoch alone answers."""
+"""Requests that only the leader of their epoch answers."""
 Request: TypeAlias = VoterRequest | LeaderRequest
 Response: TypeAlias = (
     VoteResponse
@@ -284,7 +283,7 @@ _VERSION = 1
 
 
 def encode_leader_change(leader_id: NodeId, voters: VoterSet, granting: Iterable[NodeId]) -> bytes:
-    """Return the first payload of every epoch: its leader, the voters, and the votes granted."""
+    """Return the first payload of every epoch: its leader, the voters, and the granted votes."""
     return _encode(
         {
             "type": "leader_change",
@@ -297,7 +296,7 @@ def encode_leader_change(leader_id: NodeId, voters: VoterSet, granting: Iterable
 
 
 def encode_voters(voters: VoterSet) -> bytes:
-    """Return the payload that puts these voters in force."""
+    """Return the payload that makes these voters the current ones."""
     return _encode(
         {
             "type": _VOTERS,
@@ -307,12 +306,12 @@ def encode_voters(voters: VoterSet) -> bytes:
     )
 
 
-def voters_named_by(batch: Batch) -> VoterSet | None:
-    """Return the voters that a control batch puts in force, None if it names none.
+def decode_voters(batch: Batch) -> VoterSet | None:
+    """Return the voters named by a control batch, None if it names none.
 
     Raises:
-        InvariantError: a payload is of a shape that this release can't read; a replica that
-            ignored it would count other voters than its peers.
+        InvariantError: this release can't read a payload. A replica that ignored it would count
+            other voters than its peers.
     """
     named: VoterSet | None = None
     for payload in batch.payloads:
@@ -321,7 +320,7 @@ def voters_named_by(batch: Batch) -> VoterSet | None:
             if record["type"] != _VOTERS:
                 continue
             if record["version"] != _VERSION:
-                raise ValueError(f"version {record['version']}, this release reads {_VERSION}")
+                raise ValueError(f"version is {record['version']}, must be {_VERSION}")
             named = VoterSet.from_fields(record["voters"])
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvariantError(

@@ -1,6 +1,6 @@
 """Roles of a replica, each with the state that ends with it.
 
-Epoch, vote and known leader are not here: they outlive a role. All times are absolute
+Epoch, vote and known leader outlive a role and are kept in `replica`. All times are absolute
 milliseconds on the driver's monotonic clock.
 """
 
@@ -18,7 +18,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter
 
 @dataclass(slots=True)
 class Unattached:
-    """Knows an epoch and no leader of it; it may have voted.
+    """Knows an epoch but not its leader. It may have voted.
 
     A replica that may not campaign asks others for the leader in turn, next at `next_search`.
     """
@@ -29,7 +29,7 @@ class Unattached:
 
 @dataclass(slots=True)
 class Prospective:
-    """Asks for pre-votes at its present epoch (KIP-996); leaves no durable trace."""
+    """Asks for pre-votes at its current epoch (KIP-996), which leaves no durable trace."""
 
     starts_at: int
     deadline: int
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Download:
-    """A snapshot of which everything below `position` was fetched from the present leader."""
+    """Snapshot download from the current leader, complete below `position`."""
 
     snapshot_id: SnapshotId
     position: int = 0
@@ -65,15 +65,15 @@ class Follower:
     fetch_deadline: int
     next_fetch: int
     has_fetched: bool = False
-    leader_gone: bool = False
-    """The leader resigned or its process ended; pre-votes may be granted against it."""
+    leader_ended: bool = False
+    """The leader resigned or its process ended. Pre-votes may be granted against it."""
     read_round: int = 0
     fetch_offset: EndOffset = EMPTY_LOG_END
-    """Offset of the newest Fetch: the leader's answer compares the logs up to there."""
-    is_sign_of_life: bool = False
-    """Whether that Fetch went ahead of a slow write, and takes no batches."""
+    """Offset of the newest Fetch. The leader's answer compares the logs up to there."""
+    is_keepalive: bool = False
+    """Whether the newest Fetch overtook a slow write and asked for no batches."""
     answered_request_id: int = 0
-    """The newest request that this leader has answered."""
+    """Newest request that this leader has answered."""
     download: Download | None = None
     next_update: int = 0
     """Time of the next UpdateVoter request to the leader."""
@@ -84,15 +84,16 @@ class ReplicaProgress:
     """A leader's knowledge of one other replica."""
 
     key: ReplicaKey
-    """The key under which the voter set has it, which may lack the disk."""
+    """Key of the replica in the voter set, which may not name the disk."""
     last_fetch: int
-    """Arrival of its last valid Fetch; the start of the epoch before the first."""
-    heard_us_at: int
-    """Arrival of its last Fetch that acknowledged a new answer; before any, as above."""
+    """Arrival of the last valid Fetch. Before the first, the start of the epoch."""
+    last_contact: int
+    """Arrival of the last Fetch that acknowledged a new answer. Before the first, the start of the
+    epoch."""
     last_answered: tuple[int, int] = (0, 0)
-    """Its incarnation, and the newest request that it has had an answer to."""
+    """Incarnation, and the newest request whose answer the replica has received."""
     is_disk_full: bool = False
-    """True if its last Fetch said that its disk has no room."""
+    """Whether the last Fetch reported a full disk."""
     has_fetched: bool = False
     end_offset: EndOffset = EMPTY_LOG_END
     read_round: int = 0
@@ -101,12 +102,12 @@ class ReplicaProgress:
     leader_end_at_previous_fetch: EndOffset = EMPTY_LOG_END
     next_heartbeat: int = 0
     earned_by: ReplicaKey | None = None
-    """The replica whose requests all this is from, disk included; None before the first."""
+    """The replica, disk included, whose requests made this progress. None before the first."""
 
 
 @dataclass(slots=True)
 class DelayedFetch:
-    """A Fetch held back until there is something to send."""
+    """A Fetch that waits until there is something to send."""
 
     request: FetchRequest
     answer_by: int
@@ -114,7 +115,7 @@ class DelayedFetch:
 
 @dataclass(frozen=True, slots=True)
 class PendingRead:
-    """A read waiting for a majority to echo `read_round`."""
+    """A read that waits for a majority to echo `read_round`."""
 
     read_id: int
     read_round: int
@@ -125,8 +126,8 @@ class PendingRead:
 class VoterChange:
     """A change of the voters that a caller waits for.
 
-    A replica to be added catches up in rounds: each ends when it has what the leader had when the
-    round began. `end_offset` is that of the record, once it is appended.
+    A replica to be added catches up in rounds. Each round ends when the replica has everything that
+    the leader had when the round began. `end_offset` is the end of the appended record.
     """
 
     change_id: int
@@ -140,7 +141,7 @@ class VoterChange:
 
 @dataclass(slots=True)
 class Transfer:
-    """Leadership is promised to a voter, which must have caught up by the deadline."""
+    """A planned leadership transfer to a voter that must catch up by the deadline."""
 
     to: ReplicaKey
     deadline: int
@@ -149,7 +150,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class Leader:
-    """Appends, serves Fetches, decides what is committed."""
+    """Appends, serves Fetches, and decides which entries are committed."""
 
     epoch_start: EndOffset
     progress: dict[ReplicaKey, ReplicaProgress]
@@ -163,13 +164,13 @@ class Leader:
     uncommitted: deque[tuple[EndOffset, int]] = field(default_factory=deque)
     uncommitted_bytes: int = 0
     full_majority: tuple[NodeId, ...] = ()
-    """Voters without room, if those with room that fetch are no majority."""
+    """Voters with full disks, if the fetching voters with room are not a majority."""
     idle_until: int = 0
-    """Before this time only events that are not routine call for action; 0 if that is unknown."""
+    """Time before which only unusual events require action, 0 if unknown."""
     _others: tuple[Voter, ...] = ()
     _progress_of_others: list[ReplicaProgress] = field(default_factory=list)
 
-    def next_answer_or_look(self) -> int:
+    def next_answer_or_check(self) -> int:
         """Return the earliest time to answer a delayed Fetch, or else `idle_until`."""
         earliest = self.idle_until
         for delayed in self.delayed_fetches.values():
@@ -178,9 +179,9 @@ class Leader:
         return earliest
 
     def progress_of(self, others: tuple[Voter, ...]) -> list[ReplicaProgress]:
-        """Return the progress of the voters in force but the leader, in their order.
+        """Return the progress of the current voters except the leader, in their order.
 
-        Looked up once for each set of voters: every step needs it several times.
+        Cached per voter set, because every step needs it several times.
         """
         if self._others is not others:
             self._others = others
@@ -190,7 +191,7 @@ class Leader:
 
 @dataclass(slots=True)
 class Resigned:
-    """Led this epoch and no longer does; grants no vote in it. Restarted leaders begin here."""
+    """Led this epoch and no longer does. Grants no vote in it. Restarted leaders begin here."""
 
     election_deadline: int
     successors: tuple[ReplicaKey, ...]
@@ -198,21 +199,24 @@ class Resigned:
     """Voters that have not acknowledged the end of the epoch, with the time of the next attempt."""
 
 
-def put_off(role: Role, ms: int, now: int) -> None:
-    """Put off the limits of a role by time in which this replica could not act."""
+def postpone_deadlines(role: Role, ms: int, now: int) -> None:
+    """Postpone the deadlines of a role by time in which this replica could not act."""
     if ms == 0:
         return
+
     match role:
         case Unattached() | Resigned():
             role.election_deadline += ms
         case Prospective() | Candidate():
             role.deadline += ms
         case Follower():
-            if not role.leader_gone:
+            # A campaign after a lost leader waits for nobody's answer, so it is not postponed.
+            if not role.leader_ended:
                 role.fetch_deadline += ms
         case Leader():
             for progress in role.progress.values():
-                progress.heard_us_at = min(now, progress.heard_us_at + ms)
+                progress.last_contact = min(now, progress.last_contact + ms)
+            # The cached time was computed from the contacts changed above.
             role.idle_until = 0
 
 

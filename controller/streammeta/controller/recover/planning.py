@@ -154,6 +154,7 @@ def planned(
     voter = voters_of(survivor.voters).find(NodeId(survivor.node_id))
     assert voter is not None
     issued_below = max(survivor.next_object_id, survivor.issued_below)
+
     return RecoveryPlan(
         cluster_id=survivor.cluster_id,
         namespace=circumstances.namespace,
@@ -182,6 +183,7 @@ def _require_one_cluster(reports: Sequence[Report]) -> None:
         message = "there is no report of a survivor"
         hint = "make one of each directory that is left: `streammeta recover inspect`"
         raise RecoveryError("NO_REPORT", message, hint)
+
     names = {report.cluster_id for report in reports}
     # A log that ends before the cluster's UUID, as an empty one does, contradicts none.
     uuids = {report.cluster_uuid for report in reports if report.cluster_uuid}
@@ -194,6 +196,7 @@ def _require_one_cluster(reports: Sequence[Report]) -> None:
             f"the reports are of different clusters, or of before and after a recovery: {named}",
             "leave out those that do not belong to the cluster to recover",
         )
+
     seen = Counter(one.node_id for one in reports)
     if repeated := [node_id for node_id, count in seen.items() if count > 1]:
         raise RecoveryError(
@@ -213,6 +216,7 @@ def _require_whole(reports: Sequence[Report]) -> None:
                 "`streammeta storage verify` shows them; restore the disk, or count the node among "
                 "the dead",
             )
+
         if report.is_repairing:
             raise RecoveryError(
                 "REPAIRING",
@@ -232,6 +236,7 @@ def _require_all_voters(best: Report, reports: Sequence[Report], dead: set[int])
                 f"{best.voters}",
                 "leave its report out; a node that votes with another disk is one of the dead",
             )
+
     living = {one.node_id for one in reports}
     if both := living & dead:
         raise RecoveryError(
@@ -239,6 +244,7 @@ def _require_all_voters(best: Report, reports: Sequence[Report], dead: set[int])
             f"{_ids(both)} counted among the dead and reported too",
             "name only nodes as dead whose disks are lost for good",
         )
+
     if living | dead != wanted:
         missing, foreign = wanted - living - dead, dead - wanted
         missing_ones = f"; neither reported nor dead: {_ids(missing)}" if missing else ""

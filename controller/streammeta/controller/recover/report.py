@@ -64,5 +64,5 @@ def voters_of(text: str) -> VoterSet:
         place, _, directory = entry.partition("/")
         node_id, _, endpoint = place.partition("@")
         key = ReplicaKey(NodeId(int(node_id)), DirectoryId(directory) if directory else None)
-        voters = voters.added(Voter(key, endpoint))
+        voters = voters.with_voter(Voter(key, endpoint))
     return voters

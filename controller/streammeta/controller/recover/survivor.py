@@ -21,7 +21,7 @@ from streammeta.controller.journal.inspection import Inspection
 from streammeta.controller.journal.recovery import NO_SNAPSHOT
 from streammeta.controller.journal.segment import open_segments
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
-from streammeta.controller.quorum.messages import Batch, BatchKind, voters_named_by
+from streammeta.controller.quorum.messages import Batch, BatchKind, decode_voters
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import RecordCodecError, decode_records
 from streammeta.controller.recover.errors import RecoveryError
@@ -57,7 +57,7 @@ def read_survivor(path: Path, files: FileSystem, identity: DirectoryIdentity) ->
     replayed, voters = _base(inspection, base)
     for batch in _batches(inspection, base):
         if batch.kind is BatchKind.CONTROL:
-            voters = voters_named_by(batch) or voters
+            voters = decode_voters(batch) or voters
         _replay(replayed, batch)
     return Survivor(_report(inspection, replayed, voters, base), replayed)
 
@@ -131,6 +131,7 @@ def _report(
     identity, record = inspection.identity, inspection.record
     cluster_metadata = replayed.cluster_metadata
     repairs = 0 if record is None else len(record.findings)
+
     return Report(
         cluster_id=identity.cluster_id,
         cluster_uuid=cluster_metadata.bucket_claim.cluster_uuid,

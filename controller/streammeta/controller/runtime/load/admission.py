@@ -172,6 +172,7 @@ class Admission:
         """
         if deadline_ms is not None and deadline_ms <= now_ms:
             raise TimeoutError("the call's deadline had passed when it arrived")
+
         ticket, queue = Ticket(kind, deadline_ms), self._waiting[kind]
         if not queue and self._has_room(kind):
             self._start(ticket)
@@ -183,6 +184,7 @@ class Admission:
                 "wait, the most that may; try again later",
                 RETRY_AFTER_MS,
             )
+
         queue.append(ticket)
         return ticket
 

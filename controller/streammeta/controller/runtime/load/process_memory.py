@@ -69,6 +69,7 @@ def _group_limits(root: Path) -> Iterator[int]:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
+
     for group in groups:
         _, controllers, path = group.split(":", 2)
         if not controllers:

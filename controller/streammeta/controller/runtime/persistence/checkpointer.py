@@ -325,9 +325,11 @@ class Checkpointer:
                 asked, SnapshotFailedError("nothing is committed yet; there is nothing to write")
             )
             return
+
         if point.snapshot_id == self._newest:
             _answer(asked, self._newest)
             return
+
         try:
             await self._attempt_at(point)
         except _AbandonedError:
@@ -374,6 +376,7 @@ class Checkpointer:
             await self._publish(attempt, writer)
         finally:
             self._attempt = None
+
         self._schedule.written(writer.size)
         now = self._clock.monotonic_ms()
         self.tally.note_newest(writer.size, now)

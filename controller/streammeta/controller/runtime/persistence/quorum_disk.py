@@ -173,6 +173,7 @@ class DiskWorker:
                 if isinstance(item, events.TrimLog) and self._may_trim(item):
                     self._journal.trim(item.start_offset)
                 left.append(item)
+
         return Progress(self._take_reports(), tuple(left))
 
     # -- parts
@@ -223,6 +224,7 @@ class DiskWorker:
             case events.ReadLog() | DiskRead():
                 self._read_log(item)
                 return
+
         self._unreported = item.token
 
     def _append(self, item: events.AppendLog) -> None:
@@ -374,6 +376,7 @@ class JournalThread:
     def _write_here(self) -> None:
         if not (work := self._take_here()):
             return
+
         began = time.monotonic()
         try:
             progress = self._worker.run(work, may_refill=False)
@@ -381,6 +384,7 @@ class JournalThread:
             self._is_stopping = True
             self._on_error(error)
             return
+
         now = time.monotonic()
         self._place.flushed_on_loop(now - began, now)
         if progress.full is not None:

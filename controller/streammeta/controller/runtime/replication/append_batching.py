@@ -95,12 +95,14 @@ class FormingBatch:
             most = self._limits.max_batch_bytes
             problem = f"a record of {largest} bytes; at most {most} fit a batch"
             raise RecordTooLargeError(problem, "request", most)
+
         waiting = uncommitted_bytes + self._size
         if waiting and waiting + sum(sizes) > self._limits.max_uncommitted_bytes:
             raise UncommittedLogFullError(
                 f"{waiting} bytes wait for a majority of the voters, at most "
                 f"{self._limits.max_uncommitted_bytes} may; try again when they have caught up"
             )
+
         if not self._payloads:
             self.base_offset = base_offset
         self._payloads.extend(payloads)

@@ -11,10 +11,10 @@ from streammeta.controller.quorum.config import QuorumConfig
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import (
     Event,
-    TransferRefused,
+    TransferRejected,
     TransferRequested,
     VoterChangeDone,
-    VoterChangeRefused,
+    VoterChangeRejected,
     VoterChangeRequested,
 )
 from streammeta.controller.quorum.messages import QuorumError
@@ -76,14 +76,14 @@ class Operations:
         finally:
             self._transfers.forget(_TRANSFER, future)
 
-    def outcome(self, effect: VoterChangeDone | VoterChangeRefused | TransferRefused) -> None:
+    def outcome(self, effect: VoterChangeDone | VoterChangeRejected | TransferRejected) -> None:
         """Complete the waiting call with its outcome."""
         match effect:
             case VoterChangeDone(change_id=change_id, end_offset=end_offset):
                 self._changes.answer(change_id, end_offset)
-            case VoterChangeRefused(change_id=change_id, error=error, reason=reason):
+            case VoterChangeRejected(change_id=change_id, error=error, reason=reason):
                 self._changes.fail(change_id, VoterChangeError(error, reason))
-            case TransferRefused(reason=reason):
+            case TransferRejected(reason=reason):
                 self._transfers.fail(_TRANSFER, TransferRefusedError(reason))
 
     def leadership_ended(self) -> None:
@@ -155,6 +155,7 @@ def describe_quorum(
         for key in others
         if key not in described
     )
+
     return QuorumDescription(
         node_id=config.local.node_id,
         role=type(core.role).__name__.lower(),
@@ -179,7 +180,7 @@ def _has_leader(core: QuorumCore) -> bool:
         case Leader():
             return True
         case Follower() as follower:
-            return follower.has_fetched and not follower.leader_gone
+            return follower.has_fetched and not follower.leader_ended
         case _:
             return False
 
@@ -203,6 +204,7 @@ def _describe(
         fetched = now_ms - progress.last_fetch
         if progress.caught_up_at is not None:
             caught_up = now_ms - progress.caught_up_at
+
     return ReplicaDescription(
         key=key,
         endpoint=replica.client_endpoint or "",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import structlog
 
@@ -508,21 +508,19 @@ class QuorumDriver:
             self._claim_if_ready()
 
     def _complete(self, effect: events.Outcome) -> None:
-        """Pass an outcome to the callers that wait for it."""
+        """Pass an outcome to its waiting callers."""
         match effect:
             case events.ReadIndexReady():
                 self._reads.proven(effect)
-            case events.ReadIndexRefused():
+            case events.ReadIndexRejected():
                 self._reads.refused(effect, self.leader_hint())
             case events.VotersChanged(voters=voters):
                 _log.info("voters_changed", voters=[*map(operations.voter_option, voters)])
                 self._transport.set_voters(voters)
             case events.FullVotersChanged(full_voters=full_voters):
                 self._disk_space.on_majority(full_voters)
-            case events.VoterChangeDone() | events.VoterChangeRefused() | events.TransferRefused():
-                self._operations.outcome(effect)
             case _:
-                assert_never(effect)
+                self._operations.outcome(effect)
 
     # -- notifications of the disk
 
@@ -533,6 +531,7 @@ class QuorumDriver:
             self._outbox.state_durable(report.token)
             self._core_loop.feed(events.StateDone(report.token))
             return
+
         match report:
             case events.WriteDone(token=token):
                 self._outbox.durable(token)
@@ -544,6 +543,7 @@ class QuorumDriver:
                 self.checkpointer.on_newest(snapshot_id)
             case events.LogReadDone() | events.SnapshotReadDone():
                 pass
+
         self._core_loop.feed(report)
         self._flushes.release(self._core.log.flushed_end)
 

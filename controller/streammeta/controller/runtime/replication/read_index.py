@@ -49,7 +49,7 @@ class ReadIndex:
         self._rounds.proven(done.read_id, done.index)
         self._go_on()
 
-    def refused(self, done: events.ReadIndexRefused, error: NotLeaderError) -> None:
+    def refused(self, done: events.ReadIndexRejected, error: NotLeaderError) -> None:
         """Fail the reads of a round."""
         self._rounds.refused(done.read_id, error)
         self._go_on()

@@ -274,6 +274,7 @@ class MetadataController:
             is_proven = bool(decision.records)
             if is_proven:
                 end_offset = self._replicate(log, end_offset, decision.records)
+
         # Queued at once, so that the caller learns of a loss of leadership from now on.
         if not is_proven and end_offset > self._committed_end:
             log.require_disk_space()  # or the state it rests on may not be committed for long
@@ -533,15 +534,18 @@ class MetadataController:
                 )
             if offset < self._map.applied_end_offset:
                 raise OffsetPassedError(offset, self._map.applied_end_offset)
+
             if offset <= end_offset:
                 seen = self._view_at(offset)
             else:
                 seen = await self._awaited_views.at(offset)
+
             try:
                 if seen.committed is not None:
                     await seen.committed
             except OutcomeUnknownError:
                 continue  # as above
+
             return seen
 
     def _view_at(self, offset: int) -> ViewAt:

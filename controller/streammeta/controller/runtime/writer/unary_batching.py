@@ -132,6 +132,7 @@ class CommitBatcher:
                 taken[speaker].append(call)
             else:
                 left.append(call)
+
         self._rests.left(_CALL_BYTES * (len(self._calls) - len(left)))
         self._calls = left
         self._came_together = sum(map(len, taken.values()))
@@ -148,6 +149,7 @@ class CommitBatcher:
             for call in calls:
                 self._decide_alone(call)
             return
+
         (answer,) = submission.answers
         assert isinstance(answer, CommitUploadsAnswer)
         accepted = batch.answers(answer)
@@ -157,6 +159,7 @@ class CommitBatcher:
                 self._decide_alone(call)
             else:
                 done.append((call, found))
+
         if done:
             self._answer_when_committed(submission, done)
 
