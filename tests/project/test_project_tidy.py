@@ -101,7 +101,7 @@ def test_no_file_names_a_machine_path_or_a_registry(words: tuple[str, ...]) -> N
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
 def test_script_explains_itself(script: Path) -> None:
     result = subprocess.run(
-        [script, "--help"], capture_output=True, text=True, timeout=60, check=False, cwd="/"
+        [script, "--help"], capture_output=True, text=True, timeout=110, check=False, cwd="/"
     )
 
     assert result.returncode == 0, result.stderr
