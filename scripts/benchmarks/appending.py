@@ -143,6 +143,7 @@ def _outcome(settings: Settings, rates: Sequence[Mapping[str, Any]]) -> Outcome:
             "paced_per_s": rate["paced_per_s"],
             "acknowledgements": rate["acknowledgements"],
         }
+
     table = Table.of(
         f"Appending {settings.record_bytes}-byte records to {settings.streams} streams,"
         f" linger {LINGER_S * 1000:.0f} ms",

@@ -122,6 +122,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
                 call: Any = channel.unary_unary(_CALL)
                 await call(b"", metadata=caller.metadata, timeout=_TIMEOUT_S)
             rows[caller.name] = measured.found
+
     table = Table(
         title="CPU time of admitting a caller, us a call",
         columns=("caller", "authenticated", "all before the handler", "with an audit log"),

@@ -156,6 +156,7 @@ def _outcome(
     title = f"Commits with and without a backup every {settings.interval_ms} ms, medians"
     adopted = f"Adoptions of objects with {RANGES} ranges of {RECORDS} records each"
     target = "commit p99 with a backup, as a multiple of the p99 without"
+
     return Outcome(
         benchmark="backup",
         figures=figures,

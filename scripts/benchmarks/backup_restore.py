@@ -75,6 +75,7 @@ def measure_restore(root: Path, entities: int) -> Figures:
     _, plan_s, plan_mb = _restore("plan", *stores, *new, *plan)
     _, apply_s, apply_mb = _restore("apply", *stores, *plan, *node)
     size = sum(file.stat().st_size for file in (root / "backups").rglob("*") if file.is_file())
+
     return {
         "entities": entities,
         "commits": commits,
@@ -108,6 +109,7 @@ def measure_adoption(root: Path, objects: int) -> Figures:
         cluster.stop_all()
     if (done["adopted"], again["adopted"]) != (objects, 0):
         raise ChildFailedError(f"adopted {done['adopted']} of {objects} objects: {done}")
+
     return {
         "objects": objects,
         "mb": round(size / 1e6, 1),
@@ -166,6 +168,7 @@ def _fill_bucket(root: Path, first_id: int, objects: int) -> int:
     bucket = open_object_store(f"file://{root / 'bucket'}")
     ends = np.zeros(STREAMS, dtype=np.int64)
     size = 0
+
     for number in range(objects):
         writer = ObjectWriter(part_size=INT64_MAX)
         for stream_id in sorted((number * RANGES + place) % STREAMS for place in range(RANGES)):

@@ -93,6 +93,7 @@ def _outcome(
         (figure, round(this[figure], 4), round(earlier[figure], 4), f"{ratio:.2f}")
         for figure, ratio in ratios.items()
     )
+
     return Outcome(
         benchmark="comparison",
         settings={"arguments": list(words), "rounds": rounds, "trees": list(measured)},

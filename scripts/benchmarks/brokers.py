@@ -214,6 +214,7 @@ def _outcome(settings: Settings, run: Run, delays_ms: Times) -> Outcome:
         "heartbeat p99 ms": figures["heartbeat_p99_ms"],
     }
     title = f"{settings.brokers} brokers, watches at: {settings.watch_at}"
+
     return Outcome(
         benchmark="brokers",
         figures=figures,

@@ -119,6 +119,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> list[Ou
                 levels.append(
                     _level(point, settings.seconds, run, over_tls=over_tls, audited=audited)
                 )
+
     outcomes = [_outcome(levels)]
     if settings.profile:
         outcomes.append(await _profile(root / "profile", settings, progress))
@@ -208,6 +209,7 @@ def _level(point: Point, seconds: float, run: LoadRun, *, over_tls: bool, audite
     flushes = max(1, run.counters.flushes)
     cost_us = {node_id: spent * 1e6 / commits for node_id, spent in run.cpu_s.items()}
     leader_us = cost_us.pop(run.leader.node_id)
+
     return {
         "voters": len(run.cpu_s),
         "over_tls": over_tls,
@@ -253,6 +255,7 @@ def _outcome(levels: Sequence[Level]) -> Outcome:
         figures[f"{name}_p99_ms"] = level["p99_ms"]
         figures[f"{name}_leader_us"] = level["leader_cpu_us"]
     title = "Commits by their ranges; us are CPU time for each commit"
+
     return Outcome(
         benchmark="commits",
         figures=figures,

@@ -40,6 +40,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> list[Ou
         profile=settings.profile,
     )
     workload = compaction_workload.Workload(hours=settings.hours)
+
     return [
         await compaction_example.measure(root / "example", compaction_example.Example(), progress),
         await compaction_stream_objects.measure(

@@ -59,6 +59,7 @@ async def measure(root: Path, settings: Example, progress: Progress) -> Outcome:
         block_bytes=BLOCK_UNITS * (settings.unit_bytes - RECORD_HEADER_SIZE),  # of payload
         linger_s=600.0,
     )
+
     async with running_place(root, STREAMS, config) as place:
         await _write(place, settings)
         before = await place.read(place.stream_ids)
@@ -137,6 +138,7 @@ def _compute_automq(settings: Example) -> dict[str, int]:
     )
     compact_as_automq(world, limits)
     costs = world.costs
+
     return {
         "index_and_data_gets": costs.gets,
         "puts": costs.puts,
@@ -175,6 +177,7 @@ def _outcome(
         " | MiB read = read_mib | MiB written = written_mib | SSOs = set_objects"
         " | stream objects = stream_objects | cold GETs/MiB = reads",
     )
+
     return Outcome(
         benchmark="compaction-example",
         settings={**asdict(settings), "memory_budget": _budget(settings)},

@@ -108,6 +108,7 @@ def _outcome(settings: StreamObjects, done: Sequence[Mapping[str, Any]]) -> Outc
         " | MiB written = mib_written | seconds | cold GETs/MiB = gets_per_mib_before"
         " | GETs/MiB after = gets_per_mib_after",
     )
+
     return Outcome(
         benchmark="compaction-stream-objects",
         settings=asdict(settings),

@@ -98,6 +98,7 @@ async def _run(root: Path, settings: Throughput, total_mib: int, budget_mib: int
         after = await place.read(sample)
     require_same(before, after)
     mib_per_s = figures["bytes_written"] / MIB / figures["seconds"]
+
     return {
         "total_mib": total_mib,
         "budget_mib": budget_mib,
@@ -238,6 +239,7 @@ def _outcome(
         " | uploads in parts = multiparts | parts | MiB read = mib_read"
         " | MiB written = mib_written",
     )
+
     return Outcome(
         benchmark="compaction-throughput",
         settings=asdict(settings),

@@ -92,6 +92,7 @@ def live(settings: Workload, name: str, policy: Compact, progress: Progress) -> 
             policy(world)
             most = max(most, len(world.set_objects))
             next_compaction_s += settings.compact_every_s
+
         if at_s >= hour * 3600:
             progress(f"compaction: hour {hour} of {settings.hours}, {name}")
             if hour >= SETTLED_HOURS:
@@ -144,6 +145,7 @@ def compact(world: World, config: CompactionConfig) -> None:
             plan = plan_force_split(live, limits)
         else:
             plan = plan_compaction(live, limits, sharing_only=False)
+
         for commit in plan.commits:
             world.costs.calls += 2  # to prepare ids, and to commit
             world.replace(commit, rules)
@@ -249,6 +251,7 @@ def _outcome(settings: Workload, days: Sequence[Day]) -> Outcome:
         " | objects deleted = deleted | GiB read = gib_read | GiB written = gib_written"
         " | controller calls = calls",
     )
+
     return Outcome(
         benchmark="compaction-workload",
         settings=asdict(settings),

@@ -170,6 +170,7 @@ def _outcome(kind: Kind, results: Sequence[Run], *, over_tls: bool) -> Outcome:
         for phase, values in phases.items()
     )
     each_run = " ".join(f"{seconds:.3f}" for seconds in sorted(phases[_WHOLE]))
+
     return Outcome(
         benchmark=name.replace("_", "-"),
         settings={

@@ -197,6 +197,7 @@ class Http2Connection(asyncio.Protocol):
                 self.close()
             case 8:
                 self._on_window(stream_id, *struct.unpack(">I", payload))
+
         if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
             stream = self._streams.pop(stream_id, None)
             if stream is not None:
@@ -215,6 +216,7 @@ class Http2Connection(asyncio.Protocol):
             grant = struct.pack(">I", stream.unacknowledged)
             self._write(frame(WINDOW_UPDATE, 0, stream_id, grant))
             stream.unacknowledged = 0
+
         received = stream.received
         received += payload
         while len(received) >= MESSAGE_HEADER_BYTES:
@@ -260,6 +262,7 @@ class Http2Connection(asyncio.Protocol):
             at += size
             stream.window -= size
             self._window -= size
+
         del unsent[:at]
         if frames:
             self._write(b"".join(frames))

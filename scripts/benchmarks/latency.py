@@ -200,6 +200,7 @@ def outcome(
         for (figure, name), values in ratios.items()
     }
     tables = [_figures_table(found, ratios, names), _latencies_table(measured["overall"], names)]
+
     return Outcome(
         benchmark="latency",
         figures=figures,
@@ -242,6 +243,7 @@ def _figures_table(found: Values, ratios: Values, names: Sequence[str]) -> Table
             for name, target in _targets(figure, found, ratios)
         ]
         rows.append((figure.name, *cells, *compared, "; ".join(verdicts)))
+
     return Table(
         title="Medians of all rounds; ratios are ours to theirs within a round, median "
         "(least to most). At peers every commit is a call of its own",

@@ -57,6 +57,7 @@ async def measure_reads(
         pid = cluster.children[1].pid
         committer = UnaryCommitter(Load(endpoint=endpoint, ranges=STREAMS_OF_AN_SSO, in_flight=1))
         await committer.open()
+
         try:
             committed = 0
             for count in set_objects:
@@ -88,6 +89,7 @@ async def _read(
     finally:
         connection.close()
     found = latencies(times_s)
+
     return {
         "set_objects": set_objects,
         "limit": limit,
@@ -125,6 +127,7 @@ async def _first_answer(endpoint: str, stream_id: int) -> None:
                 connection.close()
         except (OSError, Http2Error):
             await asyncio.sleep(_POLL_S)
+
     raise UnhealthyError(
         f"the controller at {endpoint} did not answer within {ANSWER_WITHIN_S:.0f} s of its restart"
     )

@@ -110,6 +110,7 @@ class MetadataDriver:
             end_offset=column(ends + STEP),
         )
         ends += STEP
+
         return CommitStreamSetObject(
             node=NODE,
             object_id=object_id,

@@ -193,6 +193,7 @@ def _outcome(
         for path, times in {**pages, **painted}.items()
     )
     commits = (("nobody looks", round(quiet_ms, 2)), ("observed", round(watched_ms, 2)))
+
     return Outcome(
         benchmark="monitoring",
         figures={"quiet_p99_ms": quiet_ms, "watched_p99_ms": watched_ms, **facts},

@@ -56,6 +56,7 @@ def measure(_root: Path, settings: Settings, progress: Progress) -> Outcome:
         ratio = round(found["encode"] / found["memcpy"], 3)
         figures[f"encode_{payload}_share_of_memcpy"] = ratio
         coding.append((payload, *found.values(), ratio))
+
     for entries in settings.entries:
         progress(f"object format: search in {entries} entries")
         nanoseconds = _measure_search(entries, settings.searches)
@@ -93,6 +94,7 @@ def _measure_coding(payload: int, settings: Settings) -> dict[str, float]:
     for _ in range(settings.repetitions):
         for name, run in kinds.items():
             seconds[name].append(_timed_s(run))
+
     return {
         name: round(settings.volume / median(times) / 1e9, 3) for name, times in seconds.items()
     }

@@ -65,6 +65,7 @@ def add_options(
         if name in parser._option_string_actions:
             continue
         described: Option = item.metadata["option"]
+
         if hints[item.name] is bool:
             parser.add_argument(name, action="store_true", help=described.help)
             continue

@@ -119,6 +119,7 @@ async def _turn(
     latencies, beats = list(load.latencies_ms), list(heartbeats.latencies_ms)
     ends = time.monotonic()
     await load.drained()
+
     return {
         "load": "as answered" if rate is None else "beyond",
         "offered_per_s": offered,
@@ -166,6 +167,7 @@ def _outcome(settings: Settings, turns: Sequence[Turn], elections: int) -> Outco
         ("elections", "at most", 0),
     )
     title = f"Calls at a leader's capacity, and {settings.times} times as many"
+
     return Outcome(
         benchmark="overload",
         figures=figures,

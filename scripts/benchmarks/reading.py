@@ -61,6 +61,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
             figures |= {f"{way}_{name}": value for name, value in found.items()}
             details[way] = {"seconds": seconds, **asdict(stats)}
             rows.append({"way": way, "mib": mib, **found, "lookups": stats.lookups})
+
     table = Table.of(
         f"Reading {settings.streams} streams of {settings.record_bytes}-byte records",
         rows,

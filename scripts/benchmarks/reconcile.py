@@ -64,6 +64,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> list[Ou
                 reconcile_deletions.measure, root, settings.deletions, settings.runs, progress
             )
         ]
+
     if settings.joined:
         runs = await _measure_load(
             root, "join", settings.joined, JOINED_ENGINES, settings.runs, progress
@@ -167,6 +168,7 @@ def _outcome(load: Load, settings: Settings, runs: Runs) -> Outcome:
             path = settings.plot / f"reconcile-{load}-{name.partition('_')[0]}.png"
             _draw(path, label, name, found)
     title = f"{load.capitalize()} on each engine, seconds and peaks of memory, p50"
+
     return Outcome(
         benchmark="reconcile",
         settings={"orphans_one_in": reconcile_inputs.ORPHANS_ONE_IN},

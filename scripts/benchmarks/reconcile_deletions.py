@@ -111,6 +111,7 @@ def measure(place: Path, keys: int, runs: int, progress: Progress) -> Outcome:
         "keys | a second = per_s | CPU, us a key = cpu_us_a_key | requests = requests_per_1000"
         " | calls = questions_per_1000",
     )
+
     return Outcome(
         benchmark="reconcile-deletions",
         settings={"keys": keys, "runs": runs},
@@ -173,6 +174,7 @@ def _run(store: ObjectStore, folder: Path, keys: int) -> dict[str, float]:
         wall_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu_begun
     if outcomes != {Deleted.DELETED: keys}:
         raise BenchmarkError(f"the outcomes of {keys} orphans are {dict(outcomes)}")
+
     return {
         "per_s": keys / wall_s,
         "cpu_us_a_key": cpu_s / keys * 1e6,

@@ -63,6 +63,7 @@ class Reporter:
             }
             print(json.dumps(result))
             return
+
         print(f"{machine}\ncommit {commit}; others kept {other_cores:.2f} cores busy meanwhile")
         for outcome in outcomes:
             for table in outcome.all_tables():

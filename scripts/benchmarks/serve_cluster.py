@@ -30,6 +30,7 @@ def main() -> int:
     place, count = Path(root), int(voters)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     own_options = audit_options(place, count) if kind == ["audited"] else None
+
     with running_cluster(place, count, PATIENT, own_options, over_tls=kind == ["tls"]) as cluster:
         leader = asyncio.run(find_leader(cluster))
         answer = {

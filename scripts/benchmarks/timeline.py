@@ -181,6 +181,7 @@ def passings(
             elif role == "leader" or (number, end_offset) not in seen:
                 seen.add((number, end_offset))
                 by_offset[end_offset][step].append(at_ns)
+
     by_time.sort()
     appended = sorted(
         (passing[step][0], end_offset)
@@ -212,6 +213,7 @@ def summary(passings: Sequence[Passing]) -> list[Row]:
     usual = {step for step, since in firsts.items() if len(since) > len(passings) / 2}
     ordered_steps = sorted(usual, key=lambda step: percentile(firsts[step], 0.5))
     rows: list[Row] = []
+
     for above, step in zip([ASKED, *ordered_steps], ordered_steps, strict=False):
         before = CAUSES.get(step, above)
         both = [

@@ -83,6 +83,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
         )
     title = "A bystander's commits during watches and pipelines"
     elections = sum(level["elections"] for level in levels)
+
     return Outcome(
         benchmark="watches",
         figures={

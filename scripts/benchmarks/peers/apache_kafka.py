@@ -71,6 +71,7 @@ def running_kafka(
     words = [*machine, "kafka.Kafka", str(config)]
     # Standard output goes to the log, since nobody reads the pipe.
     child = start_child("kafka", ["sh", "-c", 'exec "$@" >&2', "sh", *words], root / "kafka.log")
+
     try:
         _wait_until_it_listens(child, port)
         yield f"127.0.0.1:{port}", child

@@ -106,6 +106,7 @@ async def _loads(
     progress(f"peers: {system}, {voters} voters, warming up")
     await _load(system, endpoint, WARM_UP, WARM_UP_S, place)
     measured: list[Measured] = []
+
     for ranges, in_flight in loads:
         progress(f"peers: {system}, {voters} voters, {ranges} ranges, {in_flight} in flight")
         before_s = cpu_s(pids, with_children=True)
@@ -167,6 +168,7 @@ async def _write(cluster: PeerCluster, numbers: Sequence[int]) -> float:
             break
         load = Load(endpoint=cluster.endpoints[number], ranges=1, in_flight=1)
         committer = committer_of(cluster.system, load)
+
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 # Opening creates a stream, which is a write.
@@ -204,6 +206,7 @@ def _outcome(
         title = "kill -9 of the leader to the next acknowledged write, seconds"
         columns = "system, 3 voters = system | p50 = _p50_s | p90 = _p90_s | max = _max_s | runs"
         tables.append(Table.of(title, rows, columns))
+
     return Outcome(
         benchmark="peers",
         figures={
@@ -236,6 +239,7 @@ def _commits_table(
         client = max(load["client_cores"] for load in by_ranges.values())
         rows.append((_name(*member), *cells, single, client))
     shown = " and ".join(map(str, settings.in_flight))
+
     return Table(
         title=f"Commits/s (thousand ranges/s) p99 ms, the better of {shown} in flight",
         columns=(

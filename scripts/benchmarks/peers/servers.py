@@ -115,6 +115,7 @@ def _start_zookeeper(cluster: PeerCluster, root: Path, count: int) -> None:
             zip(quorum_ports, election_ports, strict=True), start=1
         )
     )
+
     for number, port in enumerate(ports, start=1):
         data = root / f"zookeeper-{number}"
         data.mkdir()
@@ -139,6 +140,7 @@ def _start_etcd(cluster: PeerCluster, root: Path, count: int) -> None:
     members = ",".join(
         f"etcd-{number}=http://127.0.0.1:{port}" for number, port in enumerate(peer_ports, start=1)
     )
+
     for number, (port, peer_port) in enumerate(zip(ports, peer_ports, strict=True), start=1):
         client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
         command = (
