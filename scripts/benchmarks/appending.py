@@ -90,6 +90,7 @@ class _Load:
         """Append as fast as the writer accepts it; return the records acknowledged a second."""
         began, appended = time.monotonic(), 0
         while time.monotonic() < began + self.settings.seconds:
+            # Fewer turns of the loop than appends, or the loop itself would be measured.
             for _ in range(64):
                 await self.append()
             appended += 64 * self.many

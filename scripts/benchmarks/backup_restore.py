@@ -207,6 +207,7 @@ def _restore(*words: str) -> tuple[dict[str, Any], float, float]:
     assert process.stdout is not None
     with process.stdout as output:
         text = output.read()
+    # Only wait4 reports the peak of memory of one child.
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:

@@ -78,6 +78,7 @@ class Broker:
         while True:
             await asyncio.sleep(due - time.monotonic())
             await self._send_heartbeat()
+            # A late heartbeat is not followed by a burst of missed ones.
             due = max(due + self._interval_s, time.monotonic())
 
     def close(self) -> None:
@@ -160,6 +161,7 @@ async def load_at_rate(*, leader: str, rate: int, seconds: float, output: str) -
 
     async def commit_on(slot: int) -> None:
         interval_s = SLOTS / rate
+        # Slots start evenly spread, so that commits arrive at a steady rate.
         due = time.monotonic() + slot / SLOTS * interval_s
         while due < ends:
             await asyncio.sleep(due - time.monotonic())

@@ -123,6 +123,7 @@ async def _run(
         after = spent_s()
         commits = await read_result(committer)
 
+    # Brokers watch on until the last commit's news had time to arrive.
     await asyncio.sleep(LAST_NEWS_S)
     for client in clients:
         client.process.terminate()

@@ -225,6 +225,7 @@ def _agreed_leader(
     is_agreed = all(
         (answer.leader_id, answer.epoch) == (leader.node_id, leader.epoch) for answer in answers
     )
+    # A voter that lags could not take over, so a fault now would measure the lag.
     is_caught_up = len(leader.voters) == len(seen) and all(
         voter.HasField("last_caught_up_age_ms")
         and voter.last_caught_up_age_ms <= _CAUGHT_UP_WITHIN_MS

@@ -72,6 +72,7 @@ async def load_commits(
         async with asyncio.TaskGroup() as group:
             for slot in range(wanted.in_flight):
                 group.create_task(commit_until_end(slot))
+            # The first commits wait for connections and caches, so they do not count.
             await asyncio.sleep(WARM_UP_S)
             cpu_s, began = time.process_time(), time.monotonic()
             ends = began + seconds

@@ -187,6 +187,7 @@ async def _compact(
         namespace = await client.object_namespace()
         compactor = SetObjectCompactor(client, target.identity, namespace, store, config)
         try:
+            # Imports, connections and the plan are not part of the memory of compaction.
             await compactor.plan(target)
             resident_before = status_bytes("VmRSS")
             return await compactor.run_once(target), resident_before

@@ -87,6 +87,7 @@ def live(settings: Workload, name: str, policy: Compact, progress: Progress) -> 
     next_compaction_s, hour, most = settings.compact_every_s, 0, 0
     slow_reads: list[float] = []
     for at_s, entries in uploads(settings):
+        # Compactions that are due before this upload come first.
         while next_compaction_s <= at_s:
             world.now_ms = NOW_MS + next_compaction_s * 1000
             policy(world)
@@ -95,6 +96,7 @@ def live(settings: Workload, name: str, policy: Compact, progress: Progress) -> 
 
         if at_s >= hour * 3600:
             progress(f"compaction: hour {hour} of {settings.hours}, {name}")
+            # Early hours have too little data of slow streams.
             if hour >= SETTLED_HOURS:
                 slow_reads.append(_gets_per_mib(world, _slow(world)))
             hour += 1

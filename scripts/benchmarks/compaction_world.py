@@ -173,6 +173,7 @@ class World:
             )
         )
 
+        # The lifecycle would remove the sources later. Nothing else refers to them here.
         self._driver.write(RemoveObjects(object_ids=plan.source_ids))
         for source in sources:
             del self.set_objects[source.object_id]

@@ -80,6 +80,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> list[Ou
 
 
 async def _strike(stage: _Stage) -> Run:
+    # Leadership may have moved during the pause.
     old = await stage.watch.wait_healthy()
     is_of_all = stage.fault.is_of_all
     endpoint = "" if is_of_all else old.endpoint

@@ -77,6 +77,7 @@ class Relays:
         ends = frozenset({target, self._source(writer.get_extra_info("peername")[1])})
         upstream: asyncio.StreamWriter | None = None
         try:
+            # A connection across a cut link is accepted here, but must stay silent.
             await self._link_up(ends)
             back, upstream = await asyncio.open_connection("127.0.0.1", target_port)
             async with asyncio.TaskGroup() as pumps:

@@ -93,6 +93,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Return the smallest of `values` that at least `share` (0 to 1) of them do not exceed."""
     if not values:
         raise ValueError("values: empty; a percentile needs at least one")
+    # Nearest rank: every percentile is a value that was measured.
     rank = max(1, math.ceil(share * len(values)))
     return sorted(values)[rank - 1]
 

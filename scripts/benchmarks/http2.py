@@ -160,6 +160,7 @@ class Http2Connection(asyncio.Protocol):
         """Send the preface and open the windows."""
         # uvloop's transports are no subclass.
         self._transport = cast(asyncio.Transport, transport)
+        # The largest windows there are, so that flow control of answers never limits a load.
         settings = struct.pack(">HI", _SETTING_INITIAL_WINDOW, WINDOW_MAX)
         grant = struct.pack(">I", WINDOW_MAX - DEFAULT_WINDOW)
         self._write(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, grant))
@@ -198,6 +199,7 @@ class Http2Connection(asyncio.Protocol):
             case 8:
                 self._on_window(stream_id, *struct.unpack(">I", payload))
 
+        # Trailers are HEADERS that end the stream. Calls without an answer end the same way.
         if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
             stream = self._streams.pop(stream_id, None)
             if stream is not None:
@@ -205,6 +207,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_data(self, stream_id: int, payload: bytes) -> None:
         self._unacknowledged += len(payload)
+        # One update for many frames: an update for each would double the packets.
         if self._unacknowledged >= REPLENISH_BYTES:
             self._write(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self._unacknowledged)))
             self._unacknowledged = 0
@@ -253,6 +256,7 @@ class Http2Connection(asyncio.Protocol):
         frames: list[bytes] = []
         at, unsent = 0, stream.unsent
         while at < len(unsent):
+            # A frame has to fit the peer's limit and both windows (RFC 9113, section 5.2).
             size = min(len(unsent) - at, FRAME_BYTES_MAX, stream.window, self._window)
             if size <= 0:
                 break

@@ -59,6 +59,7 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
             broker = _start_broker(cluster, 1, linger_ms)
             try:
                 measured = _Measured(OURS, *_addresses(broker), broker, root)
+                # The broker's linger changes latencies, but hardly throughput.
                 if not throughputs:
                     throughputs.append(await measured.throughput(settings))
                 latencies += await measured.latencies(linger_ms, settings)

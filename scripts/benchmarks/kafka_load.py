@@ -81,6 +81,7 @@ def produce(*, servers: str, topic: str, mib: int) -> dict[str, float]:
 
     began = time.monotonic()
     for number in range(mib * 1024):
+        # Runs of 64 records fill whole batches of a partition.
         partition = number // 64 % PARTITIONS
         while True:
             try:
@@ -126,6 +127,7 @@ def latency(*, servers: str, topic: str, linger_ms: int, seconds: float) -> dict
         producer.poll(0.01)
     producer.flush(PATIENCE_S)
     reading.join(PATIENCE_S)
+    # The first fifth is a warm-up of client and broker.
     measured = latencies_ms[wanted // 5 :]
     return {
         name: round(percentile(measured, at), 1) for name, at in (("p50_ms", 0.5), ("p99_ms", 0.99))
@@ -162,6 +164,7 @@ def fail_over(*, servers: str, topic: str, runs: int) -> dict[str, object]:
             gaps = [now - before for before, now in pairwise(acknowledged_at)]
             if gaps and max(gaps) > silence_s:
                 return max(gaps)
+            # Only the newest gap matters, and the list would grow for ever.
             del acknowledged_at[:-2]
         return 0.0
 

@@ -97,6 +97,7 @@ class Seat:
             now - then for now, then in zip(_cpu_s(self.member), before_s, strict=True)
         )
 
+        # The first answers of a turn find cold caches after the other members' turns.
         counted_from = began + seconds * RAMP_SHARE
         counted = [took for at, took in answered if counted_from <= at < ends] or [seconds]
         self.latencies_s += counted
@@ -124,6 +125,7 @@ async def _open_seats(members: Sequence[Member], seconds: float) -> list[Seat]:
     seats: list[Seat] = []
     for load in LOADS:
         for member in members:
+            # Peers have no pipeline, and the floor has no ranges.
             if (way := load.ways.get(member.kind)) is None:
                 continue
             ids_a_second = 1_500 if load.in_flight == 1 else 25_000 if load.ranges == 1 else 8_000

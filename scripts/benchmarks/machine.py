@@ -93,6 +93,7 @@ def _own_s() -> float:
 
 
 def _file_system(directory: Path) -> str:
+    # The innermost mount point holds the directory.
     resolved = directory.resolve()
     holders = [
         partition

@@ -82,6 +82,7 @@ def _freeze(driver: MetadataDriver, commit_s: Callable[[], float]) -> Figures:
     """Freeze amid commits. The next commit waits for the freeze and for its own work."""
     before = [commit_s() * 1000 for _ in range(COMMITS_AROUND)]
     views: list[object] = []
+    # The view is kept alive during the next commits, which then pay for copies.
     freeze_ms = _timed_s(lambda: views.append(driver.metadata.freeze())) * 1000
     after = [commit_s() * 1000 for _ in range(COMMITS_AROUND)]
     views.clear()
@@ -137,6 +138,7 @@ def _timed_s(function: Callable[[], object]) -> float:
 
 def _resident_bytes() -> int:
     """Return the memory of the process without the memory that only its allocator keeps."""
+    # Freed memory that the allocator keeps would count as the metadata's.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return rss_bytes(os.getpid())

@@ -151,6 +151,7 @@ def _probe_cpu_ms(port: int, settings: Settings) -> float:
     found = _PROBE.search(_DOCKERFILE.read_text())
     if found is None:
         raise OSError(f"{_DOCKERFILE}: no probe by `python -IS -c`")
+    # The image's probe is JSON within a Dockerfile, and asks the default port.
     program = found[1].replace("\\\\", "\\").replace("9092", str(port))
     costs: list[float] = []
     for _ in range(settings.requests):

@@ -99,6 +99,7 @@ class _Counting:
         began = time.perf_counter_ns()
         self._fdatasync(fd)
         self._flush_ns += time.perf_counter_ns() - began
+        # Only the journal's thread flushes, so the counters need no lock.
         self._flushes += 1
         counts = (self._flushes, self._flush_ns, self._batches, self._payloads, self._bytes)
         _FLUSHES.pack_into(self._shared, 0, *counts)

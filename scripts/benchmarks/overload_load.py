@@ -64,6 +64,7 @@ class Load:
         while now - began < seconds:
             await asyncio.sleep(_TURN_S)
             passed, now = time.monotonic() - now, time.monotonic()
+            # A stall of the loop is not made up for at once: heartbeats share the loop.
             due = min(due + passed * rate, AT_ONCE_MAX)
             for _ in range(int(due)):
                 self.fire()

@@ -67,6 +67,7 @@ async def read_result(child: Child, *, may_fail: bool = False) -> Any:
     def read() -> tuple[str, int]:
         last = ""
         while line := child.read_line():
+            # Ready lines and events come before the result.
             last = line
         return last, child.process.wait()
 

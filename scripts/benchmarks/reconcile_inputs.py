@@ -42,6 +42,7 @@ def write_tables(folder: Path, keys: int) -> None:
     listing.mkdir(parents=True)
     for shard in range(_SHARDS):
         ids = np.arange(shard, keys, _SHARDS, dtype=np.int64)
+        # S3 lists keys in their order, and a key begins with the reversed id.
         ids = ids[np.argsort(_key_prefix(ids), kind="stable")]
         path = listing / f"shard-{shard:05d}.parquet"
         with table_writer(path, LISTING_COLUMNS) as writer:

@@ -78,6 +78,7 @@ class PreparedIds:
             )
             _require(answer.error, "PrepareObjects")
             first = answer.first_object_id
+            # Taken from the end of the list, where it is fast.
             self._ids.extend(reversed(range(first, first + BATCH_MAX)))
 
     async def next(self) -> int:
@@ -178,6 +179,7 @@ class PipelinedCommitter(_Committer):
 
     def _send(self) -> None:
         self._is_sending = False
+        # Commits that wait for a free message share the next one, as in the product's client.
         commits_max = max(1, ROWS_MAX // self._load.ranges)
         while self._waiting and len(self._sent) < MESSAGES_IN_FLIGHT:
             count = min(commits_max, len(self._waiting))
@@ -191,6 +193,7 @@ class PipelinedCommitter(_Committer):
     def _on_answer(self, message: bytes) -> None:
         answer = objects_pb2.CommitPipelineResponse.FromString(message)
         batch = self._sent.popleft()
+        # No errors at all stand for success of every commit.
         errors = answer.uploads.errors or [common_pb2.ERROR_CODE_NONE] * len(batch)
         for waiting, error in zip(batch, errors, strict=True):
             if waiting.done.done():

@@ -68,75 +68,55 @@ def _reported(arguments: Sequence[Any], _result: Any) -> int | None:
     return arguments[0]._core.log.end_offset if is_write else None
 
 
+def _offset_of_message(arguments: Sequence[Any], _result: Any) -> int | None:
+    return None if arguments[1] is None else 0
+
+
+_COMMITS, _CODEC = "rpc.services.commit_pipeline:", "rpc.codec.wire_columns:"
+_METADATA = "metadata.cluster_metadata:ClusterMetadata."
 _JOURNAL = "journal.journal:Journal."
 _DRIVER = "runtime.replication.quorum_driver:QuorumDriver."
+_HIGH_WATERMARK = "runtime.writer.controller:MetadataController.on_committed"
 
 POINTS = (
-    Point(
-        "leader",
-        "request is read",
-        "rpc.services.commit_pipeline:_Ahead.put",
-        end_offset=lambda call, _: None if call[1] is None else 0,
-    ),
-    Point("leader", "request is read", "rpc.codec.wire_columns:parse_commit"),
-    Point("leader", "decided", "metadata.cluster_metadata:ClusterMetadata.decide", "returns"),
-    Point("leader", "replayed", "metadata.cluster_metadata:ClusterMetadata.apply", "returns"),
+    Point("leader", "request is read", _COMMITS + "_Ahead.put", "enters", _offset_of_message),
+    Point("leader", "request is read", _CODEC + "parse_commit"),
+    Point("leader", "decided", _METADATA + "decide", "returns"),
+    Point("leader", "replayed", _METADATA + "apply", "returns"),
     Point("leader", "appended", _DRIVER + "append", "returns", lambda _, end_offset: end_offset),
     Point(
-        "leader",
-        "batch is in the log",
-        "quorum.leading:Leading.append",
-        "returns",
+        *("leader", "batch is in the log", "quorum.leading:Leading.append", "returns"),
         lambda call, _: call[0]._replica.log.end_offset,
     ),
     Point(
-        "leader",
-        "Fetch is answered",
-        "runtime.replication.core_loop:Outbox.send",
-        end_offset=lambda call, _: _end_of_batches(call[1].message),
+        *("leader", "Fetch is answered", "runtime.replication.core_loop:Outbox.send", "enters"),
+        lambda call, _: _end_of_batches(call[1].message),
     ),
     Point(
-        "leader",
-        "batch is with the transport",
-        "peers.server:_AcceptedConnection._reply",
-        "returns",
+        *("leader", "batch is with the transport"),
+        *("peers.server:_AcceptedConnection._reply", "returns"),
         lambda call, response: _end_of_batches(response or call[-1]),
     ),
     Point("each", "journal begins", _JOURNAL + "append", "enters", _given),
     Point("each", "flushed", _JOURNAL + "sync", "returns", _flushed),
     Point("each", "flush is reported", _DRIVER + "_on_report", "enters", _reported),
     Point(
-        "leader",
-        "follower's Fetch is read",
-        _DRIVER + "handle",
-        end_offset=lambda call, _: _fetched_below(call[1]),
+        *("leader", "follower's Fetch is read", _DRIVER + "handle", "enters"),
+        lambda call, _: _fetched_below(call[1]),
     ),
     Point(
-        "leader",
-        "high watermark passes it",
-        "runtime.writer.controller:MetadataController.on_committed",
-        end_offset=lambda call, _: call[2],
+        *("leader", "high watermark passes it", _HIGH_WATERMARK, "enters"), lambda call, _: call[2]
+    ),
+    Point("leader", "answer is encoded", _COMMITS + "_Decided.response", "returns"),
+    Point("leader", "answer is encoded", _CODEC + "commit_stream_set_object_out", "returns"),
+    Point(
+        *("follower", "batch is read", _DRIVER + "on_response", "enters"),
+        lambda call, _: _end_of_batches(call[1]),
     ),
     Point(
-        "leader", "answer is encoded", "rpc.services.commit_pipeline:_Decided.response", "returns"
-    ),
-    Point(
-        "leader",
-        "answer is encoded",
-        "rpc.codec.wire_columns:commit_stream_set_object_out",
-        "returns",
-    ),
-    Point(
-        "follower",
-        "batch is read",
-        _DRIVER + "on_response",
-        end_offset=lambda call, _: _end_of_batches(call[1]),
-    ),
-    Point(
-        "follower",
-        "next Fetch is with the transport",
-        "peers.transport:TcpPeerTransport.send",
-        end_offset=lambda call, _: _fetched_below(call[1]),
+        *("follower", "next Fetch is with the transport"),
+        *("peers.transport:TcpPeerTransport.send", "enters"),
+        lambda call, _: _fetched_below(call[1]),
     ),
 )
 

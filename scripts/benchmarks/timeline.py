@@ -178,6 +178,7 @@ def passings(
             step = (role, point.step)
             if end_offset == 0:
                 by_time.append((at_ns, step))
+            # A follower that repeats a Fetch takes the step again; only its first time counts.
             elif role == "leader" or (number, end_offset) not in seen:
                 seen.add((number, end_offset))
                 by_offset[end_offset][step].append(at_ns)
@@ -191,6 +192,7 @@ def passings(
     )
     for began, ended in asked:
         found = appended[bisect_left(appended, (began,)) : bisect_left(appended, (ended,))]
+        # Several entries, or none, can't be matched with one question.
         if len(found) != 1:
             continue
         passing = Passing(by_offset[found[0][1]])

@@ -148,6 +148,7 @@ def _start_etcd(cluster: PeerCluster, root: Path, count: int) -> None:
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", members, "--initial-cluster-state", "new"),
+            # The defaults would reject transactions of a thousand ranges, and 2 GiB fill up.
             *("--max-txn-ops", "100000", "--max-request-bytes", str(32 << 20)),
             *("--quota-backend-bytes", str(8 << 30), "--log-level", "error"),
         )
