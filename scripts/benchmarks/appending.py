@@ -3,7 +3,7 @@
 One producer appends records to many streams through the product's writer, with a real controller.
 First as fast as the writer accepts them, which gives the rate. Then at a tenth of that rate,
 evenly, which gives the time from an append to its acknowledgement: linger, upload and commit. The
-stores are a local directory and a small S3 server on loopback, in a process of its own.
+stores are a local directory and a small S3 server on loopback, in a separate process.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class _Load:
         return await self._writer.append_many(stream_id, self._payloads)
 
     async def flood(self) -> float:
-        """Append as fast as the writer accepts it; return the records acknowledged a second."""
+        """Append as fast as the writer accepts, and return the records acknowledged a second."""
         began, appended = time.monotonic(), 0
         while time.monotonic() < began + self.settings.seconds:
             # Fewer turns of the loop than appends, or the loop itself would be measured.
@@ -99,7 +99,7 @@ class _Load:
         return appended / (time.monotonic() - began)
 
     async def pace(self, records_per_s: float) -> list[float]:
-        """Append evenly; return the seconds of each acknowledgement."""
+        """Append evenly and return the seconds of each acknowledgement."""
         began, appended, times_s = time.monotonic(), 0, list[float]()
 
         def note_from(since: float) -> Callable[[asyncio.Future[int]], None]:

@@ -61,7 +61,7 @@ ADOPTIONS = (
 
 
 def measure_restore(root: Path, entities: int) -> Figures:
-    """Make a backup in `root` and restore it. Blocks. Peaks are those of each command's memory.
+    """Make a backup in `root` and restore it. Blocks. Peaks are of each command's memory.
 
     Raises:
         ChildFailedError: a command failed.

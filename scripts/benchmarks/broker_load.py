@@ -24,7 +24,7 @@ JOINING_AT_ONCE = 16
 SLOTS = 64
 WARM_UP_S = 1.0
 SPARE_S = 2.0
-"""Seconds of commits for which ids are prepared beyond those that count."""
+"""Seconds of commits for which ids are prepared beyond the measured ones."""
 
 
 @dataclass(slots=True)

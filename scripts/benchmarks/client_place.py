@@ -50,7 +50,7 @@ def require_same(before: ColdReads, after: ColdReads) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Streams of one node. `endpoint` is that of its only controller."""
+    """Streams of one node. `endpoint` belongs to its only controller."""
 
     endpoint: str
     session: BrokerSession

@@ -54,7 +54,7 @@ def running_cluster(
 ) -> Iterator[LocalCluster]:
     """Run `count` controllers, by default with a bucket in `root`, until the block ends.
 
-    `options` are those of all, `own_options` those of each. `change` changes their commands.
+    All get `options`, each its `own_options`. `change` changes their commands.
     """
     bucket = root / "bucket"
     bucket.mkdir(parents=True)
@@ -125,7 +125,7 @@ def http_options(count: int = VOTERS) -> tuple[dict[int, int], Mapping[int, Sequ
 
 
 def caller_of(cluster: LocalCluster) -> TlsFiles | None:
-    """Return the TLS files of the broker that loads a cluster; None if it speaks plain text."""
+    """Return the TLS files of the broker that loads a cluster, or None for plain text."""
     if not cluster.tls:
         return None
     return LocalCertificates(cluster.root, cluster.cluster_id).of(Role.BROKER, NODE_ID)
@@ -173,7 +173,7 @@ class QuorumWatch:
         """Return the leader once all agree on it and every voter has caught up.
 
         Raises:
-            UnhealthyError: that took longer than `timeout_s`; names the last answers.
+            UnhealthyError: that took longer than `timeout_s`. The message has the last answers.
         """
         deadline = time.monotonic() + timeout_s
         while True:

@@ -1,6 +1,6 @@
 """Client process of the commit benchmarks: many commits in flight at one system.
 
-Each commit in flight belongs to a slot with streams of its own. The slot's next commit follows when
+Each commit in flight belongs to a slot with its own streams. The slot's next commit follows when
 the answer comes, so commits never conflict. The process is the same for every system, and only the
 committer differs.
 """

@@ -1,6 +1,6 @@
 """Commits a second, their latency and their cost, by voters, ranges and commits in flight.
 
-A client process commits at the leader, each slot on streams of its own. The controllers run as in
+A client process commits at the leader, each slot on its own streams. The controllers run as in
 production, except for a long fetch timeout and a wrapper that counts flushes and appended bytes
 (`observed_controller`), which costs two calls of Python for each flush. CPU time is the operating
 system's, for each process over the time that counts.

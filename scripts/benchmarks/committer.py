@@ -46,7 +46,7 @@ class Load:
 
 
 class Committer(Protocol):
-    """Commits to one system over connections of its own."""
+    """Commits to one system over its own connections."""
 
     async def open(self) -> None:
         """Connect, and create the streams of every slot."""

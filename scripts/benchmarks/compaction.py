@@ -1,7 +1,7 @@
 """Costs and benefits of compaction: requests, bytes, objects, reads, speed and memory.
 
 Four parts: the example of the documentation and a stream's objects through a real controller, a day
-of a busy node on a virtual clock, and runs in a process of their own.
+of a busy node on a virtual clock, and runs in a separate process.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Speed and memory of compaction, in a process of its own and on one core.
+"""Speed and memory of compaction, in a separate process and on one core.
 
 Streams of very different rates are written through a controller to a local directory and compacted
 at once, with different budgets. A plain copy of the same objects shows the directory's speed.
@@ -67,7 +67,7 @@ class Throughput:
 
 
 async def measure(root: Path, settings: Throughput, progress: Progress) -> Outcome:
-    """Make every run, each in a directory of its own."""
+    """Make every run, each in its own directory."""
     runs: list[dict[str, Any]] = []
     tables: list[Table] = []
     for total_mib, budget_mib in settings.runs():

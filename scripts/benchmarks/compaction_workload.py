@@ -55,7 +55,7 @@ class Workload:
 
 
 Day: TypeAlias = Mapping[str, Any]
-"""Figures of a day's end. GETs are those of a cold reader of every whole stream, for slow streams
+"""Figures of a day's end. GETs are from a cold reader of every whole stream, for slow streams
 also as the mean and the worst of every hour from `SETTLED_HOURS` on. Amplification is the number of
 bytes that compaction wrote for each byte uploaded."""
 

@@ -56,12 +56,12 @@ class WriteRules:
     put_bytes: int = 32 * MIB
     part_bytes: int = 16 * MIB
     index_part: bool = False
-    """Whether index and footer are a part of their own."""
+    """Whether index and footer are a separate part."""
     read_bytes: int = 16 * MIB
     """Longest read."""
 
     def count(self, costs: Costs, data_size: int, trailer_size: int) -> int:
-        """Count the upload of an object; return its size."""
+        """Count the upload of an object and return its size."""
         size = data_size + trailer_size
         costs.bytes_written += size
         if size <= self.put_bytes:
@@ -224,7 +224,7 @@ def _store(
 
 
 def _write(entries: EntryTable, rules: WriteRules, costs: Costs) -> int:
-    """Count the upload of an object with these blocks; return its size."""
+    """Count the upload of an object with these blocks and return its size."""
     index = merged_index(entries.placed(), OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
     return rules.count(costs, entries.data_size, len(index) * INDEX_ENTRY_SIZE + FOOTER_SIZE)
 

@@ -178,7 +178,7 @@ def _restart(cluster: LocalCluster) -> Fault:
 async def _behind_relays(
     root: Path, *, over_tls: bool
 ) -> AsyncIterator[tuple[LocalCluster, Relays]]:
-    """Run controllers on ports of their own, with relays on the ports that they advertise."""
+    """Run controllers on separate ports, with relays on the ports that they advertise."""
     ports = free_ports(2 * VOTERS)
     behind = dict(enumerate(zip(ports[:VOTERS], ports[VOTERS:], strict=True), start=1))
 

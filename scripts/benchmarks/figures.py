@@ -65,7 +65,7 @@ class Outcome:
     """One benchmark's result.
 
     `figures` are flat and can be compared between two commits by ratio. Their names end in the
-    unit. `details` contain the single values. `settings` are added to those of the command line.
+    unit. `details` contain the single values. `settings` are added to the command line's.
     """
 
     benchmark: str

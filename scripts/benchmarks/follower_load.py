@@ -69,7 +69,7 @@ class _Call:
 
 
 class _Load:
-    """Calls of one kind, on connections of their own."""
+    """Calls of one kind, on their own connections."""
 
     def __init__(self, endpoint: str, count: int) -> None:
         self.endpoint, self.count = endpoint, count
@@ -146,7 +146,7 @@ class _Watches(_Load):
 
 
 class _Pipelines(_Load):
-    """Commit pipelines, each with a stream of its own."""
+    """Commit pipelines, each with its own stream."""
 
     async def prepare(self) -> None:
         control = await Http2Connection.connect(self.endpoint)

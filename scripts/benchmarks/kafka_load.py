@@ -1,4 +1,4 @@
-"""Loads of a stock client on brokers of Kafka's protocol, in processes of their own.
+"""Loads of a stock client on brokers of Kafka's protocol, in separate processes.
 
 confluent-kafka (librdkafka) produces, consumes, sends records one by one to be read at once, or
 measures for how long a broker's end silences a partition.

@@ -246,7 +246,7 @@ def _figures_table(found: Values, ratios: Values, names: Sequence[str]) -> Table
 
     return Table(
         title="Medians of all rounds; ratios are ours to theirs within a round, median "
-        "(least to most). At peers every commit is a call of its own",
+        "(least to most). At peers every commit is a separate call",
         columns=("figure", *names, *(f"/ {name}" for name in others), "target"),
         rows=tuple(rows),
     )

@@ -1,4 +1,4 @@
-"""Bucket of any size that can only be listed, served over HTTP by a process of its own.
+"""Bucket of any size that can only be listed, served over HTTP by a separate process.
 
 It stands in for S3 in measurements of the caller's cost: it answers only ListObjectsV2, with keys
 made on the fly, and costs little itself. It verifies no signatures.
@@ -24,7 +24,7 @@ ETAG_STEP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
 
 def _entry(key: str) -> str:
-    """Return a key as S3 lists it, with a time and an etag of its own."""
+    """Return a key as S3 lists it, with its own time and etag."""
     object_id = int(key.rpartition("/")[2])
     modified_s = (MODIFIED_MS - object_id * 7919 % _DAY_MS) / 1000
     modified = datetime.fromtimestamp(modified_s, UTC).isoformat(timespec="milliseconds")

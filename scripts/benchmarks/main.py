@@ -28,7 +28,7 @@ EXPECTED_ERRORS = (BenchmarkError, BrokerClientError, ChildFailedError, OSError)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0 for success, 1 for failure, 130 if interrupted."""
+    """Run the command line and return 0 for success, 1 for failure, 130 if interrupted."""
     request = registry.parse(words)
     # A supervisor's SIGTERM ends a run as cleanly as Ctrl-C. Shells start background commands with
     # SIGINT ignored.

@@ -1,6 +1,6 @@
 """Cost of metadata as it grows: memory, commits, freezing, checkpoints, restart and reads.
 
-Each size is measured in a process of its own (`metadata_probe`), restarts and reads over gRPC on a
+Each size is measured in a separate process (`metadata_probe`), restarts and reads over gRPC on a
 real controller (`metadata_controller`).
 """
 

@@ -1,6 +1,6 @@
 """Process that measures one metadata: its memory, commits, freezing, checkpoint and reads.
 
-Each size has a process of its own, so that the process's memory is that of this metadata. Commits,
+Each size has a separate process, whose memory is this metadata's. Commits,
 reads and freezing wait for nothing and are measured in CPU time of their thread, so that other work
 on the machine does not count. Checkpoints are measured in elapsed time.
 """

@@ -147,7 +147,7 @@ def _times_ms(port: int, path: str, settings: Settings) -> list[float]:
 
 
 def _probe_cpu_ms(port: int, settings: Settings) -> float:
-    """Return the median CPU time of the image's probe, a process of its own."""
+    """Return the median CPU time of the image's probe, a separate process."""
     found = _PROBE.search(_DOCKERFILE.read_text())
     if found is None:
         raise OSError(f"{_DOCKERFILE}: no probe by `python -IS -c`")

@@ -114,7 +114,7 @@ class _Counting:
 
 
 def main() -> int:
-    """Run the controller named on the command line; return its exit code."""
+    """Run the controller named on the command line and return its exit code."""
     _, counters, profile_path, *arguments = sys.argv
     set_up_grpc()
     _Counting(Path(counters)).install()
@@ -135,7 +135,7 @@ def set_up_grpc() -> None:
 
 
 def run_product(arguments: Sequence[str]) -> int:
-    """Run `streammeta` with these words in this process; return its exit code."""
+    """Run `streammeta` with these words in this process and return its exit code."""
     sys.argv = ["streammeta", *arguments]
     try:
         entry.main()

@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
 def add_options(
     parser: argparse.ArgumentParser, settings: type[Any], defaults: Mapping[str, object]
 ) -> None:
-    """Add an option for each field of `settings` that `option` made; `defaults` override theirs.
+    """Add an option for each field of `settings` that `option` made. `defaults` override theirs.
 
     A field whose option the parser has already is left out.
     """

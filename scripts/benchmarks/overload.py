@@ -2,7 +2,7 @@
 
 Three controllers with the product's defaults. Small values are put by unary calls: as fast as they
 are answered, which finds the capacity, then at a multiple of that rate regardless of the answers,
-in alternating turns. Meanwhile one broker sends heartbeats on a connection of its own. The client
+in alternating turns. Meanwhile one broker sends heartbeats on a separate connection. The client
 shares the machine with the controllers, so rejected calls cost the controllers CPU time twice.
 """
 

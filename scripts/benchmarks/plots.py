@@ -35,7 +35,7 @@ def plot(
     across: Sequence[float],
     lines: Mapping[str, Sequence[float | None]],
 ) -> None:
-    """Draw lines over `across` with logarithmic axes. `labels` are those of x and y.
+    """Draw lines over `across` with logarithmic axes. `labels` name x and y.
 
     Raises:
         PlotError: matplotlib is not installed.

@@ -38,12 +38,12 @@ async def running(
 def working(
     log: Path, function: Callable[..., Any], **arguments: Any
 ) -> contextlib.AbstractAsyncContextManager[Child]:
-    """Run `function` in a process of its own, at most until the block ends."""
+    """Run `function` in a separate process, at most until the block ends."""
     return running(function.__name__.strip("_"), command_of(function, **arguments), log)
 
 
 async def run_worker(log: Path, function: Callable[..., Any], **arguments: Any) -> Any:
-    """Return the result of `function`, called in a process of its own.
+    """Return the result of `function`, called in a separate process.
 
     Raises:
         ChildFailedError: the process failed; the message ends with its log.

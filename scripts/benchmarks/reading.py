@@ -2,7 +2,7 @@
 
 Streams are written through a controller and the product's writer. Then they are read in three ways:
 from start to end in parallel, single records at random, and tailing during more writes. Each way
-has a reader of its own with nothing in memory, and all share this process.
+has its own reader with nothing in memory, and all share this process.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Reconciliation on each engine: time, CPU and memory of a plan and of its parts, by keys.
 
-Every run is a process of its own (`reconcile_run`), so that imports and the start of Spark count,
+Every run is a separate process (`reconcile_run`), so that imports and the start of Spark count,
 and its memory is sampled from outside: the driver, Spark's JVM and its Python workers. One of a
 hundred objects is unknown to the metadata.
 """
@@ -26,7 +26,7 @@ from scripts.benchmarks.processes import read_result, wait_ready, working
 from streammeta.reconcile.engines.engine import EngineName
 
 Load: TypeAlias = Literal["plan", "join", "inventory"]
-"""Listing and join; the join of tables alone; a plan of an inventory."""
+"""Listing and join, the join of tables alone, or a plan of an inventory."""
 Engine: TypeAlias = Literal["local", "spark"]
 JOINED_ENGINES = ("local", "duckdb-anti-join", "duckdb-verdicts")
 _MEMORY = ("driver_mib", "jvm_mib", "workers_mib")
@@ -101,7 +101,7 @@ async def _measure_load(
 
 @contextlib.asynccontextmanager
 async def _input(folder: Path, load: Load, keys: int) -> AsyncIterator[tuple[str, Path]]:
-    """Make the input of a load; yield the bucket's address, if any, and the folder of files."""
+    """Make the input of a load and yield the bucket's address, if any, and the folder of files."""
     if load == "plan":
         await asyncio.to_thread(reconcile_inputs.write_metadata, folder, keys)
         async with working(folder / "bucket.log", serve, keys=keys) as bucket:
@@ -120,7 +120,7 @@ async def _input(folder: Path, load: Load, keys: int) -> AsyncIterator[tuple[str
 async def run_once(
     root: Path, load: Load, engine: str, source: tuple[str, Path], keys: int
 ) -> dict[str, float]:
-    """Run one load in a process of its own; return seconds and peaks of memory.
+    """Run one load in a separate process and return seconds and peaks of memory.
 
     Raises:
         ChildFailedError: the run failed.

@@ -1,4 +1,4 @@
-"""One load of reconciliation on one engine, in a process of its own.
+"""One load of reconciliation on one engine, in a separate process.
 
 Engines are the product's, and DuckDB as a measure of the machine's abilities: `duckdb-anti-join`
 finds the keys that are not in the metadata and writes only those, `duckdb-verdicts` writes a row
@@ -41,7 +41,7 @@ _DUCKDB = {
 
 
 def run(*, load: str, engine: str, store: str, source: str, folder: str) -> dict[str, object]:
-    """Run a load on files in `source`; return seconds, peak of memory and keys of each verdict.
+    """Run a load on files in `source` and return seconds, peak of memory and keys of each verdict.
 
     `store` is the bucket to list, for a plan. `folder` is where the tables go.
     """

@@ -190,7 +190,7 @@ def _replace(owner: Any, name: str, function: Any, replacement: Callable[..., An
 
 
 def main() -> int:
-    """Run the controller named on the command line; return its exit code."""
+    """Run the controller named on the command line and return its exit code."""
     _, path, *arguments = sys.argv
     set_up_grpc()
     stamps = _Stamps()

@@ -90,7 +90,7 @@ class Cost:
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
-    """Measure each way on a cluster of its own."""
+    """Measure each way on its own cluster."""
     tables: list[Table] = []
     figures: dict[str, float] = {}
     details: dict[str, Any] = {}

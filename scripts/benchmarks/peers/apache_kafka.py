@@ -41,7 +41,7 @@ def class_path() -> str:
 def running_kafka(
     root: Path, heap: str = "512m", java: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)
 ) -> Iterator[tuple[str, Child]]:
-    """Run a broker in `root` until the block ends; yield its address and its process.
+    """Run a broker in `root` until the block ends, and yield its address and its process.
 
     Raises:
         PeerError: it did not start in time.

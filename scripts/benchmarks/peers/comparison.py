@@ -56,7 +56,7 @@ class Settings:
 
 
 Measured: TypeAlias = Mapping[str, Any]
-"""Figures of one load on one system. `server_cores` are those of all servers together."""
+"""Figures of one load on one system. `server_cores` count all servers together."""
 
 
 async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome:
@@ -144,7 +144,7 @@ async def _load(
 
 
 async def _failovers(place: Path, system: str, runs: int, progress: Progress) -> list[float]:
-    """Kill the leader `runs` times; return the seconds until another server accepted a write."""
+    """Kill the leader `runs` times and return the seconds until another server accepted a write."""
     seconds: list[float] = []
     with running_peer(system, place, VOTERS) as cluster:
         for run in range(runs):
@@ -161,7 +161,7 @@ async def _failovers(place: Path, system: str, runs: int, progress: Progress) ->
 
 
 async def _write(cluster: PeerCluster, numbers: Sequence[int]) -> float:
-    """Write to the first of these servers that accepts it; return the seconds it took."""
+    """Write to the first of these servers that accepts it, and return the seconds it took."""
     began = time.monotonic()
     for number in itertools.cycle(numbers):
         if time.monotonic() - began > WRITE_WITHIN_S:

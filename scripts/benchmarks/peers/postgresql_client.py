@@ -2,7 +2,7 @@
 
 It updates the streams whose end offsets are as expected, fails unless those were all, and inserts
 the object with its ranges. A connection has one transaction at a time, so each slot has a
-connection of its own. The client is asyncpg, which calls the function by a prepared statement with
+separate connection. The client is asyncpg, which calls the function by a prepared statement with
 binary arrays.
 """
 
