@@ -9,16 +9,10 @@ import pytest
 import pytest_asyncio
 
 from streammeta.cli.framework.client import CallError, ControllerClient
-from streammeta.controller.rpc.calls.memory_guard import (
-    RETRY_AFTER_MS,
-    USES,
-    MemoryGuard,
-    Use,
-    use_of,
-)
+from streammeta.controller.rpc.calls.memory_guard import RETRY_AFTER_MS, MemoryGuard
 from streammeta.controller.runtime.load.process_memory import Pressure, ProcessMemory
-from streammeta.controller.trust.method_rules import RULES
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
+from streammeta.rpc.method_facts import MemoryClass
 from streammeta.v1 import columns_pb2, common_pb2, kv_pb2, metadata_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 from tests.kit.real_cluster import STEADY, running_cluster
@@ -55,26 +49,22 @@ async def rpcs(gauge: Gauge) -> AsyncIterator[Rpcs]:
         yield leader
 
 
-def test_every_use_is_of_a_method_there_is() -> None:
-    assert set(USES) <= set(RULES)
-    assert use_of("grpc.health.v1.Health.Check") is Use.VITAL
-    assert use_of("streammeta.v1.StreamService.CreateStreams") is Use.ORDINARY
-
-
 @pytest.mark.parametrize(
     ("pressure", "passes"),
     [
-        (Pressure.NONE, {*Use}),
-        (Pressure.HIGH, {Use.VITAL, Use.COMMIT, Use.ORDINARY}),
-        (Pressure.FULL, {Use.VITAL}),
+        (Pressure.NONE, {*MemoryClass}),
+        (Pressure.HIGH, {MemoryClass.VITAL, MemoryClass.COMMIT, MemoryClass.ORDINARY}),
+        (Pressure.FULL, {MemoryClass.VITAL}),
     ],
     ids=lambda given: given.name if isinstance(given, Pressure) else "",
 )
-async def test_calls_are_refused_by_their_use(
-    rpcs: Rpcs, gauge: Gauge, pressure: Pressure, passes: set[Use]
+async def test_calls_are_rejected_by_their_memory_class(
+    rpcs: Rpcs, gauge: Gauge, pressure: Pressure, passes: set[MemoryClass]
 ) -> None:
     gauge.show(pressure)
-    assert {use for use, call in _CALLS.items() if await refusal(call(rpcs)) is None} == passes
+    assert {
+        memory for memory, call in _CALLS.items() if await refusal(call(rpcs)) is None
+    } == passes
 
 
 async def _ask(rpcs: Rpcs, request: Any) -> None:
@@ -89,16 +79,16 @@ async def _commit(rpcs: Rpcs) -> None:
         pass
 
 
-_CALLS: dict[Use, Any] = {
-    Use.VITAL: lambda rpcs: _ask(rpcs, nodes_pb2.HeartbeatRequest(node=NODE)),
-    Use.COMMIT: _commit,
-    Use.ORDINARY: lambda rpcs: _ask(
+_CALLS: dict[MemoryClass, Any] = {
+    MemoryClass.VITAL: lambda rpcs: _ask(rpcs, nodes_pb2.HeartbeatRequest(node=NODE)),
+    MemoryClass.COMMIT: _commit,
+    MemoryClass.ORDINARY: lambda rpcs: _ask(
         rpcs,
         streams_pb2.CreateStreamsRequest(
             request_id="one", node=NODE, streams=[streams_pb2.NewStream()]
         ),
     ),
-    Use.BULK: lambda rpcs: _ask(rpcs, kv_pb2.ListKVsRequest()),
+    MemoryClass.BULK: lambda rpcs: _ask(rpcs, kv_pb2.ListKVsRequest()),
 }
 
 

@@ -9,10 +9,9 @@ import pytest
 import pytest_asyncio
 
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.rpc.calls.interceptors import LARGE_ANSWERS, CallPipeline, unread_answers
+from streammeta.controller.rpc.calls.interceptors import CallPipeline, unread_answers
 from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
 from streammeta.controller.trust.authenticator import Authenticator
-from streammeta.controller.trust.method_rules import RULES
 from streammeta.v1 import kv_pb2
 from tests.attack.direct_calls import AbortedError, DirectContext
 from tests.attack.hostile import Target, ended, unread
@@ -116,7 +115,3 @@ async def test_answers_that_are_made_at_the_same_time_are_refused_too(
     ends = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(end) for end in ends] == [bytes, AbortedError, AbortedError]
     assert [context.code for context in contexts] == ["OK", *["RESOURCE_EXHAUSTED"] * 2]
-
-
-def test_what_is_counted_is_asked_for_by_methods_there_are() -> None:
-    assert set(RULES) >= LARGE_ANSWERS

@@ -15,8 +15,8 @@ from random import Random
 from typing import Any
 
 from streammeta.controller.metadata.api import requests as r
-from streammeta.controller.metadata.api.commit_validation import BATCH_MAX
 from streammeta.controller.metadata.tables.values import Int64Column, NodeIdentity, Tags, column
+from streammeta.rpc.method_facts import BATCH_MAX
 from tests.metadata.random_commits import NODE_IDS
 from tests.metadata.slow_model_state import State
 

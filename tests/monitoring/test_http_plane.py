@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from streammeta.controller.monitoring.http import http_listener as plane
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
 from streammeta.controller.tls.manager import TlsManager
+from streammeta.controller.trust.access_rules import HTTP_RULES
 from streammeta.controller.trust.authenticator import Authenticator
-from streammeta.controller.trust.method_rules import HTTP_RULES
 from streammeta.controller.trust.policy import Denials, Policy
 from streammeta.tls.listener import ListenerTls
 from tests.kit.certificates import Authority

@@ -63,8 +63,8 @@ BOUNDS = (
         "of 800 brokers that look one up at once 504 were refused",
         """
         streammeta.controller.runtime.load.admission:
-        - case DescribeStreams() if request.stream_ids:
-        + case DescribeStreams() if not request.stream_ids:
+        - if count:
+        + if not count:
         """,
         Tested(
             "tests/server/test_lookups_at_once.py::test_hundreds_of_lookups_at_once_are_all_answered"
@@ -76,8 +76,8 @@ BOUNDS = (
         "thousands of calls that describe thousands of objects each, side by side",
         """
         streammeta.controller.runtime.load.admission:
-        - return DESCRIPTION_LOOKUPS * (named or page_size(page))
-        + return DESCRIPTION_LOOKUPS
+        - return count * (LISTS_LOOKUPS if has_lists else work.lookups)
+        + return work.lookups
         """,
         Tested(
             "tests/runtime/test_admission.py::"

@@ -49,8 +49,8 @@ OVERLOAD = (
         "etcd's quota, which is asked for each write and not for each connection",
         """
         streammeta.controller.rpc.services.commit_pipeline:
-        - self._guard.require(Use.COMMIT)
-        + self._guard.require(Use.VITAL)
+        - self._guard.require(MemoryClass.COMMIT)
+        + self._guard.require(MemoryClass.VITAL)
         """,
         Tested(_MEMORY + "test_an_open_pipeline_is_refused_at_the_limit_and_taken_before"),
     ),

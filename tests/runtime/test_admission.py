@@ -9,21 +9,20 @@ import pytest
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.tables.values import (
-    EMPTY_COLUMN,
     NodeIdentity,
     PageRequest,
-    RangeColumns,
 )
 from streammeta.controller.runtime.load.admission import (
     OPENED_PER_TURN,
     Admission,
     ClassLimits,
     Gate,
-    RequestClass,
     Ticket,
     TurnBudget,
     class_of,
 )
+from streammeta.rpc.method_facts import RequestClass
+from streammeta.rpc.methods import facts_of
 from tests.kit.clock import ManualClock
 
 SMALL = dict.fromkeys(RequestClass, ClassLimits(running=2, waiting=3))
@@ -133,35 +132,48 @@ def test_counts_hold_whatever_happens() -> None:
     assert not any(admission.running(kind) + admission.waiting(kind) for kind in RequestClass)
 
 
+def class_by_row(method: str, request: object) -> RequestClass:
+    work = facts_of(method).work
+    assert work is not None
+    return class_of(work, request)
+
+
+READS = {
+    requests.GetObjects: "ObjectService.GetObjects",
+    requests.GetKVs: "KVService.GetKVs",
+    requests.CheckObjects: "ObjectService.CheckObjects",
+    requests.GetNodes: "NodeService.GetNodes",
+    requests.DescribeStreams: "StreamService.DescribeStreams",
+    requests.DescribeObjects: "ObjectService.DescribeObjects",
+    requests.DescribeNamedObjects: "ObjectService.DescribeNamedObjects",
+    requests.ListStreamSetObjects: "NodeService.ListStreamSetObjects",
+    requests.ListKVs: "KVService.ListKVs",
+}
+
+
+def class_of_read(request: requests.ReadRequest) -> RequestClass:
+    return class_by_row(READS[type(request)], request)  # type: ignore[index]
+
+
 def test_classes_of_requests() -> None:
     node = NodeIdentity(1, 1)
-    upload = requests.CommitUploads(
-        node=node,
-        object_id=EMPTY_COLUMN,
-        object_size=EMPTY_COLUMN,
-        range_count=EMPTY_COLUMN,
-        ranges=RangeColumns(),
+    commit = requests.CommitStreamObject(
+        node=node, object_id=1, object_size=1, stream_id=1, stream_epoch=1
     )
-    assert class_of(upload, writes=True) is RequestClass.COMMIT
-    assert class_of(requests.RegisterNode(node=node), writes=True) is RequestClass.CHANGE
-    assert (
-        class_of(requests.GetObjects(queries=(requests.ObjectQuery(1, 0, -1),)), writes=False)
-        is RequestClass.READ
-    )
-    assert class_of(requests.DescribeStreams(), writes=False) is RequestClass.SCAN
-    many = requests.GetObjects(queries=(requests.ObjectQuery(1, 0, -1),) * 1_000)
-    assert class_of(many, writes=False) is RequestClass.SCAN
-    keys = requests.GetKVs(keys=(requests.KVKey(namespace="", key="k"),) * 1_000)
-    assert class_of(keys, writes=False) is RequestClass.SCAN
+    assert class_by_row("ObjectService.CommitStreamObject", commit) is RequestClass.COMMIT
+    registration = requests.RegisterNode(node=node)
+    assert class_by_row("NodeService.RegisterNode", registration) is RequestClass.CHANGE
+    query = requests.ObjectQuery(1, 0, -1)
+    assert class_of_read(requests.GetObjects(queries=(query,))) is RequestClass.READ
+    assert class_of_read(requests.DescribeStreams()) is RequestClass.SCAN
     for count, kind in ((500, RequestClass.READ), (501, RequestClass.SCAN)):
         key = requests.KVKey(namespace="", key="k")
-        assert class_of(requests.GetKVs(keys=(key,) * count), writes=False) is kind
-        query = requests.ObjectQuery(1, 0, -1)
-        assert class_of(requests.GetObjects(queries=(query,) * count), writes=False) is kind
-        assert class_of(requests.CheckObjects(object_ids=(1,) * count), writes=False) is kind
-    assert class_of(requests.GetNodes(), writes=False) is RequestClass.READ
+        assert class_of_read(requests.GetKVs(keys=(key,) * count)) is kind
+        assert class_of_read(requests.GetObjects(queries=(query,) * count)) is kind
+        assert class_of_read(requests.CheckObjects(object_ids=(1,) * count)) is kind
+    assert class_of_read(requests.GetNodes()) is RequestClass.READ
     nodes = requests.GetNodes(include_stream_set_objects=True)
-    assert class_of(nodes, writes=False) is RequestClass.SCAN
+    assert class_of_read(nodes) is RequestClass.SCAN
 
 
 def described(ids: tuple[int, ...], page: PageRequest) -> list[requests.ReadRequest]:
@@ -191,7 +203,7 @@ def test_descriptions_are_classed_by_how_many_are_asked_for() -> None:
         ((), whole, RequestClass.SCAN),
     ):
         for request in described(ids, page):
-            assert class_of(request, writes=False) is kind, request
+            assert class_of_read(request) is kind, request
 
 
 def test_descriptions_with_lists_weigh_more_and_walks_are_scans() -> None:
@@ -199,15 +211,15 @@ def test_descriptions_with_lists_weigh_more_and_walks_are_scans() -> None:
         few = requests.DescribeStreams(
             stream_ids=tuple(range(8)), include_ranges=ranges, include_stream_objects=objects
         )
-        assert class_of(few, writes=False) is RequestClass.READ
+        assert class_of_read(few) is RequestClass.READ
         many = requests.DescribeStreams(
             stream_ids=tuple(range(9)), include_ranges=ranges, include_stream_objects=objects
         )
-        assert class_of(many, writes=False) is RequestClass.SCAN
+        assert class_of_read(many) is RequestClass.SCAN
     one = requests.DescribeStreams(owner_node_id=1, page=PageRequest(1))
-    assert class_of(one, writes=False) is RequestClass.SCAN
+    assert class_of_read(one) is RequestClass.SCAN
     opening = requests.GetOpeningStreams(node=NodeIdentity(1, 1), page=PageRequest(1))
-    assert class_of(opening, writes=True) is RequestClass.SCAN
+    assert class_by_row("StreamService.GetOpeningStreams", opening) is RequestClass.SCAN
 
 
 async def test_what_arrives_meanwhile_goes_before_the_next_scan() -> None:

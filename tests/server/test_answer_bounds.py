@@ -19,7 +19,7 @@ from streammeta.controller.grpc_server.limits import ANSWER_BYTES_MAX, REQUEST_B
 from streammeta.controller.lifecycle.failover import COMPACTIONS_LISTED_MAX
 from streammeta.controller.metadata.api import answer_budget as budget
 from streammeta.controller.metadata.api.answers import CommitStreamSetObjectAnswer, KVResult
-from streammeta.controller.metadata.api.commit_validation import BATCH_MAX, COMMIT_ROWS_MAX
+from streammeta.controller.metadata.api.commit_validation import COMMIT_ROWS_MAX
 from streammeta.controller.metadata.api.requests import SetFeatureLevel
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import KVsPut
@@ -27,6 +27,7 @@ from streammeta.controller.rpc.calls.caller_addresses import OBSERVERS_MAX
 from streammeta.controller.rpc.services.contract import CHUNK_BYTES_MAX
 from streammeta.rpc.contract import SERVICES
 from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.rpc.method_facts import BATCH_MAX
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.kit.grpc_servers import stock_channel
 from tests.server.rpc_server import NODE, Rpcs, serving

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.runtime.load.admission import LIMITS, RequestClass
+from streammeta.controller.runtime.load.admission import LIMITS
+from streammeta.rpc.method_facts import RequestClass
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.server.rpc_server import NODE, serving
 

@@ -11,9 +11,10 @@ import pytest_asyncio
 
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.services.routes import LeaderView, routed, routes
-from streammeta.controller.runtime.load.admission import LIMITS, RequestClass
+from streammeta.controller.runtime.load.admission import LIMITS
 from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.failures import read_failure
+from streammeta.rpc.method_facts import RequestClass
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, records_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
     ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND,

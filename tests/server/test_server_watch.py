@@ -25,6 +25,8 @@ from streammeta.controller.rpc.watch.service import WatchHandler
 from streammeta.controller.runtime.writer.change_feed import ChangeFeed
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
+from streammeta.rpc.method_facts import BATCH_MAX
+from streammeta.rpc.method_rows import WATCHED_PREFIXES_MAX
 from streammeta.v1 import admin_pb2, kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
 from tests.kit.grpc_servers import started
@@ -166,8 +168,8 @@ async def test_an_offset_above_the_end_is_waited_for(node: Node) -> None:
         ({"kinds": [77]}, "kinds"),
         ({"stream_ids": [-1]}, "stream_ids"),
         ({"node_ids": [-2]}, "node_ids"),
-        ({"stream_ids": range(watch_module.IDS_MAX + 1)}, "stream_ids"),
-        ({"kv_prefixes": [pb.KVPrefix()] * (watch_module.KV_PREFIXES_MAX + 1)}, "kv_prefixes"),
+        ({"stream_ids": range(BATCH_MAX + 1)}, "stream_ids"),
+        ({"kv_prefixes": [pb.KVPrefix()] * (WATCHED_PREFIXES_MAX + 1)}, "kv_prefixes"),
     ],
 )
 async def test_bad_requests_are_refused(

@@ -19,16 +19,13 @@ from streammeta.controller.trust.audit.lines import (
 )
 from streammeta.controller.trust.audit.rules import (
     LISTED_MAX,
-    RULES,
-    SUMMED,
-    AuditRule,
-    Recorded,
     listed,
     refusals,
-    rule_of,
     targets,
 )
 from streammeta.rpc.contract import SERVICES
+from streammeta.rpc.method_facts import AuditRule, Recorded
+from streammeta.rpc.methods import METHODS, SERVED_METHODS, facts_of
 from streammeta.v1 import (
     admin_pb2,
     common_pb2,
@@ -38,7 +35,9 @@ from streammeta.v1 import (
 )
 from tests.trust.audit_lines import chained, line
 
-METHODS = {method.full_name: method for service in SERVICES.values() for method in service.methods}
+DESCRIPTORS = {
+    method.full_name: method for service in SERVICES.values() for method in service.methods
+}
 
 
 def test_a_line_has_the_members_that_say_something() -> None:
@@ -109,12 +108,9 @@ def test_denials_of_one_kind_have_a_number_of_lines_a_minute() -> None:
     assert limit.has_room("broker/1", "Vote", "ROLE")
 
 
-def test_every_method_of_the_contract_has_a_rule_and_every_rule_a_method() -> None:
-    assert set(RULES) == set(METHODS)
-
-
 def test_methods_of_other_services_are_summed() -> None:
-    assert rule_of("grpc.health.v1.Health.Check") is SUMMED
+    audit = SERVED_METHODS["grpc.health.v1.Health.Check"].audit
+    assert audit.recorded is Recorded.SUMMED
 
 
 @pytest.mark.parametrize(
@@ -128,14 +124,14 @@ def test_methods_of_other_services_are_summed() -> None:
     ],
 )
 def test_admin_calls_and_those_that_destroy_are_guarded(method: str) -> None:
-    rule = RULES[f"streammeta.v1.{method}"]
+    rule = facts_of(method).audit
     assert rule.is_guarded
     assert rule.recorded is Recorded.EACH
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_paths_lead_to_fields_that_hold_ids_and_names(name: str) -> None:
-    method, rule = METHODS[name], RULES[name]
+    method, rule = DESCRIPTORS[name], METHODS[name].audit
     for descriptor, paths in ((method.input_type, rule.asked), (method.output_type, rule.made)):
         for path in paths.values():
             assert all(one not in NEVER for one in leaves(descriptor, path)), path
@@ -156,7 +152,7 @@ def leaves(descriptor: Any, path: str) -> list[str]:
 
 
 def test_targets_name_ids_of_request_and_answer() -> None:
-    rule = RULES["streammeta.v1.StreamService.AbandonUploads"]
+    rule = facts_of("StreamService.AbandonUploads").audit
     request = streams_pb2.AbandonUploadsRequest(node_id=7, stream_ids=[1, 2])
     answer = streams_pb2.AbandonUploadsResponse(
         abandoned=[streams_pb2.PendingUpload(stream_id=2, node_id=7)]
@@ -166,19 +162,19 @@ def test_targets_name_ids_of_request_and_answer() -> None:
 
 
 def test_a_field_that_is_not_set_is_left_out() -> None:
-    rule = RULES["streammeta.v1.AdminService.TransferLeadership"]
+    rule = facts_of("AdminService.TransferLeadership").audit
     assert targets(rule, admin_pb2.TransferLeadershipRequest(), None) == {}
     assert targets(rule, admin_pb2.TransferLeadershipRequest(to_node_id=2), None) == {"to": 2}
 
 
 def test_keys_are_named_by_their_namespace_and_without_their_values() -> None:
-    rule = RULES["streammeta.v1.KVService.PutKVs"]
+    rule = facts_of("KVService.PutKVs").audit
     request = kv_pb2.PutKVsRequest(items=[kv_pb2.KVToPut(namespace="n", key="k", value=b"secret")])
     assert targets(rule, request, None) == {"keys": [["n", "k"]]}
 
 
 def test_changes_of_state_name_the_first_id_and_their_number() -> None:
-    rule = RULES["streammeta.v1.StreamService.CreateStreams"]
+    rule = facts_of("StreamService.CreateStreams").audit
     answer = streams_pb2.CreateStreamsResponse(stream_ids=[4, 5, 6])
     assert targets(rule, None, answer) == {"streams": {"count": 3, "first": 4}}
 

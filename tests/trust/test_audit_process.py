@@ -11,7 +11,7 @@ import pytest
 from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.trust.audit.anchors import NAMESPACE
-from streammeta.controller.trust.audit.rules import RULES
+from streammeta.rpc.methods import METHODS
 from streammeta.v1 import (
     admin_pb2,
     common_pb2,
@@ -39,7 +39,9 @@ NODE = common_pb2.NodeIdentity(node_id=1000, node_epoch=1)
 OF_NO_RESTORE = admin_pb2.ObjectToAdopt(
     object_id=9, ranges=[admin_pb2.RangeToAdopt(stream_id=0, stream_epoch=1, end_offset=9)]
 )
-GUARDED = {name.removeprefix("streammeta.v1.") for name, rule in RULES.items() if rule.is_guarded}
+GUARDED = {
+    name.removeprefix("streammeta.v1.") for name, facts in METHODS.items() if facts.audit.is_guarded
+}
 
 
 def change_the_map(client: ControllerClient) -> None:

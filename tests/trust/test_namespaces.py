@@ -6,8 +6,8 @@ import pytest
 
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.tables.values import NodeIdentity
+from streammeta.controller.trust.access_rules import NAMESPACE_OF
 from streammeta.controller.trust.authenticator import ANONYMOUS, Caller
-from streammeta.controller.trust.method_rules import NAMESPACE_OF
 from streammeta.controller.trust.namespaces import require_namespaces
 from streammeta.controller.trust.policy import RESERVED_NAMESPACES, parse_policy
 from streammeta.controller.trust.refusals import NotYourNamespaceError

@@ -17,7 +17,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from streammeta.controller.trust.audit.auditor import Auditor, LeadershipState
-from streammeta.controller.trust.audit.rules import RULES, Recorded
+from streammeta.rpc import methods
+from streammeta.rpc.method_facts import Recorded
 from streammeta.v1 import common_pb2, nodes_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.kit.clock import ManualClock
@@ -81,7 +82,7 @@ WAYS = [(method, way) for method in METHODS for way in texts_in(method.input_typ
 def is_name(method: MethodDescriptor, way: tuple[FieldDescriptor, ...]) -> bool:
     """Whether the rule of a method names a text, or it is the id of the request."""
     path = ".".join(one.name for one in way)
-    rule = RULES[method.full_name]
+    rule = methods.METHODS[method.full_name].audit
     if rule.when is not None:
         _, rule = rule.when  # every field is filled, those that it depends on too
     named = {

@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from streammeta.controller.trust.access_rules import RPC_RULES
 from streammeta.controller.trust.authenticator import Authenticator
-from streammeta.controller.trust.method_rules import RULES
 from streammeta.controller.trust.refusals import RoleLacksCallError
 from streammeta.rpc.contract import SERVICES
 from streammeta.tls.identity import Principal, Role
@@ -110,18 +110,18 @@ def may_call(method: str, principal: Principal) -> bool:
 
 def test_every_method_is_called_by_those_who_may_and_by_no_other() -> None:
     found = {
-        method: "".join(letter for letter, one in CALLERS.items() if may_call(method, one))
+        method: "".join(letter for letter, caller in CALLERS.items() if may_call(method, caller))
         for method, _ in methods()
     }
     assert found == dict(methods())
 
 
 def test_every_rule_is_of_a_method() -> None:
-    assert set(RULES) == {method for method, _ in methods()}
+    assert set(RPC_RULES) == {method for method, _ in methods()}
 
 
 def test_brokers_are_held_to_their_node_where_requests_name_one() -> None:
-    held = {name.rpartition(".")[2] for name, rule in RULES.items() if rule.binds_brokers}
+    held = {name.rpartition(".")[2] for name, rule in RPC_RULES.items() if rule.binds_brokers}
     assert held == HELD_TO_A_NODE
 
 

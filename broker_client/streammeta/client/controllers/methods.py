@@ -10,37 +10,42 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from streammeta.rpc.methods import METHODS
 from streammeta.v1 import admin_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
-_READS = ("Describe", "Get", "List")
-"""Verbs of the contract's RPCs that change nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Method(Generic[RequestT, ResponseT]):
-    """One unary RPC. `leader_only` is False if any controller answers from its own state."""
+    """One unary RPC, with its facts from `streammeta.rpc.methods`."""
 
     request: type[RequestT]
     response: type[ResponseT]
-    leader_only: bool = True
     service: str = field(init=False)
     name: str = field(init=False)
     path: str = field(init=False)
     """The path of the RPC on the wire."""
     is_read: bool = field(init=False)
     """Whether the RPC changes nothing."""
+    leader_only: bool = field(init=False)
+    """Whether only the leader answers. Otherwise any controller answers from its own state."""
 
     def __post_init__(self) -> None:
         asked = self.request.DESCRIPTOR
         services = asked.file.services_by_name.values()
-        rpc = next(each for one in services for each in one.methods if each.input_type is asked)
+        rpc = next(
+            method
+            for service in services
+            for method in service.methods
+            if method.input_type is asked
+        )
+        facts = METHODS[rpc.full_name]
         object.__setattr__(self, "service", rpc.containing_service.name)
         object.__setattr__(self, "name", rpc.name)
-        object.__setattr__(self, "is_read", rpc.name.startswith(_READS))
+        object.__setattr__(self, "is_read", facts.is_read)
+        object.__setattr__(self, "leader_only", facts.leader_only)
         object.__setattr__(self, "path", f"/{rpc.containing_service.full_name}/{rpc.name}")
 
 
@@ -81,6 +86,4 @@ PUT_KVS = Method(kv_pb2.PutKVsRequest, kv_pb2.PutKVsResponse)
 GET_KVS = Method(kv_pb2.GetKVsRequest, kv_pb2.GetKVsResponse)
 DELETE_KVS = Method(kv_pb2.DeleteKVsRequest, kv_pb2.DeleteKVsResponse)
 LIST_KVS = Method(kv_pb2.ListKVsRequest, kv_pb2.ListKVsResponse)
-DESCRIBE_CLUSTER = Method(
-    admin_pb2.DescribeClusterRequest, admin_pb2.DescribeClusterResponse, leader_only=False
-)
+DESCRIBE_CLUSTER = Method(admin_pb2.DescribeClusterRequest, admin_pb2.DescribeClusterResponse)

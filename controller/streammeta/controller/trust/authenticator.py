@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.trust.method_rules import RULES, Rule
+from streammeta.controller.trust.access_rules import RPC_RULES
 from streammeta.controller.trust.policy import Policy, Quota
 from streammeta.controller.trust.refusals import (
     BadTokenError,
     NoIdentityError,
     RoleLacksCallError,
 )
+from streammeta.rpc.method_facts import Access
 from streammeta.tls.identity import IdentityError, KnownClusters, Principal, Role
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Authenticator:
         self,
         cluster: str | KnownClusters,
         policy: Policy = NO_POLICY,
-        rules: Mapping[str, Rule] = RULES,
+        rules: Mapping[str, Access] = RPC_RULES,
     ) -> None:
         self._clusters = KnownClusters(cluster) if isinstance(cluster, str) else cluster
         self._policy = policy
@@ -327,7 +328,7 @@ def _short(method: str) -> str:
     return "/".join(method.split(".")[-2:])
 
 
-def _needs(rule: Rule | None) -> str:
+def _needs(rule: Access | None) -> str:
     if rule is None:
         return "nothing that can be given: the method has no rule"
     more = ("broker/new",) if rule.new_brokers and Role.BROKER not in rule.roles else ()

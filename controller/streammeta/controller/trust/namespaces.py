@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.metadata.api import requests
+from streammeta.controller.trust.access_rules import NAMESPACE_OF
 from streammeta.controller.trust.audit.anchors import NAMESPACE
 from streammeta.controller.trust.authenticator import Caller
-from streammeta.controller.trust.method_rules import NAMESPACE_OF
 from streammeta.controller.trust.refusals import NotYourNamespaceError
 from streammeta.tls.identity import Role
 

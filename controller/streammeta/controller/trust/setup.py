@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streammeta.controller.config import ConfigError, ControllerConfig
+from streammeta.controller.trust.access_rules import HTTP_RULES, RPC_RULES
 from streammeta.controller.trust.authenticator import Authenticator
-from streammeta.controller.trust.method_rules import HTTP_RULES, RULES, Rule
 from streammeta.controller.trust.policy import PolicyError
 from streammeta.controller.trust.policy_file import PolicyFile
+from streammeta.rpc.method_facts import Access
 
 if TYPE_CHECKING:
     from streammeta.controller.trust.issuer_keys import IssuerKeys
@@ -31,7 +32,7 @@ class Doors:
         self._clusters = config.known_clusters
         self.policy = _policy_file(config)
         """None: there is none."""
-        self.of_calls = self._new(RULES)
+        self.of_calls = self._new(RPC_RULES)
         self.token_keys = _token_keys(config, self.of_calls)
         """Keys that verify tokens of callers; None: tokens are not taken."""
 
@@ -39,7 +40,7 @@ class Doors:
         """Return the door of the listener for HTTP."""
         return self._new(HTTP_RULES)
 
-    def _new(self, rules: Mapping[str, Rule]) -> Authenticator:
+    def _new(self, rules: Mapping[str, Access]) -> Authenticator:
         if self.policy is None:
             return Authenticator(self._clusters, rules=rules)
         door = Authenticator(self._clusters, self.policy.current, rules)

@@ -34,9 +34,7 @@ from streammeta.controller.metadata.tables.values import (
     StreamObjectColumns,
 )
 from streammeta.controller.records.record import FACT_COLUMNS
-
-BATCH_MAX = 10_000
-"""Items in one request."""
+from streammeta.rpc.method_facts import BATCH_MAX
 
 
 def fail(field: str, got: object, wanted: str) -> InvalidRequestError:
@@ -50,12 +48,12 @@ def check_between(field: str, value: int, low: int, high: int) -> None:
         raise fail(field, value, f"{low} to {high}")
 
 
-def check_batch(field: str, items: Sequence[object]) -> None:
-    """Raise if there is nothing, or more than one request may hold."""
-    if not items:
-        raise fail(field, "none", f"1 to {BATCH_MAX}")
-    if len(items) > BATCH_MAX:
-        raise too_many(field, len(items))
+def check_count(field: str, count: int, least: int = 1, most: int = BATCH_MAX) -> None:
+    """Raise unless a list of a request has `least` to `most` items."""
+    if count < least:
+        raise fail(field, count or "none", f"{least} to {most}")
+    if count > most:
+        raise too_many(field, count, most)
 
 
 def too_many(field: str, count: int, most: int = BATCH_MAX) -> LimitExceededError:
@@ -175,8 +173,6 @@ def check_commit_stream_object(request: CommitStreamObject) -> None:
     check_between("attributes", request.attributes, -(2**31), INT32_MAX)
     _check_facts(request)
     ids = request.source_object_ids
-    if not len(ids):
-        raise fail("source_object_ids", "none", f"1 to {BATCH_MAX}")
     _check_source_ids("source_object_ids", ids)
     _check_operations(request)
     if ids.tolist() == [request.object_id]:
@@ -194,10 +190,7 @@ def check_commit_uploads(request: CommitUploads) -> None:
     """Check uploads in columns."""
     check_node(request.node)
     objects, rows = len(request.object_id), len(request.ranges.stream_id)
-    if not objects:
-        raise fail("object_id", "none", f"1 to {BATCH_MAX}")
-    if objects > BATCH_MAX:
-        raise too_many("object_id", objects)
+    check_count("object_id", objects)
     if rows > COMMIT_ROWS_MAX:
         raise LimitExceededError(
             f"ranges: got {rows} rows, at most {COMMIT_ROWS_MAX} in one call",
@@ -240,6 +233,7 @@ def check_adoption(request: AdoptObjects) -> None:
         raise InvalidRequestError(
             "ranges.after_gap", f"got {len(request.after_gap)} rows, must be one a range, or none"
         )
+    check_count("replaced_object_ids", len(request.replaced), least=0)
     _check_source_ids("replaced_object_ids", request.replaced)
     _check_no_twin("replaced_object_ids", request.replaced)
 
@@ -370,8 +364,6 @@ def _check_operations(request: CommitStreamObject) -> None:
 
 
 def _check_source_ids(field: str, ids: Int64Column) -> None:
-    if len(ids) > BATCH_MAX:
-        raise too_many(field, len(ids))
     raise_at(field, ids < 0, 0, ">= 0")
 
 

@@ -16,7 +16,7 @@ from streammeta.controller.metadata.api.answers import (
     CommitStreamSetObjectAnswer,
     CommitUploadsAnswer,
 )
-from streammeta.controller.metadata.api.commit_validation import BATCH_MAX, COMMIT_ROWS_MAX
+from streammeta.controller.metadata.api.commit_validation import COMMIT_ROWS_MAX
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.tables.object_facts import UNKNOWN
 from streammeta.controller.metadata.tables.values import (
@@ -27,6 +27,7 @@ from streammeta.controller.metadata.tables.values import (
     StreamObjectColumns,
 )
 from streammeta.controller.records.record import FACT_COLUMNS
+from streammeta.rpc.method_facts import BATCH_MAX
 
 
 def is_plain(request: CommitStreamSetObject) -> bool:

@@ -4,7 +4,7 @@ Every check here depends on the request alone. A malformed request raises `Inval
 naming the field as in `proto/`, one over a limit `LimitExceededError`; neither changes anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,13 @@ from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.commit_validation import (
-    BATCH_MAX,
     OBJECT_SIZE_MAX,
     check_adoption,
-    check_batch,
     check_between,
     check_commit,
     check_commit_stream_object,
     check_commit_uploads,
+    check_count,
     check_no_repeat,
     check_node,
     fail,
@@ -36,6 +35,8 @@ from streammeta.controller.metadata.tables.values import (
     PageRequest,
     Tags,
 )
+from streammeta.rpc.method_facts import BATCH_MAX, RequestList
+from streammeta.rpc.methods import METHODS
 
 PAGE_SIZE_MAX = 10_000
 TTL_MS_MIN = 1_000
@@ -47,7 +48,6 @@ CLUSTER_UUID_LENGTH_MAX = 64
 KEY_BYTES_MAX = 1_024
 VALUE_BYTES_MAX = 1 << 20
 NAME_BYTES_MAX = 512
-NAMED_MAX = 1_000
 WAL_CONFIG_BYTES_MAX = 16_384
 PROCESS_ID_BYTES_MAX = 64
 _ID_DIGITS_MAX = len(str(INT64_MAX))
@@ -60,6 +60,8 @@ def validate(request: requests.WriteRequest | requests.ReadRequest) -> None:
         InvalidRequestError: a field is malformed.
         LimitExceededError: the request is larger than a limit.
     """
+    for limit in _LISTS.get(type(request), ()):
+        check_count(limit.field, len(getattr(request, limit.field)), limit.least, limit.most)
     check: Callable[..., None] = _CHECKS.get(type(request), _check_fields)
     check(request)
 
@@ -129,7 +131,6 @@ def _check_id_page(_: str, page: PageRequest | None) -> None:
 
 def _check_create_streams(request: requests.CreateStreams) -> None:
     _check_fields(request)
-    check_batch("streams", request.streams)
     for index, stream in enumerate(request.streams):
         _check_tags(f"streams[{index}].tags", stream.tags)
 
@@ -158,7 +159,6 @@ def _check_stream_ids(
     ],
     epoch_min: int,
 ) -> None:
-    check_batch(field, streams)
     for index, stream in enumerate(streams):
         if not 0 <= stream.stream_id <= INT64_MAX:
             raise fail(f"{field}[{index}].stream_id", stream.stream_id, ">= 0")
@@ -206,8 +206,8 @@ def _check_delete_streams(request: requests.DeleteStreams) -> None:
     _check_streams(request.node, request.streams, epoch_min=-1)
 
 
-def _check_object_ids(request: requests.RemoveObjects | requests.CheckObjects) -> None:
-    check_batch("object_ids", request.object_ids)
+def _check_removal(request: requests.RemoveObjects) -> None:
+    check_count("object_ids", len(request.object_ids))
     _check_id_range("object_ids", request.object_ids)
 
 
@@ -218,7 +218,7 @@ def _check_id_range(field: str, ids: Sequence[int]) -> None:
 
 
 def _check_assign_recoveries(request: requests.AssignRecoveries) -> None:
-    check_batch("targets", request.targets)
+    check_count("targets", len(request.targets))
     for index, target in enumerate(request.targets):
         field = f"targets[{index}]"
         check_between(f"{field}.node_id", target.node_id, 0, INT32_MAX)
@@ -242,7 +242,6 @@ def _check_put_kvs(request: requests.PutKVs) -> None:
 
 
 def _check_puts(field: str, items: Sequence[requests.KVToPut]) -> None:
-    check_batch(field, items)
     for index, item in enumerate(items):
         _check_no_name(f"{field}[{index}]", item.namespace)
         _check_key(f"{field}[{index}]", item.namespace, item.key)
@@ -318,9 +317,6 @@ def _check_name(field: str, name: str) -> None:
 
 
 def _check_named(field: str, items: Sequence[Any]) -> None:
-    check_batch(field, items)
-    if len(items) > NAMED_MAX:
-        raise too_many(field, len(items), NAMED_MAX)
     for index, item in enumerate(items):
         _check_name(f"{field}[{index}].name", item.name)
         if item.object_id is not None:
@@ -355,8 +351,6 @@ def _check_delete_named(request: requests.DeleteNamedObjects) -> None:
 
 def _check_describe_named(request: requests.DescribeNamedObjects) -> None:
     _check_page(request.page)
-    if len(request.names) > BATCH_MAX:
-        raise too_many("names", len(request.names))
 
 
 def _check_version(field: str, expected_version: int | None) -> None:
@@ -365,7 +359,6 @@ def _check_version(field: str, expected_version: int | None) -> None:
 
 
 def _check_kv_keys(request: requests.GetKVs | requests.DeleteKVs) -> None:
-    check_batch("keys", request.keys)
     for index, key in enumerate(request.keys):
         _check_key(f"keys[{index}]", key.namespace, key.key)
         _check_version(f"keys[{index}]", key.expected_version)
@@ -379,15 +372,8 @@ def _check_list_kvs(request: requests.ListKVs) -> None:
     _check_page(request.page)
 
 
-def _check_described(field: str, ids: Sequence[int]) -> None:
-    if len(ids) > BATCH_MAX:
-        raise too_many(field, len(ids))
-    _check_id_range(field, ids)
-
-
 def _check_get_objects(request: requests.GetObjects) -> None:
     asked = request.queries
-    check_batch("queries", asked)
     if isinstance(asked, requests.ObjectQueryColumns) and _are_sound(asked):
         return
     for index, query in enumerate(asked):
@@ -425,18 +411,25 @@ _FIELDS: dict[str, Callable[[str, Any], None]] = {
     "limit": _between(1, BATCH_MAX),
     "node": lambda _, node: check_node(node),
     "node_id": _between(0, INT32_MAX),
-    "node_ids": _check_described,
-    "object_ids": _check_described,
+    "node_ids": _check_id_range,
+    "object_ids": _check_id_range,
     "owner_node_id": _check_owner,
     "page": _check_id_page,
     "process_id": _check_process_id,
     "request_id": _length(REQUEST_ID_LENGTH_MAX),
-    "stream_ids": _check_described,
+    "stream_ids": _check_id_range,
     "tags": _check_tags,
     "ttl_ms": _between(TTL_MS_MIN, TTL_MS_MAX),
     "wal_config": _check_wal_config,
 }
 """Rules for fields that mean the same in every request that is checked by them."""
+
+_LISTS: Mapping[type, tuple[RequestList, ...]] = {
+    kind: tuple(limit for limit in facts.request_lists if limit.field in kind.__dataclass_fields__)
+    for method, facts in METHODS.items()
+    if (kind := getattr(requests, method.rpartition(".")[2], None)) is not None
+}
+"""Lists with a limit by request; where the request has columns instead, its check counts rows."""
 
 # Each value takes exactly its key's type, which a dictionary's type can't say. Requests that are
 # not named have their fields checked.
@@ -452,12 +445,11 @@ _CHECKS: dict[type, Callable[..., None]] = {
     requests.AdoptObjects: check_adoption,
     requests.AbandonUploads: _check_abandon_uploads,
     requests.CommitStreamObject: _check_commit_stream_object,
-    requests.RemoveObjects: _check_object_ids,
+    requests.RemoveObjects: _check_removal,
     requests.AssignRecoveries: _check_assign_recoveries,
     requests.PutKVs: _check_put_kvs,
     requests.DeleteKVs: _check_kv_keys,
     requests.GetObjects: _check_get_objects,
-    requests.CheckObjects: _check_object_ids,
     requests.GetKVs: _check_kv_keys,
     requests.CommitNamedObjects: _check_commit_named,
     requests.DeleteNamedObjects: _check_delete_named,

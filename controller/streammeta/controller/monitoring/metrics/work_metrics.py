@@ -21,9 +21,10 @@ from streammeta.controller.monitoring.metrics.families import (
     value,
 )
 from streammeta.controller.rpc.calls.tally import RESULTS, RequestTally
-from streammeta.controller.runtime.load.admission import Admission, RequestClass
+from streammeta.controller.runtime.load.admission import Admission
 from streammeta.controller.runtime.persistence.checkpointer import CheckpointTally
 from streammeta.controller.timings import Times
+from streammeta.rpc.method_facts import RequestClass
 from streammeta.storage.object_store.protocol.calls import OperationMetrics, StoreMetrics
 
 OPERATIONS = ("put", "get_range", "head", "list_objects", "copy", "delete_many")

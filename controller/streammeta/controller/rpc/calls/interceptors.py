@@ -19,7 +19,7 @@ from streammeta.controller.rpc.calls.memory_budget import (
     SMALL_BYTES,
     MemoryBudget,
 )
-from streammeta.controller.rpc.calls.memory_guard import MemoryGuard, Use, use_of
+from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
 from streammeta.controller.rpc.calls.tally import RequestTally
 from streammeta.controller.trust.audit.auditor import Auditor, note_caller
 from streammeta.controller.trust.authenticator import (
@@ -31,27 +31,14 @@ from streammeta.controller.trust.authenticator import (
 from streammeta.controller.trust.rates import Rates
 from streammeta.controller.trust.refusals import UnknownKeyError
 from streammeta.rpc import tracing
+from streammeta.rpc.method_facts import MemoryClass, RequestClass
+from streammeta.rpc.methods import SERVED_METHODS
 
 _Input = TypeVar("_Input")
 _Result = TypeVar("_Result")
 
 Handler: TypeAlias = Callable[[_Input, Context], Awaitable[_Result]]
 """Takes the bytes of a request, or the messages of a stream as they come."""
-
-
-_HEARTBEAT = "streammeta.v1.NodeService.Heartbeat"
-
-LARGE_ANSWERS = frozenset(
-    f"streammeta.v1.{name}"
-    for name in (
-        *("KVService.GetKVs", "KVService.ListKVs"),
-        *("NodeService.GetNodes", "NodeService.ListStreamSetObjects"),
-        *("StreamService.DescribeStreams", "StreamService.GetOpeningStreams"),
-        *("ObjectService.GetObjects", "ObjectService.DescribeObjects"),
-        *("ObjectService.CheckObjects", "ObjectService.DescribeNamedObjects"),
-    )
-)
-"""Unary methods whose answers may be megabytes for a request of a few bytes."""
 
 
 def holder_of(caller: Caller, context: Context) -> str:
@@ -115,10 +102,10 @@ class CallPipeline:
         One that `lasts` is ended once another policy lets its caller in no more.
         """
         handle = _until_shown_out(self._door, method, handler) if lasts else handler
-        # A broker whose heartbeats were refused would be fenced.
-        is_rated = method != _HEARTBEAT
-        use, guard, connections = use_of(method), self._guard, self._connections
-        answers_much = method in LARGE_ANSWERS
+        facts, guard, connections = SERVED_METHODS[method], self._guard, self._connections
+        # A broker whose heartbeats are rejected would be fenced.
+        is_rated = facts.work is None or facts.work.kind is not RequestClass.HEARTBEAT
+        answers_much = facts.answer_list is not None
 
         async def call(data: _Input, context: Context) -> _Result:
             try:
@@ -139,7 +126,7 @@ class CallPipeline:
             if answers_much:
                 await self._require_read(caller, context)
             if guard is not None and not guard.is_easy:
-                await _guarded(guard, use, data, context)
+                await _guarded(guard, facts.memory, data, context)
             if caller.policy.quotas and is_rated and isinstance(data, bytes):
                 await self._rated(data, context, caller)
             if isinstance(data, bytes) and len(data) > SMALL_BYTES:
@@ -202,10 +189,10 @@ class CallPipeline:
             self._memory.give_back(holder, size)
 
 
-async def _guarded(guard: MemoryGuard, use: Use, data: object, context: Context) -> None:
+async def _guarded(guard: MemoryGuard, memory: MemoryClass, data: object, context: Context) -> None:
     """Refuse a call for which there is too little memory."""
     try:
-        guard.require(use, len(data) if isinstance(data, bytes) else 0)
+        guard.require(memory, len(data) if isinstance(data, bytes) else 0)
     except ApiError as error:
         await abort(context, error)
 

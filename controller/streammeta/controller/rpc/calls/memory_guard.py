@@ -1,89 +1,39 @@
-"""Memory guard: calls that are refused while the process holds much memory.
+"""Memory guard: rejects calls by their memory class while the process is near its limit.
 
-First what can wait and takes much: snapshots, watches, scans and large requests. Then, at the
-limit, everything but what keeps the cluster alive, what operators need, and what takes things out
-of the map. The quorum does not come this way.
+Messages between controllers do not pass it.
 """
 
 from __future__ import annotations
 
-from enum import Enum, auto
-
 from streammeta.controller.errors import MemoryHighError
 from streammeta.controller.rpc.calls.memory_budget import SMALL_BYTES
 from streammeta.controller.runtime.load.process_memory import Pressure, ProcessMemory
+from streammeta.rpc.method_facts import MemoryClass
 
 RETRY_AFTER_MS = 2_000
-"""Time after which memory may be free again, in milliseconds."""
-
-
-class Use(Enum):
-    """Kinds of calls by what they do to memory."""
-
-    VITAL = auto()
-    """Never refused."""
-    COMMIT = auto()
-    """Refused at the limit, however large."""
-    ORDINARY = auto()
-    """Refused at the limit, and before it if the request is large."""
-    BULK = auto()
-    """Refused before the limit."""
-
-
-_VITAL = (
-    *("QuorumService.AddVoter", "QuorumService.RemoveVoter", "QuorumService.DescribeQuorum"),
-    *("AdminService.DescribeCluster", "AdminService.TransferLeadership"),
-    *("NodeService.Heartbeat", "NodeService.UnregisterNode"),
-    *("NodeService.LockNode", "NodeService.UnlockNode"),
-    *("StreamService.CloseStreams", "StreamService.TrimStreams", "StreamService.DeleteStreams"),
-    *("StreamService.AbandonUploads", "KVService.DeleteKVs"),
-    "ObjectService.DeleteNamedObjects",
-)
-_COMMITS = (
-    *("ObjectService.CommitStreamSetObject", "ObjectService.CommitStreamObject"),
-    "ObjectService.CommitPipeline",
-)
-_BULK = (
-    *("MetadataService.GetSnapshot", "MetadataService.Watch"),
-    *("AdminService.StateHash", "AdminService.TakeSnapshot"),
-    *("NodeService.ListStreamSetObjects", "StreamService.DescribeStreams"),
-    *("ObjectService.DescribeObjects", "ObjectService.CheckObjects", "KVService.ListKVs"),
-    "ObjectService.DescribeNamedObjects",
-)
-_HEALTH = "grpc.health.v1.Health."
-USES = {
-    f"streammeta.v1.{name}": use
-    for use, names in ((Use.VITAL, _VITAL), (Use.COMMIT, _COMMITS), (Use.BULK, _BULK))
-    for name in names
-}
-"""Uses by full name of the method; those left out are ordinary."""
-
-
-def use_of(method: str) -> Use:
-    """Return what calls of a method do to memory."""
-    return Use.VITAL if method.startswith(_HEALTH) else USES.get(method, Use.ORDINARY)
+"""Time after which a rejected caller may retry, in milliseconds."""
 
 
 class MemoryGuard:
-    """Refuses calls by their use, their size, and the memory of the process."""
+    """Rejects calls by their memory class, their size, and the memory of the process."""
 
     def __init__(self, memory: ProcessMemory) -> None:
         self._memory = memory
 
     @property
     def is_easy(self) -> bool:
-        """Whether nothing is refused."""
+        """Whether every call is accepted."""
         return not self._memory.pressure
 
-    def require(self, use: Use, size: int = 0) -> None:
-        """Let a call of `size` bytes go on.
+    def require(self, memory: MemoryClass, size: int = 0) -> None:
+        """Accept a call whose request has `size` bytes.
 
         Raises:
-            MemoryHighError: it is one of those that are refused now.
+            MemoryHighError: calls of this class and size are rejected at present.
         """
         pressure = self._memory.pressure
-        if pressure is Pressure.NONE or use is Use.VITAL:
+        if pressure is Pressure.NONE or memory is MemoryClass.VITAL:
             return
-        is_large = use is Use.ORDINARY and size > SMALL_BYTES
-        if pressure is Pressure.FULL or use is Use.BULK or is_large:
+        is_large = memory is MemoryClass.ORDINARY and size > SMALL_BYTES
+        if pressure is Pressure.FULL or memory is MemoryClass.BULK or is_large:
             raise MemoryHighError(self._memory.limit_bytes, self._memory.rss_bytes, RETRY_AFTER_MS)

@@ -34,7 +34,7 @@ from streammeta.controller.metadata.api.upload_batches import joined_uploads, sp
 from streammeta.controller.rpc.calls.error_mapping import Context, abort
 from streammeta.controller.rpc.calls.interceptors import holder_of
 from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
-from streammeta.controller.rpc.calls.memory_guard import MemoryGuard, Use
+from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
 from streammeta.controller.rpc.calls.message_trace import MessageTrace
 from streammeta.controller.rpc.codec.wire_columns import (
     commit_stream_set_object_in,
@@ -54,9 +54,10 @@ from streammeta.controller.trust.authenticator import (
     current_holder,
     current_quota,
 )
-from streammeta.controller.trust.commit_parts import require_parts
+from streammeta.controller.trust.field_access import require_fields
 from streammeta.controller.trust.rates import Rates
 from streammeta.rpc import tracing
+from streammeta.rpc.method_facts import MemoryClass
 from streammeta.tls.identity import Principal
 from streammeta.v1 import columns_pb2 as pb
 
@@ -433,7 +434,7 @@ class CommitPipeline:
             if (record := current_record()) is not None:
                 record.require()
             if self._guard is not None:
-                self._guard.require(Use.COMMIT)
+                self._guard.require(MemoryClass.COMMIT)
             await self._controller.turn()
         except Exception as error:  # noqa: BLE001 - told to the next message
             return error
@@ -549,7 +550,7 @@ def _read_commit(
     except InvalidRequestError as error:
         reason = str(error).removeprefix(f"{error.field}: ")
         raise InvalidRequestError(f"commits[{index}].{error.field}", reason) from None
-    require_parts(current_caller(), request)
+    require_fields(current_caller(), "ObjectService.CommitPipeline", request)
     return request
 
 

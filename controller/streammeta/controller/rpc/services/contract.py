@@ -46,7 +46,7 @@ from streammeta.controller.rpc.codec.wire_columns import parse_commit
 from streammeta.controller.rpc.services.routes import PLAIN
 from streammeta.controller.rpc.services.snapshot_spool import SnapshotSpool, SpoolFile
 from streammeta.controller.rpc.watch.service import WatchHandler
-from streammeta.controller.runtime.load.admission import Gate, RequestClass
+from streammeta.controller.runtime.load.admission import Gate
 from streammeta.controller.runtime.replication.operations import (
     QuorumDescription,
     ReplicaDescription,
@@ -57,9 +57,11 @@ from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
 from streammeta.controller.trust.audit.auditor import note_offset
 from streammeta.controller.trust.authenticator import current_caller, current_holder, current_quota
-from streammeta.controller.trust.method_rules import DELETIONS_HELD_BY
+from streammeta.controller.trust.field_access import require_fields
 from streammeta.controller.trust.node_binding import require_own_node
 from streammeta.controller.trust.quotas import Places
+from streammeta.rpc.method_facts import RequestClass
+from streammeta.rpc.methods import METHODS, facts_of
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
@@ -80,7 +82,10 @@ def service_handler(
 ) -> grpc.GenericRpcHandler:
     """Return a handler for a service; `unary`, `streams` and `pipelines` are by method name.
 
-    Every call comes by the `entrance`, before its request is parsed.
+    Every call passes the `entrance` before its request is parsed.
+
+    Raises:
+        ValueError: a method of the contract has no handler.
     """
     streams, pipelines = streams or {}, pipelines or {}
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
@@ -101,12 +106,21 @@ def service_handler(
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(
                 entrance.wrap(method.full_name, pipeline, lasts=True)
             )
+        elif method.full_name in METHODS:
+            raise ValueError(f"{method.full_name} has no handler")
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
 def _serialized(message: Message | bytes) -> bytes:
     """Return the bytes of a message; messages that go to many watches are bytes already."""
     return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def _class_of(method: str) -> RequestClass:
+    """Return the admission class of a method whose requests all cost the same."""
+    work = facts_of(method).work
+    assert work is not None, f"{method} is not admitted"
+    return work.kind
 
 
 OBSERVER_PRESENT_MS = 10_000
@@ -207,7 +221,9 @@ class AdminHandlers:
         self, request: admin_pb2.AdoptObjectsRequest, context: Context
     ) -> admin_pb2.AdoptObjectsResponse:
         asked = adoption_in(request)
-        async with self._controller.gate.admitted(RequestClass.CHANGE, context.time_remaining()):
+        async with self._controller.gate.admitted(
+            _class_of("AdminService.AdoptObjects"), context.time_remaining()
+        ):
             answered = await self._controller.write(asked)
         quote_offset(context, answered.offset)
         return adoption_out(cast(AdoptObjectsAnswer, answered.answer), asked.range_count)
@@ -267,7 +283,9 @@ class NodeHandlers:
     async def _heartbeat(
         self, request: nodes_pb2.HeartbeatRequest, context: Context
     ) -> nodes_pb2.HeartbeatResponse:
-        async with self._gate.admitted(RequestClass.HEARTBEAT, context.time_remaining()):
+        async with self._gate.admitted(
+            _class_of("NodeService.Heartbeat"), context.time_remaining()
+        ):
             node = _read_node(request.node, "node")
             if (held_to := current_caller().held_to) is not None:
                 require_own_node(held_to, node.node_id)
@@ -356,9 +374,11 @@ class MetadataHandlers:
     ) -> None:
         # Few snapshots are written at a time; a slow reader holds up no other.
         gate = self._controller.gate
-        async with gate.admitted(RequestClass.SNAPSHOT, context.time_remaining()):
+        async with gate.admitted(
+            _class_of("MetadataService.GetSnapshot"), context.time_remaining()
+        ):
             await self._require_offset(request.not_before_offset)
-            await self._hold_deletions(request.hold_ms)
+            await self._hold_deletions(request)
             frozen = await self._controller.frozen()
             note_offset(frozen.id.end_offset)
             self._on_copied()
@@ -390,10 +410,11 @@ class MetadataHandlers:
                 "not_before_offset", f"{wanted}; the log is committed up to {end_offset} only"
             )
 
-    async def _hold_deletions(self, hold_ms: int) -> None:
+    async def _hold_deletions(self, request: metadata_pb2.GetSnapshotRequest) -> None:
         """Hold deletions before the snapshot, so that no object in it loses its bytes."""
+        hold_ms = request.hold_ms
         if not 0 <= hold_ms <= HOLD_MS_MAX:
             raise InvalidRequestError("hold_ms", f"{hold_ms}; wanted 0 to {HOLD_MS_MAX}, a week")
+        require_fields(current_caller(), "MetadataService.GetSnapshot", request)
         if hold_ms:
-            current_caller().require_any(DELETIONS_HELD_BY, "GetSnapshot with hold_ms")
             await self._controller.write(HoldDeletions(hold_ms=hold_ms))

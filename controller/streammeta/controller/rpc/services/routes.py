@@ -35,17 +35,20 @@ from streammeta.controller.rpc.codec.conversion import Conversion, Write, not_se
 from streammeta.controller.runtime.load.admission import TurnBudget, class_of
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.runtime.writer.unary_batching import CommitBatcher
+from streammeta.controller.trust.access_rules import WAL_CONFIG_SHOWN_TO
 from streammeta.controller.trust.audit.auditor import note_rows
 from streammeta.controller.trust.authenticator import current_caller
-from streammeta.controller.trust.commit_parts import require_parts
-from streammeta.controller.trust.method_rules import WAL_CONFIG_SHOWN_TO
+from streammeta.controller.trust.field_access import require_fields
 from streammeta.rpc.contract import SERVICES
+from streammeta.rpc.methods import METHODS, PACKAGE, facts_of
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 MAP_SERVICES = tuple(
     SERVICES[name] for name in ("StreamService", "ObjectService", "NodeService", "KVService")
 )
 """The services of which the map answers most calls."""
+
+_COMMIT = "ObjectService.CommitStreamSetObject"
 
 ROUTES: Mapping[str, tuple[type, type]] = {
     "CreateStreams": (requests.CreateStreams, answers.CreateStreamsAnswer),
@@ -90,17 +93,6 @@ PIECE_SLICES = 1_000
 PIECE_ITEMS = 250
 """Size of a piece of an answer that is a list, in items."""
 
-_LISTS: Mapping[str, str] = {
-    "DescribeStreams": "streams",
-    "DescribeObjects": "objects",
-    "DescribeNamedObjects": "objects",
-    "GetNodes": "nodes",
-    "ListStreamSetObjects": "objects",
-    "GetKVs": "results",
-    "ListKVs": "entries",
-}
-"""Field of an answer that has a list, by method, where lists may be long."""
-
 _CONSTANTS: Mapping[str, Mapping[str, object]] = {
     "LockNode": {"locked": True},
     "UnlockNode": {"locked": False},
@@ -122,14 +114,14 @@ Encode: TypeAlias = Callable[..., Message | Iterator[Message]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Translation of one unary RPC; `writes` is True for mutations, False for queries.
+    """Translation of one unary RPC, named as in `ObjectService.GetObjects`.
 
     Calls that arrive together are decided together if it `joins` them.
     """
 
+    method: str
     decode: Callable[[Any], Any]
     encode: Encode
-    writes: bool
     joins: bool = False
 
 
@@ -151,10 +143,10 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
         }
     )
     table = {
-        "streammeta.v1.ObjectService.CommitStreamSetObject": Route(
+        f"{PACKAGE}.{_COMMIT}": Route(
+            _COMMIT,
             wire_columns.commit_stream_set_object_in,
             wire_columns.commit_stream_set_object_out,
-            writes=True,
             joins=True,
         )
     }
@@ -168,13 +160,14 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
             unread = {"request_id", "deleting"} - {part.name for part in fields(request)}
             message = GetMessageClass(method.input_type)
             decode = conversion.reader(request, message, *unread, **constants)
-            encode = _BY_HAND.get(method.name) or conversion.writer(
-                answer, GetMessageClass(method.output_type), *given
-            )
-            if (items := _LISTS.get(method.name)) is not None:
-                encode = _in_pieces(encode, items)
-            is_write = issubclass(request, requests.WriteRequest)
-            table[method.full_name] = Route(decode, partial(encode, **given), is_write)
+            encode = _BY_HAND.get(method.name)
+            if encode is None:
+                encode = conversion.writer(answer, GetMessageClass(method.output_type), *given)
+                items = METHODS[method.full_name].answer_list
+                if items is not None and items.is_split:
+                    encode = _in_pieces(encode, items.field)
+            name = method.full_name.removeprefix(f"{PACKAGE}.")
+            table[method.full_name] = Route(name, decode, partial(encode, **given))
     return table
 
 
@@ -196,16 +189,19 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
     write = CommitBatcher(controller).write if route.joins else controller.write
 
     turns = controller.answer_turns
+    facts = facts_of(route.method)
+    work = facts.work
+    assert work is not None, f"{route.method} is not admitted, and so it has a handler of its own"
 
     async def handle(request: Message, context: Context) -> Message | bytes:
         caller = current_caller()
         decoded = route.decode(request)
-        require_parts(caller, decoded)
+        require_fields(caller, route.method, decoded)
         if route.joins:
             note_rows(len(decoded.ranges.stream_id))
-        kind = class_of(decoded, writes=route.writes)
+        kind = class_of(work, decoded)
         async with controller.gate.admitted(kind, context.time_remaining()):
-            if route.writes:
+            if not facts.is_read:
                 began = time.perf_counter()
                 answered = await write(decoded, caller.held_to)
                 if route.joins:

@@ -26,6 +26,7 @@ from streammeta.controller.rpc.watch.messages import EXAMINED_MAX, WatchMessages
 from streammeta.controller.runtime.writer.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 from streammeta.controller.trust.authenticator import current_holder, current_quota
 from streammeta.controller.trust.quotas import Places
+from streammeta.rpc.methods import facts_of
 from streammeta.v1 import metadata_pb2 as pb
 
 PROGRESS_S = 1.0
@@ -299,12 +300,6 @@ _RETRY_MS = 1_000
 ABORT_PATIENCE_S = 5.0
 """Maximum time to send the status that cuts off a stuck connection, in seconds."""
 
-IDS_MAX = 10_000
-"""Maximum number of stream ids, and of node ids, in one watch."""
-
-KV_PREFIXES_MAX = 64
-"""Maximum number of prefixes of keys in one watch."""
-
 _KINDS = {
     pb.ENTITY_KIND_STREAM: Kind.STREAM,
     pb.ENTITY_KIND_OBJECT: Kind.OBJECT,
@@ -361,18 +356,14 @@ def read_selection(request: pb.WatchRequest) -> Selection:
         InvalidRequestError: a kind is unknown, an id negative, or there are too many ids or
             prefixes.
     """
-    for field, ids in (("stream_ids", request.stream_ids), ("node_ids", request.node_ids)):
-        if len(ids) > IDS_MAX:
+    for limit in facts_of("MetadataService.Watch").request_lists:
+        if (count := len(getattr(request, limit.field))) > limit.most:
             raise InvalidRequestError(
-                field, f"{len(ids)} ids, at most {IDS_MAX}; leave the field empty to get all"
+                limit.field, f"got {count}, at most {limit.most}; leave the field empty to get all"
             )
+    for field, ids in (("stream_ids", request.stream_ids), ("node_ids", request.node_ids)):
         if any(each < 0 for each in ids):
             raise InvalidRequestError(field, f"{min(ids)}; an id is 0 or more")
-    if len(request.kv_prefixes) > KV_PREFIXES_MAX:
-        raise InvalidRequestError(
-            "kv_prefixes",
-            f"{len(request.kv_prefixes)} prefixes, at most {KV_PREFIXES_MAX}; name shorter ones",
-        )
     for kind in request.kinds:
         if kind not in _KINDS:
             raise InvalidRequestError("kinds", f"{kind} is no kind of entity known here")

@@ -18,40 +18,12 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from streammeta.controller.errors import BusyError
-from streammeta.controller.metadata.api.requests import (
-    CheckObjects,
-    CommitStreamObject,
-    CommitStreamSetObject,
-    CommitUploads,
-    DescribeNamedObjects,
-    DescribeObjects,
-    DescribeStreams,
-    GetKVs,
-    GetNodes,
-    GetObjects,
-    GetOpeningStreams,
-    ListKVs,
-    ListStreamSetObjects,
-    ReadRequest,
-    WriteRequest,
-)
-from streammeta.controller.metadata.tables.values import PageRequest, page_size
+from streammeta.controller.metadata.tables.values import page_size
 from streammeta.controller.runtime.clock import Clock
-
-
-class RequestClass(IntEnum):
-    """Classes of calls by cost and patience; a lower number is served first."""
-
-    HEARTBEAT = 0
-    COMMIT = 1
-    CHANGE = 2
-    READ = 3
-    SCAN = 4
-    SNAPSHOT = 5
+from streammeta.rpc.method_facts import LISTS_LOOKUPS, RequestClass, Unnamed, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,54 +55,30 @@ OPENED_PER_TURN = 64
 LOOKUPS_OF_A_READ = 500
 """Look-ups beyond which a read costs as much as a scan: queries of a GetObjects, keys, ids."""
 
-DESCRIPTION_LOOKUPS = 8
-"""Look-ups that the description of one stream or object, or one entry of a page, costs."""
-
-LISTS_LOOKUPS = 60
-"""Look-ups that the description of a stream with its ranges or objects costs."""
-
-_COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
 _PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
 
 
-def class_of(request: WriteRequest | ReadRequest, *, writes: bool) -> RequestClass:
-    """Return the class of a request to the map, by the work that it asks for."""
-    if isinstance(request, _COMMITS):
-        return RequestClass.COMMIT
-    if _lookups(request) > LOOKUPS_OF_A_READ:
-        return RequestClass.SCAN
-    return RequestClass.CHANGE if writes else RequestClass.READ
+def class_of(work: Work, request: Any) -> RequestClass:
+    """Return the class of a decoded request: its method's, or SCAN if it costs many look-ups."""
+    return RequestClass.SCAN if _lookups(work, request) > LOOKUPS_OF_A_READ else work.kind
 
 
-def _lookups(request: WriteRequest | ReadRequest) -> float:
-    """Return how many look-ups a request costs, infinity if it walks through part of the map."""
-    match request:
-        case GetObjects():
-            return len(request.queries)
-        case GetKVs():
-            return len(request.keys)
-        case CheckObjects():
-            return len(request.object_ids)
-        case DescribeStreams() if request.stream_ids:
-            has_lists = request.include_ranges or request.include_stream_objects
-            return len(request.stream_ids) * (LISTS_LOOKUPS if has_lists else DESCRIPTION_LOOKUPS)
-        case DescribeObjects():
-            return _described(len(request.object_ids), request.page)
-        case DescribeNamedObjects():
-            return _described(len(request.names), request.page)
-        case ListStreamSetObjects() | ListKVs():
-            return _described(0, request.page)
-        case DescribeStreams() | GetOpeningStreams():
-            return math.inf  # a page skips streams that are deleted, or others'
-        case GetNodes():
-            return math.inf if request.include_stream_set_objects else 0
-        case _:
+def _lookups(work: Work, request: Any) -> float:
+    """Return the look-ups that a request costs, infinity if it walks through the metadata."""
+    if work.walks_with and getattr(request, work.walks_with):
+        return math.inf
+    count: int = len(getattr(request, work.items)) if work.items else 0
+    if count:
+        has_lists = any(getattr(request, name) for name in work.lists)
+        return count * (LISTS_LOOKUPS if has_lists else work.lookups)
+
+    match work.unnamed:
+        case Unnamed.NOTHING:
             return 0
-
-
-def _described(named: int, page: PageRequest) -> int:
-    """Return the look-ups of items asked for by name, or of a page of all."""
-    return DESCRIPTION_LOOKUPS * (named or page_size(page))
+        case Unnamed.PAGE:
+            return work.lookups * page_size(request.page)
+        case Unnamed.WALK:
+            return math.inf
 
 
 @dataclass(slots=True, eq=False)

@@ -28,15 +28,10 @@ from streammeta.controller.trust.audit.lines import (
     Sums,
     Verdict,
 )
-from streammeta.controller.trust.audit.rules import (
-    COMMIT_WITH_EFFECTS,
-    AuditRule,
-    Recorded,
-    is_needed_always,
-    refusals,
-    rule_of,
-    targets,
-)
+from streammeta.controller.trust.audit.rules import refusals, targets
+from streammeta.rpc.method_facts import AuditRule, Recorded
+from streammeta.rpc.method_rows import COMMIT_WITH_EFFECTS
+from streammeta.rpc.methods import PACKAGE, SERVED_METHODS
 
 MINUTE_S = 60.0
 
@@ -133,7 +128,7 @@ class CallRecord:
 
     def require(self) -> None:
         """Raise AuditUnavailableError if the call must be on record and can't be."""
-        self._auditor.require(self._call, self._rule)
+        self._auditor.require(self._rule)
 
     def began(self) -> None:
         """Record that a stream of messages was opened; raises AuditUnavailableError."""
@@ -290,7 +285,8 @@ class Auditor:
 
         `peer` is the caller's address as gRPC writes it.
         """
-        record = CallRecord(self, method.removeprefix("streammeta.v1."), rule_of(method), peer)
+        rule = SERVED_METHODS[method].audit
+        record = CallRecord(self, method.removeprefix(f"{PACKAGE}."), rule, peer)
         _current.set(record)
         return record
 
@@ -351,9 +347,9 @@ class Auditor:
             self._write_sums()
         self._sums.add(principal, call, calls=calls, rows=rows, refusals=refused, offset=offset)
 
-    def require(self, call: str, rule: AuditRule) -> None:
-        """Raise AuditUnavailableError if a call must be on record and can't be."""
-        is_refused = self._on_failure is AuditFailure.BLOCK_ALL and not is_needed_always(call)
+    def require(self, rule: AuditRule) -> None:
+        """Raise AuditUnavailableError if a call must be recorded and can't be."""
+        is_refused = self._on_failure is AuditFailure.BLOCK_ALL and not rule.is_always_answered
         if self._on_failure is AuditFailure.BLOCK_ADMIN:
             is_refused = rule.is_guarded
         if is_refused and (problem := self._writer.problem):
