@@ -1,7 +1,7 @@
-"""Generated reference pages: API, errors, configuration, commands, the Python API.
+"""Generated reference pages: API, methods, errors, configuration, commands, the Python API.
 
-Their only sources are comments of the contract, options of the program and docstrings. Run as a
-program it writes docs/reference. With `--check` it lists stale pages.
+Their only sources are the contract, the table of methods, options of the program and docstrings.
+Run as a program it writes docs/reference. With `--check` it lists stale pages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from google.protobuf import descriptor_pb2
 
-from scripts.lib import python_reference
+from scripts.lib import method_reference, python_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -34,6 +34,7 @@ def pages() -> Mapping[str, str]:
     files = _described()
     made = {
         "api.md": _api(files),
+        "methods.md": method_reference.page(),
         "errors.md": _errors(files),
         "configuration.md": _configuration(),
         "commands.md": _commands(),

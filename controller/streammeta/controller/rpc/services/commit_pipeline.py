@@ -67,10 +67,7 @@ BYTES_AHEAD = 4 << 20
 MESSAGES_AHEAD = 256
 
 ROWS_A_PART = 20_000
-"""Maximum number of rows decided in one turn of the event loop: as many as a commit may hold.
-
-All pipelines share them.
-"""
+"""Rows that all pipelines decide in one turn of the event loop: as many as a commit may hold."""
 
 ROWS_A_COMMIT = 300
 """Cost of a commit in addition to its rows, in rows."""
