@@ -152,7 +152,7 @@ READS = {
 
 
 def class_of_read(request: requests.ReadRequest) -> RequestClass:
-    return class_by_row(READS[type(request)], request)  # type: ignore[index]
+    return class_by_row(READS[type(request)], request)
 
 
 def test_classes_of_requests() -> None:
