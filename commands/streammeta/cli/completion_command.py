@@ -1,4 +1,4 @@
-"""`streammeta completion`: scripts by which a shell completes the words of commands."""
+"""`streammeta completion`: scripts for command completion in a shell."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -7,17 +7,17 @@ from streammeta.cli.framework.output import Output, with_output
 
 _PROGRAM = "streammeta"
 _VARIABLE = "_STREAMMETA_COMPLETE"
-"""Where the scripts ask for completions; click's own name for it."""
+"""Variable in which the scripts ask for completions. The name is click's."""
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @with_output
 def completion(shell: str, output: Output) -> None:
-    """Print the script that makes a shell complete commands, options and their values.
+    """Print the script that lets a shell complete commands, options and their values.
 
     \b
-    Example, for bash in this session, and for all of a user's later ones:
+    Example for bash, for this shell and for all later shells of the user:
       source <(streammeta completion bash)
       streammeta completion bash > ~/.local/share/bash-completion/completions/streammeta
     """

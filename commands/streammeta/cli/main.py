@@ -1,4 +1,4 @@
-"""Entry point of the `streammeta` program; names the extra to install where it is missing."""
+"""Entry point of the `streammeta` program. It names the extra of a missing package."""
 
 import gc
 import os
@@ -15,15 +15,16 @@ GRPC_SETTINGS = {
     # never there, so that there is no older version.
     "GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305",
 }
-"""Settings of gRPC that it takes from the environment alone, when it is loaded."""
+"""Settings of gRPC that it reads only from the environment, when it is loaded."""
 
 COLLECTED_EVERY = 10_000
-"""New objects between two collections of garbage. With Python's own number, 700, a tenth of the
-time of loading modules goes to collections, which find none."""
+"""New objects between two garbage collections. With Python's default, 700, collections that find no
+garbage take a tenth of the time of loading modules.
+"""
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 called the wrong way or not installed."""
+    """Run the command line and exit: 0 success, 1 failure, 2 usage error or missing package."""
     gc.set_threshold(COLLECTED_EVERY)
     os.environ.update(GRPC_SETTINGS | os.environ)
     try:

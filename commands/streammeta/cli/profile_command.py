@@ -1,4 +1,4 @@
-"""`streammeta profile`: the profiles of this user. Connects to nothing."""
+"""`streammeta profile`: the profiles of this user. It connects to no cluster."""
 
 import click
 
@@ -10,11 +10,11 @@ from streammeta.tls.files import TlsContents, TlsError
 
 @click.group()
 def profile() -> None:
-    """Show the profiles that commands connect by.
+    """Show the profiles that commands connect with.
 
-    They are in ~/.config/streammeta/profiles.toml, or below $XDG_CONFIG_HOME; paths in it are
-    relative to its folder. An option counts before its variable in the environment, and that before
-    the profile.
+    They are in ~/.config/streammeta/profiles.toml, or below $XDG_CONFIG_HOME. Paths in the file are
+    relative to its folder. The command line has precedence over the environment, and the
+    environment over the profile.
 
     \b
     Example of a file:
@@ -25,7 +25,7 @@ def profile() -> None:
       tls_cert = "prod/admin-alice.pem"
       tls_key = "prod/admin-alice.key"
 
-    In place of tls_cert and tls_key it may have token_file, a file with a token.
+    A profile may have token_file, a file with a token, instead of tls_cert and tls_key.
     """
 
 
@@ -42,8 +42,13 @@ def list_command(output: Output) -> None:
     output.summary({"file": str(profiles.path)})
     output.note("")
     rows = [
-        (one.name, one.name == profiles.default, ",".join(one.endpoints) or None, bool(one.files))
-        for one in profiles.by_name.values()
+        (
+            profile.name,
+            profile.name == profiles.default,
+            ",".join(profile.endpoints) or None,
+            bool(profile.files),
+        )
+        for profile in profiles.by_name.values()
     ]
     output.rows("profiles", ("name", "default", "endpoints", "tls"), rows)
 
@@ -54,7 +59,7 @@ def list_command(output: Output) -> None:
 def show_command(name: str | None, output: Output) -> None:
     """Show a profile, by default the default one, and the principal of its certificate.
 
-    Of a token the issuer knows what it says. Exit 1 if its files are of no use.
+    Only the issuer knows the principal of a token. Exit 1 if the files are invalid.
 
     \b
     Example:
@@ -65,7 +70,7 @@ def show_command(name: str | None, output: Output) -> None:
     if chosen is None:
         raise CommandError(
             "NO_PROFILE",
-            f"{profiles.path}: no profile is the default",
+            f"{profiles.path}: no default profile",
             'name one, or write `default = "NAME"` into the file',
         )
     output.summary(
@@ -82,7 +87,7 @@ def show_command(name: str | None, output: Output) -> None:
         raise CommandError(
             "PROFILE",
             f"{profiles.path}: profile {chosen.name!r}: {error}",
-            "correct the profile, or make new certificates by `streammeta certs`",
+            "correct the profile, or create new certificates with `streammeta certs`",
         ) from error
     principal = loaded.principal if isinstance(loaded, TlsContents) else None
     output.summary({"identity": principal.uri if principal is not None else None})

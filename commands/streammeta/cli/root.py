@@ -1,4 +1,4 @@
-"""Root of the `streammeta` command: all commands by name, each imported when it is called."""
+"""Root of the `streammeta` command: all commands by name, each imported on its first call."""
 
 import importlib
 from typing import NamedTuple
@@ -10,9 +10,9 @@ class Entry(NamedTuple):
     """A command of the root."""
 
     place: str
-    """Its module and its name there."""
+    """Module and name of the command."""
     summary: str
-    """First sentence of its help."""
+    """First sentence of the help."""
 
 
 COMMANDS = {
@@ -22,29 +22,29 @@ COMMANDS = {
     ),
     "backup": Entry(
         "streammeta.cli.recovery.backup_command:backup",
-        "Look after the backups that controllers make with --backup-store.",
+        "Manage the backups that controllers write with --backup-store.",
     ),
     "certs": Entry(
         "streammeta.cli.security.certs_command:certs",
-        "Make certificates for controllers, brokers and users, and look at those there are.",
+        "Create certificates for controllers, brokers and users, and show existing ones.",
     ),
     "check": Entry(
         "streammeta.cli.quorum.check_command:check",
-        "Try a running cluster for a few seconds; nothing is left behind.",
+        "Test a running cluster for a few seconds and remove all test data.",
     ),
     "cluster": Entry(
-        "streammeta.cli.quorum.cluster_command:cluster", "Look at all members of a cluster at once."
+        "streammeta.cli.quorum.cluster_command:cluster", "Show all members of a cluster at once."
     ),
     "compact": Entry(
         "streammeta.cli.brokers.compact_command:compact",
-        "Merge many small set objects into few large ones, or show what that would save.",
+        "Merge many small stream set objects into few large ones, or show the savings.",
     ),
     "completion": Entry(
         "streammeta.cli.completion_command:completion",
-        "Print the script that makes a shell complete commands, options and their values.",
+        "Print the script that lets a shell complete commands, options and their values.",
     ),
     "config": Entry(
-        "streammeta.cli.controller.config_command:config", "Look at the settings of a controller."
+        "streammeta.cli.controller.config_command:config", "Show the settings of a controller."
     ),
     "controller": Entry(
         "streammeta.cli.controller.controller_command:controller",
@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "features": Entry(
         "streammeta.cli.quorum.features_command:features",
-        "Show and change the feature level: what the cluster's log and checkpoints may hold.",
+        "Show and change the feature level of the cluster's log and checkpoints.",
     ),
     "health": Entry(
         "streammeta.cli.quorum.cluster_command:health",
@@ -68,52 +68,52 @@ COMMANDS = {
     ),
     "kafka-user": Entry(
         "streammeta.cli.brokers.kafka_command:kafka_user",
-        "Make the line of a file of users (--users) for NAME.",
+        "Print the line for NAME in a file of users (--users).",
     ),
     "node": Entry(
         "streammeta.cli.brokers.node_command:node",
-        "Look at brokers, and settle what one has left behind.",
+        "Show brokers, and clean up after departed ones.",
     ),
     "object": Entry(
-        "streammeta.cli.inspection.object_command:object_group", "Look into objects of the store."
+        "streammeta.cli.inspection.object_command:object_group", "Inspect objects of the store."
     ),
     "profile": Entry(
-        "streammeta.cli.profile_command:profile", "Show the profiles that commands connect by."
+        "streammeta.cli.profile_command:profile", "Show the profiles that commands connect with."
     ),
     "quorum": Entry(
         "streammeta.cli.quorum.quorum_command:quorum", "Show and change the voters and the leader."
     ),
     "reconcile": Entry(
         "streammeta.cli.reconcile.reconcile_command:reconcile",
-        "Compare the bucket with the map, and delete what the map has forgotten.",
+        "Compare the bucket with the metadata, and delete orphans.",
     ),
     "recover": Entry(
         "streammeta.cli.recovery.recover_command:recover",
-        "Go on from one survivor when the disks of a majority are lost for good.",
+        "Recover from one survivor when the disks of a majority are lost.",
     ),
     "restore": Entry(
         "streammeta.cli.recovery.restore_command:restore",
-        "Make a new cluster from a backup, when the controllers of the old one are lost.",
+        "Create a new cluster from a backup, when the controllers of the old one are lost.",
     ),
     "s3": Entry(
         "streammeta.cli.inspection.s3_command:s3",
-        "Write the address of a bucket, and check that its server can be built upon.",
+        "Format the address of a bucket, and check that its server is suitable.",
     ),
     "shell": Entry(
         "streammeta.cli.inspection.shell_command:shell",
-        "Walk the map of a running cluster, or one in files, as a tree of files.",
+        "Browse the metadata of a running cluster, or of files, as a tree of files.",
     ),
     "snapshot": Entry(
         "streammeta.cli.recovery.snapshot_command:snapshot",
-        "Look into checkpoint files and copies of the map, and export them.",
+        "Inspect checkpoint files and copies of the metadata, and export them.",
     ),
     "storage": Entry(
         "streammeta.cli.controller.storage_command:storage",
-        "Format a controller's data directory, and look into that of a stopped controller.",
+        "Format a controller's data directory, and inspect a stopped controller's directory.",
     ),
     "version": Entry(
         "streammeta.cli.version_command:version",
-        "Show the version, the feature levels that it can run at, and what it runs on.",
+        "Show the version, its feature levels and its platform.",
     ),
 }
 
@@ -125,14 +125,14 @@ _CONTEXT_SETTINGS = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is called: Spark and boto3 load slowly."""
+    """Group that imports a command on its first call, because Spark and boto3 load slowly."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, None if there is none of this name."""
+        """Import and return a command, None if the name is unknown."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].place.partition(":")

@@ -1,4 +1,4 @@
-"""`streammeta version`: what is installed, for people and for programs that roll out versions."""
+"""`streammeta version`: the installed version, for people and for rollout programs."""
 
 import platform
 from importlib import metadata
@@ -13,9 +13,9 @@ from streammeta.storage.installation import DISTRIBUTION
 @click.command()
 @with_output
 def version(output: Output) -> None:
-    """Show the version, the feature levels that it can run at, and what it runs on.
+    """Show the version, its feature levels and its platform.
 
-    A cluster's own level is told by `streammeta features describe`.
+    `streammeta features describe` shows the level of a cluster.
 
     \b
     Example:

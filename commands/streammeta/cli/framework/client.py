@@ -1,7 +1,7 @@
-"""The operator's client: blocking calls to the leader, and failures in words for operators.
+"""The operator's client: blocking calls to the leader, and failures explained for operators.
 
-A call may reach a controller more than once, which the contract allows for all of them. No
-`grpc.RpcError` leaves a client.
+A retried call may reach a controller twice, which the contract allows for all methods. A client
+never raises `grpc.RpcError`.
 """
 
 from __future__ import annotations
@@ -23,36 +23,37 @@ from streammeta.tls.files import CallerFiles
 DEADLINE_S = 10.0
 
 _HINTS = {
-    "INVALID_ARGUMENT": "correct what the message names; nothing was changed",
-    "RESOURCE_EXHAUSTED": "ask for less at once",
-    "FAILED_PRECONDITION": "nothing was changed; the message says what stands in the way",
+    "INVALID_ARGUMENT": "nothing was changed; correct the named field",
+    "RESOURCE_EXHAUSTED": "request fewer items at once",
+    "FAILED_PRECONDITION": "nothing was changed; the message names the conflict",
     "ALREADY_EXISTS": "nothing was changed; `streammeta quorum describe` lists the voters",
     "NOT_FOUND": "nothing was changed; `streammeta quorum describe` lists the voters",
-    "PERMISSION_DENIED": "ask the cluster's owner for access",
-    "UNAUTHENTICATED": "give a certificate of this cluster, by --tls-ca, --tls-cert and --tls-key",
+    "PERMISSION_DENIED": "ask the owner of the cluster for access",
+    "UNAUTHENTICATED": "use a certificate of this cluster: --tls-ca, --tls-cert and --tls-key",
     "UNIMPLEMENTED": "run the same version of streammeta here as on the controllers",
-    "DEADLINE_EXCEEDED": "see the controller's log for what holds it up, or raise --timeout",
-    "ABORTED": "repeat the command: doing so is safe",
+    "DEADLINE_EXCEEDED": "see the controller's log for the cause of the delay, or raise --timeout",
+    "ABORTED": "repeat the command; repeating it is safe",
     "INTERNAL": "see the controller's log and report the defect",
 }
 
 _HINTS_BY_REASON: dict[str, str] = {
     Reason.BUSY: "nothing was changed; repeat the command in a moment",
-    Reason.DISK_FULL: "nothing was changed; make room on the disks that are full, as "
-    "`streammeta quorum describe` shows, then repeat",
+    Reason.DISK_FULL: "nothing was changed; free space on the full disks that `streammeta"
+    " quorum describe` lists, then repeat",
     Reason.FEATURE_LEVEL: "nothing was changed; `streammeta features describe` shows the versions "
     "of all controllers",
     Reason.RECOVERING: "nothing was changed; `streammeta restore finish` ends recovery mode",
-    Reason.MARKER_UNSEEN: "nothing was changed; let the controllers reach the bucket, then repeat",
-    Reason.FENCE_PENDING: "nothing was changed; repeat the command after the time that is named",
-    Reason.QUOTA_EXCEEDED: "nothing was changed; delete what is not needed, or raise the limit "
-    "that the message names, on all controllers",
+    Reason.MARKER_UNSEEN: "nothing was changed; restore the controllers' access to the"
+    " bucket, then repeat",
+    Reason.FENCE_PENDING: "nothing was changed; repeat the command after the named time",
+    Reason.QUOTA_EXCEEDED: "nothing was changed; delete unused entries, or raise the named"
+    " limit on all controllers",
     Reason.AUDIT_UNAVAILABLE: "nothing was changed; make the controllers' audit log writable, then "
     "repeat",
 }
 
 _REPEATED = frozenset({FailureKind.UNREACHABLE, FailureKind.NOT_LEADER})
-"""Failures after which a call is repeated; all others are reported at once."""
+"""Failures after which a call is retried. All others are reported at once."""
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -60,7 +61,7 @@ Answer = TypeVar("Answer")
 
 
 class CallError(ApiError):
-    """A call that failed: `code` is stable and for programs, `hint` says what to do next."""
+    """Failed call: `code` is stable and for programs, `hint` names the next step."""
 
     def __init__(self, code: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -69,7 +70,7 @@ class CallError(ApiError):
 
 
 def call_error(failure: RpcFailure, endpoint: str, *, over_tls: bool = False) -> CallError:
-    """Return the error that operators see."""
+    """Return the error to show to operators."""
     code = failure.code.name
     hint = (
         advice(failure, over_tls=over_tls)
@@ -83,10 +84,10 @@ def call_error(failure: RpcFailure, endpoint: str, *, over_tls: bool = False) ->
 
 
 class ControllerClient(BlockingClient):
-    """The operator's client of a cluster: every failure leaves it as `CallError`.
+    """The operator's client of a cluster. Every failure is a `CallError`.
 
-    `endpoints` are `host:port` of some of its controllers, at least one; `timeout_s` bounds each
-    call with all its redirects and retries. Without `tls` it speaks plain text.
+    `endpoints` are `host:port` of at least one controller. `timeout_s` bounds each call including
+    its redirects and retries. Without `tls` the client uses plain text.
     """
 
     def __init__(
@@ -105,24 +106,23 @@ class ControllerClient(BlockingClient):
     ) -> Response:
         """Send `request` to the leader and return its answer.
 
-        `method` picks the method of a stub, as in
-        `client.call(lambda channel: AdminServiceStub(channel).TakeSnapshot, request)`.
-        Raises `CallError`.
+        `method` selects the method of a stub, as in `client.call(lambda channel:
+        AdminServiceStub(channel).TakeSnapshot, request)`. Raises `CallError`.
         """
         return self.ask(lambda channel, left_s: method(channel)(request, timeout=left_s))
 
     def ask(self, send: Callable[[grpc.Channel, float], Answer]) -> Answer:
-        """Return what `send` returns; it takes the leader's channel and the seconds left.
+        """Return the result of `send`, called with the leader's channel and the remaining seconds.
 
         Raises `CallError`.
         """
         try:
             return self.call_leader(send, self.timeout_s)
         except LeaderCallError as error:
-            raise _explained(error, over_tls=self.tls is not None) from error
+            raise _explain(error, over_tls=self.tls is not None) from error
 
 
-def _explained(error: LeaderCallError, *, over_tls: bool) -> CallError:
+def _explain(error: LeaderCallError, *, over_tls: bool) -> CallError:
     has_failed_before = error.endpoint in error.search.tried
     is_late = error.failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
     # A timeout at an endpoint that failed before means: the time for the search is over.
@@ -139,17 +139,17 @@ def _explained(error: LeaderCallError, *, over_tls: bool) -> CallError:
         return no_controller_error(tried, hint, over_tls=over_tls)
     return CallError(
         "NO_LEADER",
-        f"no leader was found: {'; '.join(_claim_text(*claim, tried) for claim in claims.items())}",
-        "see that a majority of the controllers runs and can be reached from here, then repeat",
+        f"no leader found: {'; '.join(_claim_text(*claim, tried) for claim in claims.items())}",
+        "check that a majority of the controllers runs and is reachable from here, then repeat",
     )
 
 
 def no_controller_error(
     silent: Mapping[str, RpcFailure], hint: str, *, over_tls: bool
 ) -> CallError:
-    """Return the error for controllers of which none answers; `silent` is by endpoint.
+    """Return the error for controllers that do not answer. `silent` is by endpoint.
 
-    `hint` is for failures that have nothing to do with certificates.
+    `hint` is for failures that certificates do not cause.
     """
     for endpoint, failure in silent.items():
         if is_refusal(failure):
@@ -167,18 +167,18 @@ def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str
         return f"{asked} knows no leader"
     claim = f"{asked} says {leader} leads"
     if leader in tried and tried[leader].reason != Reason.NOT_LEADER:
-        claim += f", but from here it is out of reach ({tried[leader].message})"
+        claim += f", which is unreachable from here ({tried[leader].message})"
     return claim
 
 
 Command = Callable[..., None]
-"""A command's function; click calls it with arguments by name."""
+"""Function of a command. click calls it with arguments by name."""
 
 store_option = click.option(
     "--store",
     required=True,
     metavar="URI",
-    help="s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give credentials in"
-    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    help="s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Set credentials"
+    " in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
 )
 """Adds `--store`: argument `store: str`, the address of a bucket."""

@@ -1,7 +1,7 @@
 """Settings of a command from a TOML file: `--config FILE`, below the environment and the options.
 
-A key is an option's name without its dashes, `snapshot-log-bytes = 20000000`. Knows no particular
-command: which keys there are is what the command's options are.
+A key is the name of an option without its dashes, `snapshot-log-bytes = 20000000`. The module knows
+no particular command: the options of a command define its keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_SETTINGS = frozenset({"config", "help", "check_config"})
 
 
 def config_option(command: Command) -> Command:
-    """Add `--config`. The environment and the command line go before the file."""
+    """Add `--config`. The environment and the command line have precedence over the file."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -42,7 +42,7 @@ def config_option(command: Command) -> Command:
 
 
 def settings(command: click.Command) -> Mapping[str, click.Option]:
-    """Return the options of a command that are settings, by the key that a file has for them."""
+    """Return the options of a command that are settings, by their key in a file."""
     return {
         max(option.opts, key=len).lstrip("-"): option
         for option in command.params
@@ -66,7 +66,7 @@ def _take(context: click.Context, _: click.Parameter, path: Path | None) -> None
     if path is not None:
         known = settings(context.command)
         context.default_map = {
-            str(known[key].name): _checked(path, key, known[key], value)
+            str(known[key].name): _check(path, key, known[key], value)
             for key, value in _read(path, known).items()
         }
 
@@ -86,9 +86,9 @@ def _read(path: Path, known: Mapping[str, click.Option]) -> Mapping[str, Any]:
     return found
 
 
-def _checked(path: Path, key: str, option: click.Option, value: Any) -> Any:
-    """Return a value as the option takes it; a list stands for what commas divide elsewhere."""
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+def _check(path: Path, key: str, option: click.Option, value: Any) -> Any:
+    """Return a value as the option accepts it. A list replaces comma-separated values."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
     wanted: type = bool if option.is_flag else int if option.type is click.INT else str
     if type(value) is not wanted:

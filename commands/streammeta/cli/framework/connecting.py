@@ -1,7 +1,7 @@
-"""Options of every command that connects: controllers, files for TLS, a profile, a time limit.
+"""Options of every command that connects: controllers, TLS files, a profile, a timeout.
 
-An option counts before its variable in the environment, and that before the profile. Files for TLS
-are judged before anything connects; an error names what gave the file.
+The command line has precedence over the environment, and the environment over the profile. TLS
+files are validated before the first connection. An error names the source of the file.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from streammeta.tls.files import CallerFiles, TlsError, TlsFiles, TokenFiles, tl
 
 
 class Endpoints(Enum):
-    """Treatment of a call that names no controller by `--connect`."""
+    """Default for a command without `--connect`."""
 
     REQUIRED = auto()
-    """Those of the profile; without any it is refused."""
+    """Use the endpoints of the profile. Without any the command fails."""
     ONE = auto()
-    """That of the profile, if it is a single one; several are refused."""
+    """Use the endpoint of the profile if it has a single one. Several are an error."""
     OPTIONAL = auto()
-    """Those of the profile, or none."""
+    """Use the endpoints of the profile, or none."""
     KNOWN = auto()
-    """Those of a profile that `--profile` names; else the command knows some by itself."""
+    """Use the endpoints of a profile that `--profile` names. Otherwise the command knows some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Controllers to connect to, HOST:PORT, and files for TLS; None: in plain text."""
+    """Endpoints of controllers, HOST:PORT, and TLS files. `None` means plain text."""
 
     endpoints: tuple[str, ...] | None
     tls: CallerFiles | None
@@ -52,7 +52,7 @@ class Connection:
 def parse_endpoints(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> tuple[str, ...] | None:
-    """Read HOST:PORT,HOST:PORT... for an option `--connect`; click's callback. None stays None."""
+    """Parse HOST:PORT,HOST:PORT... for the option `--connect` for click. None stays None."""
     if value is None:
         return None
     endpoints = tuple(part.strip() for part in value.split(","))
@@ -67,11 +67,11 @@ def parse_endpoints(
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 _CONNECT_HELP: Mapping[Endpoints, str] = {
-    Endpoints.REQUIRED: "Some controllers of the cluster; the leader is found from there."
-    "  [default: those of the profile]",
-    Endpoints.ONE: "The controller to ask.  [default: that of the profile]",
-    Endpoints.OPTIONAL: "Ask the leader, found from these controllers.",
-    Endpoints.KNOWN: "Controllers.  [default: those of the plan]",
+    Endpoints.REQUIRED: "Some controllers of the cluster. The command finds the leader from"
+    " there. [default: the endpoints of the profile]",
+    Endpoints.ONE: "The controller to query. [default: the endpoint of the profile]",
+    Endpoints.OPTIONAL: "Query the leader, found from these controllers.",
+    Endpoints.KNOWN: "Controllers. [default: the endpoints of the plan]",
 }
 
 
@@ -90,38 +90,39 @@ def _options(endpoints: Endpoints) -> tuple[Callable[[Command], Command], ...]:
             envvar="STREAMMETA_TLS_CA",
             show_envvar=True,
             type=_FILE,
-            help="Authority that signs the certificates of this cluster, as PEM. With it and the"
-            " two below the command speaks TLS.",
+            help="CA certificate of the cluster, as PEM. Together with the next two options"
+            " it enables TLS.",
         ),
         click.option(
             "--tls-cert",
             envvar="STREAMMETA_TLS_CERT",
             show_envvar=True,
             type=_FILE,
-            help="The caller's certificate, as PEM; its role decides what the command may do.",
+            help="Certificate of the caller, as PEM. Its role decides which calls the"
+            " command may make.",
         ),
         click.option(
             "--tls-key",
             envvar="STREAMMETA_TLS_KEY",
             show_envvar=True,
             type=_FILE,
-            help="The certificate's key, as PEM.",
+            help="Private key of the certificate, as PEM.",
         ),
         click.option(
             "--token-file",
             envvar="STREAMMETA_TOKEN_FILE",
             show_envvar=True,
             type=_FILE,
-            help="In place of certificate and key: a file with the caller's token, for controllers'"
-            " --token-listen.",
+            help="File with a bearer token, instead of certificate and key, for the"
+            " controllers' --token-listen.",
         ),
         click.option(
             "--profile",
             envvar="STREAMMETA_PROFILE",
             show_envvar=True,
             metavar="NAME",
-            help="Take what is not given from this profile; see `streammeta profile --help`."
-            "  [default: the file's default; none: no profile]",
+            help="Profile for all options that are not set; see `streammeta profile --help`."
+            " [default: the file's default; none: no profile]",
         ),
     )
 
@@ -129,8 +130,8 @@ def _options(endpoints: Endpoints) -> tuple[Callable[[Command], Command], ...]:
 def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command], Command]:
     """Return a decorator that adds the options: arguments `connect` and `tls`.
 
-    `connect: tuple[str, ...]` is never empty, and None only if `endpoints` are not required; `tls:
-    CallerFiles | None`.
+    `connect: tuple[str, ...]` is never empty. It is None only if `endpoints` are optional. `tls` is
+    `CallerFiles | None`.
     """
 
     def decorated(command: Command) -> Command:
@@ -171,7 +172,7 @@ def timeout_option(default_s: float) -> Callable[[Command], Command]:
         default=default_s,
         show_default=True,
         metavar="SECONDS",
-        help="Time limit of a call.",
+        help="Timeout of a call.",
     )
 
 
@@ -181,7 +182,7 @@ def connection_options(default_s: float = DEADLINE_S) -> Callable[[Command], Com
 
 
 def with_client(default_s: float = DEADLINE_S) -> Callable[[Command], Command]:
-    """Return a decorator that adds the options of `connection_options`: argument `client`, open."""
+    """Return a decorator that adds the options of `connection_options`: argument `client`."""
 
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
@@ -202,15 +203,15 @@ def resolve(
     name: str | None,
     endpoints: Endpoints = Endpoints.REQUIRED,
 ) -> Connection:
-    """Return the connection of a call: what is given, and the rest from a profile.
+    """Return the connection of a call: the given options, completed from a profile.
 
-    `given` are the files for TLS by key, such as `tls_ca`; `name` is the profile's, None: the
-    default one.
+    `given` are the TLS files by key, such as `tls_ca`. `name` is the name of the profile, None for
+    the default.
 
     Raises:
-        ProfileError: the profile is of no use.
-        TlsError: some files are given and not all, or one is of no use.
-        click.UsageError: no controller is named, or several where one is asked.
+        ProfileError: the profile is invalid.
+        TlsError: only some of the files are given, or a file is invalid.
+        click.UsageError: no controller is named, or several where the command needs one.
     """
     path = profiles_path()
     profile = read_profiles(path).choose(name)
@@ -219,37 +220,37 @@ def resolve(
         connect = None if is_left_out else profile.endpoints or None
     if connect is None and endpoints in (Endpoints.REQUIRED, Endpoints.ONE):
         raise click.MissingParameter(
-            f"Neither is there an endpoint in a profile of {path}.",
+            f"The profiles in {path} have no endpoint either.",
             ctx=click.get_current_context(silent=True),
             param_hint="'--connect'",
             param_type="option",
         )
     if endpoints is Endpoints.ONE and connect is not None and len(connect) > 1:
-        raise click.UsageError(f"--connect: {','.join(connect)}; must be one controller")
+        raise click.UsageError(f"--connect: {','.join(connect)}; name one controller")
     return Connection(connect, _files(path, given, profile))
 
 
 def files_of(paths: Mapping[str, Path | None]) -> CallerFiles | None:
-    """Return the files for TLS by their keys in a profile; None without any.
+    """Return the TLS files by their keys in a profile, None without any.
 
     Raises:
-        TlsError: some are given and not all, or certificate and token.
+        TlsError: only some are given, or both certificate and token.
     """
     ca, certificate, key = map(paths.get, TLS_KEYS)
     token = paths.get("token_file")
     if token is None:
         return tls_files(ca, certificate, key)
     if certificate is not None or key is not None:
-        raise TlsError("token-file: replaces --tls-cert and --tls-key; give one of both")
+        raise TlsError("token-file: replaces --tls-cert and --tls-key; use one of both")
     if ca is None:
-        raise TlsError("tls-ca: not given; a token is shown over TLS alone: give --tls-ca")
+        raise TlsError("tls-ca: missing; a token is only sent over TLS, so set --tls-ca")
     return TokenFiles(ca.absolute(), token.absolute())
 
 
-def _merged(
+def _merge(
     given: Mapping[str, Path | None], of_profile: Mapping[str, Path]
 ) -> Mapping[str, Path | None]:
-    """Return what is given, and the rest from a profile; a token given replaces a certificate."""
+    """Return the given files, completed from a profile. A given token replaces a certificate."""
     has_token = given.get("token_file") is not None
     has_certificate = any(given[key] is not None for key in ("tls_cert", "tls_key"))
     replaced = {"tls_cert", "tls_key"} if has_token else {"token_file"} if has_certificate else {}
@@ -262,7 +263,7 @@ def _files(
 ) -> CallerFiles | None:
     of_profile = {} if profile is None else profile.files
     try:
-        files = files_of(_merged(given, of_profile))
+        files = files_of(_merge(given, of_profile))
         if files is not None:
             files.load()
     except TlsError as error:

@@ -1,11 +1,13 @@
-"""Output contract of every command: formats, errors, exit codes, and shared kinds of options.
+"""Output contract of every command: formats, errors, exit codes, shared kinds of options.
 
-- `table`: for people, the default on a terminal; `plain`: tab-separated lines, the default in a
-  pipe; `json`: exactly one object on standard output, also when the command fails.
-- A failure is `{"ok": false, "error": {"code", "message", "hint"}}` in json, some with `details`
-  in the error, beside everything that the command found before it failed; else two lines on
-  standard error: `streammeta: <message>` and what to do next.
-- Exit code 0: done; 1: failed; 2: called the wrong way. Others are a command's own, in its help.
+- `table` is for people and the default on a terminal. `plain` prints tab-separated lines and is the
+  default in a pipe. `json` prints exactly one object on standard output, also when the command
+  fails.
+- A failure in json is `{"ok": false, "error": {"code", "message", "hint"}}`, some with `details` in
+  the error, together with the results found before the failure. In the other formats it is two
+  lines on standard error: `streammeta: <message>` and the next step.
+- Exit codes: 0 success, 1 failure, 2 usage error. A command with further codes lists them in its
+  help.
 - Durations and sizes are options such as 30s, 5m, 200MiB.
 """
 
@@ -41,13 +43,13 @@ from streammeta.tls.files import TlsError
 
 
 def say_progress(line: str, ends: str = "\n") -> None:
-    """Show progress on standard error, to people at a terminal alone."""
+    """Show progress on standard error if that is a terminal."""
     if sys.stderr.isatty():
         click.echo(line + ends, err=True, nl=False)
 
 
 class _Quantity(click.ParamType[int]):
-    """A whole number with a unit, given in the smallest unit."""
+    """Whole number with a unit, converted to the smallest unit."""
 
     units: Mapping[str, int]
     example: str
@@ -55,17 +57,19 @@ class _Quantity(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Parse `value`; a default that is a number already stays."""
+        """Parse `value`. A default that is already a number is returned unchanged."""
         if isinstance(value, int):
             return value
         found = re.fullmatch(r"(\d+)([A-Za-z]+)", str(value))
         if found is None or found[2] not in self.units:
-            self.fail(f"{value!r} is no {self.name}; wanted e.g. {self.example}", param, ctx)
+            self.fail(
+                f"{value!r} is not a {self.name}; expected for example {self.example}", param, ctx
+            )
         return int(found[1]) * self.units[found[2]]
 
 
 class Duration(_Quantity):
-    """A duration such as 30m, in milliseconds."""
+    """Duration such as 30m, in milliseconds."""
 
     name = "duration"
     units = MappingProxyType({"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000})
@@ -73,14 +77,14 @@ class Duration(_Quantity):
 
 
 class Moment(click.ParamType[int]):
-    """A time such as 2026-05-01T12:00:00Z, in milliseconds since 1970; it names its zone."""
+    """Time with its zone, such as 2026-05-01T12:00:00Z, in milliseconds since 1970."""
 
     name = "time"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Parse `value`; a number is milliseconds already."""
+        """Parse `value`. A number is already in milliseconds."""
         if isinstance(value, int):
             return value
         try:
@@ -89,13 +93,15 @@ class Moment(click.ParamType[int]):
             moment = None
         if moment is None or moment.tzinfo is None:
             self.fail(
-                f"{value!r} is no time with its zone; wanted e.g. 2026-05-01T12:00:00Z", param, ctx
+                f"{value!r} is not a time with its zone; expected for example 2026-05-01T12:00:00Z",
+                param,
+                ctx,
             )
         return round(moment.timestamp() * 1000)
 
 
 class ByteCount(_Quantity):
-    """A number of bytes such as 200MiB."""
+    """Number of bytes such as 200MiB."""
 
     name = "size"
     units = MappingProxyType({"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30})
@@ -107,9 +113,9 @@ EXIT_USAGE = 2
 PIPED_TABLE_WIDTH = 200
 NOTHING_FOUND: Mapping[str, Any] = MappingProxyType({})
 TEXT_COLUMN_WIDTH_MIN = 12
-"""Characters to which a column of text may be narrowed before a table outgrows the terminal."""
+"""Minimum width of a text column, in characters, before a table outgrows the terminal."""
 COLUMN_PADDING = 3
-"""Characters that a table sets between two columns."""
+"""Characters between two columns of a table."""
 
 
 class OutputFormat(StrEnum):
@@ -121,9 +127,9 @@ class OutputFormat(StrEnum):
 
 
 class CommandError(Exception):
-    """A command's own failure: `code` for programs, the message and `hint` for people.
+    """Failure of a command: `code` for programs, the message and `hint` for people.
 
-    `details` are for programs; people have read them already.
+    `details` are for programs. People have seen them already.
     """
 
     def __init__(
@@ -146,11 +152,11 @@ EXPECTED_ERRORS = (
     *(CommandError, ApiError, ConfigError, StorageError, JournalError, NewerLogError),
     *(LogOfBeforeError, grpc.RpcError, OSError, ProfileError, TlsError),
 )
-"""Errors that `command_output` turns into an answer; any other is a defect."""
+"""Errors that `command_output` explains. Any other exception is a defect."""
 
 
 def explain(error: Exception) -> CommandError:
-    """Return message and hint for an error of one of `EXPECTED_ERRORS`."""
+    """Return message and hint for one of `EXPECTED_ERRORS`."""
     match error:
         case CommandError():
             return error
@@ -161,16 +167,18 @@ def explain(error: Exception) -> CommandError:
         case MissingPackageError():
             return CommandError("MISSING_PACKAGE", str(error), "repeat the command afterwards")
         case StorageError():
-            return CommandError("STORAGE", str(error), "repeat the command once this is mended")
+            return CommandError("STORAGE", str(error), "correct this and repeat the command")
         case JournalError():
             return CommandError("DATA_DIRECTORY", str(error), _directory_hint(error))
         case NewerLogError() | LogOfBeforeError():
             return _log_error(error)
         case ProfileError():
-            return CommandError("PROFILE", str(error), "correct the file, or give --profile none")
+            return CommandError("PROFILE", str(error), "correct the file, or use --profile none")
         case TlsError():
             return CommandError(
-                "TLS", str(error), "`streammeta certs show` tells what is wrong with a certificate"
+                "TLS",
+                str(error),
+                "`streammeta certs show` explains what is wrong with a certificate",
             )
         case ConfigError():
             return CommandError("CONFIG", str(error), "correct the option and repeat")
@@ -186,32 +194,34 @@ def explain(error: Exception) -> CommandError:
 
 
 def _os_hint(error: OSError) -> str:
-    """Return the next step by the kind of error; errors of listeners have theirs as the cause."""
+    """Return the next step by the kind of error. A listener's error has its own as cause."""
     cause = error.__cause__
     number = error.errno or (cause.errno if isinstance(cause, OSError) else None)
     if number == errno.EIO:
         return _BAD_DISK
     if number in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        return "end the process that uses this address, or give another address to listen on"
+        return "stop the process that uses this address, or choose another address to listen on"
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
-        return "check the address, and that its server runs and can be reached from here"
+        return "check the address, and that its server runs and is reachable from here"
     return _BAD_PATH
 
 
 _BAD_PATH = "check the path, its permissions and free space"
 
 _BAD_DISK = (
-    "the disk can't read or write this file: look at the kernel's log, and copy the directory to "
-    "another disk; if the file can't be read there either, give this controller an empty "
-    "directory, as after the loss of a disk"
+    "the disk can't read or write this file. Check the kernel's log and copy the directory"
+    " to another disk. If the copy fails too, give this controller an empty directory, as"
+    " after the loss of a disk"
 )
 
 
 def _log_error(error: NewerLogError | LogOfBeforeError) -> CommandError:
     if isinstance(error, LogOfBeforeError):
-        hint = "keep the directory, and give this controller an empty one, formatted with --join"
+        hint = (
+            "keep the directory, and start this controller on an empty one, formatted with --join"
+        )
         return CommandError("LOG_OF_BEFORE", str(error), hint)
-    hint = "nothing is damaged or lost: the newer version reads all of it"
+    hint = "no data is damaged or lost. The newer version can read the directory"
     return CommandError("NEWER_VERSION", str(error), hint)
 
 
@@ -229,7 +239,7 @@ class Output:
     collected: dict[str, Any] = field(default_factory=dict)
 
     def summary(self, facts: Mapping[str, Any]) -> None:
-        """Print named facts; in json they are members of the object itself."""
+        """Print named facts. In json they are members of the object itself."""
         if self.format is OutputFormat.JSON:
             self.collected.update(facts)
             return
@@ -239,7 +249,7 @@ class Output:
             click.echo(f"{name + separator:{width + len(separator)}}{cell(value)}")
 
     def rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Print a table; in json it is a list of objects called `name`."""
+        """Print a table. In json it is a list of objects called `name`."""
         if self.format is OutputFormat.JSON:
             self.collected[name] = [dict(zip(columns, row, strict=True)) for row in rows]
         elif self.format is OutputFormat.PLAIN:
@@ -249,14 +259,14 @@ class Output:
             _print_table(columns, rows)
 
     def text(self, name: str, text: str) -> None:
-        """Print text as it is; in json it is a member called `name`."""
+        """Print text unchanged. In json it is a member called `name`."""
         if self.format is OutputFormat.JSON:
             self.collected[name] = text
         else:
             click.echo(text)
 
     def note(self, text: str) -> None:
-        """Print a line for people; json leaves it out."""
+        """Print a line for people. json omits it."""
         if self.format is not OutputFormat.JSON:
             click.echo(text)
 
@@ -294,7 +304,7 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def _print_records(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print each row as lines `column  value`, one row below the other."""
+    """Print each row as lines `column  value`, separated by blank lines."""
     width = max(map(len, columns))
     for number, row in enumerate(rows):
         if number:
@@ -304,13 +314,13 @@ def _print_records(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:
-    """True if a column holds numbers and blanks alone, so that it is never broken over lines."""
+    """Return whether a column holds only numbers and blanks, so that it is never wrapped."""
     return all(value is None or isinstance(value, int | float) for value in values)
 
 
 @contextmanager
 def command_output(output_format: OutputFormat) -> Iterator[Output]:
-    """Run a command's body under the contract: its answer on success, an explanation on failure."""
+    """Run a command's body under the contract: print its result or explain its failure."""
     output = Output(output_format)
     try:
         with optional_packages("this command"):
@@ -328,7 +338,7 @@ def fail(
 ) -> NoReturn:
     """Write the failure and end the command with its exit code.
 
-    `found` is what the command has found so far; in json it stands beside the error.
+    `found` holds the results so far. In json they accompany the error.
     """
     _write_failure(output_format, error, found)
     raise click.exceptions.Exit(error.exit_code)
@@ -352,7 +362,7 @@ format_option = click.option(
     "output_format",
     type=click.Choice([choice.value for choice in OutputFormat]),
     callback=lambda _context, _parameter, value: _chosen_format(value),
-    help="How to print.  [default: table on a terminal, else plain]",
+    help="Output format. [default: table on a terminal, else plain]",
 )
 """Adds `--format`: argument `output_format: OutputFormat`."""
 
@@ -375,10 +385,10 @@ def _chosen_format(value: str | None) -> OutputFormat:
 
 
 def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> int:
-    """Run the whole program and return its exit code; nothing but the exit code is left to do.
+    """Run the whole program and return its exit code. The caller only exits with it.
 
-    `arguments` None means those of the process. Failures outside of any `command_output`, such as a
-    misspelt option, follow the same contract.
+    `arguments` defaults to the arguments of the process. Failures outside of `command_output`, such
+    as a misspelt option, follow the same contract.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     output_format = _format_in(words)
@@ -403,7 +413,9 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
     except Exception as error:  # noqa: BLE001 - the last stop: a defect is still one object in json
         traceback.print_exc()
         message = f"defect in streammeta ({type(error).__name__}: {error})"
-        _write_failure(output_format, CommandError("DEFECT", message, "report it with the trace"))
+        _write_failure(
+            output_format, CommandError("DEFECT", message, "report it together with the traceback")
+        )
         return EXIT_FAILED
     # click hands back an exit code where a command asked for one, and a command's result elsewhere.
     return result if isinstance(result, int) else 0
@@ -412,7 +424,7 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
 def _write_missing_command(
     output_format: OutputFormat, error: click.exceptions.NoArgsIsHelpError
 ) -> None:
-    """Answer a group without a command: people get its help, programs the error object."""
+    """Answer a group without a command: people see its help, programs the error object."""
     if output_format is OutputFormat.JSON:
         path = error.ctx.command_path if error.ctx else "streammeta"
         missing = CommandError("USAGE", f"{path}: no command given", f"see `{path} --help`")
@@ -427,7 +439,7 @@ def _usage_failure(error: click.UsageError) -> CommandError:
 
 
 def _format_in(words: Sequence[str]) -> OutputFormat:
-    """The format asked for, read before click has found the words to be valid."""
+    """Return the requested format, read before click has validated the words."""
     options = words[: words.index("--")] if "--" in words else words
     chosen = [
         following if word == "--format" else word.removeprefix("--format=")

@@ -1,4 +1,4 @@
-"""Output on a terminal: short output as it is, longer output through the user's pager."""
+"""Output on a terminal: short output directly, longer output through the user's pager."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from itertools import chain, islice
 import click
 
 _LESS = "FRX"
-"""Options for `less` unless the user has some: it shows colours and leaves the text there."""
+"""Options for `less` unless the user has set some: keep colours and leave the text visible."""
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Print lines, through a pager if standard output is a terminal that they don't fit on.
+    """Print lines, through a pager if standard output is a terminal that is too short for them.
 
-    Lines are made as the pager asks for them; what is not looked at is never fetched.
+    The pager pulls the lines, so the rest is never fetched if the user quits early.
     """
     if not sys.stdout.isatty():
         write_lines(lines)
@@ -33,6 +33,6 @@ def show_lines(lines: Iterable[str]) -> None:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Print lines as they come."""
+    """Print lines as they arrive."""
     for line in lines:
         click.echo(line)

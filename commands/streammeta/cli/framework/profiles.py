@@ -1,4 +1,4 @@
-"""Profiles: the clusters that commands connect to, by name, in a file of the user's.
+"""Profiles: the clusters that commands connect to, by name, in a file of the user.
 
     default = "prod"
 
@@ -8,8 +8,8 @@
     tls_cert = "prod/admin-alice.pem"
     tls_key = "prod/admin-alice.key"
 
-In place of `tls_cert` and `tls_key` a profile may have `token_file`, a file with a token. Paths are
-relative to the file's folder. Every error names the file, the profile and the key.
+A profile may have `token_file`, a file with a token, instead of `tls_cert` and `tls_key`. Paths are
+relative to the folder of the file. Every error names the file, the profile and the key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streammeta.controller.config import ConfigError, check_endpoint
 from streammeta.storage.parsing import parse_toml
 
 NO_PROFILE = "none"
-"""Name that stands for no profile, not even the default one."""
+"""Name that selects no profile, not even the default."""
 
 TLS_KEYS = ("tls_ca", "tls_cert", "tls_key")
 TOKEN_KEYS = ("tls_ca", "token_file")
@@ -34,12 +34,12 @@ _TOP_KEYS = ("default", "profiles")
 
 
 class ProfileError(Exception):
-    """The file of profiles, or a profile in it, is of no use."""
+    """The file of profiles, or a profile in it, is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One cluster: HOST:PORT of some controllers, and paths of files for TLS by key."""
+    """One cluster: HOST:PORT of some controllers, and paths of TLS files by key."""
 
     name: str
     endpoints: tuple[str, ...] = ()
@@ -48,17 +48,17 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """The profiles of a file, none if there is no file; `default` is a name, empty without."""
+    """Profiles of a file, empty if it does not exist. `default` is a name, or empty."""
 
     path: Path
     by_name: Mapping[str, Profile] = field(default_factory=dict)
     default: str = ""
 
     def choose(self, name: str | None) -> Profile | None:
-        """Return the profile of this name; of None the default one; of `NO_PROFILE` none.
+        """Return the profile of this name, the default one for None, none for `NO_PROFILE`.
 
         Raises:
-            ProfileError: there is no profile of this name.
+            ProfileError: no profile has this name.
         """
         if name == NO_PROFILE or (name is None and not self.default):
             return None
@@ -69,11 +69,11 @@ class Profiles:
 
     def _known(self) -> str:
         names = ", ".join(self.by_name)
-        return f"it has {names}" if names else "it has none, or is not there"
+        return f"it has {names}" if names else "it is missing or has no profile"
 
 
 def profiles_path() -> Path:
-    """Return where the file is, whether it exists or not."""
+    """Return the path of the file, whether it exists or not."""
     base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     # A relative path is invalid by the XDG specification, and to be ignored.
     folder = base if base.is_absolute() else Path.home() / ".config"
@@ -81,10 +81,10 @@ def profiles_path() -> Path:
 
 
 def read_profiles(path: Path) -> Profiles:
-    """Read all profiles, and refuse what is not known.
+    """Read all profiles. Reject unknown keys.
 
     Raises:
-        ProfileError: the file can't be read, or does not hold profiles.
+        ProfileError: the file is unreadable or does not contain profiles.
     """
     try:
         content = parse_toml(path.read_text())
@@ -93,7 +93,7 @@ def read_profiles(path: Path) -> Profiles:
     except OSError as error:
         raise ProfileError(f"{path}: can't read it: {error.strerror}") from error
     except ValueError as error:
-        raise ProfileError(f"{path}: is no TOML: {error}") from error
+        raise ProfileError(f"{path}: not TOML: {error}") from error
     _refuse_unknown(str(path), content, _TOP_KEYS)
     tables = content.get("profiles", {})
     if not isinstance(tables, dict):
@@ -102,7 +102,7 @@ def read_profiles(path: Path) -> Profiles:
     default = content.get("default", "")
     if not isinstance(default, str) or (default and default not in by_name):
         raise ProfileError(
-            f"{path}: default: {default!r}; must be one of: {', '.join(by_name) or 'none there'}"
+            f"{path}: default: {default!r}; must be one of: {', '.join(by_name) or 'none exists'}"
         )
     return Profiles(path, by_name, default)
 
@@ -110,28 +110,28 @@ def read_profiles(path: Path) -> Profiles:
 def _profile(path: Path, name: str, table: Any) -> Profile:
     where = f"{path}: profile {name!r}"
     if name == NO_PROFILE:
-        raise ProfileError(f"{where}: stands for no profile; give it another name")
+        raise ProfileError(f"{where}: means no profile; choose another name")
     if not isinstance(table, dict):
         raise ProfileError(f"{where}: must be a table [profiles.{name}]")
     _refuse_unknown(where, table, _KEYS)
     files = {key: _file(path, where, key, table[key]) for key in FILE_KEYS if key in table}
     if "token_file" in files and len(files) > len(TOKEN_KEYS):
-        raise ProfileError(f"{where}: token_file: replaces tls_cert and tls_key; give one of both")
+        raise ProfileError(f"{where}: token_file: replaces tls_cert and tls_key; use one of both")
     needed = TOKEN_KEYS if "token_file" in files else TLS_KEYS
     if files and len(files) < len(needed):
         missing = next(key for key in needed if key not in files)
-        raise ProfileError(f"{where}: {missing}: not given; give {', '.join(needed)}, or none")
+        raise ProfileError(f"{where}: {missing}: missing; set {', '.join(needed)}, or none")
     return Profile(name, _endpoints(where, table.get("endpoints", [])), files)
 
 
 def _refuse_unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in table:
         if key not in known:
-            raise ProfileError(f"{where}: {key}: is not known; must be one of {', '.join(known)}")
+            raise ProfileError(f"{where}: {key}: unknown; must be one of {', '.join(known)}")
 
 
 def _endpoints(where: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ProfileError(f'{where}: endpoints: {value!r}; must be a list of "HOST:PORT"')
     for endpoint in value:
         try:

@@ -1,7 +1,7 @@
-"""An event that a signal's handler may set.
+"""Event that a signal handler may set.
 
-Handlers run in the main thread, between any two steps of it: one that sets a `threading.Event` on
-which that thread is about to wait finds the event's lock held, and neither goes on.
+Handlers run in the main thread between any two steps. A handler that sets a `threading.Event` on
+which that thread is about to wait finds the lock of the event taken, and both block forever.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import queue
 
 
 class SignalEvent:
-    """See `threading.Event`, of which it has the methods in use; one thread may wait."""
+    """Subset of `threading.Event`. Only one thread may wait."""
 
     def __init__(self) -> None:
         self._is_set = False
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # its `put` may break into `get`
 
     def set(self) -> None:
-        """Set the event, and wake the thread that waits."""
+        """Set the event, and wake the waiting thread."""
         self._is_set = True
         self._wake.put(None)
 
@@ -27,7 +27,7 @@ class SignalEvent:
         return self._is_set
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the event is set, at most `timeout` seconds; returns whether it is."""
+        """Wait until the event is set, at most `timeout` seconds. Return whether it is set."""
         if not self._is_set:
             with contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=timeout)

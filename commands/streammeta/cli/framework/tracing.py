@@ -13,18 +13,18 @@ from streammeta.storage.installation import optional_packages
 
 
 def tracing_option(traced: str) -> Callable[[Command], Command]:
-    """Add `--tracing` to a command; `traced` says in its help what it traces."""
+    """Add `--tracing` to a command. `traced` names the traced work in its help."""
     return click.option(
         "--tracing",
         is_flag=True,
-        help=f"Trace {traced}, and send spans by OTLP; the variables OTEL_* say where and how."
-        " Needs the extra tracing.",
+        help=f"Trace {traced}, and send spans by OTLP. The OTEL_* variables configure the"
+        " exporter. Needs the extra tracing.",
     )
 
 
 @contextmanager
 def exporting_traces(service: str, *, wanted: bool) -> Iterator[None]:
-    """Trace in the body if that is `wanted`, as `service` unless the environment names another.
+    """Trace in the body if `wanted`, as `service` unless the environment names another.
 
     Raises `MissingPackageError` if the extra is not installed.
     """
