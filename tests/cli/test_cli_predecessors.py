@@ -186,7 +186,7 @@ def test_the_bucket_is_read_after_the_wait(
 
     cluster = SimpleNamespace(object_namespace=NAMESPACE, cluster_uuid="u-2", cluster_id="after")
     monkeypatch.setattr(adoption_command, "described", lambda _: cluster)
-    monkeypatch.setattr(adoption_command, "opened_store", lambda _: nullcontext())
+    monkeypatch.setattr(adoption_command, "open_store", lambda _: nullcontext())
     monkeypatch.setattr(adoption_command, "_require_own", noting("ownership"))
     monkeypatch.setattr(adoption_command, "wait_for_fence", noting("wait"))
     monkeypatch.setattr(adoption_command, "_surveyed", noting("survey"))

@@ -18,7 +18,7 @@ import grpc
 
 from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.cli.framework.output import CommandError
-from streammeta.cli.recovery.backup_command import opened_backup
+from streammeta.cli.recovery.backup_command import open_backup
 from streammeta.cli.recovery.restore_command import replay_backup
 from streammeta.cli.recovery.snapshot_command import download
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
@@ -159,7 +159,7 @@ class MetadataSources:
     def _backup(self, address: str, place: str, offset: int) -> MetadataCopy:
         from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 
-        with opened_backup(place, None, None) as archive:
+        with open_backup(place, None, None) as archive:
             found = replay_backup(archive, archive.inventory(), offset)
             cluster_id = archive.folder.cluster_id
         snapshot_id = SnapshotId(

@@ -1,4 +1,4 @@
-"""`streammeta reconcile`: compare the bucket with the map, delete what the map has forgotten."""
+"""`streammeta reconcile`: compare the bucket with the metadata, and delete orphans."""
 
 import time
 from pathlib import Path
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def reconcile() -> None:
-    """Compare the bucket with the map, and delete what the map has forgotten.
+    """Compare the bucket with the metadata, and delete orphans.
 
-    Needs the extra `reconcile`; without it it says which command installs it. Spark, which works
-    on the largest buckets or when asked for, needs the extra `reconcile-spark` and a Java 17+
-    runtime.
+    Needs the extra `reconcile`. Without it the error names the command that installs it. Spark,
+    which is used for the largest buckets or on request, needs the extra `reconcile-spark` and a
+    Java 17+ runtime.
     """
 
 
@@ -44,7 +44,7 @@ _plan_folder_option = click.option(
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="The plan's folder; if Spark runs on several machines, one that all of them share.",
+    help="Folder of the plan. If Spark runs on several machines, all must share it.",
 )
 
 
@@ -60,25 +60,26 @@ _plan_folder_option = click.option(
     default=0.0,
     show_default=True,
     metavar="SHARE",
-    help="Read this fraction of the map's objects, and check checksum, footer and index; 1: all.",
+    help="Read this fraction of the known objects, and check checksum, footer and index. 1"
+    " reads all.",
 )
 @click.option(
     "--versions",
     is_flag=True,
-    help="List old versions and delete markers too, of a bucket that keeps versions.",
+    help="Also list old versions and delete markers of a versioned bucket.",
 )
 @click.option(
     "--inventory",
     metavar="ADDRESS",
-    help="Read this in place of a listing: s3://BUCKET/PATH/manifest.json of S3 Inventory, or"
-    " s3://BUCKET/PATH/ for the newest below it, a copy of one, or Parquet, ORC or CSV with path,"
-    " size and modified.",
+    help="Read an inventory instead of listing the bucket: s3://BUCKET/PATH/manifest.json of"
+    " S3 Inventory, s3://BUCKET/PATH/ for the newest one below it, a copy of one, or"
+    " Parquet, ORC or CSV with path, size and modified.",
 )
 @click.option(
     "--taken-at",
     "inventory_taken_ms",
     type=Moment(),
-    help="When the listing of an --inventory without a manifest was begun.",
+    help="Start time of the listing, for an --inventory without a manifest.",
 )
 @engine_options
 @with_output
@@ -95,16 +96,16 @@ def plan_command(
     output: Output,
     **settings: Any,
 ) -> None:
-    """Judge every key and write the plan to a new folder. Deletes nothing.
+    """Give every key a verdict and write the plan to a new folder. Delete nothing.
 
-    Refuses to start unless the controllers and the bucket's marker are of one cluster: the same id,
-    UUID and namespace.
+    The command requires that the controllers and the bucket's marker belong to one cluster: the
+    same id, UUID and namespace.
 
-    Exits with 3, the plan written all the same, if objects of the map are missing in the bucket or
-    damaged, by a second look at both; else with 1 if there is another problem: GUARD if a guard
-    failed, so that the plan is a report that `apply` refuses; INCOMPLETE if something that the plan
-    does not depend on could not be found out; INTERRUPTED, without a plan, if SIGTERM or Ctrl-C
-    ended it. A loss alone is MISSING_OBJECTS: the plan may be applied.
+    Exit code 3: objects of the metadata are missing in the bucket or damaged, confirmed by a second
+    look at both. The plan is written. Exit code 1 with GUARD: a guard failed, and `apply` rejects
+    the plan. With INCOMPLETE: a fact that the plan does not depend on is unknown. With INTERRUPTED:
+    SIGTERM or Ctrl-C ended the command, without a plan. If the loss is the only problem, the code
+    is MISSING_OBJECTS and the plan may be applied.
 
     \b
     Examples:
@@ -134,7 +135,7 @@ def plan_command(
     started_ms = _now_ms()
     with (
         interruptible(
-            f"no plan was written to {folder}, and nothing deleted", "run the command again"
+            f"no plan was written to {folder}, and no object was deleted", "run the command again"
         ),
         exporting_traces(SERVICE, wanted=tracing),
     ):
@@ -150,10 +151,10 @@ def plan_command(
 @reconcile.command("apply")
 @_plan_folder_option
 @click.option(
-    "--store", metavar="URI", help="The plan's bucket again, if its URI has to carry credentials."
+    "--store", metavar="URI", help="Address of the plan's bucket, if it has to carry credentials."
 )
 @connecting(Endpoints.KNOWN)
-@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
+@click.option("--yes", is_flag=True, help="Apply the changes. Without this option, only show them.")
 @removal_options
 @engine_options
 @with_output
@@ -167,18 +168,18 @@ def apply_command(
     output: Output,
     **settings: Any,
 ) -> None:
-    """Check every candidate of a plan at the leader and delete those the map has forgotten.
+    """Check every candidate of a plan at the leader, and delete the confirmed orphans.
 
-    Refuses a plan whose guards failed, that is older than 24 h, or that is of another cluster,
-    bucket or endpoint than it is applied to. Writes what is known of an object to the plan's folder
-    before deleting it. Refuses to delete while another run does. May be repeated. Exits with 1:
-    INCOMPLETE if a key failed or was skipped; INTERRUPTED if SIGTERM or Ctrl-C ended it, after the
-    batches under way, before all candidates were settled. A second signal ends it at once.
+    The command rejects a plan with a failed guard, a plan older than 24 h, and a plan of another
+    cluster, bucket or endpoint. It records the known facts of an object in the plan's folder before
+    it deletes the object. Only one run deletes at a time. The command may be repeated. Exit code 1
+    with INCOMPLETE: a key failed or was skipped. With INTERRUPTED: SIGTERM or Ctrl-C ended it after
+    the current batches, before all candidates were settled. A second signal ends it at once.
 
     \b
     Examples:
-      streammeta reconcile apply --plan ./plan-1          # says what it would do
-      streammeta reconcile apply --plan ./plan-1 --yes    # does it
+      streammeta reconcile apply --plan ./plan-1          # shows the changes
+      streammeta reconcile apply --plan ./plan-1 --yes    # applies them
       streammeta reconcile apply --plan ./plan-1 --yes --quarantine
       streammeta reconcile apply --plan ./plan-1 --yes --tag
     """
@@ -218,17 +219,17 @@ reconcile.add_command(watch_command)
 @reconcile.command("undo")
 @_plan_folder_option
 @click.option(
-    "--store", metavar="URI", help="The plan's bucket again, if its URI has to carry credentials."
+    "--store", metavar="URI", help="Address of the plan's bucket, if it has to carry credentials."
 )
 @with_output
 def undo_command(*, folder: Path, store: str | None, output: Output) -> None:
-    """Bring back all that `apply --quarantine` of this plan has taken away.
+    """Restore all objects that `apply --quarantine` of this plan removed.
 
-    Bytes, metadata and tags are those that they were; the time of change is new. What lies under a
-    key meanwhile is never replaced. Needs no controller, and works for a plan of any age. May be
-    repeated. Exits with 1: INCOMPLETE if an object is still in quarantine; INTERRUPTED if SIGTERM
-    or Ctrl-C ended it, after the batch under way, before all were looked at. A second signal ends
-    it at once.
+    Bytes, metadata and tags are unchanged. The modification time is new. The command never replaces
+    an object that now exists under a key. It needs no controller, works for a plan of any age, and
+    may be repeated. Exit code 1 with INCOMPLETE: an object is still in quarantine. With
+    INTERRUPTED: SIGTERM or Ctrl-C ended it after the current batch, before all objects were
+    checked. A second signal ends it at once.
 
     \b
     Example:
@@ -273,7 +274,10 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
     _show_losses(output, result)
     classes = [(str(verdict), t.keys, t.size) for verdict, t in result.classes.items()]
     output.rows("classes", ("verdict", "keys", "bytes"), classes)
-    guards = [(one.name, "passed" if one.passed else "failed", one.detail) for one in result.guards]
+    guards = [
+        (guard.name, "passed" if guard.passed else "failed", guard.detail)
+        for guard in result.guards
+    ]
     output.rows("guards", ("guard", "finding", "detail"), guards)
     if result.unknown:
         output.rows("unknown", ("unknown",), [(sentence,) for sentence in result.unknown])
@@ -290,7 +294,7 @@ def _show_losses(output: Output, result: "PlanResult") -> None:
     output.summary({f"lost_{name}": count for name, count in counts.items()})
     output.summary({"refuted_losses": result.losses.refuted})
     columns = ("verdict", "key", "stream_id", "start_offset", "end_offset", "committed_ms")
-    first = [[getattr(one, name) for name in columns] for one in result.losses.first]
+    first = [[getattr(loss, name) for name in columns] for loss in result.losses.first]
     output.rows("losses", columns, first)
 
 
@@ -300,54 +304,54 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
         names = ", ".join(guard.name for guard in result.failed_guards)
         return CommandError(
             "GUARD",
-            f"the plan {folder} can't be applied, guards failed: {names}",
+            f"the plan {folder} can't be applied; failed guards: {names}",
             result.failed_guards[0].detail,
             exit_code=EXIT_LOST if result.lost else EXIT_FAILED,
         )
     if result.losses is not None and result.lost:
         return CommandError(
             "MISSING_OBJECTS",
-            f"{result.lost} of the map's objects are missing in the bucket or damaged there, with"
-            f" {result.losses.ranges} ranges of {result.losses.streams} streams; their records"
-            " can't be read",
-            f"restore them; {folder / 'losses'} names keys, streams, offsets and times; the plan"
-            " may be applied",
+            f"{result.lost} objects of the metadata are missing in the bucket or damaged,"
+            f" with {result.losses.ranges} ranges of {result.losses.streams} streams; their"
+            " records are unreadable",
+            f"restore them; {folder / 'losses'} lists keys, streams, offsets and times; the"
+            " plan may be applied",
             exit_code=EXIT_LOST,
         )
     if result.unknown:
         return CommandError(
             "INCOMPLETE",
             "; ".join(result.unknown),
-            "the plan may be applied; mend this and make a new one to learn the rest",
+            "the plan may be applied; correct this and make a new plan to learn the rest",
         )
     return None
 
 
 def _run_problem(result: "ApplyResult", ending: Ending) -> CommandError | None:
-    """Return what has kept an apply from settling every candidate, if anything has."""
-    settled = _settled(result)
+    """Return the reason why an apply has not settled every candidate, if any."""
+    settled = _count_settled(result)
     ended = (
         f"ended by {ending.by}: {settled} of {settled + result.left} candidates were settled,"
-        f" {result.left} are left"
+        f" {result.left} remain"
     )
     return _unsettled("apply", result, ended)
 
 
 def _undo_problem(result: "UndoResult", ending: Ending) -> CommandError | None:
-    """Return what has kept an undo from bringing every object back, if anything has."""
+    """Return the reason why an undo has not restored every object, if any."""
     ended = (
-        f"ended by {ending.by}: {_settled(result)} objects were settled, up to {result.left}"
-        " candidates of the plan are left"
+        f"ended by {ending.by}: {_count_settled(result)} objects were settled, up to {result.left}"
+        " candidates of the plan remain"
     )
     return _unsettled("undo", result, ended)
 
 
-def _settled(result: "ApplyResult | UndoResult") -> int:
+def _count_settled(result: "ApplyResult | UndoResult") -> int:
     return sum(tally.keys for tally in result.outcomes.values())
 
 
 def _unsettled(command: str, result: "ApplyResult | UndoResult", ended: str) -> CommandError | None:
-    """Return the failure of a run that has left something, told by `ended` if a signal did."""
+    """Return the failure of an incomplete run, explained by `ended` if a signal ended it."""
     if result.left:
         return CommandError(
             "INTERRUPTED", "; ".join((ended, *result.problems)), f"run {command} again for the rest"
@@ -356,7 +360,7 @@ def _unsettled(command: str, result: "ApplyResult | UndoResult", ended: str) -> 
         return CommandError(
             "INCOMPLETE",
             "; ".join(result.problems) or "some candidates were not settled",
-            f"nothing is lost by running {command} again once this is mended",
+            f"correct this and run {command} again; repeating it loses nothing",
         )
     return None
 
@@ -372,4 +376,4 @@ def _show_run(output: Output, result: "ApplyResult") -> None:
         output.rows("ahead_of_map", ("key", "detail"), result.ahead)
         output.text("warning", result.warning)
     if not result.deleted and result.complete:
-        output.note("nothing was deleted; give --yes to delete")
+        output.note("nothing was deleted; repeat with --yes to delete")

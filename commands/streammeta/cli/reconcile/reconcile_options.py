@@ -1,4 +1,4 @@
-"""Options that commands of `streammeta reconcile` share, and what all of them tell on the way."""
+"""Options that commands of `streammeta reconcile` share, and their progress messages."""
 
 from __future__ import annotations
 
@@ -15,70 +15,71 @@ EXIT_LOST = 3
 """Exit code of a plan that has confirmed missing or damaged objects."""
 
 SHARD_DIGITS: Mapping[str, int | None] = {"auto": None, "16": 1, "256": 2}
-"""Values of `--shards`, with the digits of keys that they cut at; None: by what is there."""
+"""Values of `--shards`, with the digits of keys at which they cut. None adapts to the bucket."""
 
 
-def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """All of these options, in the order of the help text."""
+def _combine(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Combine these options, in the order of the help text."""
     return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
 
-limit_options = _together(
+limit_options = _combine(
     click.option(
         "--grace",
         "grace_ms",
         type=Duration(),
         default="1h",
         show_default=True,
-        help="Leave unknown objects alone that are younger than this; 15m or more.",
+        help="Minimum age of unknown objects to delete, at least 15m.",
     ),
     click.option(
         "--unsafe-grace",
         "unsafe_grace_ms",
         type=Duration(),
-        help="Instead of --grace, any duration down to 0s: for clusters that nothing writes to.",
+        help="Replaces --grace with any duration down to 0s, for clusters without writers.",
     ),
     click.option(
         "--max-share",
         type=click.FloatRange(0, 1),
         default=0.2,
         show_default=True,
-        help="Refuse a plan that would delete more than this fraction of the cluster's keys.",
+        help="Reject a plan that would delete more than this fraction of the cluster's keys.",
     ),
     click.option(
         "--max-candidates",
         type=click.IntRange(min=0),
         default=10_000,
         show_default=True,
-        help="Refuse a plan that would delete more keys than this.",
+        help="Reject a plan that would delete more keys than this.",
     ),
     click.option(
         "--allow-empty-map",
         is_flag=True,
-        help="Accept a map without objects: every key is an orphan.",
+        help="Accept metadata without objects. Then every key is an orphan.",
     ),
     click.option(
         "--namespace",
-        help="Confirms the namespace that the controllers tell; any other is refused.",
+        help="Expected namespace. The command fails if the cluster's differs.",
     ),
     click.option(
         "--shards",
         type=click.Choice(list(SHARD_DIGITS)),
         default="auto",
         show_default=True,
-        help="How finely to cut the listing; auto looks at how many keys there are.",
+        help="Granularity of the listing. auto adapts to the number of keys.",
     ),
 )
-"""Adds what a plan leaves alone, and what it is refused for."""
+"""Adds the options that protect objects and reject plans."""
 
-removal_options = _together(
+removal_options = _combine(
     click.option(
-        "--quarantine", is_flag=True, help="Keep a copy in the bucket, which `undo` brings back."
+        "--quarantine", is_flag=True, help="Keep a copy in the bucket, which `undo` restores."
     ),
     click.option(
         "--tag",
         is_flag=True,
-        help="Tag with streammeta-reconcile=orphan instead, for a rule of the bucket to delete.",
+        help="Only tag orphans with streammeta-reconcile=orphan, for a lifecycle rule of the"
+        " bucket.",
     ),
     click.option(
         "--rate",
@@ -86,41 +87,39 @@ removal_options = _together(
         type=click.IntRange(min=1),
         default=500,
         show_default=True,
-        help="Most keys to delete per second, in all.",
+        help="Maximum number of keys to delete per second.",
     ),
 )
-"""Adds how candidates are removed, and how fast."""
+"""Adds the method and the rate of deletion."""
 
-engine_options = _together(
+engine_options = _combine(
     click.option(
         "--wait",
         "patience_s",
         type=click.FloatRange(min=0),
         default=15.0,
         show_default=True,
-        help="Seconds to look for a leader before giving up.",
+        help="Seconds to search for a leader.",
     ),
     click.option(
         "--engine",
         type=click.Choice(["auto", "local", "spark"]),
         default="auto",
         show_default=True,
-        help="Where the work is done: local is this process;"
-        " auto takes Spark above 20,000,000 keys.",
+        help="Engine: local is this process. auto selects Spark above 20,000,000 keys.",
     ),
     click.option(
         "--master",
-        help="Where Spark runs, if it does;"
-        " without it the master of spark-submit, or else local[2].",
+        help="Master of Spark. [default: the master of spark-submit, or else local[2]]",
     ),
     click.option(
         "--driver-memory", default="1g", show_default=True, help="Memory of Spark's driver."
     ),
-    tracing_option("the phases of the run and its calls of controllers"),
+    tracing_option("the phases of the run and its calls to controllers"),
 )
-"""Adds where the work is done, how long to wait for a leader, and `--tracing`."""
+"""Adds the engine, the time to search for a leader, and `--tracing`."""
 
 
 def tell_progress(line: str) -> None:
-    """Tell what is done next."""
+    """Announce the next phase."""
     click.echo(f"{line} ...", err=True)

@@ -1,4 +1,4 @@
-"""Tells the controllers of a run of `streammeta reconcile`, and the operator if that fails."""
+"""Report of a run of `streammeta reconcile` to the controllers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tell_controllers(run: Run, connect: Sequence[str], tls: CallerFiles | None) -> None:
-    """Add a run to those that status pages show; a failure is a warning on stderr."""
+    """Add a run to those that status pages show. A failure is a warning on stderr."""
     from streammeta.reconcile.run_reporter import tell
 
     problem = tell(run, connect, tls)

@@ -1,6 +1,6 @@
-"""Ends of reconciliation by SIGTERM and Ctrl-C: at once with an error, or after the work under way.
+"""SIGTERM and Ctrl-C during reconciliation: stop at once, or after the current work.
 
-Either way the first signal ends the command, and a second one the process.
+The first signal ends the command, and a second one the process.
 """
 
 import os
@@ -18,7 +18,7 @@ _STDERR = 2
 
 
 class Ending(SignalEvent):
-    """Set by the first signal, of which `by` is the name."""
+    """Event that the first signal sets. `by` is its name."""
 
     by = ""
 
@@ -29,12 +29,12 @@ class _SignalError(KeyboardInterrupt):
 
 @contextmanager
 def interruptible(done: str, advice: str) -> Iterator[None]:
-    """Have the first signal break off the block, whose `finally` clauses run.
+    """Let the first signal interrupt the block. Its `finally` clauses run.
 
-    A library that is broken off may end by an error of its own.
+    An interrupted library may raise an error of its own.
 
     Raises:
-        CommandError: it did: INTERRUPTED, with what is done by then and what to do.
+        CommandError: INTERRUPTED, with the finished work and the next step.
     """
     struck: list[str] = []
 
@@ -53,13 +53,13 @@ def interruptible(done: str, advice: str) -> Iterator[None]:
 
 @contextmanager
 def ending_event() -> Iterator[Ending]:
-    """Give an event that the first signal sets, which is told."""
+    """Return an event that the first signal sets and announces."""
     ending = Ending()
 
     def end(number: int, _frame: FrameType | None) -> None:
         ending.by = signal.Signals(number).name
         ending.set()
-        line = f"{ending.by}: ends after what is under way; another signal ends it at once\n"
+        line = f"{ending.by}: stopping after the current work; another signal stops at once\n"
         # Past the stream, which refuses a line in the midst of another.
         with suppress(OSError):
             os.write(_STDERR, line.encode())
@@ -70,20 +70,20 @@ def ending_event() -> Iterator[Ending]:
 
 @contextmanager
 def _first_signal(act: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Have the first signal within the block call `act`, and later ones do what they did before.
+    """Let the first signal within the block call `act`, and restore the former handlers.
 
-    Signals are the main thread's; in any other the block is as it is.
+    Only the main thread receives signals. In other threads the block runs unchanged.
     """
     has_come = False
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {one: signal.getsignal(one) for one in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def restore() -> None:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def once(number: int, frame: FrameType | None) -> None:
         nonlocal has_come
@@ -94,8 +94,8 @@ def _first_signal(act: Callable[[int, FrameType | None], None]) -> Iterator[None
             has_come = True
             act(number, frame)
 
-    for one in _SIGNALS:
-        signal.signal(one, once)
+    for number in _SIGNALS:
+        signal.signal(number, once)
     try:
         yield
     finally:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="Folder of all rounds; one process at a time works in it.",
+    help="Folder of all rounds. Only one process may use it at a time.",
 )
 @click.option(
     "--every",
@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     type=Duration(),
     default="1h",
     show_default=True,
-    help="Time from the end of a round to the start of the next; 1s or more.",
+    help="Pause between two rounds, at least 1s.",
 )
-@click.option("--yes", is_flag=True, help="Delete; without it, rounds only say what they would.")
+@click.option(
+    "--yes", is_flag=True, help="Delete orphans. Without this option, rounds only report them."
+)
 @removal_options
 @limit_options
 @click.option(
@@ -55,19 +57,20 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=30,
     show_default=True,
-    help="Rounds that stay whole; older ones that changed nothing are deleted.",
+    help="Number of rounds to keep. Older rounds without changes are deleted.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="End after so many; without it, never.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Number of rounds. [default: unlimited]")
 @click.option(
     "--inventory",
     metavar="PREFIX",
-    help="Read the newest S3 Inventory below this in place of a listing, s3://BUCKET/PATH/ or a"
-    " folder with a slash at its end; looked for anew in each round.",
+    help="Read the newest S3 Inventory below this address instead of listing the bucket,"
+    " s3://BUCKET/PATH/ or a folder with a trailing slash. Each round looks for it"
+    " again.",
 )
 @click.option(
     "--metrics-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write each round to this file too, for the textfile collector of node_exporter.",
+    help="Also write each round to this file, for the textfile collector of node_exporter.",
 )
 @engine_options
 @with_output
@@ -85,13 +88,13 @@ def watch_command(
 ) -> None:
     """Reconcile in small rounds, one after another, until SIGTERM or Ctrl-C.
 
-    Each round is a `plan` and an `apply` under all their guards, with the report of the plan in its
-    folder. A round that fails is told, and the next one is tried; so is one while another run
-    deletes. On a signal the batch that is being deleted is finished, and the command ends; a second
-    signal ends it at once, which loses nothing.
+    Each round runs `plan` and `apply` with all their guards. Its folder contains the plan's report.
+    A failed round is reported and the next one runs. The same holds when another run deletes
+    meanwhile. On a signal the command finishes the current batch and ends. A second signal ends it
+    at once, which loses nothing.
 
-    The exit code tells of the last round: 3 if objects are missing or damaged, 1 if it failed, a
-    guard did, or something was not settled; else 0, as of one that a signal has ended.
+    The exit code describes the last round: 3 if objects are missing or damaged, 1 if the round or a
+    guard failed or a candidate was not settled, otherwise 0, also after a signal.
 
     \b
     Example:
@@ -127,7 +130,7 @@ def watch_command(
 
 
 def _configs(folder: Path, yes: bool, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """What a round's plan and its apply are told."""
+    """Return the configurations of a round's plan and apply."""
     from streammeta.reconcile.apply import ApplyConfig
     from streammeta.reconcile.engines.engine import EngineName
     from streammeta.reconcile.engines.spark_session import SparkConfig
@@ -173,7 +176,7 @@ def _show(output: Output, last: Round) -> None:
 
 
 def _problem(last: Round) -> CommandError | None:
-    """What is wrong with the last round, if anything is."""
+    """Return the problem of the last round, if any."""
     from streammeta.reconcile.watch import RoundOutcome
 
     if last.outcome in (RoundOutcome.SETTLED, RoundOutcome.ENDED):
@@ -182,6 +185,6 @@ def _problem(last: Round) -> CommandError | None:
     return CommandError(
         last.outcome.name,
         last.problem,
-        "look at the round's report and mend what it names; the next round goes on from there",
+        "see the round's report and correct its findings; the next round continues from there",
         exit_code=EXIT_LOST if is_lost else EXIT_FAILED,
     )

@@ -1,7 +1,7 @@
-"""`streammeta restore adopt` and `finish`: what the bucket holds beyond the backup, and its end.
+"""`streammeta restore adopt` and `finish`: adoption of objects newer than the backup.
 
-Reads the map by a snapshot and the bucket; what is adopted is decided by the planner in `storage`
-and judged again by the leader.
+Reads the metadata from a snapshot, and the bucket. The planner in `storage` chooses the objects,
+and the leader validates them again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import click
 from streammeta.cli.framework.client import ControllerClient, store_option
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Output, say_progress, with_output
-from streammeta.cli.recovery.backup_command import opened_backup
+from streammeta.cli.recovery.backup_command import open_backup
 from streammeta.cli.recovery.predecessors import call_when_fenced, stopped_option, wait_for_fence
 from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
 from streammeta.controller.config import ConfigError
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from streammeta.cli.recovery.adoption_survey import MetadataState, Missing
 
 BACKUP_WAIT_S = 60.0
-"""Time that `finish` waits for the first backup of the new cluster, in seconds."""
+"""Seconds that `finish` waits for the first backup of the new cluster."""
 
 DESCRIBED_WITHIN_S = 10.0
-"""Time in which a controller must know the cluster's UUID, in seconds."""
+"""Seconds after which a controller must know the UUID of its cluster."""
 
 _LEFT = ("object_id", "stream_id", "start_offset", "end_offset", "why")
 
@@ -46,12 +46,14 @@ _LEFT = ("object_id", "stream_id", "start_offset", "end_offset", "why")
 @click.command()
 @with_client(DOWNLOAD_TIMEOUT_S)
 @store_option
-@click.option("--dry-run", is_flag=True, help="Tell what would be adopted; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the objects that would be adopted. Change nothing."
+)
 @click.option("--yes", is_flag=True, help="Adopt it.")
 @click.option(
     "--pass-gaps",
     is_flag=True,
-    help="Adopt what comes after a gap too; offsets in the gap are lost.",
+    help="Adopt objects after a gap too. Offsets in the gap are lost.",
 )
 @stopped_option
 @with_output
@@ -65,40 +67,41 @@ def adopt(
     old_controllers_stopped: bool,
     output: Output,
 ) -> None:
-    """Take what brokers wrote after the backup from the bucket into the restored map.
+    """Adopt objects that brokers wrote after the backup into the restored metadata.
 
-    With --yes the command waits first until no controller of the old cluster can acknowledge
-    changes: 35 s after the new cluster began, unless --old-controllers-stopped was given.
+    With --yes the command first waits until no controller of the old cluster can acknowledge
+    changes: 35 s after the new cluster started, unless --old-controllers-stopped was given.
 
-    Every undecided object is read. Objects of the map that were compacted since, and deleted, are
-    replaced with the compactions. `lost` is what can't be adopted and may have been acknowledged:
-    after a gap, of a stream that the map does not know, damaged, or in conflict. `missing` are
-    offsets of the map that no object in the bucket has. Can be interrupted and repeated.
+    The command reads every undecided object. Objects that the backup knows, and that were compacted
+    and deleted since, are replaced with the compacted ones. `lost` lists data that can't be adopted
+    and may have been acknowledged: it follows a gap, belongs to a stream that the backup does not
+    know, is damaged, or conflicts with other objects. `missing` lists offsets of the metadata that
+    no object in the bucket contains. The command can be interrupted and repeated.
 
-    A stream that was trimmed beyond the restored end has a gap there. --pass-gaps adopts what
-    follows, and `gaps` lists it. Offsets that a broker still has in its own log are in a gap as
-    well, and are lost too: without the option what follows stays `lost` until they are uploaded.
+    A stream that was trimmed beyond its restored end has a gap there. --pass-gaps adopts the
+    objects after a gap, and `gaps` lists it. Offsets that a broker still has in its own log are in
+    a gap too, and --pass-gaps loses them. Without the option the objects after a gap stay `lost`
+    until the broker uploads those offsets.
 
     \b
     Example:
       streammeta restore adopt --connect 127.0.0.1:9091 --store file:///objects --dry-run
     """
     if dry_run == yes:
-        raise click.UsageError("give either --dry-run or --yes")
-    cluster = described(client)
+        raise click.UsageError("choose --dry-run or --yes")
+    cluster = describe_restored(client)
     if yes:
         _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
-    surveyed = _surveyed(client, cluster, store, passes_gaps=pass_gaps)
+    surveyed = _survey(client, cluster, store, passes_gaps=pass_gaps)
     if surveyed is None:
         raise CommandError(
             "NOT_RECOVERING",
             f"cluster {cluster.cluster_id!r} is not in recovery mode",
-            "objects are adopted after `streammeta restore apply`, before `streammeta restore "
-            "finish`",
+            "adopt objects after `streammeta restore apply` and before `streammeta restore finish`",
         )
     if yes and surveyed.plan.torn:
         _copy_torn(surveyed, cluster, store)
-        surveyed = _surveyed(client, cluster, store, passes_gaps=pass_gaps) or surveyed
+        surveyed = _survey(client, cluster, store, passes_gaps=pass_gaps) or surveyed
     if yes:
         for number, batch in enumerate(surveyed.plan.batches, 1):
             _adopt(client, batch)
@@ -113,13 +116,14 @@ def adopt(
 @click.option(
     "--leave-behind",
     is_flag=True,
-    help="Although objects are left that could be adopted, or that may have been acknowledged.",
+    help="Finish although some objects could be adopted, or may have been acknowledged.",
 )
 @click.option(
     "--from",
     "backups",
     metavar="URI",
-    help="The new cluster's --backup-store: wait until it holds the end of recovery mode.",
+    help="Backup store of the new cluster. The command waits until it contains the end of"
+    " recovery mode.",
 )
 @stopped_option
 @with_output
@@ -132,21 +136,21 @@ def finish(
     old_controllers_stopped: bool,
     output: Output,
 ) -> None:
-    """End recovery mode: brokers may write again, from the streams' ends as they are now.
+    """End recovery mode: brokers may write again, starting at the current stream ends.
 
-    Waits as `adopt` does before it looks at the bucket for the last time.
+    The command waits as `adopt` does before its last look at the bucket.
 
-    What is left behind stays in the bucket and is not taken into the map any more; offsets that it
-    holds are issued again. `lost` and `missing` count the ranges that `adopt` lists under these
-    names. Harmless if recovery mode is over.
+    Objects that are left behind stay in the bucket, but the metadata does not adopt them later.
+    Their offsets are issued again. `lost` and `missing` count the ranges that `adopt` lists under
+    these names. Repeating the command after recovery mode has ended is harmless.
 
     \b
     Example:
       streammeta restore finish --connect 127.0.0.1:9091 --store file:///objects --from file:///backups
     """
-    cluster = described(client)
+    cluster = describe_restored(client)
     _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
-    surveyed = _surveyed(client, cluster, store)
+    surveyed = _survey(client, cluster, store)
     if surveyed is not None:
         _require_settled(surveyed, leave_behind=leave_behind)
         output.summary({"lost": len(surveyed.plan.lost), "missing": len(surveyed.missing)})
@@ -162,7 +166,7 @@ def finish(
 
 @dataclass(frozen=True, slots=True)
 class _Surveyed:
-    """Contents of the bucket compared with the map."""
+    """Contents of the bucket compared with the metadata."""
 
     undecided: range
     objects: int
@@ -171,13 +175,13 @@ class _Surveyed:
     missing: tuple[Missing, ...]
     state: MetadataState
     present: Set[int]
-    """Ids of objects that the bucket has."""
+    """Ids of the objects in the bucket."""
 
 
-def described(client: ControllerClient) -> admin_pb2.DescribeClusterResponse:
-    """Ask for the cluster that is restored.
+def describe_restored(client: ControllerClient) -> admin_pb2.DescribeClusterResponse:
+    """Return the description of the restored cluster.
 
-    A controller that has just started knows nothing of it; it is asked again for a while.
+    A controller that has just started does not know it yet and is asked again for a while.
     """
     deadline = time.monotonic() + DESCRIBED_WITHIN_S
     while True:
@@ -193,8 +197,8 @@ def described(client: ControllerClient) -> admin_pb2.DescribeClusterResponse:
 def _wait_for_fence(
     cluster: admin_pb2.DescribeClusterResponse, address: str, *, is_declared: bool
 ) -> None:
-    """Wait until whatever the old cluster acknowledged is in the bucket, and nothing is added."""
-    with opened_store(address) as store:
+    """Wait until the old cluster can neither acknowledge nor upload more objects."""
+    with open_store(address) as store:
         _require_own(store, cluster)
         wait_for_fence(
             store,
@@ -205,7 +209,7 @@ def _wait_for_fence(
 
 
 def _require_own(store: ObjectStore, cluster: admin_pb2.DescribeClusterResponse) -> None:
-    """Require that the bucket is the cluster's; raises `WrongBucketError`."""
+    """Check that the bucket belongs to the cluster. Raises `WrongBucketError`."""
     check_marker(
         read_marker(store, cluster.object_namespace),
         cluster_id=cluster.cluster_id,
@@ -214,19 +218,19 @@ def _require_own(store: ObjectStore, cluster: admin_pb2.DescribeClusterResponse)
     )
 
 
-def _surveyed(
+def _survey(
     client: ControllerClient,
     cluster: admin_pb2.DescribeClusterResponse,
     address: str,
     *,
     passes_gaps: bool = False,
 ) -> _Surveyed | None:
-    """Compare the leader's map with the bucket; None if it is not in recovery mode."""
+    """Compare the leader's metadata with the bucket. Return None outside of recovery mode."""
     from streammeta.cli.recovery.adoption_survey import list_missing, read_map_state
     from streammeta.storage.adoption.planner import plan_adoption
     from streammeta.storage.adoption.survey import find_present, list_stored, read_candidates
 
-    with opened_store(address) as store, tempfile.TemporaryFile() as copy:
+    with open_store(address) as store, tempfile.TemporaryFile() as copy:
         _require_own(store, cluster)
         download(client, copy)
         state = read_map_state(copy)
@@ -234,7 +238,7 @@ def _surveyed(
             return None
         stored = list(list_stored(store, cluster.object_namespace))
         present = find_present(store, cluster.object_namespace, stored, state.held)
-        undecided = [one for one in stored if state.is_candidate(one.object_id)]
+        undecided = [object_ for object_ in stored if state.is_candidate(object_.object_id)]
         found = list(
             read_candidates(
                 store,
@@ -243,15 +247,15 @@ def _surveyed(
                 lambda count: say_progress(f"read {count} of {len(undecided)} objects", ends="\r"),
             )
         )
-    unusable = [one for one in found if isinstance(one, LeftBehind)]
-    candidates = [one for one in found if not isinstance(one, LeftBehind)]
+    unusable = [finding for finding in found if isinstance(finding, LeftBehind)]
+    candidates = [finding for finding in found if not isinstance(finding, LeftBehind)]
     heads = state.stream_heads(present)
     plan = plan_adoption(heads, state.next_stream_id, candidates, passes_gaps=passes_gaps)
-    adopted = (part for one in plan.objects for part in one.ranges)
+    adopted = (range_ for object_ in plan.objects for range_ in object_.ranges)
     return _Surveyed(
         state.undecided,
         len(undecided),
-        sum(one.size for one in undecided),
+        sum(object_.size for object_ in undecided),
         replace(plan, left=(*plan.left, *unusable)),
         tuple(list_missing(state.held, present, adopted)),
         state,
@@ -262,9 +266,9 @@ def _surveyed(
 def _copy_torn(
     surveyed: _Surveyed, cluster: admin_pb2.DescribeClusterResponse, address: str
 ) -> None:
-    """Copy objects that the map can keep for some of their streams alone; the copies are adopted.
+    """Copy objects of which only some streams can be adopted. The copies are adopted.
 
-    Ids at the end of the undecided ones were issued by no cluster, and none will issue them.
+    The copies use the last of the undecided ids. No cluster issued these, and none will.
     """
     from streammeta.storage.adoption.survey import copy_torn
 
@@ -273,16 +277,16 @@ def _copy_torn(
         for object_id in reversed(surveyed.undecided)
         if surveyed.state.is_candidate(object_id) and object_id not in surveyed.present
     )
-    with opened_store(address) as store:
+    with open_store(address) as store:
         copy_torn(store, cluster.object_namespace, surveyed.plan.torn, free)
 
 
 def to_request(batch: AdoptionBatch) -> admin_pb2.AdoptObjectsRequest:
     """Return the request that adopts some objects."""
     request = admin_pb2.AdoptObjectsRequest(replaced_object_ids=batch.replaced)
-    for one in batch.objects:
-        item = request.objects.add(object_id=one.object_id, object_size=one.size)
-        for part in one.ranges:
+    for object_ in batch.objects:
+        item = request.objects.add(object_id=object_.object_id, object_size=object_.size)
+        for part in object_.ranges:
             item.ranges.add(
                 stream_id=part.stream_id,
                 stream_epoch=part.epoch,
@@ -297,21 +301,21 @@ def _adopt(client: ControllerClient, batch: AdoptionBatch) -> None:
     answer = call_when_fenced(
         client, lambda channel: AdminServiceStub(channel).AdoptObjects, to_request(batch)
     )
-    for one, result in zip(batch.objects, answer.results, strict=True):
+    for stored, result in zip(batch.objects, answer.results, strict=True):
         if result.error != common_pb2.ERROR_CODE_NONE:
             name = common_pb2.ErrorCode.Name(result.error).removeprefix("ERROR_CODE_")
             raise CommandError(
                 name,
-                f"object {one.object_id} and those with it were not adopted: {name}",
-                "batches before are adopted; repeat the command: it plans anew. If no node is "
-                "known (NODE_EPOCH_NOT_EXIST), start a broker first",
+                f"object {stored.object_id} and those in its batch were not adopted: {name}",
+                "earlier batches are adopted; repeat the command, which makes a new plan. If"
+                " no node is known (NODE_EPOCH_NOT_EXIST), start a broker first",
             )
 
 
 def _report(output: Output, surveyed: _Surveyed) -> None:
     plan = surveyed.plan
-    left = Counter(str(one.why) for one in plan.left if one.why in HARMLESS)
-    ranges = [part for one in plan.objects for part in one.ranges]
+    left = Counter(str(finding.why) for finding in plan.left if finding.why in HARMLESS)
+    ranges = [part for object_ in plan.objects for part in object_.ranges]
     output.summary(
         {
             "undecided_from": surveyed.undecided.start,
@@ -327,11 +331,14 @@ def _report(output: Output, surveyed: _Surveyed) -> None:
         }
     )
     columns = ("object_id", "ranges", "bytes")
-    adopted = [(one.object_id, len(one.ranges), one.size) for one in plan.objects]
+    adopted = [(object_.object_id, len(object_.ranges), object_.size) for object_ in plan.objects]
     output.rows("adopt", columns, adopted)
     output.rows("not_needed_by", ("why", "ranges"), sorted(left.items()))
-    output.rows("lost", _LEFT, [_cells(one) for one in plan.lost])
-    missing = [(one.object_id, one.stream_id, one.start, one.end) for one in surveyed.missing]
+    output.rows("lost", _LEFT, [_cells(finding) for finding in plan.lost])
+    missing = [
+        (range_.object_id, range_.stream_id, range_.start, range_.end)
+        for range_ in surveyed.missing
+    ]
     output.rows("missing", _LEFT[:-1], missing)
     output.rows("gaps", _LEFT[1:-1], plan.gaps)
 
@@ -346,19 +353,19 @@ def _require_settled(surveyed: _Surveyed, *, leave_behind: bool) -> None:
         return
     raise CommandError(
         "LEFT_BEHIND",
-        f"objects that can be adopted: {adoptable}; ranges that can't and may have been "
-        f"acknowledged, `lost`: {lost}; ranges that no object in the bucket has, `missing`: "
-        f"{len(surveyed.missing)}; recovery mode goes on",
-        "`streammeta restore adopt` lists them, with --yes it adopts, with --pass-gaps also what "
-        "comes after a gap; give --leave-behind to do without them",
+        f"adoptable objects: {adoptable}; ranges that can't be adopted and may have been"
+        f" acknowledged, `lost`: {lost}; ranges that no object in the bucket contains,"
+        f" `missing`: {len(surveyed.missing)}; recovery mode continues",
+        "`streammeta restore adopt` lists them, adopts them with --yes, and with --pass-gaps"
+        " also those after a gap; use --leave-behind to finish without them",
     )
 
 
 def _backed_up(client: ControllerClient, address: str) -> int:
-    """Wait until the backup holds the log up to here, verify it, and return its end."""
+    """Wait until the backup contains the whole log, verify it, and return its end."""
     from streammeta.controller.backup.verification import newest_file, verify
 
-    cluster = described(client)
+    cluster = describe_restored(client)
     deadline = time.monotonic() + BACKUP_WAIT_S
     end_offset = 0
     while end_offset < cluster.high_watermark:
@@ -371,12 +378,12 @@ def _backed_up(client: ControllerClient, address: str) -> int:
                 "--backup-store",
             )
         end_offset = _end_of_backup(address, cluster, newest_file)
-    with opened_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
+    with open_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
         if verify(archive.inventory(), archive, is_all=False).damages:
             raise CommandError(
                 "DAMAGED",
-                "recovery mode is over, and the new cluster's backup is damaged",
-                "`streammeta backup verify` tells where",
+                "recovery mode is over, but the backup of the new cluster is damaged",
+                "`streammeta backup verify` lists the damaged files",
             )
     return end_offset
 
@@ -387,7 +394,7 @@ def _end_of_backup(
     newest_file: Callable[..., Any],
 ) -> int:
     try:
-        with opened_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
+        with open_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
             newest = newest_file(archive.inventory(), archive)
     except CommandError as error:
         if error.code != "NO_BACKUP":
@@ -397,8 +404,8 @@ def _end_of_backup(
 
 
 @contextmanager
-def opened_store(address: str) -> Iterator[ObjectStore]:
-    """Open the bucket of objects; raises ConfigError or StorageError."""
+def open_store(address: str) -> Iterator[ObjectStore]:
+    """Open the bucket of objects. Raises ConfigError or StorageError."""
     try:
         store = open_object_store(address)
     except ValueError as error:

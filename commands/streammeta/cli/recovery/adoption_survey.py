@@ -1,4 +1,4 @@
-"""The restored map as the planner of adoptions sees it, from a copy of the leader's map."""
+"""Restored metadata as the planner of adoptions sees it, read from a copy of the leader's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPAN = ("stream_id", "start_offset", "end_offset")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Missing:
-    """A range of an object that the map has and the bucket lacks."""
+    """Range of an object that the metadata contains and the bucket does not."""
 
     object_id: int
     stream_id: int
@@ -29,11 +29,11 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class MetadataState:
-    """Streams, undecided ids and objects of a restored map.
+    """Streams, undecided ids and objects of restored metadata.
 
-    Streams from `next_stream_id` on were not created at the restored point. `object_ids` are all
-    that the map knows, sorted; `held` are the ranges of those whose bytes are needed, by id;
-    `links` the objects that a composite names, by its id.
+    Streams from `next_stream_id` on did not exist at the restored point. `object_ids` are all known
+    ids, sorted. `held` are the ranges of objects whose bytes are needed, by id. `links` are the
+    objects that a composite links, by its id.
     """
 
     streams: dict[int, StreamHead]
@@ -51,7 +51,7 @@ class MetadataState:
         return place == len(self.object_ids) or self.object_ids[place] != object_id
 
     def stream_heads(self, present: Set[int]) -> dict[int, StreamHead]:
-        """Return the streams with what they read, where the bucket has these objects."""
+        """Return the streams with their readable ranges, given the objects in the bucket."""
         linked = {object_id for ids in self.links.values() for object_id in ids}
         held: dict[int, list[HeldRange]] = defaultdict(list)
         for object_id, ranges in self.held.items():
@@ -74,12 +74,12 @@ def _by_start(held: HeldRange) -> int:
 
 
 def read_map_state(copy: BinaryIO) -> MetadataState | None:
-    """Read a copy of a map; None if it is not in recovery mode.
+    """Read a copy of the metadata. Return None outside of recovery mode.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the copy is damaged.
     """
-    reader = CheckpointReader(copy, "the copy of the map")
+    reader = CheckpointReader(copy, "the copy of the metadata")
     if "recovery" not in reader.entries:
         return None
     objects = reader.columns("objects")
@@ -95,19 +95,19 @@ def read_map_state(copy: BinaryIO) -> MetadataState | None:
 
 
 def read_object_ids(copy: BinaryIO) -> Int64Column:
-    """Return the ids of all objects in a copy of a map.
+    """Return the ids of all objects in a copy of the metadata.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the copy is damaged.
     """
-    reader = CheckpointReader(copy, "the copy of the map")
+    reader = CheckpointReader(copy, "the copy of the metadata")
     return np.asarray(reader.columns("objects")["object_id"], dtype=np.int64)
 
 
 def list_missing(
     held: Mapping[int, Sequence[Missing]], present: Set[int], adopted: Iterable[AdoptedRange] = ()
 ) -> Iterator[Missing]:
-    """Yield offsets of the map's objects that are neither in the bucket nor in adopted ranges."""
+    """Yield offsets of known objects that neither the bucket nor an adopted range contains."""
     covers: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for part in adopted:
         covers[part.stream_id].append((part.start, part.end))
@@ -125,7 +125,7 @@ def list_missing(
 
 
 def _streams(reader: CheckpointReader) -> dict[int, StreamHead]:
-    owed = _owed(reader)
+    owed = _list_pending(reader)
     owners: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for stream_id, start, end, epoch in _rows(reader.columns("ranges"), *_SPAN, "epoch"):
         owners[stream_id].append((start, end, epoch))
@@ -143,8 +143,8 @@ def _streams(reader: CheckpointReader) -> dict[int, StreamHead]:
     return streams
 
 
-def _owed(reader: CheckpointReader) -> dict[int, list[tuple[int, int, int]]]:
-    """Return what nodes owe of each stream, with the epoch of the range that it lies in."""
+def _list_pending(reader: CheckpointReader) -> dict[int, list[tuple[int, int, int]]]:
+    """Return the pending uploads of nodes by stream, with the epoch of their range."""
     pending = list(_rows(reader.columns("pending_uploads"), "node_id", *_SPAN))
     concerned = {stream_id for _, stream_id, _, _ in pending}
     ranges = [
@@ -164,7 +164,7 @@ def _owed(reader: CheckpointReader) -> dict[int, list[tuple[int, int, int]]]:
 
 
 def _links(objects: dict[str, Any]) -> dict[int, list[int]]:
-    """Return the objects that each composite links; a linked one names it as its order."""
+    """Return the objects that each composite links. A linked object names it as its order."""
     links: dict[int, list[int]] = defaultdict(list)
     for object_id, state, composite_id in _rows(objects, "object_id", "state", "order_id"):
         if state == ObjectState.LINKED:
@@ -173,7 +173,7 @@ def _links(objects: dict[str, Any]) -> dict[int, list[int]]:
 
 
 def list_held(objects: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[int, list[Missing]]:
-    """Return the ranges of all objects whose bytes a map needs, by object."""
+    """Return the ranges of all objects whose bytes the metadata needs, by object."""
     states = np.asarray(objects["state"])
     needed = (states == ObjectState.COMMITTED) | (states == ObjectState.LINKED)
     held: dict[int, list[Missing]] = {

@@ -1,6 +1,6 @@
-"""`streammeta backup`: list and verify backups, tell how far one is behind, take one as a file.
+"""`streammeta backup`: list and verify backups, show their lag, write one as a file.
 
-Controllers with `--backup-store` make the backups; see `controller.backup`.
+Controllers with `--backup-store` write the backups; see `controller.backup`.
 """
 
 from __future__ import annotations
@@ -33,29 +33,32 @@ if TYPE_CHECKING:
     from streammeta.controller.backup.single_file import SingleFile
 
 LAG_MAX_MS = 60_000
-"""Default of the lag above which `status` fails, in milliseconds."""
+"""Default of the maximum lag of `status`, in milliseconds."""
 
 _PIECE_BYTES = 1 << 20
 
 VERIFY_METRICS = {
-    "streammeta_backup_verify_damages": "Files that are damaged, missing or contradict others.",
-    "streammeta_backup_verify_timestamp_seconds": "Time at which the backup was read last.",
+    "streammeta_backup_verify_damages": "Number of files that are damaged, missing or"
+    " contradict others.",
+    "streammeta_backup_verify_timestamp_seconds": "Time of the last read of the backup.",
 }
-"""Gauges that `verify --metrics-file` writes, by name; labels are those of the cluster."""
+"""Gauges that `verify --metrics-file` writes, by name. Their labels name the cluster."""
 
 from_option = click.option(
     "--from",
     "address",
     required=True,
     metavar="URI",
-    help="The backup store: s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give"
-    " credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    help="The backup store: s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR."
+    " Set credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
 )
 """Adds `--from`: argument `address: str`."""
 
 _cluster_options = (
-    click.option("--cluster-id", help="The backup of this cluster.  [default: the only one]"),
-    click.option("--cluster-uuid", help="Of several clusters of one name, the one with this UUID."),
+    click.option(
+        "--cluster-id", help="Cluster of the backup. [default: the only one in the store]"
+    ),
+    click.option("--cluster-uuid", help="UUID of the cluster, if several have the same name."),
 )
 
 
@@ -68,7 +71,7 @@ def cluster_options(command: Command) -> Command:
 
 @click.group()
 def backup() -> None:
-    """Look after the backups that controllers make with --backup-store.
+    """Manage the backups that controllers write with --backup-store.
 
     \b
     Example:
@@ -80,9 +83,9 @@ def backup() -> None:
 @from_option
 @with_output
 def list_command(*, address: str, output: Output) -> None:
-    """List the clusters that have a backup in a store, and to which offsets each can be restored.
+    """List the clusters with a backup in a store, and the offsets to which each can be restored.
 
-    Looks at names alone; `streammeta backup verify` reads the files.
+    The command reads names only. `streammeta backup verify` reads the files.
 
     \b
     Example:
@@ -90,14 +93,14 @@ def list_command(*, address: str, output: Output) -> None:
     """
     from streammeta.controller.backup.chains import spans
 
-    with _opened(address) as store:
+    with _open(address) as store:
         found = inventories(store.list_objects("backup/"))
     clusters, restorable = [], []
     for folder, inventory in found.items():
         counts = (len(inventory.segments), len(inventory.checkpoints), len(inventory.unfinished))
         newest_ms = max(inventory.written_ms.values())
         clusters.append((folder.cluster_id, folder.cluster_uuid, *counts, newest_ms))
-        restorable += [(folder.cluster_id, folder.cluster_uuid, *one) for one in spans(inventory)]
+        restorable += [(folder.cluster_id, folder.cluster_uuid, *span) for span in spans(inventory)]
     columns = ("cluster_id", "cluster_uuid")
     counted = ("segments", "checkpoints", "unfinished", "newest_ms")
     output.rows("backups", (*columns, *counted), clusters)
@@ -114,7 +117,7 @@ def list_command(*, address: str, output: Output) -> None:
 @click.option(
     "--metrics-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the outcome to this file too, for the textfile collector of node_exporter.",
+    help="Also write the result to this file, for the textfile collector of node_exporter.",
 )
 @with_output
 def verify_command(
@@ -126,10 +129,10 @@ def verify_command(
     metrics_file: Path | None,
     output: Output,
 ) -> None:
-    """Restore the newest point in memory, checking every byte; exit 1 if anything is wrong.
+    """Restore the newest point in memory and check every byte. Exit 1 if anything is wrong.
 
-    Compares digests, the rolling hash of the log from file to file, and the hash of the map at each
-    checkpoint on the way. Changes nothing.
+    The command compares digests, the rolling hash of the log from file to file, and the hash of the
+    metadata at each checkpoint. It changes nothing.
 
     \b
     Example:
@@ -137,7 +140,7 @@ def verify_command(
     """
     from streammeta.controller.backup.verification import verify
 
-    with opened_backup(address, cluster_id, cluster_uuid) as archive:
+    with open_backup(address, cluster_id, cluster_uuid) as archive:
         inventory = archive.inventory()
         verified = verify(inventory, archive, is_all=is_all)
     replayed = verified.replayed
@@ -157,15 +160,15 @@ def verify_command(
             "damages": len(verified.damages),
         }
     )
-    damages = [(str(one.name), one.offset, one.problem) for one in verified.damages]
+    damages = [(str(damage.name), damage.offset, damage.problem) for damage in verified.damages]
     output.rows("damage", ("file", "good_to_offset", "what"), damages)
     if damages or replayed is None:
         raise CommandError(
             "DAMAGED",
             f"files that are damaged, missing or contradict others: {len(damages)}; nothing was "
             "changed",
-            "points up to `good_to_offset` can be restored without the file; keep the store as it "
-            "is, and let a controller begin a new backup with another --backup-store",
+            "points up to `good_to_offset` can be restored without the file; keep the store"
+            " unchanged, and let a controller start a new backup with another --backup-store",
         )
 
 
@@ -187,17 +190,18 @@ def _write_metrics(file: Path, folder: Folder, damages: int) -> None:
     type=Duration(),
     default=LAG_MAX_MS,
     metavar="DURATION",
-    help="Fail if committed entries have been missing for longer.  [default: 1m]",
+    help="Fail if committed entries have been missing for longer. [default: 1m]",
 )
 @with_client()
 @with_output
 def status_command(
     *, client: ControllerClient, address: str, lag_max_ms: int, output: Output
 ) -> None:
-    """Tell how far the backup is behind the cluster; exit 1 if it is too far.
+    """Show how far the backup lags behind the cluster. Exit 1 if the lag is too large.
 
-    `lag_entries` are the committed entries that are not in the backup, `lag_ms` the age of the
-    newest file in it if there are any: what would be lost if all controllers were.
+    `lag_entries` is the number of committed entries that the backup does not contain. `lag_ms` is
+    the age of its newest file if such entries exist. Both measure the loss if all controllers were
+    lost.
 
     \b
     Example:
@@ -209,7 +213,7 @@ def status_command(
         lambda channel: AdminServiceStub(channel).DescribeCluster,
         admin_pb2.DescribeClusterRequest(),
     )
-    with opened_backup(address, described.cluster_id, described.cluster_uuid) as archive:
+    with open_backup(address, described.cluster_id, described.cluster_uuid) as archive:
         newest = newest_file(archive.inventory(), archive)
     end_offset, copied_ms = (0, 0) if newest is None else (newest.end_offset, newest.last_ms)
     lag = max(0, described.high_watermark - end_offset)
@@ -227,8 +231,8 @@ def status_command(
     if lag_ms > lag_max_ms:
         raise CommandError(
             "LATE",
-            f"{lag} committed entries are not in the backup, the oldest for up to {lag_ms} ms",
-            "see `backup_failed` in the leader's log; nothing is lost while the controllers live",
+            f"the backup misses {lag} committed entries, the oldest for up to {lag_ms} ms",
+            "see `backup_failed` in the leader's log; no data is lost while the controllers live",
         )
 
 
@@ -237,10 +241,10 @@ def status_command(
 @with_client(DOWNLOAD_TIMEOUT_S)
 @with_output
 def now_command(*, client: ControllerClient, file: Path, output: Output) -> None:
-    """Write a checked copy of the map, with everything acknowledged before, to a new file.
+    """Write a checked copy of the metadata, with all changes acknowledged before, to a new file.
 
-    FILE is a checkpoint, as `streammeta snapshot` and `streammeta restore` take it. It is there
-    once it is whole; one that exists is refused.
+    FILE is a checkpoint for `streammeta snapshot` and `streammeta restore`. It appears once it is
+    complete. The command never overwrites a file.
 
     \b
     Example:
@@ -253,11 +257,13 @@ def now_command(*, client: ControllerClient, file: Path, output: Output) -> None
     from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 
     if file.exists():
-        raise CommandError("EXISTS", f"{file} exists; it was left as it is", "give another name")
+        raise CommandError(
+            "EXISTS", f"{file} already exists; the command left it unchanged", "choose another name"
+        )
     with tempfile.TemporaryFile(dir=file.absolute().parent) as copy:
         download(client, copy)
         try:
-            reader = CheckpointReader(copy, "the copy of the map")
+            reader = CheckpointReader(copy, "the copy of the metadata")
             reader.verify()
             hashes = {"state_hash": state_hash_of(reader), "log_hash": log_hash_of(reader)}
         except CheckpointError as error:
@@ -280,15 +286,15 @@ def now_command(*, client: ControllerClient, file: Path, output: Output) -> None
 
 
 @contextmanager
-def opened_backup(
+def open_backup(
     address: str, cluster_id: str | None, cluster_uuid: str | None
 ) -> Iterator[Archive | SingleFile]:
-    """Open the one backup of a store that is meant, or a checkpoint file.
+    """Open one backup of a store, or a checkpoint file.
 
     Raises:
         ConfigError: the address does not parse.
         StorageError: the store can't be used.
-        CommandError: there is no such backup, or several; or it was found damaged meanwhile.
+        CommandError: the store contains no such backup, or several, or a damaged one.
     """
     from streammeta.controller.backup.archive import Archive
     from streammeta.controller.backup.errors import BackupError
@@ -298,17 +304,17 @@ def opened_backup(
         if "://" not in address:
             yield SingleFile(Path(address))
             return
-        with _opened(address) as store:
+        with _open(address) as store:
             prefix = f"backup/{cluster_id}/" if cluster_id else "backup/"
-            folder = _chosen(inventories(store.list_objects(prefix)), cluster_uuid)
+            folder = _choose(inventories(store.list_objects(prefix)), cluster_uuid)
             yield Archive(store, folder)
     except BackupError as error:
-        hint = "`streammeta backup verify` tells all that is wrong"
+        hint = "`streammeta backup verify` lists all damage"
         raise CommandError("BACKUP", str(error), hint) from error
 
 
 @contextmanager
-def _opened(address: str) -> Iterator[ObjectStore]:
+def _open(address: str) -> Iterator[ObjectStore]:
     try:
         store = open_object_store(address)
     except ValueError as error:
@@ -318,20 +324,20 @@ def _opened(address: str) -> Iterator[ObjectStore]:
         yield store
 
 
-def _chosen(found: Iterable[Folder], cluster_uuid: str | None) -> Folder:
-    fit = [one for one in found if cluster_uuid in (None, one.cluster_uuid)]
+def _choose(found: Iterable[Folder], cluster_uuid: str | None) -> Folder:
+    fit = [folder for folder in found if cluster_uuid in (None, folder.cluster_uuid)]
     if not fit:
         raise CommandError(
             "NO_BACKUP",
-            "the store holds no such backup",
-            "`streammeta backup list` shows those that it holds; controllers make them with "
-            "--backup-store",
+            "the store contains no such backup",
+            "`streammeta backup list` shows the backups in the store; controllers write them"
+            " with --backup-store",
         )
     if len(fit) > 1:
-        names = ", ".join(f"{one.cluster_id} {one.cluster_uuid}" for one in fit)
+        names = ", ".join(f"{folder.cluster_id} {folder.cluster_uuid}" for folder in fit)
         raise CommandError(
             "AMBIGUOUS",
-            f"the store holds several backups: {names}",
-            "name one by --cluster-id and --cluster-uuid",
+            f"the store contains several backups: {names}",
+            "select one with --cluster-id and --cluster-uuid",
         )
     return fit[0]

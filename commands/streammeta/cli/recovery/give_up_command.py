@@ -1,7 +1,7 @@
-"""`streammeta restore give-up`: what a restore has left behind in the bucket becomes orphans.
+"""`streammeta restore give-up`: objects that a restore left behind become orphans.
 
-Puts a mark into the bucket for each restore, once the leader has it in its audit log. Deletes
-nothing: reconciliation judges the objects by their age from then on.
+Writes a mark into the bucket for each restore, after the leader has recorded it in its audit log.
+Deletes nothing. From then on reconciliation classifies the objects by their age.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 from streammeta.cli.framework.client import ControllerClient, store_option
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
-from streammeta.cli.recovery.adoption_command import described, opened_store
+from streammeta.cli.recovery.adoption_command import describe_restored, open_store
 from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
 from streammeta.storage.adoption.survey import StoredObject, list_stored
 from streammeta.storage.cluster_files.bucket_marker import (
@@ -40,15 +40,15 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A restore, and the objects under its undecided ids that the map does not know."""
+    """A restore, and the objects under its undecided ids that the metadata does not know."""
 
     generation: Generation
     objects: Sequence[StoredObject]
 
     @property
     def size(self) -> int:
-        """Bytes of the objects."""
-        return sum(one.size for one in self.objects)
+        """Total size of the objects in bytes."""
+        return sum(object_.size for object_ in self.objects)
 
 
 @click.command("give-up")
@@ -60,10 +60,12 @@ class _Left:
     type=Duration(),
     default="7d",
     show_default=True,
-    help="Leave restores and recoveries alone that are younger.",
+    help="Skip restores and recoveries that are younger.",
 )
-@click.option("--dry-run", is_flag=True, help="List what would be given up; change nothing.")
-@click.option("--yes", is_flag=True, help="Give it up.")
+@click.option(
+    "--dry-run", is_flag=True, help="List the objects that would be given up. Change nothing."
+)
+@click.option("--yes", is_flag=True, help="Give them up.")
 @with_output
 def give_up_command(
     *,
@@ -74,51 +76,52 @@ def give_up_command(
     yes: bool,
     output: Output,
 ) -> None:
-    """Give up for good what restores have left behind in the bucket, undecided.
+    """Give up the undecided objects that restores have left behind in the bucket.
 
-    For after `streammeta restore finish`. The objects are in no map, and their offsets may have
-    been issued again. They stay until `streammeta reconcile` finds them to be orphans that are old
-    enough. The act is in the leader's audit log. Can be repeated.
+    Run it after `streammeta restore finish`. The metadata does not contain these objects, and their
+    offsets may have been issued again. They stay until they are old enough for `streammeta
+    reconcile` to delete them as orphans. The leader records the command in its audit log. It can be
+    repeated.
 
     \b
     Example:
       streammeta restore give-up --connect 127.0.0.1:9091 --store file:///objects --dry-run
     """
     if dry_run == yes:
-        raise click.UsageError("give either --dry-run or --yes")
-    cluster = described(client)
+        raise click.UsageError("choose --dry-run or --yes")
+    cluster = describe_restored(client)
     now_ms = time.time_ns() // 1_000_000
-    with opened_store(store) as objects:
-        left = _surveyed(client, cluster, objects, now_ms - older_than_ms)
+    with open_store(store) as objects:
+        left = _survey(client, cluster, objects, now_ms - older_than_ms)
         if yes and left:
-            numbers = [one.generation.number for one in left]
+            numbers = [restore.generation.number for restore in left]
             client.call(
                 lambda channel: AdminServiceStub(channel).FinishRestore,
                 admin_pb2.FinishRestoreRequest(given_up=numbers),
             )
-            for one in left:
-                give_up(objects, cluster.object_namespace, _mark(one, cluster, now_ms))
+            for restore in left:
+                give_up(objects, cluster.object_namespace, _mark(restore, cluster, now_ms))
     output.summary(
         {
-            "objects": sum(len(one.objects) for one in left),
-            "bytes": sum(one.size for one in left),
+            "objects": sum(len(restore.objects) for restore in left),
+            "bytes": sum(restore.size for restore in left),
             "given_up": len(left) if yes else 0,
         }
     )
     output.rows(
         "restores",
         _COLUMNS,
-        [_cells(one) for one in left],
+        [_cells(restore) for restore in left],
     )
 
 
-def _surveyed(
+def _survey(
     client: ControllerClient,
     cluster: admin_pb2.DescribeClusterResponse,
     store: ObjectStore,
     before_ms: int,
 ) -> list[_Left]:
-    """Return what restores of before a time have left, those with nothing left too."""
+    """Return the leftovers of restores before a time, including restores without any."""
     namespace = cluster.object_namespace
     check_marker(
         read_marker(store, namespace),
@@ -126,7 +129,11 @@ def _surveyed(
         cluster_uuid=cluster.cluster_uuid,
         namespace=namespace,
     )
-    generations = [one for one in read_undecided(store, namespace) if one.created_ms <= before_ms]
+    generations = [
+        generation
+        for generation in read_undecided(store, namespace)
+        if generation.created_ms <= before_ms
+    ]
     if not generations:
         return []
     stored = list(list_stored(store, namespace))
@@ -135,10 +142,10 @@ def _surveyed(
         _Left(
             generation,
             [
-                one
-                for one in stored
-                if generation.undecided_from <= one.object_id < generation.undecided_below
-                and one.object_id not in known
+                object_
+                for object_ in stored
+                if generation.undecided_from <= object_.object_id < generation.undecided_below
+                and object_.object_id not in known
             ],
         )
         for generation in generations
@@ -148,7 +155,7 @@ def _surveyed(
 def _known_ids(
     client: ControllerClient, cluster: admin_pb2.DescribeClusterResponse
 ) -> Collection[int]:
-    """Return the ids of all objects in the leader's map, which must not be in recovery mode."""
+    """Return the ids of all known objects. The cluster must not be in recovery mode."""
     from streammeta.cli.recovery.adoption_survey import read_map_state, read_object_ids
 
     with tempfile.TemporaryFile() as copy:
@@ -157,7 +164,7 @@ def _known_ids(
             raise CommandError(
                 "RECOVERING",
                 f"cluster {cluster.cluster_id!r} is in recovery mode: its objects can be adopted",
-                "`streammeta restore adopt` and `streammeta restore finish` come first",
+                "run `streammeta restore adopt` and `streammeta restore finish` first",
             )
         return frozenset(read_object_ids(copy).tolist())
 

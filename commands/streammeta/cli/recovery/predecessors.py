@@ -1,7 +1,7 @@
-"""The end of the cluster before a restore or recovery: waiting until it acknowledges nothing more.
+"""Fencing of the cluster before a restore or recovery: its lease must expire first.
 
-Its controllers may be alive without reaching the bucket, and acknowledge changes until their lease
-on the old marker is over. Nothing that the new cluster reads or promises before that is safe.
+Its controllers may be alive without access to the bucket, and acknowledge changes until their lease
+on the old marker expires. Until then nothing that the new cluster reads or promises is safe.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from streammeta.storage.cluster_files.bucket_marker import (
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 LEADER_WAIT_S = 30.0
-"""Time that a leader has to find that the cluster before it is fenced, in seconds."""
+"""Seconds that a leader has to notice that the cluster before it is fenced."""
 
 _LOOK_S = 1.0
-"""Interval of looking whether somebody else has waited already, in seconds."""
+"""Seconds between two checks whether another process has already waited."""
 
 
 def stopped_option(command: Command) -> Command:
@@ -36,33 +36,33 @@ def stopped_option(command: Command) -> Command:
     return click.option(
         "--old-controllers-stopped",
         is_flag=True,
-        help="Do not wait: every controller of the cluster before is stopped and can't start again."
-        " If one runs after all, what it acknowledges is lost.",
+        help="Skip the wait: every controller of the old cluster is stopped and can't start"
+        " again. If one still runs, the changes that it acknowledges are lost.",
     )(command)
 
 
 def declare_stopped(store: ObjectStore, generation: Generation) -> None:
-    """Note in the bucket that no controller before a generation runs, as an operator says."""
+    """Note in the bucket that no controller before a generation runs, as an operator declared."""
     _put_mark(store, generation, is_declared=True)
 
 
 def wait_for_fence(
     store: ObjectStore, namespace: str, *, cluster_uuid: str, is_declared: bool
 ) -> None:
-    """Return when no controller before the generation of a cluster can acknowledge a change.
+    """Return once no controller before the generation of a cluster can acknowledge a change.
 
-    The wait counts from this process's first look at the generation, and ends early if a controller
-    of the cluster has waited. There is nothing to wait for if the cluster was never restored.
+    The wait counts from the first look of this process at the generation. It ends early if a
+    controller of the cluster has waited. A cluster that was never restored needs no wait.
 
     Raises:
-        CommandError: another cluster has taken the bucket over.
+        CommandError: another cluster has taken over the bucket.
     """
     ends_at, number = 0.0, None
     while (generation := read_ownership(store, namespace).unfenced) is not None:
         if generation.cluster_uuid != cluster_uuid:
             raise CommandError(
                 "SUPERSEDED",
-                f"cluster {generation.cluster_id!r} has taken the bucket over meanwhile",
+                f"cluster {generation.cluster_id!r} has taken over the bucket meanwhile",
                 "nothing was marked; connect to the controllers of that cluster",
             )
         now = time.monotonic()
@@ -72,8 +72,8 @@ def wait_for_fence(
             _put_mark(store, generation, is_declared=is_declared)
             return
         say_progress(
-            f"waiting {ends_at - now:.0f} s: controllers of the cluster before may acknowledge "
-            "changes still ",
+            f"waiting {ends_at - now:.0f} s: controllers of the old cluster may still"
+            " acknowledge changes",
             ends="\r",
         )
         time.sleep(min(_LOOK_S, ends_at - now))
@@ -84,10 +84,10 @@ def call_when_fenced(
     method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
     request: Request,
 ) -> Response:
-    """Call the leader; repeat while it has not seen yet that the cluster before is fenced.
+    """Call the leader, and retry until it knows that the old cluster is fenced.
 
     Raises:
-        CallError: it refuses for another reason, or for too long.
+        CallError: the leader rejects the call for another reason, or for too long.
     """
     ends_at = time.monotonic() + LEADER_WAIT_S
     while True:

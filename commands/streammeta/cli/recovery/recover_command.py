@@ -1,7 +1,7 @@
-"""`streammeta recover`: a cluster that has lost a majority of its disks goes on from one survivor.
+"""`streammeta recover`: recovery from one survivor after the loss of a majority of the disks.
 
-Talks to no controller. Reads stopped directories and the bucket of objects; `apply` changes one
-directory and puts one marker into the bucket.
+It connects to no controller. It reads stopped directories and the bucket of objects. `apply`
+changes one directory and writes one marker into the bucket.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import click
 from streammeta.cli.controller.storage_command import data_dir_option
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.output import CommandError, Output, with_output
-from streammeta.cli.recovery.backup_command import opened_backup
+from streammeta.cli.recovery.backup_command import open_backup
 from streammeta.cli.recovery.predecessors import stopped_option, wait_for_fence
-from streammeta.cli.recovery.restore_command import opened_objects, take_over
+from streammeta.cli.recovery.restore_command import open_objects, take_over
 from streammeta.controller.journal.directory import lock_directory
 from streammeta.controller.journal.errors import DirectoryLockedError, DirectoryNotFormattedError
 from streammeta.controller.journal.inspection import stopped_directory
@@ -45,9 +45,9 @@ _EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 @click.group()
 def recover() -> None:
-    """Go on from one survivor when the disks of a majority are lost for good.
+    """Recover from one survivor when the disks of a majority are lost.
 
-    Commits that only the lost disks had are lost. Stop every controller that is left first.
+    Commits that only the lost disks contained are lost. Stop every remaining controller first.
 
     \b
     Example:
@@ -60,12 +60,12 @@ def recover() -> None:
 
 @recover.command("inspect")
 @data_dir_option
-@click.option("--report", "file", type=_FILE, help="Write the report here, for `plan`.")
+@click.option("--report", "file", type=_FILE, help="File for the report that `plan` reads.")
 @with_output
 def inspect_command(*, data_dir: Path, file: Path | None, output: Output) -> None:
-    """Tell what a surviving directory holds; change nothing in it.
+    """Report the contents of a surviving directory. Change nothing in it.
 
-    The controller must not run. All of the log is read and replayed.
+    The controller must be stopped. The command reads and replays the whole log.
 
     \b
     Example:
@@ -87,25 +87,25 @@ def inspect_command(*, data_dir: Path, file: Path | None, output: Output) -> Non
     type=_EXISTING_FILE,
     multiple=True,
     required=True,
-    help="What `inspect` wrote, once for each voter that is left.",
+    help="Report of `inspect`, once for each surviving voter.",
 )
 @click.option(
     "--dead",
     required=True,
     metavar="ID,...",
-    help="All voters whose disks are lost for good, and no other.",
+    help="All voters whose disks are lost, and no others.",
 )
 @store_option
 @click.option(
-    "--namespace", help="Second part of the objects' keys.  [default: that of the cluster id]"
+    "--namespace", help="Second part of the object keys. [default: derived from the cluster id]"
 )
 @click.option(
     "--from",
     "address",
     metavar="URI",
-    help="A backup to compare the survivors with, as for `streammeta restore`.",
+    help="A backup to compare with the survivors, as for `streammeta restore`.",
 )
-@click.option("--plan", "plan_file", type=_FILE, help="Write the plan here, for `apply`.")
+@click.option("--plan", "plan_file", type=_FILE, help="File for the plan that `apply` reads.")
 @with_output
 def plan_command(
     *,
@@ -117,10 +117,10 @@ def plan_command(
     plan_file: Path | None,
     output: Output,
 ) -> None:
-    """Choose the most complete survivor, and write a plan to go on from it; change nothing else.
+    """Choose the most complete survivor, and write a plan to recover from it.
 
-    Survivors and dead must be exactly the voters. Refused while a majority is there, and if a
-    backup reaches further than every survivor.
+    Survivors and dead must be exactly the voters. The command fails while a majority survives, and
+    if a backup reaches further than every survivor. It changes nothing but the plan's file.
 
     \b
     Example:
@@ -135,7 +135,7 @@ def plan_command(
     backup = None if address is None else _backup_point(address, reports[0])
     with _refusals():
         survivor = chosen(reports, lost, backup=backup)
-    with opened_objects(store) as objects:
+    with open_objects(store) as objects:
         namespace = namespace or cluster_namespace(survivor.cluster_id)
         _require_owner(objects, namespace, survivor)
         plan = planned(survivor, reports, lost, _circumstances(objects, namespace))
@@ -155,26 +155,30 @@ def plan_command(
         columns,
         [
             (
-                one.node_id,
-                *one.progress,
-                max(0, survivor.end_offset - one.end_offset),
-                one is survivor,
+                report.node_id,
+                *report.progress,
+                max(0, survivor.end_offset - report.end_offset),
+                report is survivor,
             )
-            for one in reports
+            for report in reports
         ],
     )
     output.note(
-        f"Commits that only the dead had, voters {plan.dead}, are lost; nothing here can tell "
-        "whether there were any."
+        f"Commits that only the dead voters {plan.dead} contained are lost. Nobody can tell"
+        " whether there were any."
     )
 
 
 @recover.command("apply")
-@click.option("--plan", "plan_file", type=_EXISTING_FILE, required=True, help="What `plan` wrote.")
+@click.option(
+    "--plan", "plan_file", type=_EXISTING_FILE, required=True, help="Plan that `plan` wrote."
+)
 @data_dir_option
 @store_option
-@click.option("--audit-log", type=_FILE, help="The controller's audit log, to record this in.")
-@click.option("--yes", is_flag=True, help="Do it; without, only tell what would be done.")
+@click.option(
+    "--audit-log", type=_FILE, help="Audit log of the controller, which records the recovery."
+)
+@click.option("--yes", is_flag=True, help="Apply the changes. Without this option, only show them.")
 @stopped_option
 @with_output
 def apply_command(
@@ -187,13 +191,13 @@ def apply_command(
     old_controllers_stopped: bool,
     output: Output,
 ) -> None:
-    """Make the survivor's directory that of the only voter, with all of its log.
+    """Make the survivor the only voter, with its whole log.
 
-    First a marker is put into the bucket, by which lost controllers that come back after all
-    refuse writes and delete nothing. At the end the command waits 35 s, until controllers that do
-    not reach the bucket refuse writes too; --old-controllers-stopped skips the wait. The directory
-    gets a new id; what it held stays there, in `recovery-N/before`. Repeat it if it is interrupted.
-    Then start the controller and add voters.
+    The command first writes a marker into the bucket. Lost controllers that return see it, reject
+    writes and delete nothing. The command then waits 35 s, until controllers without access to the
+    bucket reject writes too. --old-controllers-stopped skips the wait. The directory gets a new id
+    and keeps its former contents in `recovery-N/before`. An interrupted command can be repeated.
+    Afterwards start the controller and add voters.
 
     \b
     Example:
@@ -206,14 +210,16 @@ def apply_command(
     plan = json_files.decode(RecoveryPlan, str(plan_file), plan_file.read_bytes())
     files = PosixFileSystem(read_only=not yes)
     if not files.names(data_dir):
-        raise DirectoryNotFormattedError(f"{data_dir} is empty or missing; name the survivor's")
+        raise DirectoryNotFormattedError(
+            f"{data_dir} is empty or missing; name the survivor's directory"
+        )
     with _no_controller(), _refusals():
         lock = lock_directory(files, data_dir)
         try:
             application = Application(data_dir, plan, files)
             was_done = application.is_done()
             if yes:
-                with opened_objects(store) as objects:
+                with open_objects(store) as objects:
                     application.carry_out(lambda: _fence(objects, plan, audit_log))
                     wait_for_fence(
                         objects,
@@ -239,7 +245,7 @@ def apply_command(
         }
     )
     if not yes and not was_done:
-        output.note("nothing was changed; give --yes to do it")
+        output.note("nothing was changed; repeat with --yes to apply the plan")
 
 
 def _circumstances(objects: ObjectStore, namespace: str) -> Circumstances:
@@ -257,7 +263,7 @@ def _circumstances(objects: ObjectStore, namespace: str) -> Circumstances:
 
 
 def _require_owner(objects: ObjectStore, namespace: str, survivor: Report) -> None:
-    """Require that the namespace is that of the survivors' cluster."""
+    """Check that the namespace belongs to the survivors' cluster."""
     marker = read_marker(objects, namespace)
     if (marker.cluster_uuid if marker else "") != survivor.cluster_uuid:
         found = "no cluster" if marker is None else f"{marker.cluster_id} {marker.cluster_uuid}"
@@ -265,16 +271,16 @@ def _require_owner(objects: ObjectStore, namespace: str, survivor: Report) -> No
             "WRONG_BUCKET",
             f"namespace {namespace!r} of the bucket belongs to {found}, the survivors are of "
             f"{survivor.cluster_id} {survivor.cluster_uuid or 'no owner'}",
-            "name the cluster's --store and --namespace; if it was restored or recovered since, "
-            "that one goes on, and these directories are of before",
+            "name the cluster's --store and --namespace; if the cluster was restored or"
+            " recovered since, use that newer cluster, because these directories are older",
         )
 
 
 def _backup_point(address: str, report: Report) -> tuple[int, int] | None:
-    """Return epoch and end of the newest point of the cluster's backup, None if it has none."""
+    """Return epoch and end of the newest backup point of the cluster, None without any."""
     from streammeta.controller.backup.chains import newest_chain
 
-    with opened_backup(address, report.cluster_id, report.cluster_uuid) as archive:
+    with open_backup(address, report.cluster_id, report.cluster_uuid) as archive:
         chain = newest_chain(archive.inventory())
         if chain is None:
             return None
@@ -284,13 +290,13 @@ def _backup_point(address: str, report: Report) -> tuple[int, int] | None:
 
 
 def _fence(objects: ObjectStore, plan: RecoveryPlan, audit_log: Path | None) -> None:
-    """Keep lost controllers that come back after all from writing and deleting."""
+    """Keep lost controllers that return from writing and deleting."""
     _record(audit_log, plan, "BEGUN")
     take_over(objects, plan.restore)
 
 
 def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
-    """Add a line to an audit log, durably."""
+    """Append a line to an audit log durably."""
     from streammeta.controller.trust.audit.file import AuditFile, Entry
     from streammeta.controller.trust.audit.lines import AuditLine, Verdict
 
@@ -316,21 +322,23 @@ def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
 
 def _write_new(file: Path, data: bytes) -> None:
     if file.exists():
-        raise CommandError("EXISTS", f"{file} exists; it was left as it is", "name another")
+        raise CommandError(
+            "EXISTS", f"{file} already exists; the command left it unchanged", "name another"
+        )
     replace_file(PosixFileSystem(), file, [data])
 
 
 def _node_ids(text: str) -> Sequence[int]:
     try:
-        return [int(one) for one in text.split(",")]
+        return [int(node_id) for node_id in text.split(",")]
     except ValueError as error:
-        message = f"--dead: {text!r} are no node ids; wanted e.g. 1,2"
+        message = f"--dead: {text!r} is not a list of node ids; expected for example 1,2"
         raise click.UsageError(message) from error
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn the refusal of a recovery into a command's failure."""
+    """Turn the rejection of a recovery into a command's failure."""
     from streammeta.controller.recover.errors import RecoveryError
 
     try:
@@ -341,9 +349,9 @@ def _refusals() -> Iterator[None]:
 
 @contextmanager
 def _no_controller() -> Iterator[None]:
-    """Say what to do if a controller uses the directory."""
+    """Name the next step if a controller uses the directory."""
     try:
         yield
     except DirectoryLockedError as error:
-        message = "stop the controller first; while a majority runs nothing needs to be recovered"
+        message = "stop the controller first; a cluster with a running majority needs no recovery"
         raise CommandError("IN_USE", str(error), message) from error

@@ -1,6 +1,7 @@
-"""`streammeta restore`: a new cluster from a backup, in two steps: a plan, and directories made so.
+"""`streammeta restore`: a new cluster from a backup, by a plan and new directories.
 
-Talks to no controller. Reads the backup and the bucket of objects; `apply` puts one marker there.
+It connects to no controller. It reads the backup and the bucket of objects. `apply` writes one
+marker into the bucket.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streammeta.cli.controller.storage_command import data_dir_option, parse_vot
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.output import CommandError, Output, with_output
 from streammeta.cli.recovery.adoption_command import adopt, finish
-from streammeta.cli.recovery.backup_command import cluster_options, opened_backup
+from streammeta.cli.recovery.backup_command import cluster_options, open_backup
 from streammeta.cli.recovery.give_up_command import give_up_command
 from streammeta.cli.recovery.predecessors import declare_stopped, stopped_option
 from streammeta.controller.config import ConfigError, check_cluster_id
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from streammeta.controller.backup.single_file import SingleFile
 
 MISSING_SHOWN = 1_000
-"""Ranges that a plan lists as missing at most."""
+"""Maximum number of missing ranges that a plan lists."""
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -67,10 +68,11 @@ _from_option = click.option(
 
 @click.group()
 def restore() -> None:
-    """Make a new cluster from a backup, when the controllers of the old one are lost.
+    """Create a new cluster from a backup, when the controllers of the old one are lost.
 
-    Stop what is left of the old cluster first. Controllers that run on and reach the bucket refuse
-    changes within seconds, those that do not reach it half a minute later.
+    First stop all remaining controllers of the old cluster. Controllers that still run and reach
+    the bucket reject changes within seconds. Those that do not reach it reject them half a minute
+    later.
 
     \b
     Example:
@@ -89,27 +91,30 @@ restore.add_command(give_up_command)
 @cluster_options
 @store_option
 @click.option(
-    "--namespace", help="Second part of the objects' keys.  [default: that of the old cluster id]"
+    "--namespace", help="Second part of the object keys. [default: derived from the old cluster id]"
 )
-@click.option("--new-cluster-id", required=True, help="The new cluster's name, another one.")
+@click.option(
+    "--new-cluster-id", required=True, help="Name of the new cluster, different from the old one."
+)
 @click.option(
     "--voters",
     required=True,
     metavar="ID@HOST:PORT,...",
     callback=voters_given,
-    help="The voters of the new cluster, at their --peer-advertise.",
+    help="Voters of the new cluster, with their --peer-advertise.",
 )
 @click.option("--to-offset", type=click.IntRange(min=1), help="Restore the log below this offset.")
 @click.option(
     "--to-time",
     type=click.DateTime(["%Y-%m-%dT%H:%M:%S"]),
-    help="Restore what was committed by this time, UTC, as a segment of the backup says.",
+    help="Restore everything committed by this time (UTC), at the granularity of backup segments.",
 )
-@click.option("--plan", "file", type=_FILE, help="Write the plan here, for `apply`.")
+@click.option("--plan", "file", type=_FILE, help="File for the plan that `apply` reads.")
 @click.option(
     "--supersede",
     is_flag=True,
-    help="Although another cluster was restored over the old one since: that one is fenced too.",
+    help="Restore although another cluster was restored over the old one since. That cluster"
+    " is fenced too.",
 )
 @with_output
 def plan_command(
@@ -127,12 +132,12 @@ def plan_command(
     supersede: bool,
     output: Output,
 ) -> None:
-    """Tell what a restore would give, and write a plan of it; change nothing else.
+    """Show the result of a restore, and write a plan for it. Change nothing else.
 
-    The backup is restored in memory, every byte of it checked, by default to its end. `missing` are
-    the first ranges that the map reads from objects that the bucket no longer has; `streammeta
-    restore adopt` finds the records that were compacted since, but not those that were trimmed or
-    whose stream was deleted.
+    The command restores the backup in memory, by default to its end, and checks every byte.
+    `missing` lists the first ranges whose objects are no longer in the bucket. `streammeta restore
+    adopt` finds records that were compacted since, but not trimmed records or those of deleted
+    streams.
 
     \b
     Example:
@@ -140,28 +145,30 @@ def plan_command(
         --new-cluster-id demo-2 --voters 1@10.0.0.1:9091 --to-time 2026-01-31T12:00:00
     """
     if to_offset is not None and to_time is not None:
-        raise click.UsageError("give --to-offset or --to-time, not both")
+        raise click.UsageError("use --to-offset or --to-time, not both")
     try:
         check_cluster_id(new_cluster_id)
     except ConfigError as error:
         raise click.UsageError(f"new-{error}") from error
-    with opened_backup(address, cluster_id, cluster_uuid) as archive:
+    with open_backup(address, cluster_id, cluster_uuid) as archive:
         inventory = archive.inventory()
         if to_time is not None:
             to_offset = _offset_at(archive, inventory, to_time)
         replayed = replay_backup(archive, inventory, to_offset)
     folder = archive.folder
     if new_cluster_id == folder.cluster_id:
-        raise click.UsageError("--new-cluster-id: is that of the old cluster; give another one")
+        raise click.UsageError("--new-cluster-id: equals the old cluster's id; choose another one")
     namespace = namespace or cluster_namespace(folder.cluster_id)
-    with opened_objects(store) as objects:
+    with open_objects(store) as objects:
         if not supersede:
             _require_owner(objects, namespace, folder)
-        plan = _planned(replayed, folder, objects, namespace, new_cluster_id, voters)
+        plan = _plan_of(replayed, folder, objects, namespace, new_cluster_id, voters)
         missing = _list_missing(replayed, objects, namespace)
     if file is not None:
         if file.exists():
-            raise CommandError("EXISTS", f"{file} exists; it was left as it is", "name another")
+            raise CommandError(
+                "EXISTS", f"{file} already exists; the command left it unchanged", "name another"
+            )
         replace_file(PosixFileSystem(), file, [json_files.encode(plan)])
     size = replayed.cluster_metadata.size()
     output.summary(
@@ -178,7 +185,7 @@ def plan_command(
 
 
 def _list_missing(replayed: Replayed, objects: ObjectStore, namespace: str) -> list[Missing]:
-    """Return what the restored map reads from objects that the bucket no longer has."""
+    """Return the ranges of restored objects that are no longer in the bucket."""
     from streammeta.cli.recovery.adoption_survey import list_held, list_missing
     from streammeta.storage.adoption.survey import find_present, list_stored
 
@@ -191,8 +198,12 @@ def _list_missing(replayed: Replayed, objects: ObjectStore, namespace: str) -> l
 @restore.command("apply")
 @_from_option
 @store_option
-@click.option("--plan", "file", type=_FILE, required=True, help="The plan, the same on each.")
-@click.option("--node-id", type=int, required=True, help="This controller's id, one of the voters.")
+@click.option(
+    "--plan", "file", type=_FILE, required=True, help="The plan, the same file for each controller."
+)
+@click.option(
+    "--node-id", type=int, required=True, help="Id of this controller, one of the voters."
+)
 @data_dir_option
 @stopped_option
 @with_output
@@ -206,12 +217,12 @@ def apply_command(
     old_controllers_stopped: bool,
     output: Output,
 ) -> None:
-    """Format an empty directory of one controller of the new cluster; repeat it on each.
+    """Format an empty directory of one controller of the new cluster. Repeat it on each.
 
-    First the marker of a new generation is put into the bucket of objects, by which controllers of
-    the old cluster that still run refuse writes and delete nothing more: within seconds if they
-    reach the bucket, and else when their lease of 30 s is over. Until then the new cluster changes
-    nothing. The hashes that are printed must be equal on all. Start the controllers with the new
+    The command first writes the marker of a new generation into the bucket of objects. Controllers
+    of the old cluster that still run then reject writes and delete nothing: within seconds if they
+    reach the bucket, otherwise when their lease of 30 s expires. Until then the new cluster changes
+    nothing. The printed hashes must be equal on all controllers. Start the controllers with the new
     --cluster-id and the old cluster's --namespace.
 
     \b
@@ -224,14 +235,16 @@ def apply_command(
     plan = json_files.decode(RestorePlan, str(file), file.read_bytes())
     voters = parse_voters(plan.voters)
     if voters.find(NodeId(node_id)) is None:
-        raise click.UsageError(f"--node-id: {node_id} is none of the plan's voters, {plan.voters}")
+        raise click.UsageError(
+            f"--node-id: {node_id} is not one of the plan's voters, {plan.voters}"
+        )
     check_empty(data_dir, PosixFileSystem())
-    with opened_backup(address, plan.from_cluster_id, plan.from_cluster_uuid) as archive:
+    with open_backup(address, plan.from_cluster_id, plan.from_cluster_uuid) as archive:
         replayed = replay_backup(archive, archive.inventory(), plan.from_end_offset)
         require_same(replayed, plan)
     checkpoint = io.BytesIO()
     write_checkpoint(checkpoint, replayed, plan, voters)
-    with opened_objects(store) as objects:
+    with open_objects(store) as objects:
         generation = take_over(objects, plan)
         if old_controllers_stopped:
             declare_stopped(objects, generation)
@@ -256,13 +269,13 @@ def apply_command(
     output.note(name_certificates(plan.namespace, plan.from_cluster_id))
     if not old_controllers_stopped:
         output.note(
-            f"The new cluster changes nothing for {FENCE_WAIT_MS // 1000} s after its start: "
-            "controllers of the old one may acknowledge changes until then."
+            f"The new cluster changes nothing for {FENCE_WAIT_MS // 1000} s after its start,"
+            " because controllers of the old one may acknowledge changes until then."
         )
 
 
 def name_certificates(namespace: str, from_cluster_id: str) -> str:
-    """Say whose certificates hold in a restored cluster, and by which option."""
+    """Name the valid certificates of a restored cluster, and the option that accepts them."""
     by_default = cluster_of(namespace)
     option = f"{from_cluster_id} with --former-cluster-id {from_cluster_id}"
     if by_default is None:
@@ -270,8 +283,11 @@ def name_certificates(namespace: str, from_cluster_id: str) -> str:
     elif by_default == from_cluster_id:
         whose = by_default
     else:  # a restored cluster is restored again
-        whose = f"{by_default}, or else those of {option}"
-    return f"Over TLS start it with the certificates of cluster {whose}. They hold in it too."
+        whose = f"{by_default}, or those of {option}"
+    return (
+        f"Over TLS start it with the certificates of cluster {whose}. They are valid in"
+        " the new cluster too."
+    )
 
 
 def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: datetime) -> int:
@@ -284,8 +300,8 @@ def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: dat
     if at == 0:
         raise CommandError(
             "TOO_EARLY",
-            "the backup holds no segment that was committed by then",
-            "give a later time, or --to-offset; `streammeta backup list` shows the offsets",
+            "the backup contains no segment that was committed by then",
+            "choose a later time, or --to-offset; `streammeta backup list` shows the offsets",
         )
     return segments[at - 1].end_offset
 
@@ -293,7 +309,7 @@ def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: dat
 def replay_backup(
     archive: Archive | SingleFile, inventory: Inventory, end_offset: int | None
 ) -> Replayed:
-    """Return the map of a backup at an offset, None: at its end; raises `CommandError`."""
+    """Return the metadata of a backup at an offset, or at its end. Raises `CommandError`."""
     from streammeta.controller.backup.chains import chain_to, newest_chain, spans
     from streammeta.controller.backup.replaying import replay
 
@@ -302,14 +318,14 @@ def replay_backup(
         known = ", ".join(f"{start} to {end}" for start, end in spans(inventory)) or "none"
         raise CommandError(
             "NOT_RESTORABLE",
-            f"the backup can't be restored to offset {end_offset}; offsets that can be: {known}",
-            "give one of them as --to-offset",
+            f"the backup can't be restored to offset {end_offset}; possible offsets: {known}",
+            "choose one of them as --to-offset",
         )
     return replay(chain, archive, end_offset=end_offset)
 
 
 def _require_owner(objects: ObjectStore, namespace: str, folder: Folder) -> None:
-    """Require that the namespace is that of the cluster whose backup is restored."""
+    """Check that the namespace belongs to the cluster of the backup."""
     marker = read_marker(objects, namespace)
     if marker is None or marker.cluster_uuid != folder.cluster_uuid:
         found = "no cluster" if marker is None else f"{marker.cluster_id} {marker.cluster_uuid}"
@@ -317,12 +333,12 @@ def _require_owner(objects: ObjectStore, namespace: str, folder: Folder) -> None
             "WRONG_BUCKET",
             f"namespace {namespace!r} of the bucket belongs to {found}, the backup is of "
             f"{folder.cluster_id} {folder.cluster_uuid}",
-            "name the old cluster's --store and --namespace; if another cluster was restored over "
-            "it, restore that one's backup, or give --supersede",
+            "name the old cluster's --store and --namespace; if another cluster was restored"
+            " over it, restore the backup of that cluster, or use --supersede",
         )
 
 
-def _planned(
+def _plan_of(
     replayed: Replayed,
     folder: Folder,
     objects: ObjectStore,
@@ -343,7 +359,7 @@ def _planned(
         cluster_id=cluster_id,
         cluster_uuid=str(uuid.uuid4()),
         namespace=namespace,
-        voters=",".join(f"{one.key.node_id}@{one.endpoint}" for one in voters),
+        voters=",".join(f"{voter.key.node_id}@{voter.endpoint}" for voter in voters),
         end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
         epoch=replayed.epoch + restoring.EPOCH_JUMP,
         next_object_id=restoring.jumped_object_id(issued_below, read_claimed(objects, namespace)),
@@ -356,10 +372,10 @@ def _planned(
 
 
 def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
-    """Put the marker of the new generation and return it; a repeat finds it there.
+    """Write the marker of the new generation and return it. A repeat finds the marker.
 
     Raises:
-        CommandError: another cluster has taken the bucket over, or the plan is too old.
+        CommandError: another cluster has taken over the bucket, or the plan is too old.
     """
     from streammeta.controller.backup.restoring import OBJECT_ID_JUMP
 
@@ -379,15 +395,15 @@ def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
     found = create_generation(objects, wanted)
     if found != wanted or read_generations(objects, plan.namespace)[-1] != wanted:
         message = (
-            f"another restore or recovery has taken the bucket over: cluster {found.cluster_id!r}"
+            f"another restore or recovery has taken over the bucket: cluster {found.cluster_id!r}"
         )
         raise CommandError("SUPERSEDED", message, advice)
     return wanted
 
 
 @contextmanager
-def opened_objects(store: str) -> Iterator[ObjectStore]:
-    """Open the bucket of objects; raises ConfigError or StorageError."""
+def open_objects(store: str) -> Iterator[ObjectStore]:
+    """Open the bucket of objects. Raises ConfigError or StorageError."""
     try:
         opened = open_object_store(store)
     except ValueError as error:

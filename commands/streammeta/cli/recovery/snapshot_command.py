@@ -1,4 +1,4 @@
-"""`streammeta snapshot`: inspect a checkpoint file, export the map as Parquet files.
+"""`streammeta snapshot`: inspect a checkpoint file, export the metadata as Parquet files.
 
 An export goes to a directory or to a prefix in a bucket.
 """
@@ -38,7 +38,7 @@ _UNFINISHED = ".tmp"
 
 
 def open_target(address: str) -> ExportTarget:
-    """Open a directory, or `s3://bucket/prefix?options`; creates the directory.
+    """Open a directory, or `s3://bucket/prefix?options`. Create the directory if needed.
 
     Raises:
         ConfigError: the address does not parse.
@@ -50,7 +50,7 @@ def open_target(address: str) -> ExportTarget:
         path.mkdir(parents=True, exist_ok=True)
         return DirectoryTarget(path)
     if urlsplit(address).scheme != "s3":
-        raise ConfigError(f"--to: {address!r}; wanted a directory or s3://bucket/prefix?options")
+        raise ConfigError(f"--to: {address!r}; expected a directory or s3://bucket/prefix?options")
     try:
         store, prefix = open_with_path(address)
     except ValueError as error:
@@ -60,13 +60,13 @@ def open_target(address: str) -> ExportTarget:
 
 
 class DirectoryTarget:
-    """Files in one directory; each is written under another name, flushed, then renamed."""
+    """Files in one directory, each written to a temporary name, flushed and renamed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def names(self) -> Iterator[str]:
-        """See `ExportTarget.names`; what a crash left half-written does not count."""
+        """See `ExportTarget.names`. Files that a crash left incomplete are ignored."""
         return (entry.name for entry in self._path.iterdir() if entry.suffix != _UNFINISHED)
 
     def read(self, name: str) -> bytes:
@@ -83,7 +83,7 @@ class DirectoryTarget:
 
 
 class StoreTarget:
-    """Objects of a store whose keys begin with `prefix`, or all of them if it is empty."""
+    """Objects of a store whose keys begin with `prefix`, or all objects if it is empty."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
@@ -103,21 +103,21 @@ class StoreTarget:
         self._store.put(self._prefix + name, data)
 
     def delete(self, name: str) -> None:
-        """See `ExportTarget.delete`; why one can't be deleted is raised."""
+        """See `ExportTarget.delete`. A failed deletion raises its cause."""
         failed = self._store.delete_many([self._prefix + name]).failed
         if failed:
             raise OSError("; ".join(f"{key}: {why}" for key, why in failed.items()))
 
 
 DOWNLOAD_TIMEOUT_S = 600.0
-"""The whole map is sent; a large one takes long."""
+"""Timeout in seconds. The whole metadata is sent, which takes long if it is large."""
 
 _file_type = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group()
 def snapshot() -> None:
-    """Look into checkpoint files and copies of the map, and export them.
+    """Inspect checkpoint files and copies of the metadata, and export them.
 
     `streammeta quorum snapshot` makes controllers write checkpoints.
 
@@ -131,7 +131,7 @@ def snapshot() -> None:
 @click.argument("file", type=_file_type)
 @with_output
 def info(file: Path, output: Output) -> None:
-    """Say what a checkpoint file holds, and check every byte of it.
+    """Show the contents of a checkpoint file, and check every byte of it.
 
     \b
     Example:
@@ -147,7 +147,7 @@ def info(file: Path, output: Output) -> None:
             }
         )
         output.note("")
-        sections = [(each.name, each.rows, each.length) for each in checkpoint.entries.values()]
+        sections = [(entry.name, entry.rows, entry.length) for entry in checkpoint.entries.values()]
         output.rows("sections", ("section", "rows", "bytes"), sections)
 
 
@@ -161,10 +161,10 @@ def info(file: Path, output: Output) -> None:
     type=(click.Choice(["parquet"]), str),
     required=True,
     metavar="parquet TARGET",
-    help="A directory, or s3://BUCKET/PREFIX?endpoint=URL&region=R&pathStyle=true; give credentials"
-    " in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    help="A directory, or s3://BUCKET/PREFIX?endpoint=URL&region=R&pathStyle=true. Set"
+    " credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace the export that is at the target.")
+@click.option("--overwrite", is_flag=True, help="Replace the export at the target.")
 @with_output
 def export(
     *,
@@ -176,11 +176,11 @@ def export(
     overwrite: bool,
     output: Output,
 ) -> None:
-    """Write a copy of the map as Parquet files, one a section, and a manifest.
+    """Write a copy of the metadata as Parquet files, one per section, and a manifest.
 
-    The copy is FILE, or with --connect one taken now, which holds everything acknowledged before.
-    Sections and columns are described in docs/format.md. A target that is not empty is refused
-    unless --overwrite is given; files that are of no export are never touched.
+    The copy is FILE. With --connect it is taken now and contains all changes acknowledged before.
+    docs/format.md describes sections and columns. The command rejects a target that is not empty
+    unless --overwrite is given. It never touches files that belong to no export.
 
     \b
     Examples:
@@ -203,7 +203,7 @@ def export(
             }
         )
     output.note("")
-    rows = [(one.section, one.file, one.rows, one.bytes) for one in written]
+    rows = [(file.section, file.file, file.rows, file.bytes) for file in written]
     output.rows("files", ("section", "file", "rows", "bytes"), rows)
 
 
@@ -218,38 +218,38 @@ def _copy_of_map(
     if not connect:
         raise CommandError(
             "USAGE",
-            "neither a checkpoint file nor --connect is given",
+            "neither a checkpoint file nor --connect was given",
             "see `streammeta snapshot export --help`",
             exit_code=EXIT_USAGE,
         )
     with tempfile.TemporaryFile() as copy, ControllerClient(connect, timeout_s, tls) as client:
         download(client, copy)
-        with _explained(), CheckpointReader(copy, "the copy of the map") as checkpoint:
+        with _explain(), CheckpointReader(copy, "the copy of the metadata") as checkpoint:
             checkpoint.verify()
             yield checkpoint
 
 
 @contextlib.contextmanager
 def _checkpoint_file(file: Path) -> Iterator[CheckpointReader]:
-    with _explained(), CheckpointReader.open(file) as checkpoint:
+    with _explain(), CheckpointReader.open(file) as checkpoint:
         checkpoint.verify()
         yield checkpoint
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _explain() -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        hint = "take another one, or export with --connect"
+        hint = "choose another one, or export with --connect"
         raise CommandError("CHECKPOINT", str(error), hint) from error
 
 
 def download(client: ControllerClient, file: BinaryIO) -> None:
-    """Write a copy of the leader's map to `file`, which is emptied whenever the leader changes.
+    """Write a copy of the leader's metadata to `file`, restarting whenever the leader changes.
 
     Raises:
-        CallError: no leader sent a whole copy.
+        CallError: no leader sent a complete copy.
     """
 
     def receive(channel: grpc.Channel, seconds_left: float) -> int:
@@ -268,8 +268,8 @@ def download(client: ControllerClient, file: BinaryIO) -> None:
     if file.tell() != total_bytes:
         raise CallError(
             "INCOMPLETE",
-            f"the copy of the map has {total_bytes} bytes, {file.tell()} came",
-            "repeat the command: doing so is safe",
+            f"the copy of the metadata has {total_bytes} bytes, but {file.tell()} arrived",
+            "repeat the command; repeating it is safe",
         )
 
 
@@ -278,6 +278,6 @@ def _say_progress(written: ExportedFile) -> None:
 
 
 def _say(line: str, ends: str = "\n") -> None:
-    """Progress is for people at a terminal alone."""
+    """Show progress on a terminal only."""
     if sys.stderr.isatty():
         click.echo(line + ends, err=True, nl=False)
