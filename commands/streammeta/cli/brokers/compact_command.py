@@ -1,4 +1,4 @@
-"""`streammeta compact`: compaction of set objects from outside a broker, or a plan of it.
+"""`streammeta compact`: compaction of stream set objects from outside a broker, or a plan of it.
 
 Owns the options and their contradictions. The broker client does the work.
 """
@@ -30,9 +30,9 @@ DEFAULT_GROWTH = 8.0
 
 @dataclass(frozen=True, slots=True)
 class CompactionRequest:
-    """One call of the command; sizes in bytes, `rate` in bytes per second, 0: no limit.
+    """One call of the command. Sizes are in bytes, `rate` in bytes per second, 0 for no limit.
 
-    Nodes are chosen by id; without ids, departed and fenced ones with `gone`, else all.
+    Nodes are selected by id. Without ids, `gone` selects departed and fenced ones, otherwise all.
     """
 
     connect: tuple[str, ...]
@@ -48,7 +48,7 @@ class CompactionRequest:
     tls: TlsFiles | None = None
 
     def config(self) -> CompactionConfig:
-        """Return the bounds of the compactor. Raises `click.UsageError` on what can't work."""
+        """Return the bounds of the compactor. Raises `click.UsageError` on impossible values."""
         from streammeta.client.compaction.config import CompactionConfig
         from streammeta.storage.compaction.selection import SelectionConfig
 
@@ -82,11 +82,11 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_request(*, every_node: bool, **given: Any) -> None:
         if isinstance(given["tls"], TokenFiles):
             raise click.UsageError(
-                "token-file: compaction needs a certificate; give --tls-cert and --tls-key"
+                "token-file: compaction needs a certificate; set --tls-cert and --tls-key"
             )
-        request = CompactionRequest(**{each.name: given.pop(each.name) for each in _FIELDS})
+        request = CompactionRequest(**{field.name: given.pop(field.name) for field in _FIELDS})
         if sum((bool(request.node_ids), every_node, request.gone)) != 1:
-            raise click.UsageError("say whose set objects: --node ID, --all or --gone")
+            raise click.UsageError("select the nodes: --node ID, --all or --gone")
         command(request=request, **given)
 
     for option in reversed(_OPTIONS):
@@ -102,16 +102,20 @@ _OPTIONS = (
         type=click.IntRange(0, NODE_ID_MAX),
         multiple=True,
         metavar="ID",
-        help="Set objects of this node; may be repeated.",
+        help="Compact stream set objects of this node. Repeatable.",
     ),
-    click.option("--all", "every_node", is_flag=True, help="Set objects of every node."),
     click.option(
-        "--gone", is_flag=True, help="Set objects of nodes that have departed or are fenced."
+        "--all", "every_node", is_flag=True, help="Compact stream set objects of every node."
+    ),
+    click.option(
+        "--gone",
+        is_flag=True,
+        help="Compact stream set objects of nodes that have departed or are fenced.",
     ),
     click.option(
         "--force-split",
         is_flag=True,
-        help="Take set objects apart whatever their age: each stream gets objects of its own.",
+        help="Split stream set objects regardless of their age: each stream gets its own objects.",
     ),
     click.option(
         "--budget",
@@ -127,22 +131,22 @@ _OPTIONS = (
         default=DEFAULT_SPLIT_SIZE,
         show_default=True,
         metavar="SIZE",
-        help="A stream with more than this gets a stream object of its own.",
+        help="Size above which a stream gets its own stream object.",
     ),
     click.option(
         "--growth",
         type=click.FloatRange(1, 1000),
         default=DEFAULT_GROWTH,
         show_default=True,
-        help="Merge neighbours once they are together so many times as large as the largest:"
-        " larger rewrites less, smaller leaves fewer objects.",
+        help="Merge neighbours once together they are this many times as large as the"
+        " largest. A larger value rewrites less, a smaller one leaves fewer objects.",
     ),
     click.option(
         "--rate",
         type=ByteCount(),
         default="0B",
         metavar="SIZE",
-        help="Most bytes read, and most written, per second.  [default: no limit]",
+        help="Maximum bytes read, and maximum bytes written, per second. [default: no limit]",
     ),
 )
 
@@ -151,10 +155,10 @@ RUN = "run"
 
 
 class RunByDefault(click.Group):
-    """A group that runs `run` when its first word is an option."""
+    """Group that runs `run` when its first word is an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `run` before options that are not the group's own."""
+        """Insert `run` before options that do not belong to the group."""
         if args and args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx):
             args = [RUN, *args]
         return super().parse_args(ctx, args)

@@ -1,9 +1,9 @@
 """One call of `streammeta compact`: find the nodes, plan or compact each, show the result.
 
-Owns the choice among the nodes in the metadata, the order of work, and its end by a signal. The
-failure of one node does not stop the others. No node is registered or fenced: commits carry the
-epoch that the node's own process registered. Object ids are prepared in the name of a live node, as
-those of a departed node are refused.
+Owns the selection of nodes, the order of work, and its end by a signal. The failure of one node
+does not stop the others. The command registers and fences no node: commits carry the epoch that the
+node's own process registered. A live node prepares the object ids, because controllers reject those
+of a departed node.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from streammeta.v1 import nodes_pb2
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Nodes with set objects, and the live node in whose name ids are prepared.
+    """Nodes with stream set objects, and the live node that prepares ids.
 
-    `writer` is None if, and only if, there is nothing to compact.
+    `writer` is None exactly if there is nothing to compact.
     """
 
     targets: tuple[CompactionTarget, ...]
@@ -69,9 +69,9 @@ class Targets:
 async def find_targets(
     client: ControllerClient, node_ids: Sequence[int] = (), *, gone: bool = False
 ) -> Targets:
-    """Look up the nodes of these ids; without ids, all or the `gone` ones that have set objects.
+    """Look up the nodes with these ids, or all (`gone`: all gone) nodes with stream set objects.
 
-    Raises `CommandError` when a node that was named has not registered, or no node is live.
+    Raises `CommandError` if a named node has not registered, or no node is live.
     """
     pages = client.pages(GET_NODES, nodes_pb2.GetNodesRequest())
     known = {node.node_id: node async for page in pages for node in page.nodes}
@@ -80,7 +80,7 @@ async def find_targets(
         raise CommandError(
             "NODE_EPOCH_NOT_EXIST",
             f"node {unknown[0]} has not registered",
-            "`streammeta node list` shows the nodes that have registered",
+            "`streammeta node list` shows the registered nodes",
         )
     chosen = [known[node_id] for node_id in dict.fromkeys(node_ids)] or [
         node
@@ -94,19 +94,19 @@ async def find_targets(
 
 
 def is_gone(node: nodes_pb2.NodeDescription) -> bool:
-    """Tell whether the node has no process that could compact by itself."""
+    """Return whether the node has no process that could compact by itself."""
     return _is_barred(node) or node.state == nodes_pb2.NODE_STATE_FENCED
 
 
 def _is_barred(node: nodes_pb2.NodeDescription) -> bool:
-    """Tell whether the controllers refuse requests of the node's own process."""
+    """Return whether the controllers reject requests of the node's own process."""
     return node.departed or node.failover
 
 
 def _writer(
     nodes: Sequence[nodes_pb2.NodeDescription], chosen: Sequence[nodes_pb2.NodeDescription]
 ) -> NodeIdentity:
-    """Return a node that may prepare ids: a chosen one if possible, one with heartbeats first."""
+    """Return a node that may prepare ids, preferably a selected one, and one with heartbeats."""
     able = [node for node in (*chosen, *nodes) if not _is_barred(node)]
     able.sort(key=is_gone)
     if not able:
@@ -118,15 +118,15 @@ def _writer(
     return NodeIdentity(node_id=able[0].node_id, node_epoch=able[0].node_epoch)
 
 
-_WAITS = "its time has not come; it would be merged with more of its size, or once it is old"
+_WAITS = "it is too young; it will be merged with more objects of its size, or once it is old"
 
 
 async def plan(request: CompactionRequest, output: Output) -> None:
-    """Show the plan of each chosen node. Raises `CommandError` if one cannot be planned."""
-    async with _session(request) as session:
-        found = await session.targets()
+    """Show the plan of each selected node. Raises `CommandError` if one can't be planned."""
+    async with _open_work(request) as work:
+        found = await work.targets()
         try:
-            plans = [await session.plan(found, target) for target in found.targets]
+            plans = [await work.plan(found, target) for target in found.targets]
         except BrokerClientError as error:
             raise _command_error(error, request.tls) from error
     show_plan(output, plans)
@@ -139,18 +139,18 @@ async def run(
     *,
     stream_objects: bool = False,
 ) -> None:
-    """Compact for each chosen node, once or again and again; show the result in the end.
+    """Compact for each selected node, once or repeatedly, and show the result at the end.
 
-    The first signal ends it after what is under way, a second one at once. Raises `CommandError` if
-    a node could not be worked on in the last pass.
+    The first signal ends the run after the current work, a second one at once. Raises
+    `CommandError` if a node failed in the last pass.
     """
     stopping = _stopped_by_signals()
     totals = Totals()
-    async with _session(request) as session:
+    async with _open_work(request) as work:
         while True:
             try:
-                found = await session.targets()
-                await session.compact_all(found, totals, stopping, stream_objects=stream_objects)
+                found = await work.targets()
+                await work.compact_all(found, totals, stopping, stream_objects=stream_objects)
             except CommandError as error:
                 if totals.passes == 1:
                     raise
@@ -162,15 +162,15 @@ async def run(
         raise CommandError(
             "INCOMPLETE",
             "; ".join(totals.failures.values()),
-            "what was committed stands; repeat the command once this is mended",
+            "committed work is kept; correct this and repeat the command",
             details=totals.summary(),
         )
     show_totals(output, totals)
 
 
 @dataclass(slots=True)
-class Session:
-    """A cluster, its bucket, and a compactor that is kept while its writer is the same."""
+class CompactionWork:
+    """Cluster, bucket, and a compactor that is kept while its writer is the same."""
 
     client: ControllerClient
     store: ObjectStore
@@ -186,7 +186,7 @@ class Session:
             self._compactor.close()
 
     async def targets(self) -> Targets:
-        """Find the nodes that were asked for. Raises `CommandError`."""
+        """Find the requested nodes. Raises `CommandError`."""
         try:
             request = self.request
             return await find_targets(self.client, request.node_ids, gone=request.gone)
@@ -194,7 +194,7 @@ class Session:
             raise _command_error(error, request.tls) from error
 
     async def plan(self, found: Targets, target: CompactionTarget) -> NodePlan:
-        """Plan for one of the nodes that were found."""
+        """Plan for one of the nodes found."""
         planned = await self._compactor_of(found).plan(target, force_split=self.request.force_split)
         listed = listed_objects(planned.listing.objects)
         commits: list[CommitFigures] = []
@@ -206,20 +206,20 @@ class Session:
         return NodePlan(target.node_id, tuple(commits), left_out | planned.left_out)
 
     def _figures(self, group: PlannedGroup, listed: dict[int, ListedObject]) -> list[CommitFigures]:
-        """Return the figures of each commit of a group; expired objects go with the first."""
-        plans = [(one, one.source_ids) for one in group.plan.commits]
+        """Return the figures of each commit of a group. The first one includes expired objects."""
+        plans = [(commit, commit.source_ids) for commit in group.plan.commits]
         if group.expired_ids:
             first, ids = plans[0] if plans else (_NOTHING, ())
             plans[:1] = [(first, (*ids, *group.expired_ids))]
         return [
-            commit_figures(one, [listed[key] for key in ids], self.config, group.kind)
-            for one, ids in plans
+            commit_figures(commit, [listed[key] for key in ids], self.config, group.kind)
+            for commit, ids in plans
         ]
 
     async def compact_all(
         self, found: Targets, totals: Totals, stopping: asyncio.Event, *, stream_objects: bool
     ) -> None:
-        """Compact what is due of every node that was found, until `stopping` is set."""
+        """Compact the due objects of every node found, until `stopping` is set."""
         for target in found.targets:
             if stopping.is_set():
                 return
@@ -239,8 +239,8 @@ class Session:
         )
 
     def _compactor_of(self, found: Targets) -> SetObjectCompactor:
-        """Return the compactor that writes in the name of the node found for that."""
-        assert found.writer is not None, "there is a writer where there is a target"
+        """Return the compactor of the selected writer."""
+        assert found.writer is not None, "a target has a writer"
         if self._compactor is None or self._writer != found.writer:
             if self._compactor is not None:
                 self._compactor.close()
@@ -257,7 +257,7 @@ async def _add(
     totals: Totals,
     stopping: asyncio.Event,
 ) -> None:
-    """Add the reports of work as they come, until `stopping` is set."""
+    """Add the reports of work as they arrive, until `stopping` is set."""
     async with aclosing(work) as reports:
         async for report in reports:
             totals.add(target.node_id, report)
@@ -265,12 +265,12 @@ async def _add(
                 return
 
 
-_SHARES_NOTHING = "it would be written again as it is"
+_SHARES_NOTHING = "rewriting it would change nothing"
 _NOTHING = CommitPlan((), EntryTable.of_rows(()), ())
 
 
 @asynccontextmanager
-async def _session(request: CompactionRequest) -> AsyncIterator[Session]:
+async def _open_work(request: CompactionRequest) -> AsyncIterator[CompactionWork]:
     """Open cluster and bucket for one call of the command."""
     config = request.config()
     with closing(request.open_store()) as store:
@@ -284,12 +284,12 @@ async def _session(request: CompactionRequest) -> AsyncIterator[Session]:
                 raise _command_error(error, request.tls) from error
             except WrongBucketError as error:
                 raise CommandError("WRONG_BUCKET", str(error)) from error
-            with closing(Session(client, store, namespace, request, config)) as session:
-                yield session
+            with closing(CompactionWork(client, store, namespace, request, config)) as work:
+                yield work
 
 
 def _command_error(error: BrokerClientError, tls: TlsFiles | None) -> CommandError:
-    """Return the failure as the command reports it; its message says what to do."""
+    """Return the failure as the command reports it. Its message names the next step."""
     over_tls = tls is not None
     if isinstance(error, ControllerUnavailableError):
         failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, str(error))
@@ -302,7 +302,7 @@ def _command_error(error: BrokerClientError, tls: TlsFiles | None) -> CommandErr
 
 
 def _stopped_by_signals() -> asyncio.Event:
-    """Return an event set by the first SIGTERM or Ctrl-C; the second cancels the calling task."""
+    """Return an event that the first SIGTERM or Ctrl-C sets. A second one cancels the task."""
     stopping = asyncio.Event()
     task = asyncio.current_task()
 
@@ -311,13 +311,13 @@ def _stopped_by_signals() -> asyncio.Event:
             task.cancel()
         stopping.set()
 
-    for one in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(one, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stopping
 
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for `event`, at most `timeout_s` seconds; tell whether it is set."""
+    """Wait for `event`, at most `timeout_s` seconds. Return whether it is set."""
     with suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)
     return event.is_set()

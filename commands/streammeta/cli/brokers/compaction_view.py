@@ -1,8 +1,8 @@
-"""Figures and tables of `streammeta compact`: costs and savings of a plan, and work done.
+"""Figures and tables of `streammeta compact`: costs and savings of a plan, and finished work.
 
 Owns the arithmetic over a plan (objects, bytes of metadata, requests of readers, bytes moved) and
 its rows. Figures cover the sources named in the plan and their outputs, not the rest of the
-cluster. Asks neither bucket nor controllers.
+cluster. It calls neither the bucket nor the controllers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streammeta.storage.object_format.object_reader import tail_guess
 from streammeta.storage.object_store.protocol.reads import MAX_SPAN
 
 OBJECT_METADATA_BYTES = 54 + 32
-"""A row each in the sections `objects` and `object_facts` of a checkpoint (docs/format.md)."""
+"""One row each in the sections `objects` and `object_facts` of a checkpoint (docs/format.md)."""
 
 RANGE_METADATA_BYTES = 32
 """A row in the section `object_ranges`."""
@@ -40,7 +40,7 @@ RANGE_METADATA_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """Metadata of a set object; `order_id` is its own id unless compaction made it."""
+    """Metadata of a stream set object. `order_id` is its own id unless compaction wrote it."""
 
     object_id: int
     order_id: int
@@ -57,7 +57,7 @@ def listed_objects(objects: SetObjects) -> dict[int, ListedObject]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A figure before and after the plan."""
+    """Figure before and after the plan."""
 
     before: int
     after: int
@@ -71,9 +71,10 @@ NO_CHANGE = Change(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class OutputFigures:
-    """An object that a commit would make.
+    """Object that a commit would create.
 
-    `held` is a stream object's stream id, start offset and end offset; None in a set object.
+    `held` is stream id, start offset and end offset of a stream object, None for a stream set
+    object.
     """
 
     kind: OutputKind
@@ -84,7 +85,7 @@ class OutputFigures:
 
     @property
     def object_size(self) -> int:
-        """Bytes of the object."""
+        """Size of the object in bytes."""
         return self.data_size + self.index_entries * INDEX_ENTRY_SIZE + FOOTER_SIZE
 
 
@@ -92,10 +93,10 @@ class OutputFigures:
 class Cost:
     """Costs and savings of commits.
 
-    `cold_gets` are the requests of a reader with empty caches that reads one stream after the
-    other, `streams` of them; a stream counts once for each commit that moves it. `gets` and
-    `bytes_read` are those of the compaction, its indexes included. `fresh_bytes` are those of
-    sources that no compaction has written.
+    `cold_gets` are the requests of a reader with empty caches that reads the `streams` one after
+    the other. A stream counts once for each commit that moves it. `gets` and `bytes_read` are the
+    compaction's own, including indexes. `fresh_bytes` are those of sources that no compaction has
+    written.
     """
 
     iterations: int = 0
@@ -114,14 +115,14 @@ class Cost:
 
     @property
     def gets_per_cold_read(self) -> tuple[float, float] | None:
-        """Mean requests, before and after, to read all of one stream; None without streams."""
+        """Mean requests, before and after, to read all of one stream. None without streams."""
         if not self.streams:
             return None
         return self.cold_gets.before / self.streams, self.cold_gets.after / self.streams
 
     @property
     def write_amplification(self) -> float | None:
-        """Bytes written per byte that no compaction has written yet; None without such bytes."""
+        """Bytes written per byte that no compaction has written yet. None without such bytes."""
         return self.bytes_written / self.fresh_bytes if self.fresh_bytes else None
 
 
@@ -141,30 +142,31 @@ def commit_figures(
     config: CompactionConfig,
     kind: GroupKind,
 ) -> CommitFigures:
-    """Return the figures of `commit`, which replaces all of `sources` within the bounds given.
+    """Return the figures of `commit`, which replaces all of `sources` within the given bounds.
 
     Sources without live offsets are in no plan and are only removed.
     """
     set_entries = _set_object_entries(commit)
     outputs = tuple(_outputs(commit, set_entries))
-    ids = np.array([one.object_id for one in sources], dtype=np.int64)
+    ids = np.array([source.object_id for source in sources], dtype=np.int64)
     order = np.argsort(ids)
     holder = order[np.searchsorted(ids, commit.entries.object_id, sorter=order)]
     counts = np.bincount(holder, minlength=len(ids)).tolist()
     index_gets = [
-        _index_gets(one.object_size, count) for one, count in zip(sources, counts, strict=True)
+        _index_gets(source.object_size, count)
+        for source, count in zip(sources, counts, strict=True)
     ]
     index_bytes = sum(
-        one.object_size - likely_index_start(one.object_size, one.range_count, "")
-        for one in sources
+        source.object_size - likely_index_start(source.object_size, source.range_count, "")
+        for source in sources
     )
     block_gets, block_bytes = _block_reads(commit, config)
     cost = Cost(
         iterations=len(commit.iterations),
         objects=Change(len(sources), len(outputs)),
         metadata_bytes=Change(
-            _metadata_bytes(len(sources), sum(one.range_count for one in sources)),
-            _metadata_bytes(len(outputs), sum(one.ranges for one in outputs)),
+            _metadata_bytes(len(sources), sum(source.range_count for source in sources)),
+            _metadata_bytes(len(outputs), sum(output.ranges for output in outputs)),
         ),
         streams=len(np.unique(commit.entries.stream_id)),
         cold_gets=Change(
@@ -172,14 +174,16 @@ def commit_figures(
         ),
         gets=len(sources) + block_gets,
         bytes_read=index_bytes + block_bytes,
-        bytes_written=sum(one.object_size for one in outputs),
-        fresh_bytes=sum(one.object_size for one in sources if one.order_id == one.object_id),
+        bytes_written=sum(output.object_size for output in outputs),
+        fresh_bytes=sum(
+            source.object_size for source in sources if source.order_id == source.object_id
+        ),
     )
-    return CommitFigures(tuple(one.object_id for one in sources), kind, outputs, cost)
+    return CommitFigures(tuple(source.object_id for source in sources), kind, outputs, cost)
 
 
 def _set_object_entries(commit: CommitPlan) -> EntryTable:
-    """All that becomes one set object, in its order."""
+    """Return all entries of the new stream set object, in its order."""
     return EntryTable.concatenate(
         [
             output.entries
@@ -191,7 +195,7 @@ def _set_object_entries(commit: CommitPlan) -> EntryTable:
 
 
 def _outputs(commit: CommitPlan, set_entries: EntryTable) -> Iterator[OutputFigures]:
-    """Yield the set object, if there is one, then the stream objects in the order they are made."""
+    """Yield the stream set object, if any, then the stream objects in the order of creation."""
     if len(set_entries):
         ranges = len(contiguous_runs(set_entries))
         yield _output(OutputKind.COMPACT, set_entries, None, ranges)
@@ -232,14 +236,14 @@ def _block_reads(commit: CommitPlan, config: CompactionConfig) -> tuple[int, int
 
 
 def _cold_gets_after(outputs: Sequence[OutputFigures], set_entries: EntryTable) -> int:
-    """Requests to read each stream of the outputs, one stream after the other."""
+    """Return requests to read each stream of the outputs, one stream after the other."""
     gets = 0
-    for one in outputs:
-        index_gets = _index_gets(one.object_size, one.index_entries)
-        if one.kind is OutputKind.COMPACT:
+    for output in outputs:
+        index_gets = _index_gets(output.object_size, output.index_entries)
+        if output.kind is OutputKind.COMPACT:
             gets += _cold_gets(set_entries, np.zeros(len(set_entries), np.int64), [index_gets])
         else:
-            gets += index_gets + -(-one.data_size // MAX_SPAN)
+            gets += index_gets + -(-output.data_size // MAX_SPAN)
     return gets
 
 
@@ -256,14 +260,14 @@ def _cold_gets(entries: EntryTable, holder: Column, index_gets: Sequence[int]) -
 
 
 def _index_gets(object_size: int, entries: int) -> int:
-    """Count the requests for an index: a second one if the first guess starts behind it."""
+    """Count the requests for an index: a second one if the first guess misses its start."""
     guess = tail_guess(object_size, "")
     begins = object_size - FOOTER_SIZE - entries * INDEX_ENTRY_SIZE
     return 1 if begins >= guess.start else 2
 
 
 SHOWN_ROWS = 20
-"""Rows of a table shown to people; programs get all."""
+"""Maximum rows of a table for people. Programs get all rows."""
 
 COMMIT_COLUMNS = (
     *("node_id", "commit", "kind", "sources", "set_objects", "stream_objects"),
@@ -297,8 +301,8 @@ class NodePlan:
 class NodeTotals:
     """Work done for one node.
 
-    `sources` are set objects that were replaced by `set_objects` and `stream_objects`; `merged` are
-    stream objects that were replaced by `made`, or only removed.
+    `sources` are stream set objects that `set_objects` and `stream_objects` replaced. `merged` are
+    stream objects that `made` replaced, or that were only removed.
     """
 
     sources: int = 0
@@ -311,9 +315,9 @@ class NodeTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """Work done in all passes; objects left out and failures of the last one.
+    """Work done in all passes, with skipped objects and failures of the last one.
 
-    `failures` are by node id; -1 stands for all nodes.
+    `failures` are by node id, -1 for all nodes.
     """
 
     passes: int = 1
@@ -322,13 +326,13 @@ class Totals:
     failures: dict[int, str] = field(default_factory=dict)
 
     def begin_pass(self) -> None:
-        """Count another pass; nothing has failed in it yet."""
+        """Count another pass and reset its failures."""
         self.passes += 1
         self.left_out.clear()
         self.failures.clear()
 
     def add(self, node_id: int, report: GroupReport) -> None:
-        """Add the report of a group of a node's set objects, or of one of its streams."""
+        """Add the report of a group of stream set objects of a node, or of one of its streams."""
         node = self.nodes.setdefault(node_id, NodeTotals())
         self.left_out.setdefault(node_id, {}).update(report.left_out)
         failure = "; ".join(report.failures)
@@ -347,17 +351,17 @@ class Totals:
             self.failures[node_id] = f"node {node_id}: {failure}"
 
     def summary(self) -> dict[str, object]:
-        """Add the nodes up."""
+        """Return the sums over all nodes."""
         nodes = self.nodes.values()
-        sums = Figures.total(one.figures for one in nodes)
+        sums = Figures.total(node.figures for node in nodes)
         return {
             "passes": self.passes,
             "commits": sums.commits,
-            "sources": sum(one.sources for one in nodes),
-            "set_objects": sum(one.set_objects for one in nodes),
-            "stream_objects": sum(one.stream_objects for one in nodes),
-            "merged_stream_objects": sum(one.merged for one in nodes),
-            "made_stream_objects": sum(one.made for one in nodes),
+            "sources": sum(node.sources for node in nodes),
+            "set_objects": sum(node.set_objects for node in nodes),
+            "stream_objects": sum(node.stream_objects for node in nodes),
+            "merged_stream_objects": sum(node.merged for node in nodes),
+            "made_stream_objects": sum(node.made for node in nodes),
             "bytes_read": sums.bytes_read,
             "bytes_written": sums.bytes_written,
             "gets": sums.gets,
@@ -376,23 +380,23 @@ def show_totals(output: Output, totals: Totals) -> None:
 
 
 def show_plan(output: Output, plans: Sequence[NodePlan]) -> None:
-    """Show the sums, then commits, sources, outputs and objects left out."""
+    """Show the sums, then commits, sources, outputs and skipped objects."""
     output.summary(plan_summary(plans))
     show_rows(output, "plan", COMMIT_COLUMNS, _commit_rows(plans))
     show_rows(output, "sources", SOURCE_COLUMNS, _source_rows(plans))
     show_rows(output, "outputs", OUTPUT_COLUMNS, _output_rows(plans))
-    left = left_rows((one.node_id, one.left_out) for one in plans)
+    left = left_rows((plan.node_id, plan.left_out) for plan in plans)
     show_rows(output, "left_out", LEFT_COLUMNS, left)
 
 
 def plan_summary(plans: Sequence[NodePlan]) -> dict[str, object]:
     """Return the sums over the plans of some nodes."""
-    commits = [commit.cost for one in plans for commit in one.commits]
+    commits = [commit.cost for plan in plans for commit in plan.commits]
     sums = sum(commits, Cost())
     gets = sums.gets_per_cold_read
     amplification = sums.write_amplification
     return {
-        "node_ids": [one.node_id for one in plans],
+        "node_ids": [plan.node_id for plan in plans],
         "commits": len(commits),
         "iterations": sums.iterations,
         "objects_before": sums.objects.before,
@@ -405,12 +409,12 @@ def plan_summary(plans: Sequence[NodePlan]) -> dict[str, object]:
         "bytes_to_read": sums.bytes_read,
         "bytes_to_write": sums.bytes_written,
         "write_amplification": None if amplification is None else round(amplification, 3),
-        "left_out_objects": sum(len(one.left_out) for one in plans),
+        "left_out_objects": sum(len(plan.left_out) for plan in plans),
     }
 
 
 def show_rows(output: Output, name: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Show a table; without a machine format only the beginning of a long one."""
+    """Show a table. Outside of machine formats only the beginning of a long one."""
     listed = list(rows)
     if output.format is OutputFormat.TABLE and listed:
         output.note("")
@@ -423,17 +427,17 @@ def show_rows(output: Output, name: str, columns: Sequence[str], rows: Iterable[
 
 
 def left_rows(left_out: Iterable[tuple[int, Mapping[int, str]]]) -> Iterator[Row]:
-    """Yield one row for each object that was left as it is; `left_out` by node."""
+    """Yield one row for each unchanged object. `left_out` is by node."""
     for node_id, reasons in left_out:
         for object_id, reason in sorted(reasons.items()):
             yield node_id, object_id, reason
 
 
 def _node_rows(totals: Totals) -> Iterator[Row]:
-    for node_id, one in sorted(totals.nodes.items()):
+    for node_id, work in sorted(totals.nodes.items()):
         yield (
-            *(node_id, one.figures.commits, one.sources, one.set_objects, one.stream_objects),
-            *(one.merged, one.made, one.figures.bytes_read, one.figures.bytes_written),
+            *(node_id, work.figures.commits, work.sources, work.set_objects, work.stream_objects),
+            *(work.merged, work.made, work.figures.bytes_read, work.figures.bytes_written),
         )
 
 
@@ -463,9 +467,9 @@ def _output_rows(plans: Iterable[NodePlan]) -> Iterator[Row]:
 
 def _commits(plans: Iterable[NodePlan]) -> Iterator[tuple[int, int, CommitFigures]]:
     """Yield each commit with its node and its number there, from 1."""
-    for one in plans:
-        for number, commit in enumerate(one.commits, start=1):
-            yield one.node_id, number, commit
+    for plan in plans:
+        for number, commit in enumerate(plan.commits, start=1):
+            yield plan.node_id, number, commit
 
 
 def _count(commit: CommitFigures, kind: OutputKind) -> int:

@@ -1,4 +1,4 @@
-"""`streammeta kafka`: a broker that Kafka's clients accept, until it is asked to end.
+"""`streammeta kafka`: a broker for Kafka clients, until it is stopped.
 
 Owns options and the line printed once the broker serves. `streammeta.brokers.kafka` does the work.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from streammeta.brokers.kafka.service.process import KafkaConfig
 
 SESSION_MS_MIN = 2_000
-"""Shortest session that controllers give."""
+"""Shortest session timeout that controllers accept."""
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -50,7 +50,7 @@ def _address(
         return None
     host, separator, port = value.rpartition(":")
     if not (host and separator and port.isascii() and port.isdigit() and int(port) <= 65_535):
-        raise click.BadParameter(f"{value!r} is no HOST:PORT", param=parameter)
+        raise click.BadParameter(f"{value!r} is not HOST:PORT", param=parameter)
     return host.strip("[]"), int(port)
 
 
@@ -61,7 +61,7 @@ def _address(
     "--node-id",
     type=click.IntRange(0, NODE_ID_MAX),
     required=True,
-    help="Id of this broker; no other broker of the cluster has it.",
+    help="Id of this broker, unique in the cluster.",
 )
 @click.option(
     "--listen",
@@ -69,31 +69,31 @@ def _address(
     show_default=True,
     metavar="HOST:PORT",
     callback=_address,
-    help="Where Kafka's clients connect; port 0: a free one.",
+    help="Address for Kafka clients. Port 0 selects a free one.",
 )
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
     callback=_address,
-    help="Address that clients are told to use.  [default: that of --listen]",
+    help="Address that the broker announces to clients. [default: --listen]",
 )
 @click.option(
     "--listen-tls-ca",
     type=_FILE,
-    help="Authorities of clients' certificates; with it clients connect over TLS alone.",
+    help="CA certificates for clients. With them clients can only connect over TLS.",
 )
-@click.option("--listen-tls-cert", type=_FILE, help="Certificate that clients are shown.")
-@click.option("--listen-tls-key", type=_FILE, help="The certificate's key.")
+@click.option("--listen-tls-cert", type=_FILE, help="Certificate of the broker.")
+@click.option("--listen-tls-key", type=_FILE, help="Private key of the certificate.")
 @click.option(
     "--users",
     type=_FILE,
-    help="File of users and hashes of their passwords, read again when it changes; with it clients"
-    " authenticate by SASL/PLAIN, and need no certificate.",
+    help="File of users and their password hashes, read again when it changes. With it"
+    " clients authenticate by SASL/PLAIN and need no certificate.",
 )
 @click.option(
     "--plain-text-passwords",
     is_flag=True,
-    help="Let --users be without TLS on an address that is not loopback.",
+    help="Allow --users without TLS on an address that is not loopback.",
 )
 @click.option(
     "--linger",
@@ -107,8 +107,8 @@ def _address(
     type=Duration(),
     default="6s",
     show_default=True,
-    help="Silence after which others take the partitions over; 2s at least, and no longer than the"
-    " controllers' own.",
+    help="Silence after which other brokers take over the partitions, at least 2s and at"
+    " most the controllers' session timeout.",
 )
 @click.option(
     "--partitions",
@@ -127,7 +127,7 @@ def _address(
     "--http-listen",
     metavar="HOST:PORT",
     callback=_address,
-    help="Serve probes and metrics over HTTP here, in plain text: /livez, /readyz and /metrics.",
+    help="Address for probes and metrics over plain HTTP: /livez, /readyz and /metrics.",
 )
 @tracing_option("Produce and Fetch requests, down to the controllers")
 @format_option
@@ -152,10 +152,10 @@ def kafka(
     tracing: bool,
     output_format: OutputFormat,
 ) -> None:
-    """Run a broker that Kafka's clients accept, until Ctrl-C.
+    """Run a broker for Kafka clients, until Ctrl-C.
 
-    Partitions are logs on streams: several brokers of a cluster share them, and take over those of
-    one that dies. Records are acknowledged once an object that holds them is committed.
+    Partitions are logs on streams. The brokers of a cluster share them and take over those of a
+    dead broker. The broker acknowledges records once their object is committed.
 
     \b
     Example:
@@ -167,7 +167,7 @@ def kafka(
 
     if tls is not None and not isinstance(tls, TlsFiles):
         raise click.UsageError(
-            "token-file: a broker needs a certificate; give --tls-cert and --tls-key"
+            "token-file: a broker needs a certificate; set --tls-cert and --tls-key"
         )
     try:
         listen_tls = tls_files(listen_tls_ca, listen_tls_cert, listen_tls_key, "listen-tls")
@@ -176,7 +176,7 @@ def kafka(
     if users is not None and listen_tls is None and not plain_text_passwords:
         _require_loopback(listen[0])
     if session < SESSION_MS_MIN:
-        raise click.UsageError(f"--session is {session} ms, wanted at least 2s")
+        raise click.UsageError(f"--session is {session} ms, expected at least 2s")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     config = KafkaConfig(
         controllers=connect,
@@ -204,16 +204,16 @@ def kafka(
 
 
 def _require_loopback(host: str) -> None:
-    """Refuse an address at which passwords could be overheard."""
+    """Reject an address at which others could read passwords."""
     try:
         is_loopback = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         is_loopback = False
     if not is_loopback:
         raise click.UsageError(
-            f"--users: passwords would cross the network in plain text to {host}; give"
-            " --listen-tls-ca, --listen-tls-cert and --listen-tls-key, or --plain-text-passwords"
-            " if another layer encrypts"
+            f"--users: passwords would be sent in plain text to {host}; set --listen-tls-ca,"
+            " --listen-tls-cert and --listen-tls-key, or --plain-text-passwords if another"
+            " layer encrypts"
         )
 
 
@@ -221,9 +221,9 @@ def _require_loopback(host: str) -> None:
 @click.argument("name")
 @with_output
 def kafka_user(name: str, output: Output) -> None:
-    """Make the line of a file of users (--users) for NAME.
+    """Print the line for NAME in a file of users (--users).
 
-    The password is asked for on a terminal, else it is the first line of standard input.
+    A terminal prompts for the password. Otherwise it is the first line of standard input.
 
     \b
     Example:
@@ -243,7 +243,7 @@ def kafka_user(name: str, output: Output) -> None:
 
 
 async def _run(config: KafkaConfig, output_format: OutputFormat) -> None:
-    """Run a broker until a signal asks for its end, also while it still joins the cluster."""
+    """Run a broker until a signal stops it, even while it still joins the cluster."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -258,7 +258,7 @@ async def _run(config: KafkaConfig, output_format: OutputFormat) -> None:
 
 
 async def _serve(config: KafkaConfig, output_format: OutputFormat) -> NoReturn:
-    """Serve until cancelled. Raises what ends a broker, such as a newer process of its node."""
+    """Serve until cancelled. Raises fatal errors, such as a newer process of the node."""
     from streammeta.brokers.kafka.service.process import running_broker
 
     async with running_broker(config) as broker:

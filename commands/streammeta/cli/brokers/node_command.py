@@ -1,4 +1,4 @@
-"""`streammeta node`: list brokers, lock and unregister them, abandon uploads they owe."""
+"""`streammeta node`: list brokers, lock and unregister them, abandon their pending uploads."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ _NODE_COLUMNS = (*_NODE_FIELDS[:-2], "pending_uploads", "stream_set_objects")
 _UPLOAD_COLUMNS = ("stream_id", "start_offset", "end_offset")
 _HINTS = {
     common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST: (
-        "`streammeta node list` shows the nodes that have registered"
+        "`streammeta node list` shows the registered nodes"
     ),
     common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED: (
-        "its broker has started again meanwhile; look at it and repeat"
+        "its broker has restarted meanwhile; check it and repeat"
     ),
     common_pb2.ERROR_CODE_STREAM_NOT_CLOSED: (
-        "it has open streams or owes uploads: let it close its streams, or another node recover it;"
-        " if it is gone with its write-ahead log, `streammeta node abandon --close-streams` closes"
-        " them and gives up its uploads"
+        "it has open streams or pending uploads. Let it close its streams, or another node"
+        " recover it. If its write-ahead log is lost, `streammeta node abandon"
+        " --close-streams` closes the streams and abandons the uploads"
     ),
     common_pb2.ERROR_CODE_NODE_LOCKED: (
-        "`streammeta node unlock` first, if nothing is to be kept for it"
+        "run `streammeta node unlock` first, unless its streams must be kept for it"
     ),
 }
 
 _ALIVE = (nodes_pb2.NODE_STATE_ACTIVE, nodes_pb2.NODE_STATE_CONTROLLED_SHUTDOWN)
 
 node_id_option = click.option(
-    "--node-id", type=click.IntRange(0, NODE_ID_MAX), required=True, help="The node's id."
+    "--node-id", type=click.IntRange(0, NODE_ID_MAX), required=True, help="Id of the node."
 )
 
 
 @click.group()
 def node() -> None:
-    """Look at brokers, and settle what one has left behind.
+    """Show brokers, and clean up after departed ones.
 
     \b
     Example:
@@ -64,14 +64,14 @@ def node() -> None:
 @with_client()
 @with_output
 def list_command(client: ControllerClient, output: Output) -> None:
-    """List the nodes: state, nodes that recover or compact for them, and their set objects.
+    """List the nodes: state, nodes that recover or compact for them, and their stream set objects.
 
     \b
     Example:
       streammeta node list --connect 127.0.0.1:9091
     """
     found = _get_nodes(client)
-    rows = [[field_value(each, field) for field in _NODE_FIELDS] for each in found]
+    rows = [[field_value(node, field) for field in _NODE_FIELDS] for node in found]
     output.rows("nodes", _NODE_COLUMNS, rows)
 
 
@@ -82,8 +82,8 @@ def list_command(client: ControllerClient, output: Output) -> None:
 def lock(client: ControllerClient, node_id: int, output: Output) -> None:
     """Keep other nodes from opening the streams that a node owned last.
 
-    For a broker whose disk comes back: its streams are not taken over meanwhile. Its closed streams
-    can't be opened by others until `streammeta node unlock`.
+    Use it for a broker whose disk will come back: nobody takes over its streams meanwhile. Other
+    nodes can't open its closed streams until `streammeta node unlock`.
 
     \b
     Example:
@@ -117,10 +117,10 @@ def unlock(client: ControllerClient, node_id: int, output: Output) -> None:
 @node_id_option
 @with_output
 def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
-    """Forget a node that has left for good and owns nothing any more.
+    """Remove a departed node that owns nothing.
 
-    While it holds set objects it stays in the list as departed, until they are compacted. Refused
-    while it has open streams, owes uploads, or is locked.
+    A node with stream set objects stays in the list as departed, until they are compacted. The
+    controllers reject the call while the node has open streams or pending uploads, or is locked.
 
     \b
     Example:
@@ -135,8 +135,8 @@ def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
     output.summary(
         {
             "node_id": node_id,
-            "departed": any(each.departed for each in left),
-            "stream_set_objects": sum(each.stream_set_object_count for each in left),
+            "departed": any(node.departed for node in left),
+            "stream_set_objects": sum(node.stream_set_object_count for node in left),
         }
     )
 
@@ -149,14 +149,17 @@ def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
     "stream_ids",
     type=click.IntRange(min=0),
     multiple=True,
-    help="Only of this stream; may be repeated.  [default: all it owes]",
+    help="Only this stream. Repeatable. [default: all its pending uploads]",
 )
 @click.option(
     "--close-streams",
     is_flag=True,
-    help="Also close the streams that it has open, for other nodes to open. It must be gone.",
+    help="Also close its open streams, so that other nodes can open them. The node must have"
+    " no process.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be given up, and change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the uploads that would be abandoned. Change nothing."
+)
 @with_output
 def abandon(
     *,
@@ -167,15 +170,15 @@ def abandon(
     dry_run: bool,
     output: Output,
 ) -> None:
-    """Give up uploads that a node owes and can never make, as its write-ahead log is lost.
+    """Abandon pending uploads of a node that can no longer be completed, as its log is lost.
 
-    The offsets are lost for good: readers pass over them, and the streams can be opened again. Try
-    --dry-run first. Repeating the command does no harm.
+    Their offsets are lost permanently: readers skip them, and the streams can be opened again. Try
+    --dry-run first. Repeating the command is harmless.
 
-    With --close-streams the node is fenced and the streams that it has open are closed, so that
-    other nodes can open them. Records that only its write-ahead log holds are then set aside if
-    that log comes back. A node that registered without a log needs no command: the controllers
-    close its streams when its session ends.
+    With --close-streams the node is fenced and its open streams are closed, so that other nodes can
+    open them. If its write-ahead log comes back, records that only the log contains are set aside.
+    A node that registered without a log needs no command: the controllers close its streams when
+    its session ends.
 
     \b
     Examples:
@@ -187,12 +190,12 @@ def abandon(
     if close_streams and described.state in _ALIVE:
         raise CommandError(
             "NODE_IS_ALIVE",
-            f"node {node_id} sends heartbeats, so its streams are not closed for it",
+            f"node {node_id} sends heartbeats, so its streams were not closed",
             "stop its broker, wait until `streammeta node list` shows FENCED, and repeat",
         )
     closed = 0
     if dry_run:
-        uploads = list(_owed(client, node_id, stream_ids))
+        uploads = list(_list_pending(client, node_id, stream_ids))
     else:
         request = streams_pb2.AbandonUploadsRequest(
             request_id=_new_id(), node_id=node_id, stream_ids=stream_ids
@@ -207,7 +210,7 @@ def abandon(
             closed += answer.closed_streams
             if not answer.open_streams:
                 break
-    offsets = sum(each.end_offset - each.start_offset for each in uploads)
+    offsets = sum(upload.end_offset - upload.start_offset for upload in uploads)
     output.summary(
         {
             "node_id": node_id,
@@ -218,29 +221,29 @@ def abandon(
         }
     )
     if described.has_opening_streams and not close_streams:
-        output.note(f"node {node_id} has open streams: --close-streams closes them")
+        output.note(f"node {node_id} has open streams; --close-streams closes them")
     output.note("")
-    rows = [(each.stream_id, each.start_offset, each.end_offset) for each in uploads]
+    rows = [(upload.stream_id, upload.start_offset, upload.end_offset) for upload in uploads]
     output.rows("uploads", _UPLOAD_COLUMNS, rows)
 
 
-def _owed(
+def _list_pending(
     client: ControllerClient, node_id: int, stream_ids: tuple[int, ...]
 ) -> Iterator[streams_pb2.PendingUpload]:
-    """Look at every stream: a node may owe uploads of a stream that it does not own."""
+    """Look at every stream, because a node may have pending uploads in streams of other owners."""
     request = streams_pb2.DescribeStreamsRequest(stream_ids=stream_ids)
     request.page.page_size = PAGE_SIZE
     while True:
         page = client.call(lambda channel: StreamServiceStub(channel).DescribeStreams, request)
         for stream in page.streams:
-            yield from (each for each in stream.pending_uploads if each.node_id == node_id)
+            yield from (upload for upload in stream.pending_uploads if upload.node_id == node_id)
         if not page.next_page_token:
             return
         request.page.page_token = page.next_page_token
 
 
 def _get_nodes(client: ControllerClient, *node_ids: int) -> list[nodes_pb2.NodeDescription]:
-    """Describe these nodes, or all of them if none is named."""
+    """Describe these nodes, or all nodes if none is named."""
     request = nodes_pb2.GetNodesRequest(node_ids=node_ids)
     request.page.page_size = PAGE_SIZE
     nodes: list[nodes_pb2.NodeDescription] = []
@@ -267,9 +270,10 @@ def _require(error: common_pb2.ErrorCode.ValueType, node_id: int) -> None:
     words = {
         common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST: f"node {node_id} has not registered",
         common_pb2.ERROR_CODE_NODE_LOCKED: f"node {node_id} is locked",
-        common_pb2.ERROR_CODE_STREAM_NOT_CLOSED: f"node {node_id} is not done with its streams",
+        common_pb2.ERROR_CODE_STREAM_NOT_CLOSED: f"node {node_id} still has open streams or"
+        " pending uploads",
     }
-    message = words.get(error, f"node {node_id} was refused with {name}")
+    message = words.get(error, f"the controllers rejected node {node_id} with {name}")
     raise CommandError(name, message, _HINTS.get(error, "nothing was changed"))
 
 

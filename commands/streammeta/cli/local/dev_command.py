@@ -1,7 +1,7 @@
-"""`streammeta dev`: three controllers on loopback until Ctrl-C, over TLS if asked for.
+"""`streammeta dev`: three controllers on loopback until Ctrl-C, with optional TLS.
 
-Owns the printed lines: one once clients can connect, the variables to connect with, and where each
-controller is. A controller that ends is restarted.
+Owns the printed lines: one once clients can connect, the variables to connect with, and the address
+of each controller. It restarts controllers that end.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from streammeta.tls.identity import USER_ROLES, Role
 
 CONTROLLER_COUNT = 3
 PORT_COUNT = 3 * CONTROLLER_COUNT
-"""Each controller listens for clients, for the other controllers and for browsers."""
+"""Each controller has listeners for clients, for the other controllers and for browsers."""
 
 BROKER_IDS = range(1, 11)
-"""Node ids of brokers that get a certificate; `streammeta certs` makes others."""
+"""Node ids of brokers that get a certificate. `streammeta certs` creates others."""
 
 LEVEL_PENDING = "feature-level-pending"
-"""File in the data directory of a new cluster that does not run at the newest level yet."""
+"""File in the data directory of a new cluster that has not reached the newest level yet."""
 
 _LEVEL_TIMEOUT_S = 60.0
 _LOOK_S = 0.25
@@ -49,22 +49,22 @@ _LOOK_S = 0.25
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep logs and objects here.  [default: a temporary directory, removed at the end]",
+    help="Folder for logs and objects. [default: a temporary directory, removed at the end]",
 )
-@click.option("--cluster-id", default="dev", show_default=True, help="The cluster's name.")
+@click.option("--cluster-id", default="dev", show_default=True, help="Name of the cluster.")
 @click.option(
     "--port",
     type=click.IntRange(1, 65_536 - PORT_COUNT),
-    help="First of nine consecutive ports: three for clients, three for the controllers among"
-    " themselves, three for status pages.  [default: free ones]",
+    help="First of nine consecutive ports: three for clients, three for peers, three for"
+    " status pages. [default: free ones]",
 )
 @click.option(
     "--tls",
     "has_tls",
     is_flag=True,
-    help="Speak TLS, with certificates of a throw-away authority for controllers, brokers and"
-    " users; prints the variables by which commands connect as an administrator. Status pages stay"
-    " in plain text.",
+    help="Use TLS, with certificates of a throw-away CA for controllers, brokers and users."
+    " Prints the variables with which commands connect as an administrator. Status pages"
+    " stay in plain text.",
 )
 @format_option
 def dev(
@@ -77,9 +77,9 @@ def dev(
 ) -> None:
     """Run three controllers and a local-directory store until Ctrl-C.
 
-    A controller that ends is restarted: kill one to watch a fail-over. A new cluster starts at the
-    newest feature level. With --tls the folder `certificates` of its data directory holds those of
-    brokers 1 to 10 and one for each role, such as reader-dev.pem.
+    The command restarts a controller that ends: kill one to watch a failover. A new cluster starts
+    at the newest feature level. With --tls the folder `certificates` of its data directory contains
+    certificates for brokers 1 to 10 and one per role, such as reader-dev.pem.
 
     \b
     Examples:
@@ -105,19 +105,19 @@ def dev(
             while not stop.wait(_LOOK_S):
                 supervisor.look()
         except ChildFailedError as error:
-            hint = "correct what its log says and start again"
+            hint = "see its log, correct the cause and start again"
             fail(output_format, CommandError("CONTROLLER_ENDED", str(error), hint))
         finally:
             cluster.stop_all()
 
 
 def _check_ports(first: int, output_format: OutputFormat) -> list[int]:
-    """Return the ports from `first` on; end the command if another process uses one."""
+    """Return the ports from `first` on. End the command if another process uses one."""
     ports = list(range(first, first + PORT_COUNT))
     if taken := taken_ports(ports):
         names = ", ".join(map(str, taken))
-        message = f"port: {first} takes {ports[0]} to {ports[-1]}, and another process uses {names}"
-        hint = "end that process, or give another --port; without it dev takes free ports"
+        message = f"port: {first} needs {ports[0]} to {ports[-1]}, but another process uses {names}"
+        hint = "stop that process, or choose another --port; without it dev selects free ports"
         fail(output_format, CommandError("PORT_IN_USE", message, hint))
     return ports
 
@@ -125,7 +125,7 @@ def _check_ports(first: int, output_format: OutputFormat) -> list[int]:
 def _plan_cluster(
     root: Path, cluster_id: str, ports: Sequence[int], *, has_tls: bool
 ) -> LocalCluster:
-    """Return a cluster that is not started; mark a new one for the newest feature level."""
+    """Return a cluster that is not started. Mark a new one for the newest feature level."""
     bucket = root / "bucket"
     bucket.mkdir(parents=True, exist_ok=True)
     clients, peers, pages = (
@@ -153,7 +153,7 @@ def _plan_cluster(
 
 
 def _certify(cluster: LocalCluster) -> TlsFiles:
-    """Make all certificates; return the administrator's."""
+    """Create all certificates. Return the administrator's."""
     from streammeta.cli.local.local_certificates import LocalCertificates
 
     certificates = LocalCertificates(cluster.root, cluster.cluster_id)
@@ -165,9 +165,9 @@ def _certify(cluster: LocalCluster) -> TlsFiles:
 
 
 def _raise_level(cluster: LocalCluster, admin: TlsFiles | None, stop: SignalEvent) -> None:
-    """Bring a new cluster to the newest feature level, once all controllers have connected.
+    """Raise a new cluster to the newest feature level, once all controllers have connected.
 
-    A cluster that was made before keeps its level, which its operator raises.
+    An existing cluster keeps its level, which its operator raises.
     """
     pending = cluster.root / LEVEL_PENDING
     if not pending.exists():
@@ -191,7 +191,7 @@ def _raise_level(cluster: LocalCluster, admin: TlsFiles | None, stop: SignalEven
 
 
 def _say_ready(cluster: LocalCluster, admin: TlsFiles | None, output_format: OutputFormat) -> None:
-    """Print how to connect, once clients can."""
+    """Print the connection details, once clients can connect."""
     from streammeta.cli.local.local_certificates import environment
 
     variables = {} if admin is None else environment(cluster.connect, admin)
@@ -220,5 +220,5 @@ def _say_ready(cluster: LocalCluster, admin: TlsFiles | None, output_format: Out
 
 
 def _say(line: str) -> None:
-    """Report on standard error: standard output holds the answer, in json one object."""
+    """Report on standard error. Standard output contains the result, in json one object."""
     click.echo(f"streammeta: {line}", err=True)

@@ -1,7 +1,7 @@
-"""Certificates of a cluster on this machine: a throw-away authority and its issue.
+"""Certificates of a cluster on this machine, signed by a throw-away CA.
 
-Owns two folders of the cluster's: `certificates`, and `private` with the authority's key. Their
-files let a process do everything there, which is what they are for.
+Owns two folders of the cluster: `certificates`, and `private` with the key of the CA. Their files
+grant full access to the cluster, so use them for development only.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class LocalCertificates:
-    """Certificates of one cluster below `root`; those of an earlier run are used again."""
+    """Certificates of one cluster below `root`. Those of an earlier run are reused."""
 
     def __init__(self, root: Path, cluster_id: str) -> None:
-        """Make the authority if it is not there.
+        """Create the CA if it does not exist.
 
         Raises:
-            CertificateError: the one that is there is of no use.
+            CertificateError: the existing CA is invalid.
             OSError: the files can't be written.
         """
         self.folder = root / "certificates"
@@ -31,11 +31,11 @@ class LocalCertificates:
         self._cluster_id = cluster_id
         files = IssuedFiles(self.folder / "ca.pem", self.ca_key)
         if not files.certificate.exists():
-            create_authority(files, f"throw-away authority of {cluster_id}")
+            create_authority(files, f"throw-away CA of {cluster_id}")
         self._authority = Authority(files)
 
     def of(self, role: Role, name: str | int) -> TlsFiles:
-        """Return the files of a principal on loopback, made when they are first asked for."""
+        """Return the files of a principal on loopback, created on the first call."""
         stem = f"{role}-{name}"
         ca, certificate, key = (self.folder / n for n in ("ca.pem", f"{stem}.pem", f"{stem}.key"))
         files = TlsFiles(ca, certificate, key)
@@ -62,7 +62,7 @@ class LocalCertificates:
 
 
 def environment(connect: str, files: TlsFiles) -> Mapping[str, str]:
-    """Return the variables by which commands connect; `connect` is as `--connect` takes it."""
+    """Return the variables with which commands connect. `connect` is in the form of `--connect`."""
     return {
         "STREAMMETA_CONNECT": connect,
         "STREAMMETA_TLS_CA": str(files.ca),

@@ -1,7 +1,7 @@
 """Controllers as child processes of this one, for `streammeta dev`, the demo and process tests.
 
-Owns their directories, their start, their ready lines and their end. Each child is stopped by its
-own pid, and none outlives this process, however it ends.
+Owns their directories, start, ready lines and end. Each child is stopped by its own pid, and none
+survives this process, however it ends.
 """
 
 import atexit
@@ -26,11 +26,12 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.tls.files import TlsFiles
 
 READY_PREFIX = "ready "
-"""First word of the line a server prints on standard output once it serves."""
+"""First word of the line that a server prints on standard output once it serves."""
 
 PROGRAM = (sys.executable, "-P", "-m", "streammeta.cli.main")
-"""The `streammeta` command of this installation. -P keeps the working directory off the path of
-modules: a folder there that is called `controller` is not ours."""
+"""The `streammeta` command of this installation. -P removes the working directory from the module
+path, because a folder there may be called `controller` too.
+"""
 
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
@@ -38,24 +39,26 @@ PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-"""Asks Linux to end the program it becomes when its parent dies, even by `kill -9`. A program of
-its own, because code between fork and exec crashes where gRPC's threads run."""
+"""Asks Linux to end the next program when its parent dies, even by `kill -9`. It is a separate
+program, because code between fork and exec crashes while gRPC's threads run.
+"""
 
 _SPAWNER = concurrent.futures.ThreadPoolExecutor(1, "spawner")
-"""Starts all children. Linux takes a child's parent to be the thread that started it, and threads
-of callers come and go; this one lasts as long as the process."""
+"""Starts all children. Linux considers the starting thread the parent of a child, and threads of
+callers end early. This thread lasts as long as the process.
+"""
 
 
 _STEADY_PORTS = range(12_000, 30_000)
 
 _HOLDERS: deque[socket.socket] = deque()
-"""Sockets whose ports stand for those that were given out, the oldest first."""
+"""Sockets that reserve the ports given out, the oldest first."""
 
 _HOLDERS_MAX = 256
 
 
 class ChildFailedError(Exception):
-    """A child ended, or stayed silent, before it was ready; the message ends with its log."""
+    """A child ended or stayed silent before it was ready. The message ends with its log."""
 
 
 @dataclass(slots=True)
@@ -73,11 +76,11 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether the child has not ended yet."""
+        """Whether the child is still running."""
         return self.process.poll() is None
 
     def read_line(self) -> str:
-        """Return the child's next line on standard output, "" once it has ended."""
+        """Return the child's next line on standard output, or an empty string once it has ended."""
         assert self.process.stdout is not None
         try:
             return self.process.stdout.readline().rstrip("\n")
@@ -85,7 +88,7 @@ class Child:
             return ""
 
     def wait_ready(self) -> str:
-        """Return what follows `READY_PREFIX` on the child's ready line."""
+        """Return the text after `READY_PREFIX` on the child's ready line."""
         while line := self.read_line():
             if line.startswith(READY_PREFIX):
                 return line.removeprefix(READY_PREFIX)
@@ -101,14 +104,14 @@ class Child:
         return "\n".join(lines[-line_count:])
 
     def kill(self) -> None:
-        """End the child at once, as `kill -9` does, and reap it."""
+        """Kill the child at once, as `kill -9` does, and reap it."""
         if self.is_running:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self._reap()
 
     def stop(self, timeout_s: float = 10.0) -> int:
-        """Ask the child to end, insist after `timeout_s`, and return its exit code."""
+        """Ask the child to end, kill it after `timeout_s`, and return its exit code."""
         if self.is_running:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
@@ -119,7 +122,7 @@ class Child:
         return self._reap()
 
     def _reap(self) -> int:
-        """Wait for the child's end, let go of its output, and return its exit code."""
+        """Wait for the child's end, close its output, and return its exit code."""
         code = self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -132,7 +135,7 @@ def start_child(
     log_path: Path,
     env: Mapping[str, str] | None = None,
 ) -> Child:
-    """Start `command`; its standard error goes to `log_path`, which is appended to."""
+    """Start `command`. Its standard error is appended to `log_path`."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as log:
         process = _SPAWNER.submit(
@@ -149,7 +152,7 @@ def start_child(
 
 
 class Starter(Protocol):
-    """What `start_child` does, for those that start children in another way."""
+    """Signature of `start_child`, for callers that start children in another way."""
 
     def __call__(
         self,
@@ -158,27 +161,27 @@ class Starter(Protocol):
         log_path: Path,
         env: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start `command`; its standard error goes to `log_path`, which is appended to."""
+        """Start `command`. Its standard error is appended to `log_path`."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different loopback TCP ports that are free and were given to nobody lately.
+    """Return `count` different free loopback TCP ports that nobody received lately.
 
-    They lie below the range from which systems take ports for outgoing connections (32768 on
-    Linux, 49152 by IANA), so none of those takes one before its process listens. Until it does,
-    the UDP port of the same number is held, for the next 256 ports that this process gives out:
-    no other call gives the port away, in this process or another one.
+    They are below the range from which systems choose ports for outgoing connections (32768 on
+    Linux, 49152 by IANA), so none of those can use one before its process listens. Until then this
+    process reserves the UDP port of the same number, for the next 256 ports that it gives out: no
+    other call, in this process or another, returns the port.
     """
     ports: list[int] = []
     while len(ports) < count:
         port = random.choice(_STEADY_PORTS)
-        if port not in ports and _is_free(port) and _hold(port):
+        if port not in ports and _is_free(port) and _reserve(port):
             ports.append(port)
     return ports
 
 
 def taken_ports(ports: Sequence[int]) -> list[int]:
-    """Return those of `ports` on loopback that another process listens on."""
+    """Return those of `ports` on loopback on which another process listens."""
     # Connections of an ended process may linger at a port, and a listener takes it nevertheless.
     return [port for port in ports if not _is_free(port, may_linger=True)]
 
@@ -193,8 +196,8 @@ def _is_free(port: int, *, may_linger: bool = False) -> bool:
     return True
 
 
-def _hold(port: int) -> bool:
-    """Hold the UDP port; return whether nobody else does."""
+def _reserve(port: int) -> bool:
+    """Reserve the UDP port. Return False if another process has it."""
     holder = socket.socket(type=socket.SOCK_DGRAM)
     try:
         holder.bind(("127.0.0.1", port))
@@ -218,12 +221,11 @@ class LocalCluster:
     """Controllers 1..N on loopback, each with its own data directory under `root`.
 
     `ports` are those for clients, `peer_ports` those for the other controllers, by default free
-    ones.
-    The first start formats all directories with all controllers as voters. A directory that is
-    missing later, or that of a controller that joined, is formatted without: it becomes an
-    observer, which `streammeta quorum add-voter` makes a voter. `peer_overrides` say for a
-    controller where it must look for the others. `tls` are the files of each that speaks TLS,
-    `own_options` further options of each. `starter` starts each one, as `start_child` does.
+    ones. The first start formats all directories with all controllers as voters. Later starts
+    format a missing directory, or that of a new controller, without voters: it becomes an observer,
+    which `streammeta quorum add-voter` makes a voter. `peer_overrides` give the addresses at which
+    one controller finds the others. `tls` are the TLS files of controllers, `own_options` further
+    options of each. `starter` starts each one, as `start_child` does.
     """
 
     root: Path
@@ -249,12 +251,12 @@ class LocalCluster:
 
     @property
     def peer_endpoints(self) -> list[str]:
-        """Where the other controllers reach every one, whether it runs or not."""
+        """Addresses of all controllers for their peers, running or not."""
         return [f"127.0.0.1:{port}" for port in self.peer_ports]
 
     @property
     def connect(self) -> str:
-        """The endpoints as `--connect` takes them."""
+        """Endpoints in the form of `--connect`."""
         return ",".join(self.endpoints)
 
     @property
@@ -264,7 +266,7 @@ class LocalCluster:
 
     @property
     def is_formatted(self) -> bool:
-        """Whether any controller's directory is formatted: the cluster was started before."""
+        """Whether a controller's directory is formatted, so that the cluster was started before."""
         return any(self._is_formatted(node_id) for node_id in self.node_ids)
 
     def data_dir(self, node_id: int) -> Path:
@@ -279,7 +281,7 @@ class LocalCluster:
             child.wait_ready()
 
     def start(self, node_id: int) -> None:
-        """Start, or start again, one controller and wait until it listens."""
+        """Start or restart one controller and wait until it listens."""
         self.spawn(node_id)
         self.children[node_id].wait_ready()
 
@@ -298,16 +300,16 @@ class LocalCluster:
         )
 
     def join(self) -> int:
-        """Start one more controller, an observer; wait until it listens and return its id."""
+        """Start one more controller, an observer. Wait until it listens and return its id."""
         self.ports.extend(_others(1, self.ports + self.peer_ports))
         self._add_peer_ports()
         self.start(len(self.ports))
         return len(self.ports)
 
     def wipe(self, node_id: int) -> None:
-        """Lose the disk of a controller that is not running."""
+        """Delete the disk of a controller that is not running."""
         if node_id in self.children and self.children[node_id].is_running:
-            raise ValueError(f"controller {node_id} still runs; end it before its disk is wiped")
+            raise ValueError(f"controller {node_id} still runs; stop it before its disk is wiped")
         shutil.rmtree(self.data_dir(node_id))
 
     def stop_all(self) -> None:
@@ -359,7 +361,7 @@ class LocalCluster:
 
 
 def tls_words(files: TlsFiles, option: str = "tls") -> Sequence[str]:
-    """Return the options by which a controller, or a command, gets its files for TLS."""
+    """Return the TLS options of a controller or a command."""
     return (
         *(f"--{option}-ca", str(files.ca), f"--{option}-cert", str(files.certificate)),
         *(f"--{option}-key", str(files.key)),
@@ -367,7 +369,7 @@ def tls_words(files: TlsFiles, option: str = "tls") -> Sequence[str]:
 
 
 def _others(count: int, taken: Sequence[int]) -> list[int]:
-    """Return `count` free ports besides those that are taken already."""
+    """Return `count` free ports that are not in the given ones."""
     return [port for port in free_ports(count + len(taken)) if port not in taken][:count]
 
 

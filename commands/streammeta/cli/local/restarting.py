@@ -1,7 +1,7 @@
-"""Restarts of a local cluster's controllers that have ended.
+"""Restarts of controllers of a local cluster that have ended.
 
 Owns the delay before each restart. It doubles while a controller keeps ending, up to a bound, so
-that a controller that can't start does not use up the machine's time.
+that a broken controller does not use up the machine's time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from streammeta.cli.local.local_cluster import Child, ChildFailedError, LocalCluster
 
 DELAY_MIN_S = 0.5
-"""Delay of the first restart of a controller."""
+"""Delay of the first restart of a controller, in seconds."""
 
 DELAY_MAX_S = 10.0
-"""Longest delay: that of a controller that ends again and again."""
+"""Longest delay in seconds, for a controller that keeps ending."""
 
 STEADY_AFTER_S = 30.0
-"""A controller that has run for longer is restarted after the shortest delay again."""
+"""Uptime in seconds after which the delay starts again with the shortest one."""
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class _Restart:
     started_at: float
     delay_s: float = DELAY_MIN_S
     due_at: float | None = None
-    """None: the controller ran at the last look."""
+    """None if the controller ran at the last look."""
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """Restarts what has ended of `cluster`, and reports it through `report`, a line at a time."""
+    """Restarts ended controllers of `cluster`, and reports through `report`, a line at a time."""
 
     cluster: LocalCluster
     report: Callable[[str], None]
@@ -43,7 +43,7 @@ class Supervisor:
     _restarts: dict[int, _Restart] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Schedule a restart of each controller that has ended, and make the restarts now due."""
+        """Schedule a restart of each ended controller, and carry out the due restarts."""
         now = self.clock()
         for node_id, child in list(self.cluster.children.items()):
             restart = self._restarts.setdefault(node_id, _Restart(now))

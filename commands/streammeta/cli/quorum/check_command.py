@@ -1,4 +1,4 @@
-"""`streammeta check`: short trials of a running cluster that leave nothing behind."""
+"""`streammeta check`: short tests of a running cluster that remove their data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATENCIES = (("p50_ms", 0.5), ("p99_ms", 0.99), ("slowest_ms", 1.0))
 
 @click.group()
 def check() -> None:
-    """Try a running cluster for a few seconds; nothing is left behind.
+    """Test a running cluster for a few seconds and remove all test data.
 
     \b
     Example:
@@ -37,7 +37,7 @@ def check() -> None:
     type=click.IntRange(1, _RATE_MAX),
     default=200,
     show_default=True,
-    help="Writes a second.",
+    help="Writes per second.",
 )
 @click.option(
     "--duration",
@@ -45,7 +45,7 @@ def check() -> None:
     type=Duration(),
     default="10s",
     show_default=True,
-    help="Time to write for, 1s to 60s.",
+    help="Duration of the load, 1s to 60s.",
 )
 @with_output
 def perf(
@@ -56,14 +56,14 @@ def perf(
     duration_ms: int,
     output: Output,
 ) -> None:
-    """Write small values at a fixed rate, and judge how fast they are acknowledged.
+    """Write small values at a fixed rate, and measure how fast they are acknowledged.
 
-    Each write is on the disks of a majority before it is acknowledged, as commits are. At most 64
-    are under way, to keys of 256 bytes in the namespace streammeta.check-perf, which are removed
-    afterwards. Latencies count from when a write was due. Needs the role broker or admin.
+    Like a commit, each write is on the disks of a majority before it is acknowledged. At most 64
+    are in flight, to keys of 256 bytes in the namespace streammeta.check-perf, which are removed
+    afterwards. Latencies count from the scheduled time of a write. Needs the role broker or admin.
 
-    Passes, with exit code 0, if nine tenths of the rate are acknowledged, 99 of 100 writes within
-    100 ms, all within 1 s, and none fails.
+    The check passes, with exit code 0, if nine tenths of the rate are acknowledged, 99 of 100
+    writes within 100 ms, all within 1 s, and no write fails.
 
     \b
     Example:
@@ -74,27 +74,29 @@ def perf(
     if not 1_000 <= duration_ms <= _DURATION_MAX_MS:
         raise click.BadParameter("must be 1s to 60s", param_hint="--duration")
     if tls is not None and not isinstance(tls, TlsFiles):
-        raise click.UsageError("this command shows a certificate: give --tls-cert and --tls-key")
+        raise click.UsageError("this command needs a certificate: set --tls-cert and --tls-key")
     load = Load(rate, duration_ms / 1000)
     measured = asyncio.run(_run(connect, tls, timeout_s, load))
     judged = judge(load, measured)
-    rows = [(each.name, each.measured, each.threshold, _word(each.passed)) for each in judged]
+    rows = [
+        (figure.name, figure.measured, figure.threshold, _word(figure.passed)) for figure in judged
+    ]
     output.summary(
         {
             "writes": len(measured.latencies_ms),
             **{name: round(measured.quantile_ms(share), 1) for name, share in _LATENCIES},
-            "verdict": _word(all(each.passed for each in judged)),
+            "verdict": _word(all(figure.passed for figure in judged)),
         }
     )
     output.rows("figures", _COLUMNS, rows)
-    missed = [each.name for each in judged if not each.passed]
+    missed = [figure.name for figure in judged if not figure.passed]
     if missed:
         causes = f" ({measured.failures[0]})" if measured.failures else ""
         raise CommandError(
             "TOO_SLOW",
             f"the cluster misses {', '.join(missed)}{causes}",
-            "look at flush times and lag in /metrics or `streammeta quorum describe`; see that"
-            " this machine and the network are not busy, and repeat",
+            "check flush times and lag in /metrics or `streammeta quorum describe`, check"
+            " that this machine and the network are idle, and repeat",
         )
 
 

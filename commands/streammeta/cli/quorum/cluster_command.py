@@ -1,9 +1,9 @@
-"""`streammeta cluster` and `streammeta health`: questions to members of a cluster.
+"""`streammeta cluster` and `streammeta health`: queries to members of a cluster.
 
-`cluster hash` asks all members for the hash of their map at one offset. A member's map goes on
-changing, so the offset is one that all can still reach: ahead of the leader by what is likely to be
-written meanwhile, or the present end when nothing is written. A wrong guess costs another attempt,
-never a wrong answer.
+`cluster hash` asks all members for the hash of their metadata at one offset. Members keep changing,
+so the offset must be one that all can still reach: ahead of the leader by the writes that are
+expected meanwhile, or the present end when nothing is written. A wrong guess costs another attempt,
+never a wrong result.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SERVICES = ("serving", "leader")
     type=click.Choice(SERVICES),
     default="serving",
     show_default=True,
-    help="serving: it answers requests; leader: it leads and takes writes.",
+    help="serving: the controller answers requests. leader: it leads and accepts writes.",
 )
-@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Timeout in seconds.")
 @with_output
 def health(
     *,
@@ -87,13 +87,13 @@ def _health_of(endpoint: str, tls: CallerFiles | None, service: str, timeout_s: 
 
 
 RATE_SAMPLE_S = 0.25
-"""Time in seconds over which the leader's write rate is measured."""
+"""Seconds over which the leader's write rate is measured."""
 
 FIRST_LEAD_S = 0.5
-"""Lead of the first offset, in seconds at the measured rate; doubled with each attempt."""
+"""Lead of the first offset, in seconds at the measured rate. Each attempt doubles it."""
 
 STALLED_S = 1.0
-"""Time in seconds without writes after which an offset ahead of the leader is given up."""
+"""Seconds without writes after which an offset ahead of the leader is abandoned."""
 
 _POLL_S = 0.1
 _PASSED = "OFFSET_PASSED"
@@ -101,7 +101,7 @@ _TRY_AGAIN = frozenset({_PASSED, "CANCELLED"})
 
 
 class Verdict(StrEnum):
-    """Verdict on a member."""
+    """Result for a member."""
 
     OK = "ok"
     DIFFERENT = "DIFFERENT"
@@ -111,9 +111,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """A controller, and hashes of its map in hex or the reason why there are none.
+    """Controller with the hashes of its metadata in hex, or the reason why they are missing.
 
-    `node_id` is None and the texts are empty where they are not known.
+    `node_id` is None and texts are empty while they are unknown.
     """
 
     node_id: int | None
@@ -126,7 +126,7 @@ class MemberState:
 
     @property
     def name(self) -> str:
-        """The member as people are told of it."""
+        """Name of the member for people."""
         return self.endpoint if self.node_id is None else f"controller {self.node_id}"
 
 
@@ -139,8 +139,8 @@ class Comparison:
     members: tuple[MemberState, ...]
 
     def of(self, verdict: Verdict) -> list[MemberState]:
-        """Return the members of this verdict."""
-        return [each for each in self.members if each.verdict is verdict]
+        """Return the members with this verdict."""
+        return [member for member in self.members if member.verdict is verdict]
 
 
 Answer = admin_pb2.StateHashResponse | RpcFailure
@@ -149,9 +149,9 @@ Answer = admin_pb2.StateHashResponse | RpcFailure
 def compare_members(
     endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None = None
 ) -> Comparison:
-    """Compare the maps of the given controllers, and of all voters that their leader names.
+    """Compare the metadata of the given controllers and of all voters that their leader names.
 
-    Without `tls` in plain text.
+    Without `tls` the client uses plain text.
 
     Raises:
         CallError: no leader was found, or no offset that all members reach within `timeout_s`.
@@ -165,13 +165,13 @@ def compare_members(
         while True:
             at_offset = _choose_offset(client, lead_s)
             answers = _ask(client, asked, at_offset, deadline)
-            if not any(_is_to_be_repeated(answer) for answer in answers.values()):
+            if not any(_needs_retry(answer) for answer in answers.values()):
                 break
             if time.monotonic() > deadline:
                 raise CallError(
                     "NO_COMMON_OFFSET",
-                    f"within {timeout_s:g} s there was no offset that all members reached",
-                    "raise --timeout, or repeat when less is written",
+                    f"no offset that all members reached was found within {timeout_s:g} s",
+                    "raise --timeout, or repeat when the write rate is lower",
                 )
             lead_s *= 2
         leader_id = leaders_view(client).leader_id
@@ -180,27 +180,27 @@ def compare_members(
 
 
 def judge(answers: Mapping[str, Answer], leader_id: int) -> list[MemberState]:
-    """Compare with the majority's hashes, on a tie with the leader's; one row a member."""
+    """Compare with the majority's hashes, on a tie with the leader's. Return one row per member."""
     said = {
         answer.answered_by: (endpoint, answer)
         for endpoint, answer in answers.items()
         if isinstance(answer, admin_pb2.StateHashResponse)
     }
-    wanted_hash = _most_common({node: one.hash for node, (_, one) in said.items()}, leader_id)
+    wanted_hash = _most_common({node: hashes.hash for node, (_, hashes) in said.items()}, leader_id)
     wanted_log = _most_common(
-        {node: one.log_hash for node, (_, one) in said.items() if one.log_hash}, leader_id
+        {node: hashes.log_hash for node, (_, hashes) in said.items() if hashes.log_hash}, leader_id
     )
     rows = []
-    for node_id, (endpoint, one) in sorted(said.items()):
-        is_equal = one.hash == wanted_hash and one.log_hash in (wanted_log, b"")
+    for node_id, (endpoint, hashes) in sorted(said.items()):
+        is_equal = hashes.hash == wanted_hash and hashes.log_hash in (wanted_log, b"")
         rows.append(
             MemberState(
                 node_id,
                 endpoint,
                 Verdict.OK if is_equal else Verdict.DIFFERENT,
                 node_id == leader_id,
-                one.hash.hex(),
-                one.log_hash.hex(),
+                hashes.hash.hex(),
+                hashes.log_hash.hex(),
             )
         )
     rows += [
@@ -233,13 +233,13 @@ def _silent_members(views: QuorumViews, client: ControllerClient) -> list[Member
     for voter in leader.voters:
         if voter.key.node_id not in views.answers:
             failure = views.silent.get(voter.endpoint)
-            problem = failure.message if failure else "its address is not known"
+            problem = failure.message if failure else "its address is unknown"
             member = (voter.key.node_id, voter.endpoint)
             silent.append(MemberState(*member, Verdict.NO_ANSWER, problem=problem))
     for observer in live_observers(leader):
         if observer.key.node_id not in views.answers:
             member = (observer.key.node_id, observer.endpoint)
-            problem = "observers are asked only where --connect names them"
+            problem = "observers are only asked if --connect names them"
             silent.append(MemberState(*member, Verdict.NOT_ASKED, problem=problem))
     named = {state.endpoint for state in silent}
     silent += [
@@ -265,7 +265,7 @@ def _choose_offset(client: ControllerClient, lead_s: float) -> int:
 def _ask(
     client: ControllerClient, endpoints: Sequence[str], at_offset: int, deadline: float
 ) -> dict[str, Answer]:
-    """Ask all at once; cancel calls for an offset that is not going to be reached."""
+    """Ask all members at once. Cancel calls for an offset that some member can't reach."""
     channels = {endpoint: operator_channel(endpoint, client.tls) for endpoint in endpoints}
     request = admin_pb2.StateHashRequest(at_offset=at_offset)
     timeout_s = max(1.0, deadline - time.monotonic())
@@ -299,19 +299,21 @@ def _result(call: grpc.Future[admin_pb2.StateHashResponse]) -> Answer:
         return read_failure(error)
 
 
-def _is_to_be_repeated(answer: Answer) -> bool:
+def _needs_retry(answer: Answer) -> bool:
     return isinstance(answer, RpcFailure) and answer.reason in _TRY_AGAIN
 
 
 HASH_TIMEOUT_S = 60.0
-"""Timeout in seconds: every member hashes its whole map, and a large one takes seconds."""
+"""Timeout in seconds. Every member hashes its whole metadata, which takes seconds if it is large.
+
+"""
 
 _COLUMNS = ("node_id", "leader", "endpoint", "verdict", "state_hash", "log_hash", "problem")
 
 
 @click.group()
 def cluster() -> None:
-    """Look at all members of a cluster at once.
+    """Show all members of a cluster at once.
 
     \b
     Example:
@@ -325,11 +327,12 @@ def cluster() -> None:
 def hash_command(
     connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, output: Output
 ) -> None:
-    """Compare the maps of all members at one offset of the log; exit 1 unless all are equal.
+    """Compare the metadata of all members at one offset of the log. Exit 1 unless all are equal.
 
-    Asks the leader's voters and the controllers that --connect names, while writes go on. The state
-    hash is of the map, the log hash of every record that led to it. Observers that --connect does
-    not name are listed as `not asked`, and are no failure: their addresses are not known.
+    The command asks the leader's voters and the controllers that --connect names, while writes
+    continue. The state hash covers the metadata, the log hash every record that led to it.
+    Observers that --connect does not name are listed as `not asked`, because their addresses are
+    unknown. They are not a failure.
 
     \b
     Example:
@@ -352,27 +355,28 @@ def hash_command(
 
 
 def _rows(compared: Comparison) -> Iterator[tuple[object, ...]]:
-    for one in compared.members:
-        texts = (one.state_hash or None, one.log_hash or None, one.problem or None)
-        yield one.node_id, one.is_leader, one.endpoint or None, str(one.verdict), *texts
+    for member in compared.members:
+        texts = (member.state_hash or None, member.log_hash or None, member.problem or None)
+        yield member.node_id, member.is_leader, member.endpoint or None, str(member.verdict), *texts
 
 
 def _problem(compared: Comparison) -> CommandError | None:
     different = compared.of(Verdict.DIFFERENT)
     if different:
-        names = ", ".join(each.name for each in different)
+        names = ", ".join(member.name for member in different)
         return CommandError(
             "DIFFERENT",
-            f"{names}: the map at offset {compared.at_offset} differs from that of the others",
-            "keep a copy of its data directory and report the defect; then stop it and replace its "
-            "disk as docs/operations/repair.md says, so that it takes the map from the leader",
+            f"{names}: the metadata at offset {compared.at_offset} differs from the other members",
+            "keep a copy of its data directory and report the defect. Then stop it and"
+            " replace its disk as docs/operations/repair.md describes, so that it copies the"
+            " metadata from the leader",
         )
     silent = compared.of(Verdict.NO_ANSWER)
     if silent:
-        names = ", ".join(each.name for each in silent)
+        names = ", ".join(member.name for member in silent)
         return CommandError(
             "NO_ANSWER",
-            f"{names}: no answer, so it was not compared; the others are equal",
+            f"{names}: did not answer and was not compared; the others are equal",
             "start it, or name its address in --connect, then repeat",
         )
     return None

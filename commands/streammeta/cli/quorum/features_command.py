@@ -21,10 +21,10 @@ _LEVEL_COLUMNS = ("level", "in_force", "adds")
 
 @click.group()
 def features() -> None:
-    """Show and change the feature level: what the cluster's log and checkpoints may hold.
+    """Show and change the feature level of the cluster's log and checkpoints.
 
-    A new version runs at the level of the one before, so that each controller can be started in
-    its older version again. Raise the level once all of them run the new version and do well.
+    A new version runs at the level of the previous one, so that each controller can return to its
+    older version. Raise the level once all controllers run the new version without problems.
 
     \b
     Example:
@@ -36,9 +36,9 @@ def features() -> None:
 @with_client()
 @with_output
 def describe(client: ControllerClient, output: Output) -> None:
-    """Show the level in force, the versions of all controllers and their levels.
+    """Show the current level, the versions of all controllers and their levels.
 
-    A controller that is not connected to the leader has no version here.
+    The version of a controller that is not connected to the leader is unknown.
 
     \b
     Example:
@@ -53,7 +53,7 @@ def describe(client: ControllerClient, output: Output) -> None:
         raise CommandError(
             "ANOTHER_LEADS",
             f"controller {seen.answered_by} answered, and controller {leader_id} led before",
-            "repeat the command: the leader alone knows the versions of the others",
+            "repeat the command: only the leader knows the versions of the others",
         )
     output.summary({"cluster_id": seen.cluster_id, "level": seen.feature_level})
     output.note("")
@@ -86,9 +86,9 @@ def _change_options(command: Command) -> Command:
             type=click.IntRange(min=BASE_LEVEL),
             required=True,
             metavar="LEVEL",
-            help="The level that is to be in force.",
+            help="New level.",
         ),
-        click.option("--dry-run", is_flag=True, help="Check only, and change nothing."),
+        click.option("--dry-run", is_flag=True, help="Only check whether the change is possible."),
     )
     for option in reversed(options):
         command = option(command)
@@ -100,10 +100,10 @@ def _change_options(command: Command) -> Command:
 @_change_options
 @with_output
 def upgrade(client: ControllerClient, level: int, dry_run: bool, output: Output) -> None:
-    """Raise the level, and wait until that is committed; exit 1 if a controller lacks it.
+    """Raise the level, and wait for the commit. Exit 1 if a controller does not support it.
 
-    Every voter must be connected to the leader; remove the vote of one that is lost. Older
-    versions can't be started again afterwards: they refuse the directory, and name the level.
+    Every voter must be connected to the leader. Remove a lost voter first. Older versions can't be
+    started again afterwards: they reject the directory, and name the level.
 
     \b
     Example:
@@ -117,10 +117,10 @@ def upgrade(client: ControllerClient, level: int, dry_run: bool, output: Output)
 @_change_options
 @with_output
 def downgrade(client: ControllerClient, level: int, dry_run: bool, output: Output) -> None:
-    """Lower the level, so that older versions can be started; exit 1 if they could not read it all.
+    """Lower the level, so that older versions can start. Exit 1 if they could not read all data.
 
-    Refused where a level between has changed what log and checkpoints hold. Before the level was
-    raised no downgrade is needed: start the older version.
+    The controllers reject the change if log or checkpoints contain entries of the higher level.
+    Before the level was raised no downgrade is needed: start the older version.
 
     \b
     Example:
@@ -132,7 +132,7 @@ def downgrade(client: ControllerClient, level: int, dry_run: bool, output: Outpu
 def change_level(
     client: ControllerClient, level: int, *, is_lower: bool = False, dry_run: bool = False
 ) -> admin_pb2.UpdateFeatureLevelResponse:
-    """Set the cluster's feature level, or only check that with `dry_run`; raises `CallError`."""
+    """Set the cluster's feature level, or only check it with `dry_run`. Raises `CallError`."""
     return client.call(
         lambda channel: AdminServiceStub(channel).UpdateFeatureLevel,
         admin_pb2.UpdateFeatureLevelRequest(level=level, dry_run=dry_run, lower=is_lower),

@@ -1,4 +1,4 @@
-"""`streammeta quorum`: describe leader, voters and lag; add and remove voters; hand over."""
+"""`streammeta quorum`: describe leader, voters and lag, change voters, transfer leadership."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 CHANGE_TIMEOUT_S = 60.0
-"""Timeout in seconds of slow changes: a new voter catches up, a snapshot writes the whole map."""
+"""Timeout in seconds of slow changes: a new voter catches up, a snapshot writes all metadata."""
 
 _SHARE_OF_TIMEOUT = 0.9
-"""The controller gives up a little before this command does, so that its reason arrives."""
+"""The controller's timeout is a little shorter than this command's, so that its reason arrives."""
 
 _REPLICA_COLUMNS = (
     *("node_id", "role", "endpoint", "peer_endpoint", "end_offset", "lag"),
@@ -46,12 +46,12 @@ node_id_option = click.option(
     "--node-id",
     type=click.IntRange(0, CONTROLLER_ID_MAX),
     required=True,
-    help="The controller's id.",
+    help="Id of the controller.",
 )
 directory_id_option = click.option(
     "--directory-id",
     metavar="UUID",
-    help="The id of its data directory.  [default: the one the leader knows]",
+    help="Id of its data directory. [default: the id that the leader knows]",
 )
 
 
@@ -71,11 +71,11 @@ def quorum() -> None:
 def describe(
     connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, output: Output
 ) -> None:
-    """Show the quorum: a summary, every replica as the leader sees it, and every controller asked.
+    """Show a summary of the quorum, every replica as the leader sees it, and every controller.
 
-    Lag is counted in offsets behind the leader; times are milliseconds since the replica last
-    fetched, and since it last had everything. Controllers say of themselves whether they repair
-    damage (and do not vote meanwhile) or have a full disk, and by which policy they judge callers.
+    Lag is the number of offsets between a replica and the leader. Times are milliseconds since the
+    replica last fetched, and since it last had all entries. Controllers report whether they repair
+    damage (and do not vote meanwhile), whether their disk is full, and which policy they use.
 
     \b
     Example:
@@ -142,7 +142,7 @@ def _controller_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
 
 
 def _agreement(views: QuorumViews) -> str:
-    """Return whether the controllers that answer judge callers by one policy."""
+    """Return whether all answering controllers use one policy."""
     policies = {view.policy_sha256 for view in views.answers.values()}
     if policies == {""}:
         return "none"
@@ -156,13 +156,16 @@ def _policy_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
 
 
 def _silent_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
-    """Controllers that did not answer, and voters that could not be asked."""
+    """Return controllers that did not answer, and voters that could not be asked."""
     for endpoint, failure in views.silent.items():
         yield endpoint, failure.message
     for voter in views.newest.voters:
         if not voter.endpoint and voter.key.node_id not in views.answers:
             where = voter.peer_endpoint
-            yield None, f"voter {voter.key.node_id}, {where} to its peers, has no known address"
+            yield (
+                None,
+                (f"voter {voter.key.node_id}, {where} to its peers, has no known client address"),
+            )
 
 
 @quorum.command("add-voter")
@@ -172,7 +175,7 @@ def _silent_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
     "--endpoint",
     required=True,
     metavar="HOST:PORT",
-    help="Where the other controllers reach that one: its --peer-advertise.",
+    help="Address of the controller for its peers: its --peer-advertise.",
 )
 @directory_id_option
 @with_output
@@ -184,10 +187,10 @@ def add_voter(
     directory_id: str | None,
     output: Output,
 ) -> None:
-    """Make a running observer a voter, and wait until that is committed.
+    """Make a running observer a voter, and wait for the commit.
 
     Start the controller first, on a directory formatted with --join: it becomes an observer.
-    Repeating the command does no harm.
+    Repeating the command is harmless.
 
     \b
     Example:
@@ -215,14 +218,14 @@ def add_voter(
 
 
 def _voting_disk(view: pb.DescribeQuorumResponse, node_id: int, endpoint: str) -> str | None:
-    """Return the disk with which this node votes already, None if it does not.
+    """Return the disk of this node if it already votes, else None.
 
-    The command was repeated then. With another endpoint or another disk at hand it was not.
+    A disk means that the command was repeated, unless endpoint or disk differ.
 
     Raises:
-        CommandError: another replica of the node is wanted, in the words of the controller.
+        CommandError: another replica of the node votes. The message is the controller's.
     """
-    observers = [one for one in live_observers(view) if one.key.node_id == node_id]
+    observers = [observer for observer in live_observers(view) if observer.key.node_id == node_id]
     for voter in view.voters:
         if voter.key.node_id != node_id:
             continue
@@ -230,7 +233,7 @@ def _voting_disk(view: pb.DescribeQuorumResponse, node_id: int, endpoint: str) -
             return voter.key.directory_id
         raise CommandError(
             "DUPLICATE_VOTER",
-            f"node {node_id} votes already, at {voter.peer_endpoint}",
+            f"node {node_id} already votes, at {voter.peer_endpoint}",
             "nothing was changed; to replace its disk, remove this voter first: "
             f"streammeta quorum remove-voter --node-id {node_id}",
         )
@@ -249,11 +252,11 @@ def remove_voter(
     directory_id: str | None,
     output: Output,
 ) -> None:
-    """Take a voter's vote away, and wait until that is committed.
+    """Remove a voter, and wait for the commit.
 
-    The controller may run or be lost; one that runs goes on as an observer until it is stopped.
-    The leader may be removed too, and hands over. Repeating the command does no harm: `was_voter`
-    is false for a node that does not vote.
+    The controller may run or be lost. A running one remains an observer until it is stopped. The
+    leader may be removed too and transfers leadership first. Repeating the command is harmless:
+    `was_voter` is false for a node that does not vote.
 
     \b
     Example:
@@ -285,11 +288,11 @@ def remove_voter(
 @click.option(
     "--to",
     type=click.IntRange(0, CONTROLLER_ID_MAX),
-    help="The voter to lead.  [default: the one that is furthest]",
+    help="The next leader. [default: the voter with the highest end offset]",
 )
 @with_output
 def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
-    """Hand leadership to another voter, and wait until it leads.
+    """Transfer leadership to another voter, and wait until it leads.
 
     \b
     Example:
@@ -306,7 +309,7 @@ def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
         raise CommandError(
             "ANOTHER_LEADS",
             f"controller {after.leader_id} was elected, not {to}",
-            "see with `streammeta quorum describe` how far it is, then repeat",
+            "check its lag with `streammeta quorum describe`, then repeat",
         )
     output.summary({"leader_before": before, "leader_id": after.leader_id, "epoch": after.epoch})
 
@@ -319,7 +322,7 @@ def snapshot(
 ) -> None:
     """Write a snapshot now, at each controller that --connect names.
 
-    Controllers write snapshots by themselves; this is for before an upgrade or a backup.
+    Controllers write snapshots automatically. Use this before an upgrade or a backup.
 
     \b
     Example:

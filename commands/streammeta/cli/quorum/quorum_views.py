@@ -1,4 +1,4 @@
-"""Views of the quorum, gathered from every controller that can be found. Read-only."""
+"""Views of the quorum, gathered from every known controller. Read-only."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 ANSWER_TIMEOUT_S = 3.0
-"""Timeout for one controller, in seconds, so that one that hangs does not hide the others."""
+"""Timeout in seconds for one controller, so that a hanging one does not hide the others."""
 
 
 LIVE_MS = 10_000
-"""Time in ms without a fetch after which an observer counts as stopped."""
+"""Milliseconds without a fetch after which an observer counts as stopped."""
 
 
 @dataclass(slots=True)
 class QuorumViews:
-    """The answers by node id, and the endpoints that gave none with the reason."""
+    """Answers by node id, and the endpoints without an answer with the reason."""
 
     answers: dict[int, pb.DescribeQuorumResponse] = field(default_factory=dict)
     silent: dict[str, RpcFailure] = field(default_factory=dict)
 
     @property
     def leader(self) -> pb.DescribeQuorumResponse | None:
-        """The answer of the leader; of several that take themselves for it, the newest."""
+        """Answer of the leader. If several controllers claim leadership, the highest epoch wins."""
         claims = [answer for answer in self.answers.values() if answer.role == "leader"]
         return max(claims, key=lambda answer: answer.epoch, default=None)
 
     @property
     def newest(self) -> pb.DescribeQuorumResponse:
-        """The leader's answer, else the one of the highest epoch; there must be an answer."""
+        """The leader's answer, or the one with the highest epoch. There must be an answer."""
         return self.leader or max(self.answers.values(), key=lambda answer: answer.epoch)
 
 
@@ -47,7 +47,7 @@ def gather_views(
 ) -> QuorumViews:
     """Ask the given controllers, and the voters they name, all at once.
 
-    Without `tls` in plain text. Raises CallError if none answers.
+    Without `tls` the client uses plain text. Raises CallError if no controller answers.
     """
     views = QuorumViews()
     asked: set[str] = set()
@@ -86,7 +86,7 @@ def _ask(
 
 
 def leaders_view(client: ControllerClient) -> pb.DescribeQuorumResponse:
-    """Return the quorum as its leader sees it; raises CallError."""
+    """Return the quorum as its leader sees it. Raises CallError."""
     return client.call(
         lambda channel: QuorumServiceStub(channel).DescribeQuorum,
         pb.DescribeQuorumRequest(leader_only=True),
@@ -96,15 +96,15 @@ def leaders_view(client: ControllerClient) -> pb.DescribeQuorumResponse:
 def find_replica(
     node_id: int, directory_id: str | None, among: Sequence[pb.ReplicaStatus], what: str
 ) -> pb.ReplicaStatus:
-    """Return the one replica of this node, and of this disk if it is given.
+    """Return the replica of this node, and of this disk if it is given.
 
-    `what` says what the replicas are: "voter" or "observer".
+    `what` is the kind of replica: "voter" or "observer".
 
     Raises:
-        CommandError: there is none, or there are several with different disks.
+        CommandError: no replica matches, or several with different disks.
     """
     of_node = [replica for replica in among if replica.key.node_id == node_id]
-    found = [each for each in of_node if directory_id in (None, each.key.directory_id)]
+    found = [replica for replica in of_node if directory_id in (None, replica.key.directory_id)]
     if len(found) == 1:
         return found[0]
     if not found:
@@ -112,26 +112,26 @@ def find_replica(
         there = ", ".join(_names(among)) or "none"
         raise CommandError(
             f"{what.upper()}_NOT_FOUND",
-            f"node {node_id}{disk} is no {what}; the leader knows these: {there}",
+            f"node {node_id}{disk} is not a {what}; the leader knows these: {there}",
             _MISSING_HINTS[what],
         )
-    disks = ", ".join(each.key.directory_id or "unknown" for each in found)
+    disks = ", ".join(replica.key.directory_id or "unknown" for replica in found)
     raise CommandError(
         "SEVERAL_DIRECTORIES",
-        f"node {node_id} is there with several directories: {disks}",
-        "say with --directory-id which one is meant",
+        f"node {node_id} has several directories: {disks}",
+        "select one with --directory-id",
     )
 
 
 _MISSING_HINTS = {
-    "observer": "start that controller with --seeds naming this cluster, and see that it fetches: "
-    "`streammeta quorum describe`",
+    "observer": "start that controller with --seeds naming this cluster, and check that it"
+    " fetches: `streammeta quorum describe`",
     "voter": "`streammeta quorum describe` lists the voters",
 }
 
 
 def live_observers(view: pb.DescribeQuorumResponse) -> list[pb.ReplicaStatus]:
-    """Return the observers that fetch; a leader remembers stopped ones for a while."""
+    """Return the observers that fetch. A leader remembers stopped ones for a while."""
     return [
         observer
         for observer in view.observers
@@ -142,7 +142,7 @@ def live_observers(view: pb.DescribeQuorumResponse) -> list[pb.ReplicaStatus]:
 
 
 def role_of(view: pb.DescribeQuorumResponse) -> str:
-    """Return a controller's role in its own view; one that only follows is an observer."""
+    """Return a controller's role in its own view. A follower that does not vote is an observer."""
     votes = any(voter.key.node_id == view.node_id for voter in view.voters)
     return view.role if votes or view.role == "leader" else "observer"
 

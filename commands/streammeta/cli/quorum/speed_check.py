@@ -1,8 +1,9 @@
-"""A bounded load of small writes on a running cluster, and what is judged of it.
+"""Bounded load of small writes on a running cluster, and the verdict on its figures.
 
-Values of keys in a namespace of its own are written at a fixed rate; each write is decided by the
-leader, replicated and flushed by a majority, as a commit is. Few keys are overwritten again and
-again, and removed at the end, so the map does not grow. Knows no command and prints nothing.
+The load writes values of keys in a reserved namespace at a fixed rate. Like a commit, each write is
+decided by the leader, replicated, and flushed by a majority. A few keys are overwritten repeatedly
+and removed at the end, so the metadata does not grow. The module knows no command and prints
+nothing.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from streammeta.v1 import kv_pb2
 NAMESPACE = "streammeta.check-perf"
 VALUE_BYTES = 256
 IN_FLIGHT_MAX = 64
-"""Writes under way at a time, each to a key of its own."""
+"""Maximum number of writes in flight, each to a different key."""
 
 RATE_SHARE_MIN = 0.9
-"""Share of the asked rate that must be acknowledged."""
+"""Minimum share of the requested rate that must be acknowledged."""
 P99_MAX_MS = 100.0
 SLOWEST_MAX_MS = 1_000.0
 
 _LEFT_BEHIND_MS = 3_600_000
-"""Age from which keys of another check are removed: it has ended without doing so."""
+"""Age after which keys of another check are removed, because it ended without doing so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is written: `rate` values a second, for `duration_s` seconds."""
+    """Load of `rate` values per second, for `duration_s` seconds."""
 
     rate: int
     duration_s: float
@@ -49,21 +50,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Latencies of acknowledged writes in ms, from when each was due; failures as text."""
+    """Latencies of acknowledged writes in ms, from their scheduled time, and failures as text."""
 
     latencies_ms: Sequence[float]
     failures: Sequence[str]
     elapsed_s: float
 
     def quantile_ms(self, share: float) -> float:
-        """Return the latency that this share of the writes does not exceed; 0 if there is none."""
+        """Return the latency that this share of the writes does not exceed, 0 without writes."""
         ranked = sorted(self.latencies_ms)
         return ranked[math.ceil(share * len(ranked)) - 1] if ranked else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One figure beside its threshold."""
+    """One figure and its threshold."""
 
     name: str
     measured: float
@@ -72,7 +73,7 @@ class Judged:
 
 
 def judge(load: Load, measured: Measured) -> Sequence[Judged]:
-    """Return the verdict on each figure; the check passes if all do."""
+    """Return the verdict on each figure. The check passes if all pass."""
     acknowledged = len(measured.latencies_ms)
     rate = acknowledged / max(measured.elapsed_s, load.duration_s)
     wanted = RATE_SHARE_MIN * load.writes / load.duration_s
@@ -87,10 +88,9 @@ def judge(load: Load, measured: Measured) -> Sequence[Judged]:
 
 
 async def run(client: ControllerClient, load: Load) -> Measured:
-    """Write, measure, and remove what was written.
+    """Write, measure, and remove the written keys.
 
-    Raises `BrokerClientError` if no write was acknowledged, or what was written could not be
-    removed.
+    Raises `BrokerClientError` if no write was acknowledged, or the keys could not be removed.
     """
     prefix = f"{time.time_ns() // 1_000_000:014d}-{secrets.token_hex(4)}/"
     await _remove(client, [key async for key in _left_behind(client)])
@@ -98,12 +98,12 @@ async def run(client: ControllerClient, load: Load) -> Measured:
     # The first one finds the leader and connects; it is no part of what is measured.
     await _put(client, keys[0])
     try:
-        return await _measured(client, load, keys)
+        return await _measure(client, load, keys)
     finally:
         await _remove(client, keys)
 
 
-async def _measured(client: ControllerClient, load: Load, keys: Sequence[str]) -> Measured:
+async def _measure(client: ControllerClient, load: Load, keys: Sequence[str]) -> Measured:
     latencies: list[float] = []
     failures: list[str] = []
     started = time.monotonic()
@@ -137,7 +137,7 @@ async def _remove(client: ControllerClient, keys: Sequence[str]) -> None:
 
 
 async def _left_behind(client: ControllerClient) -> AsyncIterator[str]:
-    """Yield keys of checks that ended without removing them, one page of them."""
+    """Yield one page of keys that earlier checks did not remove."""
     listed = await client.call(LIST_KVS, kv_pb2.ListKVsRequest(namespace=NAMESPACE, keys_only=True))
     oldest = time.time_ns() // 1_000_000 - _LEFT_BEHIND_MS
     for entry in listed.entries:
