@@ -1,1 +1,1 @@
-"""Metadata shell: the map as a tree of directories and files, and commands to walk it."""
+"""Metadata shell: the metadata as a tree of directories and files, and commands to browse it."""

@@ -1,6 +1,6 @@
 """Changes of the log as facts: names of records and of their fields, and the values. Pure.
 
-Values of keys are shown by their length, and configurations that may hold secrets not at all.
+Values of keys are shown by their length. Configurations that may contain secrets are hidden.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 class UnknownChangeError(ApiError):
-    """A change that this version can't read."""
+    """Change that this version can't read."""
 
 
-def described(change: Change) -> Iterator[Changed]:
+def describe_change(change: Change) -> Iterator[Changed]:
     """Yield the records of a change, in their order.
 
     Raises:
@@ -52,9 +52,9 @@ def _facts(record: Any) -> Iterator[tuple[str, Fact]]:
         elif isinstance(value, np.ndarray):
             yield field.name, value.tolist()
         elif field.name == "values":
-            yield "value_bytes", [len(one) for one in value]
+            yield "value_bytes", [len(item) for item in value]
         elif isinstance(value, tuple):
-            yield field.name, [_text(one) for one in value]
+            yield field.name, [_text(item) for item in value]
         else:
             yield field.name, value
 
@@ -64,7 +64,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _text(item: Any) -> str:
-    """A key or namespace as it is; a tag as KEY=VALUE, the tags of a stream behind each other."""
+    """Return a key or namespace unchanged, a tag as KEY=VALUE, the tags of a stream in a list."""
     if isinstance(item, str):
         return item
     if item and isinstance(item[0], str):

@@ -1,7 +1,7 @@
 """Commands of the shell: generators from (state, words) to events.
 
-They print nothing and keep nothing: the caller shows the events and keeps the state that `Moved`
-describes. A failure of the backend passes through as `ApiError`.
+They print nothing and keep no state: the caller shows the events and keeps the state that `Moved`
+describes. A failure of the backend is raised as `ApiError`.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ _SUMMARY_FILE = "info"
 
 
 def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
-    """Run one command line, already split. No words, no events."""
+    """Run one command line that is already split. No words yield no events."""
     if not words:
         return
     name, *arguments = words
@@ -38,7 +38,7 @@ def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
     if not command.takes(len(arguments)):
         yield Problem(
             ProblemCode.USAGE,
-            f"{name}: got {len(arguments)} arguments, wanted {command.wanted}",
+            f"{name}: got {len(arguments)} arguments, expected {command.wanted}",
             f"usage: {command.usage}",
         )
         return
@@ -96,12 +96,12 @@ def _cat(state: ShellState, words: list[str]) -> Iterator[Event]:
 
 
 def _names(state: ShellState, word: str, path: Path) -> bool:
-    """Whether the user typed this very path, so that it need not be repeated."""
+    """Return whether the user typed this exact path, so that it need not be repeated."""
     return path == tuple(map(unescape, absolute(state.here, word)))
 
 
 def _file_to_show(node: Node) -> File | None:
-    """The file itself, or the `info` of a directory that has one."""
+    """Return the file itself, or the `info` of a directory that has one."""
     if isinstance(node, File):
         return node
     summary = node.child(_SUMMARY_FILE)
@@ -109,7 +109,7 @@ def _file_to_show(node: Node) -> File | None:
 
 
 def _walk(name: str, visit: Callable[[Path, Node], Iterator[Event]]) -> Run:
-    """A command that visits what its words match, the current directory without words."""
+    """Return a command that visits the nodes that its words match, by default the directory."""
 
     def run(state: ShellState, words: list[str]) -> Iterator[Event]:
         for found in _targets(name, state, words or ["."]):
@@ -122,7 +122,7 @@ def _walk(name: str, visit: Callable[[Path, Node], Iterator[Event]]) -> Run:
 
 
 def _subtree(path: Path, node: Node, depth: int = 0) -> Iterator[Event]:
-    """The node and all below it; what vanished since it was listed is left out."""
+    """Yield the node and all nodes below it. Nodes deleted since the listing are omitted."""
     label = path[-1] if depth else path_text(path)
     if isinstance(node, File):
         document = node.read()
@@ -185,9 +185,9 @@ def _help(_state: ShellState, words: list[str]) -> Iterator[Event]:
             yield Text(f"{command.usage:{width}}  {command.summary}")
         yield Text("")
         yield Text(
-            "In paths ? is any character, * any run of them, {a,b} either; \\ takes the next"
+            "In paths ? is any character, * any run of them, {a,b} either. \\ quotes the next"
         )
-        yield Text("character as it is. In names %2F stands for a slash.")
+        yield Text("character. In names %2F stands for a slash.")
     elif words[0] in COMMANDS:
         command = COMMANDS[words[0]]
         yield Text(f"{words[0]}: {command.summary}")
@@ -205,7 +205,7 @@ COMMANDS: dict[str, Command] = {
     "ls": Command("ls [PATH]...", "list directories", _ls, 0, None),
     "cd": Command("cd [PATH]", "go to a directory, to / without one", _cd, 0, 1),
     "pwd": Command("pwd", "print the current directory", _pwd, 0, 0),
-    "cat": Command("cat PATH...", "show what files hold", _cat, 1, None),
+    "cat": Command("cat PATH...", "show the content of files", _cat, 1, None),
     "tree": Command(
         "tree [PATH]...", "show all files below directories", _walk("tree", _subtree), 0, None
     ),
@@ -226,7 +226,7 @@ COMMANDS: dict[str, Command] = {
 def _targets(
     command: str, state: ShellState, words: list[str]
 ) -> Iterator[tuple[Path, Node] | Problem]:
-    """What each word matches, or a problem for a word that matches nothing."""
+    """Yield the matches of each word, or a problem for a word without matches."""
     for word in words:
         is_found = False
         for found in resolve(state.root, absolute(state.here, word)):
@@ -241,7 +241,7 @@ def _not_found(command: str, word: str) -> Problem:
     return Problem(
         ProblemCode.NOT_FOUND,
         f"{command}: {word}: no such file or directory",
-        f"see what is there with `ls {parent}`",
+        f"list the directory with `ls {parent}`",
     )
 
 

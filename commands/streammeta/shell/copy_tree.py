@@ -1,7 +1,7 @@
-"""Tree of a copy of the map: that of a live cluster, over a map in memory that answers its calls.
+"""Tree of a copy of the metadata: the tree of a live cluster over metadata in memory.
 
-So a checkpoint has the directories, documents and names that the cluster had. What only a leader
-knows is missing: sessions of nodes are UNKNOWN; and so is the namespace of object keys.
+So a checkpoint has the same directories, documents and names as the cluster. Facts that only a
+leader knows are missing: sessions of nodes are UNKNOWN, and so is the namespace of object keys.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def copy_tree(copy: MetadataCopy) -> Directory:
 
 
 class _MapCaller:
-    """Answers what a tree asks of a leader, from the map."""
+    """Answers the requests of a tree from metadata in memory."""
 
     def __init__(self, cluster_id: str, cluster_metadata: ClusterMetadata) -> None:
         self._map = cluster_metadata
@@ -71,7 +71,7 @@ class _MapCaller:
 
 
 class _Methods:
-    """What a stub takes for a channel: it makes a function of each method's path."""
+    """Channel for a stub: it creates a function for the path of each method."""
 
     def __init__(self, ask: Callable[[str, Message], Message]) -> None:
         self._ask = ask
@@ -81,7 +81,7 @@ class _Methods:
         return lambda request: self._ask(method, request)
 
     def unary_stream(self, path: str, *_: Any, **__: Any) -> str:
-        """Return nothing that can be called: the tree asks for no streams."""
+        """Return None, because the tree asks for no streams."""
         return path
 
     stream_unary = stream_stream = unary_stream
@@ -90,7 +90,7 @@ class _Methods:
 def _without_secrets(
     sections: Mapping[str, Mapping[str, Any]],
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return the sections without configurations of write-ahead logs, which may hold secrets."""
+    """Return the sections without configurations of write-ahead logs, which may contain secrets."""
     nodes = sections["nodes"]
     hidden = {**nodes, "wal_config": [""] * len(nodes["wal_config"])}
     return {name: hidden if name == "nodes" else sections[name] for name in sections}

@@ -1,8 +1,8 @@
-"""Differences of two maps, entity by entity and field by field. Pure.
+"""Differences of two metadata copies, entity by entity and field by field. Pure.
 
-An entity is a row of its kind's main section; what further sections say of it (ranges, tags, what
-an object holds) is compared as a whole. Most of two maps is equal, so columns are compared at once
-and only what differs is looked at by row.
+An entity is a row of the main section of its kind. Its facts in further sections (ranges, tags,
+contents of an object) are compared as a whole. Most of two copies is equal, so columns are compared
+at once and only differing rows are examined.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Section: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = Mapping[str, Any]
 
 ROWS_SHOWN = 10
-"""Rows of a further section that the text of one entity holds; more are counted."""
+"""Maximum rows of a further section in the text of one entity. More are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field of an entity that differs; without a field the entity is in one map alone."""
+    """One differing field of an entity. Without a field, only one copy contains the entity."""
 
     change: str
     """added, removed or changed."""
@@ -40,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A further section about entities, by the field it is shown as, with the text of a row."""
+    """Further section about entities, by its displayed field, with the text of a row."""
 
     field: str
     section: str
@@ -104,19 +104,19 @@ KINDS: Mapping[str, _Kind] = {
         ),
     ),
 }
-"""Kinds of entities by name. Columns named like a secret, `wal_config`, are compared, not shown."""
+"""Kinds of entities by name. Columns that may contain secrets, `wal_config`, are only compared."""
 
 _HIDDEN = frozenset(("wal_config", "content_digest"))
 
 
 def differences(kind: str, before: MetadataCopy, after: MetadataCopy) -> list[Difference]:
-    """Return what differs between two maps, in the order of ids."""
+    """Return the differences of two copies, in the order of ids."""
     described = KINDS[kind]
     old, new = before.sections[described.section], after.sections[described.section]
     old_ids, new_ids = np.asarray(old[described.id]), np.asarray(new[described.id])
     found = [
-        *(Difference("added", int(one)) for one in np.setdiff1d(new_ids, old_ids)),
-        *(Difference("removed", int(one)) for one in np.setdiff1d(old_ids, new_ids)),
+        *(Difference("added", int(id_)) for id_ in np.setdiff1d(new_ids, old_ids)),
+        *(Difference("removed", int(id_)) for id_ in np.setdiff1d(old_ids, new_ids)),
         *_changed_columns(described, old, new),
     ]
     both = np.intersect1d(old_ids, new_ids, assume_unique=True)
@@ -134,7 +134,7 @@ def _changed_columns(kind: _Kind, old: Section, new: Section) -> Iterator[Differ
             continue  # the ranges themselves are compared
         left, right = _array(old[name])[old_rows], _array(new[name])[new_rows]
         for row in np.flatnonzero(left != right):
-            shown = (_shown(kind, name, left[row]), _shown(kind, name, right[row]))
+            shown = (_show(kind, name, left[row]), _show(kind, name, right[row]))
             yield Difference("changed", int(ids[row]), name, *shown)
 
 
@@ -142,7 +142,7 @@ def _array(values: Any) -> Array:
     return values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
 
 
-def _shown(kind: _Kind, name: str, value: Any) -> Value | None:
+def _show(kind: _Kind, name: str, value: Any) -> Value | None:
     if name in _HIDDEN:
         return "(not shown)"
     if name in kind.names:
@@ -160,24 +160,24 @@ def _changed_parts(
     if not len(changed):
         return
     old_texts, new_texts = (_texts(id_column, part, section, changed) for section in (old, new))
-    for one in changed.tolist():
-        shown = (_joined(old_texts.get(one)), _joined(new_texts.get(one)))
-        yield Difference("changed", one, part.field, *shown)
+    for id_ in changed.tolist():
+        shown = (_join(old_texts.get(id_)), _join(new_texts.get(id_)))
+        yield Difference("changed", id_, part.field, *shown)
 
 
 def _ids_that_differ(id_column: str, old: Section, new: Section) -> Array:
-    """Return the ids of rows that are in one of two sections alone; rows never occur twice."""
+    """Return the ids of rows that only one section contains. A section has no duplicate rows."""
     if not old or not new:
         return np.unique(np.asarray((old or new or {id_column: []})[id_column], np.int64))
     columns = [id_column, *(name for name in old if name in new and name != id_column)]
     if all(isinstance(part[name], np.ndarray) for part in (old, new) for name in columns):
-        only = np.setxor1d(_packed(old, columns), _packed(new, columns), assume_unique=True)
+        only = np.setxor1d(_pack(old, columns), _pack(new, columns), assume_unique=True)
         return np.unique(only[columns[0]])
     left, right = (set(zip(*(part[name] for name in columns), strict=True)) for part in (old, new))
     return np.array(sorted({int(row[0]) for row in left ^ right}), np.int64)
 
 
-def _packed(section: Section, columns: list[str]) -> Array:
+def _pack(section: Section, columns: list[str]) -> Array:
     rows = np.empty(len(section[columns[0]]), [(name, np.int64) for name in columns])
     for name in columns:
         rows[name] = section[name]
@@ -194,7 +194,7 @@ def _texts(id_column: str, part: _Part, section: Section, ids: Array) -> dict[in
     return found
 
 
-def _joined(texts: list[str] | None) -> str | None:
+def _join(texts: list[str] | None) -> str | None:
     if texts is None:
         return None
     more = len(texts) - ROWS_SHOWN

@@ -1,6 +1,6 @@
 """Documents of the shell: messages of the contract as named facts and tables. Pure.
 
-Names are those of the contract. A fact that is absent or empty is left out.
+The contract defines the names. Absent and empty facts are omitted.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ _SPAN = ("start_offset", "end_offset")
 
 
 def iso_time(time_ms: int) -> str:
-    """Milliseconds since 1970 as ISO 8601 in UTC; as a number if no calendar has the time."""
+    """Return milliseconds since 1970 as ISO 8601 in UTC, or as a number beyond the calendar."""
     try:
         time = _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -36,9 +36,10 @@ def iso_time(time_ms: int) -> str:
 
 
 def field_value(message: Message, field: str) -> Value | None:
-    """A field of a message; None if it is absent.
+    """Return a field of a message, None if it is absent.
 
-    An enum is its name without the prefix that all its values share, a newer one's its number.
+    An enum value is its name without the prefix that all its values share. A value of a newer
+    version is its number.
     """
     described = message.DESCRIPTOR.fields_by_name[field]
     if described.has_presence and not message.HasField(field):
@@ -53,7 +54,7 @@ def field_value(message: Message, field: str) -> Value | None:
 
 
 def cluster(described: admin_pb2.DescribeClusterResponse) -> Document:
-    """The cluster as the answering controller sees it."""
+    """Return the cluster as the answering controller sees it."""
     leader_id = field_value(described, "leader_id")
     fields = (
         *_facts(described, "cluster_id"),
@@ -67,7 +68,7 @@ def cluster(described: admin_pb2.DescribeClusterResponse) -> Document:
 
 
 def stream(described: streams_pb2.StreamDescription, readable: objects_pb2.ObjectList) -> Document:
-    """A stream, its ranges of ownership, its objects, what is owed or lost of it; all in order."""
+    """Return a stream with its ranges, objects, pending uploads and lost offsets, all in order."""
     left_behind = (
         _table("pending_uploads", ("node_id", *_SPAN), described.pending_uploads),
         _table("lost", _SPAN, described.lost),
@@ -85,9 +86,9 @@ def stream(described: streams_pb2.StreamDescription, readable: objects_pb2.Objec
 
 
 def stored_object(described: objects_pb2.ObjectDescription, namespace: str) -> Document:
-    """An object of the registry: its life, its place in the bucket, and what it holds.
+    """Return an object of the registry: its state, its place in the bucket, and its contents.
 
-    Without a namespace the place is not known, and left out.
+    Without a namespace the place is unknown and omitted.
     """
     crc32c = field_value(described, "crc32c")
     fields = (
@@ -105,13 +106,13 @@ def stored_object(described: objects_pb2.ObjectDescription, namespace: str) -> D
 
 
 def with_order(document: Document, listed: nodes_pb2.StreamSetObject) -> Document:
-    """A stream set object's document with its place among those of its node."""
+    """Return a stream set object's document with its place among the objects of its node."""
     place = _facts(listed, "order_id", "data_time_ms")
     return Document((*document.fields, *place), document.tables)
 
 
 def node(described: nodes_pb2.NodeDescription) -> Document:
-    """A broker and its newest process."""
+    """Return a broker and its newest process."""
     fields = (
         *_facts(described, "node_id", "node_epoch", "state", "supervised", "failover"),
         *_facts(described, "recovered_by", "compacted_by", "locked", "departed"),
@@ -122,7 +123,7 @@ def node(described: nodes_pb2.NodeDescription) -> Document:
 
 
 def key_value(namespace: str, entry: kv_pb2.KVEntry) -> Document:
-    """A key and its value: as text if it is printable UTF-8, else in hexadecimal."""
+    """Return a key and its value: as text if it is printable UTF-8, else in hexadecimal."""
     try:
         text = entry.value.decode()
     except UnicodeDecodeError:
@@ -139,7 +140,7 @@ def key_value(namespace: str, entry: kv_pb2.KVEntry) -> Document:
 
 
 def _facts(message: Message, *fields: str) -> Iterator[tuple[str, Value]]:
-    """Yield the fields that are neither absent nor empty; times as text."""
+    """Yield the fields that are neither absent nor empty, times as text."""
     for field in fields:
         value = field_value(message, field)
         if field in _TIMES and value is not None:

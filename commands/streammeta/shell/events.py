@@ -1,6 +1,6 @@
 """Events that shell commands yield, rendered as text for people or as one value for programs.
 
-Events are yielded and rendered lazily, so a listing of millions of entries is never held in memory.
+Events are yielded and rendered lazily, so a listing of millions of entries never fills memory.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,14 +23,14 @@ class ProblemCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of output."""
+    """Line of output."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """A line that only helps people to read what follows, `depth` levels deep."""
+    """Line that helps people to read the following output, `depth` levels deep."""
 
     text: str
     depth: int = 0
@@ -38,7 +38,7 @@ class Caption:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An entry that `ls` or `find` found. `in_columns` entries in a row may share lines."""
+    """Entry that `ls` or `find` found. Consecutive entries with `in_columns` may share lines."""
 
     path: Path
     label: str
@@ -56,12 +56,12 @@ class Content:
 
 
 Fact: TypeAlias = Value | list[int] | list[str]
-"""A fact of a change; a list has one item for each thing that changed alike."""
+"""Fact of a change. A list has one item for each thing that changed in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """One record of the log: what it did, and to what."""
+    """One record of the log: the change, and its subject."""
 
     offset: int
     kind: str
@@ -70,7 +70,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The command failed, wholly or for one of its arguments; the hint says what to do next."""
+    """Failure of the command, or of one of its arguments. The hint names the next step."""
 
     code: ProblemCode
     message: str
@@ -86,7 +86,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The user wants to leave the shell."""
+    """The user exits the shell."""
 
 
 Event: TypeAlias = Text | Caption | Listed | Content | Changed | Problem | Moved | Left
@@ -98,10 +98,10 @@ LISTING_CHUNK = 1000  # entries laid out together; a longer listing goes on in f
 
 
 def text_lines(events: Iterable[Event], width: int | None = None) -> Iterator[str]:
-    """Lines for people, as the events arrive; problems are the caller's to show.
+    """Yield lines for people, as the events arrive. The caller shows problems.
 
-    `width` lays listings out in columns on a line of that many characters; None puts every entry
-    on a line of its own.
+    `width` is the number of characters of a line for listings in columns. None puts every entry on
+    its own line.
     """
     labels: list[str] = []
     for event in events:
@@ -140,7 +140,7 @@ def _fact_text(fact: Fact) -> str:
 
 
 def columns(labels: list[str], width: int) -> Iterator[str]:
-    """Lay labels out in columns, filled downward."""
+    """Arrange labels in columns, filled downward."""
     if not labels:
         return
     column_width = max(map(len, labels)) + COLUMN_GAP
@@ -152,7 +152,7 @@ def columns(labels: list[str], width: int) -> Iterator[str]:
 
 
 def document_lines(document: Document) -> Iterator[str]:
-    """`name: value` lines, then each table with a heading, its columns aligned."""
+    """Yield `name: value` lines, then each table with a heading and aligned columns."""
     width = max((len(name) for name, _ in document.fields), default=0) + 1
     for name, value in document.fields:
         yield f"{name + ':':{width}} {cell(value)}"
@@ -176,7 +176,7 @@ def _table_lines(table: Table) -> Iterator[str]:
 
 
 def cell(value: object) -> str:
-    """A value on one line, "-" for None, unprintable characters escaped as in Python's strings."""
+    """Return a value on one line, `-` for None, unprintable characters escaped as in Python."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
@@ -188,9 +188,9 @@ def cell(value: object) -> str:
 
 
 def json_value(events: Iterable[Event]) -> dict[str, Any]:
-    """All events in one value: lists of `entries`, `documents`, lines of `text`, and `changes`.
+    """Return all events in one value: lists of `entries`, `documents`, lines of `text`, `changes`.
 
-    The last is there if a command yields changes alone.
+    `changes` exists only if a command yields nothing else.
     """
     changes: list[dict[str, Any]] = []
     entries: list[dict[str, Value]] = []
@@ -213,7 +213,7 @@ def json_value(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def document_value(document: Document) -> dict[str, Any]:
-    """A document as an object: its fields, and each table as a list of objects."""
+    """Return a document as an object: its fields, and each table as a list of objects."""
     tables = {
         table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         for table in document.tables

@@ -1,6 +1,6 @@
 """Tree of a live cluster, resolved by RPC: every read sends a request, nothing is cached.
 
-    /cluster                                    the leader, how far the log is committed, sizes
+    /cluster                                    the leader, the committed log, sizes
     /kv/<namespace>/<key>                       `_default` is the namespace without a name
     /nodes/<id>/info                            a broker and its process
     /nodes/<id>/stream_set_objects/<object id>  in the node's order
@@ -56,12 +56,12 @@ class Caller(Protocol):
         method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
         request: Request,
     ) -> Response:
-        """Raises `ApiError` if there is no answer."""
+        """Send the request. Raises `ApiError` without an answer."""
         ...
 
 
 def live_tree(caller: Caller) -> Directory:
-    """The root of the tree of the cluster behind `caller`. Sends nothing yet."""
+    """Return the root of the tree of the cluster that `caller` reaches. Sends no request yet."""
     cluster = File(lambda: documents.cluster(_describe_cluster(caller)))
     return tree_of(caller, cluster, lambda: _describe_cluster(caller).object_namespace)
 
@@ -69,7 +69,7 @@ def live_tree(caller: Caller) -> Directory:
 def tree_of(
     caller: Caller, cluster: File, read_namespace: Callable[[], str] = lambda: ""
 ) -> Directory:
-    """The root of the tree of the map that `caller` asks, with a file about the whole of it.
+    """Return the root of the tree of `caller`'s metadata, with a file about the whole of it.
 
     Without the namespace of object keys, objects are shown without their keys.
     """
@@ -94,7 +94,7 @@ def _describe_cluster(caller: Caller) -> admin_pb2.DescribeClusterResponse:
 
 @dataclass(frozen=True, slots=True)
 class _FixedDirectory(Directory):
-    """A directory whose children are known."""
+    """Directory whose children are known."""
 
     nodes: dict[str, Node]
 
@@ -105,14 +105,14 @@ class _FixedDirectory(Directory):
 
 
 def parse_id(name: str) -> int | None:
-    """The 63-bit id that `name` is the decimal form of, or None."""
+    """Return the 63-bit id with the decimal form `name`, or None."""
     if not (name.isascii() and name.isdigit() and len(name) <= 19 and str(int(name)) == name):
         return None
     return int(name) if int(name) < 2**63 else None
 
 
 def ids_to_suggest(prefix: str) -> list[int]:
-    """Ids that begin with `prefix` and have at most `SUGGEST_DIGITS` more digits, ascending."""
+    """Return ids that begin with `prefix` and up to `SUGGEST_DIGITS` more digits, ascending."""
     first = parse_id(prefix)
     if first is None:
         return []
@@ -131,10 +131,10 @@ Fetch: TypeAlias = Callable[[list[int]], dict[int, Document]]
 
 @dataclass(slots=True)
 class _ReadAhead:
-    """The files of one page of a listing: reading one fetches those that follow with it.
+    """Files of one page of a listing. Reading one also fetches the following ones.
 
-    So showing a directory costs a request for many files, and listing names costs none. A fetched
-    document is given out once; reading a file again asks again.
+    So showing a directory costs one request for many files, and listing names costs none. A fetched
+    document is returned once. Reading a file again sends a new request.
     """
 
     ids: list[int]
@@ -142,7 +142,7 @@ class _ReadAhead:
     _documents: dict[int, Document] = field(default_factory=dict, init=False)
 
     def children(self, prefix: str) -> Iterator[Child]:
-        """The page's entries whose names begin with `prefix`."""
+        """Yield the page's entries whose names begin with `prefix`."""
         for index, number in enumerate(self.ids):
             if str(number).startswith(prefix):
                 yield Child(str(number), File(partial(self._read, index)))
@@ -155,11 +155,11 @@ class _ReadAhead:
 
 Item = TypeVar("Item")
 Listing: TypeAlias = tuple[list[Item], str]
-"""A page of a listing, and the token of the next one; empty on the last."""
+"""Page of a listing, and the token of the next one, empty on the last."""
 
 
 def _pages(fetch: Callable[[common_pb2.PageRequest], Listing[Item]]) -> Iterator[list[Item]]:
-    """Fetch page after page, to the last."""
+    """Fetch all pages in order."""
     token = ""
     while True:
         page, token = fetch(common_pb2.PageRequest(page_size=PAGE_SIZE, page_token=token))
@@ -176,11 +176,11 @@ class _IdDirectory(Directory):
     def list_ids(
         self, page: common_pb2.PageRequest | None = None, among: Sequence[int] = ()
     ) -> Listing[int]:
-        """List a page of all ids, or those of `among` that exist."""
+        """List a page of all ids, or of existing ids in `among`."""
         raise NotImplementedError
 
     def fetch(self, ids: list[int]) -> dict[int, Document]:
-        """Return the documents of those of `ids` that exist."""
+        """Return the documents of existing ids among `ids`."""
         raise NotImplementedError
 
     def children(self, prefix: str = "") -> Iterator[Child]:
@@ -193,7 +193,7 @@ class _IdDirectory(Directory):
         return None if document is None else File(lambda: document)
 
     def suggest(self, prefix: str, limit: int) -> list[Child]:
-        """Look up ids that may begin with the prefix: there may be millions that do not."""
+        """Look up ids that may begin with the prefix, because listing could read millions."""
         if not prefix:
             return list(islice(self.children(), limit))
         ids = ids_to_suggest(prefix)
@@ -217,7 +217,7 @@ class _StreamDirectory(_IdDirectory):
         request = streams_pb2.DescribeStreamsRequest(
             stream_ids=stream_ids, include_ranges=True, include_stream_objects=True
         )
-        streams = [one for page in self._descriptions(request) for one in page.streams]
+        streams = [stream for page in self._descriptions(request) for stream in page.streams]
         return {
             stream.stream_id: documents.stream(stream, readable)
             for stream, readable in zip(streams, self._readable(streams), strict=True)
@@ -226,7 +226,7 @@ class _StreamDirectory(_IdDirectory):
     def _readable(
         self, streams: list[streams_pb2.StreamDescription]
     ) -> Sequence[objects_pb2.ObjectList]:
-        """Which objects hold the records of each stream, whatever kind of object that is."""
+        """Return the objects that contain the records of each stream, of every kind."""
         if not streams:
             return []
         queries = [
@@ -392,7 +392,7 @@ class _NamespaceDirectory(Directory):
 
 
 def namespace_name(namespace: str) -> str:
-    """The directory of a namespace; one that is called like the default's directory is escaped."""
+    """Return the directory name of a namespace, escaped if it equals the default's."""
     if not namespace:
         return DEFAULT_NAMESPACE
     name = name_of(namespace)
@@ -425,7 +425,7 @@ class _KeyDirectory(Directory):
         return list(listed.entries), listed.next_page_token
 
     def _read(self, key: str) -> Document | None:
-        """The key itself is the first, in key order, of those that begin with it."""
+        """Read the key: it is the first, in key order, of the keys that begin with it."""
         request = kv_pb2.ListKVsRequest(
             namespace=self.namespace, prefix=key, page=common_pb2.PageRequest(page_size=1)
         )
@@ -436,5 +436,5 @@ class _KeyDirectory(Directory):
 
 
 def _key_prefix(name_prefix: str) -> str:
-    """What the keys of names with this prefix surely begin with; a cut %XX is left out."""
+    """Return the common beginning of the keys of names with this prefix, without a cut %XX."""
     return text_of(name_prefix) or name_prefix.partition("%")[0]

@@ -1,7 +1,7 @@
-"""Commands that need the whole map or its log: `du`, `diff` and `tail`.
+"""Commands that need the whole metadata or its log: `du`, `diff` and `tail`.
 
-Like all commands they are generators from (state, words) to events; the map comes from the state's
-source.
+Like all commands they are generators from (state, words) to events. The metadata comes from the
+state's source.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 
 from streammeta.shell import usage
-from streammeta.shell.changes import described
 from streammeta.shell.differences import KINDS, differences
 from streammeta.shell.events import Caption, Content, Event, Problem, ProblemCode
 from streammeta.shell.state import Command, MetadataCopy, MetadataSource, ShellState
 from streammeta.shell.tree import Document, Table, Value
 
-_NO_MAP = Problem(ProblemCode.USAGE, "there is no map behind this tree", "open a cluster or a file")
+_NO_MAP = Problem(ProblemCode.USAGE, "this tree has no metadata source", "open a cluster or a file")
 
 
 def _du(state: ShellState, words: list[str]) -> Iterator[Event]:
@@ -27,7 +26,7 @@ def _du(state: ShellState, words: list[str]) -> Iterator[Event]:
     if by not in _USAGES or (by == "tag") != (len(words) == 2):
         yield Problem(
             ProblemCode.USAGE,
-            f"du: {' '.join(words)} is not what bytes can be counted by",
+            f"du: can't count bytes by {' '.join(words)}",
             "try `du`, `du stream`, `du node`, `du tag KEY` or `du age`",
         )
         return
@@ -59,25 +58,37 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
         if kind not in KINDS:
             yield Problem(
                 ProblemCode.USAGE,
-                f"diff: {kind} is not what maps can be compared by",
-                f"give some of {', '.join(KINDS)}, or none for all",
+                f"diff: can't compare {kind}",
+                f"choose from {', '.join(KINDS)}, or none for all",
             )
             return
     mine, other = state.source.copy(), state.source.other(address)
     if mine.cluster_id != other.cluster_id:
-        yield Caption(f"These are maps of two clusters, {mine.cluster_id} and {other.cluster_id}.")
-    yield Content(("diff", *words), _compared(mine, other, kinds or list(KINDS)))
+        yield Caption(
+            f"The two copies belong to different clusters, {mine.cluster_id} and"
+            f" {other.cluster_id}."
+        )
+    yield Content(("diff", *words), _compare(mine, other, kinds or list(KINDS)))
 
 
-def _compared(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Document:
-    """Return the differences from the map of the lower offset to the other."""
+def _compare(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Document:
+    """Return the differences from the copy with the lower offset to the other."""
     is_later = (mine.end_offset, mine.name) > (other.end_offset, other.name)
     before, after = (other, mine) if is_later else (mine, other)
     tables, counts = [], []
     for kind in kinds:
         found = differences(kind, before, after)
-        counts.append((kind, len({one.id for one in found})))
-        rows = tuple((one.change, one.id, one.field, one.before, one.after) for one in found)
+        counts.append((kind, len({difference.id for difference in found})))
+        rows = tuple(
+            (
+                difference.change,
+                difference.id,
+                difference.field,
+                difference.before,
+                difference.after,
+            )
+            for difference in found
+        )
         tables.append(Table(f"{kind}_changes", ("change", "id", "field", "before", "after"), rows))
     fields: tuple[tuple[str, Value], ...] = (
         ("before", before.name),
@@ -97,27 +108,27 @@ def _tail(state: ShellState, words: list[str]) -> Iterator[Event]:
     if not all(word.isascii() and word.isdigit() for word in words):
         yield Problem(
             ProblemCode.USAGE,
-            f"tail: {' '.join(words)}: wanted are a number of changes and an offset",
+            f"tail: {' '.join(words)}: expected a number of changes and an offset",
             "try `tail`, `tail 10` or `tail 10 12000`",
         )
         return
     count = int(words[0]) if words else None
     from_offset = int(words[1]) if len(words) > 1 else None
     changes = state.source.changes(from_offset)
-    yield from islice(chain.from_iterable(map(described, changes)), count)
+    yield from islice(chain.from_iterable(map(describe_change, changes)), count)
 
 
 MAP_COMMANDS: Mapping[str, Command] = {
     "du": Command(
         "du [stream|node|tag KEY|age]",
-        "count the bytes of objects, by state unless told otherwise",
+        "count the bytes of objects, by default by state",
         _du,
         0,
         2,
     ),
     "diff": Command(
         "diff MAP [streams] [objects] [nodes]",
-        "compare with another map: `live`, a checkpoint, an export or a BACKUP@OFFSET",
+        "compare with other metadata: `live`, a checkpoint, an export or a BACKUP@OFFSET",
         _diff,
         1,
         1 + len(KINDS),

@@ -1,9 +1,10 @@
 r"""Words of a command line and the paths they match: splitting, patterns, resolution in a tree.
 
 Words are patterns of `?` (one character), `*` (any run of them), `{a,b}` (alternatives, not nested)
-and `\` (the next character as it is). An unclosed or nested group is plain text, as are `[` and
-`]`. An escape survives splitting and is undone where names are compared. `.` and `..` are resolved
-in the text alone, as the tree has no links.
+and `\` (quotes the next character). An unclosed or nested group is plain text, as are `[` and `]`.
+An escape survives splitting and is removed where names are compared. `.` and `..` are resolved in
+the text, because the tree has no links.
+r
 """
 
 import re
@@ -17,14 +18,14 @@ _SPECIAL = re.compile(r"[\\?*{},\s'\"]")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A compiled component. If `literal` is not None, it is the only name that matches."""
+    """Compiled component. If `literal` is not None, it is the only name that matches."""
 
     literal: str | None
     prefix: str  # every matching name begins with it
     regex: re.Pattern[str]
 
     def matches(self, name: str) -> bool:
-        """Whether the whole of `name` matches."""
+        """Return whether the whole of `name` matches."""
         return self.regex.fullmatch(name) is not None
 
 
@@ -39,17 +40,17 @@ def compile_component(component: str) -> Pattern:
 
 
 def escape(name: str) -> str:
-    """Write `name` so that as a word of a command line it matches itself alone."""
+    """Return `name` as a word of a command line that matches only itself."""
     return _SPECIAL.sub(lambda match: "\\" + match[0], name)
 
 
 def unescape(component: str) -> str:
-    """Take the escapes out of a component; a lone backslash at its end stays."""
+    """Remove the escapes from a component. A lone backslash at its end stays."""
     return re.sub(r"\\(.)", r"\1", component, flags=re.DOTALL)
 
 
 def _translate(component: str) -> tuple[str, str] | None:
-    """A regular expression and the literal prefix, or None for plain text."""
+    """Return a regular expression and the literal prefix, or None for plain text."""
     source: list[str] = []
     prefix: list[str] = []
     in_group = is_pattern = False
@@ -108,7 +109,7 @@ def split_words(line: str) -> list[str]:
 
 
 def absolute(here: Path, word: str) -> Path:
-    """The components that `word` means when typed in `here`, without `.` and `..`.
+    """Return the components of `word` as typed in `here`, without `.` and `..`.
 
     Names of `here` are escaped, so that the result is a path of patterns.
     """
@@ -122,7 +123,7 @@ def absolute(here: Path, word: str) -> Path:
 
 
 def resolve(root: Directory, patterns: Path) -> Iterator[tuple[Path, Node]]:
-    """Every node that matches, with its path, in the order of the directories."""
+    """Yield every node that matches, with its path, in the order of the directories."""
     yield from _descend((), root, patterns)
 
 

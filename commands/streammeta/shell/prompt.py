@@ -1,8 +1,8 @@
-"""Interactive prompt of the shell: line input, completion, and a session that outlives failures.
+"""Interactive prompt of the shell: line input, completion, and recovery from failures.
 
-Ctrl-C abandons the line or the command; Ctrl-D and `exit` leave. A failing backend costs one
-command, never the session. The Tab key offers commands for the first word and paths where a command
-takes them, from a bounded number of names; a failure offers nothing.
+Ctrl-C aborts the line or the command. Ctrl-D and `exit` leave the shell. A failing backend ends one
+command, not the shell. The Tab key completes commands in the first word and paths where a command
+accepts them, from a bounded number of names. It stays silent on failures.
 """
 
 import re
@@ -86,11 +86,11 @@ def explain_plainly(error: Exception) -> tuple[str, str]:
     return str(error) or type(error).__name__, getattr(error, "hint", "")
 
 
-class Session:
-    """One user's walk through a tree. `write` takes one line of output without its end.
+class Prompt:
+    """Prompt of one user on a tree. `write` prints one line of output, given without its end.
 
-    `show` takes all lines of a command, as they come; by default they are written one by one.
-    `explain` gives the message and the next step for a failure.
+    `show` prints all lines of a command as they arrive, by default one by one with `write`.
+    `explain` returns the message and the next step of a failure.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Session:
         self._show = show or self._write_all
 
     def run_line(self, line: str) -> None:
-        """Run what was typed and remember it."""
+        """Run a typed line and add it to the history."""
         if not line.strip():
             return
         self.state = replace(self.state, history=(*self.state.history, line.strip()))
@@ -118,7 +118,7 @@ class Session:
             width = shutil.get_terminal_size().columns
             command = COMMANDS.get(words[0])
             show = self._write_all if command is not None and command.goes_on else self._show
-            show(text_lines(self._followed(execute(self.state, words)), width))
+            show(text_lines(self._follow(execute(self.state, words)), width))
         except UnclosedQuoteError as error:
             self._write(f"{error}: close it or write \\ before it")
         except Exception as error:  # noqa: BLE001 - a failure costs a command, never the session
@@ -129,8 +129,8 @@ class Session:
         for line in lines:
             self._write(line)
 
-    def _followed(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Pass the events on, having done what they ask of the session."""
+    def _follow(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Yield the events, after applying those that change the prompt's state."""
         for event in events:
             match event:
                 case Problem(_, message, hint):
@@ -143,7 +143,7 @@ class Session:
 
 
 class _TreeCompleter(Completer):
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Prompt) -> None:
         self._session = session
 
     def get_completions(self, document: Line, _event: CompleteEvent) -> Iterator[Completion]:
@@ -159,8 +159,8 @@ def run_interactive(
     show: Show | None = None,
     explain: Explain = explain_plainly,
 ) -> None:
-    """Talk to the user until they leave; see `Session`."""
-    session = Session(root, write, source=source, show=show, explain=explain)
+    """Run the prompt until the user leaves; see `Prompt`."""
+    session = Prompt(root, write, source=source, show=show, explain=explain)
     prompt: PromptSession[str] = PromptSession(
         completer=_TreeCompleter(session),
         complete_while_typing=False,

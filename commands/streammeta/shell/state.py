@@ -1,6 +1,6 @@
-"""State of a shell and form of its commands, and what commands ask of the map behind the tree.
+"""State of a shell, form of its commands, and their interface to the metadata of the tree.
 
-Holds no command and opens nothing: a source of maps is given by whoever opens the shell.
+Contains no command and opens nothing: the caller of the shell supplies a source of metadata.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,10 +13,10 @@ from streammeta.shell.tree import Directory, Path
 
 @dataclass(frozen=True, slots=True)
 class MetadataCopy:
-    """A whole map at one offset of its log, as the sections of a checkpoint.
+    """Whole metadata at one offset of its log, as the sections of a checkpoint.
 
-    `name` is what the user called it. A section is read when it is asked for, and may be missing in
-    a copy of an older version. `controller.metadata.sections.frozen` lists sections and columns.
+    `name` is the user's name for it. A section is read on its first use, and may be missing in a
+    copy of an older version. `controller.metadata.sections.frozen` lists sections and columns.
     """
 
     name: str
@@ -34,22 +34,22 @@ class Change:
 
 
 class MetadataSource(Protocol):
-    """The map behind a tree, and others to compare it with. Methods raise `ApiError`."""
+    """Metadata of a tree, and other metadata to compare it with. Methods raise `ApiError`."""
 
     def copy(self) -> MetadataCopy:
-        """The whole map: of a cluster as it is now, of a file as it is there."""
+        """Return the whole metadata: of a cluster as of now, of a file as it is."""
         ...
 
     def other(self, address: str) -> MetadataCopy:
-        """The map that the user names."""
+        """Return the metadata that the user names."""
         ...
 
     def changes(self, from_offset: int | None) -> Iterator[Change]:
-        """Changes from an offset on, None: from now on, as they are committed; never ends."""
+        """Yield changes from an offset on, None for new ones, as they are committed. Never ends."""
         ...
 
     def now_ms(self) -> int:
-        """Time in milliseconds since 1970."""
+        """Return the time in milliseconds since 1970."""
         ...
 
 
@@ -57,7 +57,7 @@ class MetadataSource(Protocol):
 class ShellState:
     """Current directory and the lines typed so far, oldest first.
 
-    `source` is the map behind `root`; None for a tree without one.
+    `source` is the metadata of `root`, None for a tree without one.
     """
 
     root: Directory
@@ -79,15 +79,15 @@ class Command:
     words_min: int
     words_max: int | None
     goes_on: bool = False
-    """Whether its output comes as things happen, so that no pager may hold it back."""
+    """Whether the output arrives over time, so that a pager must not delay it."""
 
     def takes(self, count: int) -> bool:
-        """Whether it can be called with so many arguments."""
+        """Return whether the command accepts this number of arguments."""
         return self.words_min <= count and (self.words_max is None or count <= self.words_max)
 
     @property
     def wanted(self) -> str:
-        """How many arguments it takes, in words."""
+        """Accepted number of arguments, in words."""
         if self.words_max is None:
             return f"{self.words_min} or more"
         return "none" if self.words_max == 0 else f"at most {self.words_max}"

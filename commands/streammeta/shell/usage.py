@@ -1,8 +1,8 @@
-"""Bytes of a map's objects: by state and kind, stream, node, value of a tag, or age. Pure.
+"""Bytes of objects: by state and kind, stream, node, value of a tag, or age. Pure.
 
-An object of one stream counts wholly for it. A set object holds many streams and the map does not
-know the bytes of each, so its size is shared by the number of offsets that it holds of each; such
-bytes are in columns of their own, `shared_bytes`.
+An object of one stream counts fully for it. A stream set object contains many streams, and the
+metadata does not know the bytes of each. Its size is divided by the number of offsets of each
+stream. Such bytes are in separate columns, `shared_bytes`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AGES = (
 
 @dataclass(frozen=True, slots=True)
 class _Holding:
-    """What a live object holds of a stream, one row each: its bytes, own or shared."""
+    """Contents of a live object by stream, one row each: its bytes, own or shared."""
 
     object_row: Array
     stream_id: Array
@@ -41,7 +41,7 @@ class _Holding:
 
 
 def by_state(copy: MetadataCopy) -> Table:
-    """All objects that the map knows, those whose bytes are still to be deleted too."""
+    """All known objects, including those whose bytes are still to be deleted."""
     objects = copy.sections["objects"]
     pairs = np.stack((objects["state"], objects["kind"])).astype(np.int64)
     rows = []
@@ -64,7 +64,7 @@ def by_stream(copy: MetadataCopy) -> Table:
 
 
 def by_node(copy: MetadataCopy) -> Table:
-    """Set objects by the node whose they are, others by the node that last owned their stream."""
+    """Stream set objects by their node, others by the node that last owned their stream."""
     held, objects, streams = _holding(copy), copy.sections["objects"], copy.sections["streams"]
     owner = _of_streams(held.stream_id, streams["stream_id"], np.asarray(streams["node_id"]), -1)
     nodes = np.where(held.is_shared, np.asarray(objects["node_id"])[held.object_row], owner)
@@ -80,7 +80,7 @@ def by_node(copy: MetadataCopy) -> Table:
 
 
 def by_tag(copy: MetadataCopy, key: str) -> Table:
-    """Streams by their value of a tag, the largest first; those without it have no value."""
+    """Streams by their value of a tag, the largest first. Streams without it have no value."""
     held, streams, tags = _holding(copy), copy.sections["streams"], copy.sections["stream_tags"]
     values = {
         int(stream_id): str(value)
@@ -92,7 +92,7 @@ def by_tag(copy: MetadataCopy, key: str) -> Table:
     names: list[str | None] = [None, *sorted(set(values.values()))]
     place = {name: index for index, name in enumerate(names)}
     ids = np.asarray(streams["stream_id"])
-    of_stream = np.array([place[values.get(one)] for one in ids.tolist()], np.int64)
+    of_stream = np.array([place[values.get(stream_id)] for stream_id in ids.tolist()], np.int64)
     count = np.bincount(of_stream, minlength=len(names))
     at = _of_streams(held.stream_id, ids, of_stream, place[None])
     _, own, shared = _sums(held, at, len(names))
@@ -106,7 +106,7 @@ def by_tag(copy: MetadataCopy, key: str) -> Table:
 
 
 def by_age(copy: MetadataCopy, now_ms: int) -> Table:
-    """Live objects by the time since they were committed; an age of 0 if that is ahead."""
+    """Live objects by the time since their commit. A commit time in the future counts as age 0."""
     objects = copy.sections["objects"]
     rows = _live_rows(copy)
     ages = np.maximum(now_ms - np.asarray(objects["timestamp_ms"])[rows], 0)
@@ -137,7 +137,7 @@ def _holding(copy: MetadataCopy) -> _Holding:
 
 
 def _of_streams(stream_id: Array, known: Array, values: Array, missing: int) -> Array:
-    """Return the value of each stream, `missing` of one that is gone."""
+    """Return the value of each stream, `missing` for an unknown one."""
     if not len(known):
         return np.full(len(stream_id), missing)
     at = np.minimum(np.searchsorted(known, stream_id), len(known) - 1)
@@ -145,7 +145,7 @@ def _of_streams(stream_id: Array, known: Array, values: Array, missing: int) -> 
 
 
 def _sums(held: _Holding, at: Array, count: int) -> tuple[Array, Array, Array]:
-    """Return rows, own bytes and shared bytes by group; `at` is the group of each row."""
+    """Return rows, own bytes and shared bytes by group. `at` is the group of each row."""
     own = np.bincount(at, weights=np.where(held.is_shared, 0, held.bytes), minlength=count)
     shared = np.bincount(at, weights=np.where(held.is_shared, held.bytes, 0), minlength=count)
     rows = np.bincount(at, minlength=count)

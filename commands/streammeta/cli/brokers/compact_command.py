@@ -82,7 +82,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_request(*, every_node: bool, **given: Any) -> None:
         if isinstance(given["tls"], TokenFiles):
             raise click.UsageError(
-                "token-file: compaction needs a certificate; set --tls-cert and --tls-key"
+                "token-file: compaction needs a certificate. Set --tls-cert and --tls-key"
             )
         request = CompactionRequest(**{field.name: given.pop(field.name) for field in _FIELDS})
         if sum((bool(request.node_ids), every_node, request.gone)) != 1:

@@ -118,7 +118,7 @@ def _writer(
     return NodeIdentity(node_id=able[0].node_id, node_epoch=able[0].node_epoch)
 
 
-_WAITS = "it is too young; it will be merged with more objects of its size, or once it is old"
+_WAITS = "it is too young. It will be merged with more objects of its size, or once it is old"
 
 
 async def plan(request: CompactionRequest, output: Output) -> None:
@@ -162,7 +162,7 @@ async def run(
         raise CommandError(
             "INCOMPLETE",
             "; ".join(totals.failures.values()),
-            "committed work is kept; correct this and repeat the command",
+            "committed work is kept. Correct this and repeat the command",
             details=totals.summary(),
         )
     show_totals(output, totals)

@@ -421,7 +421,7 @@ def show_rows(output: Output, name: str, columns: Sequence[str], rows: Iterable[
         output.note(f"{name}:")
         output.rows(name, columns, listed[:SHOWN_ROWS])
         if len(listed) > SHOWN_ROWS:
-            output.note(f"... and {len(listed) - SHOWN_ROWS} more; --format json has all")
+            output.note(f"... and {len(listed) - SHOWN_ROWS} more. --format json has all")
     elif listed or output.format is OutputFormat.JSON:
         output.rows(name, columns, listed)
 

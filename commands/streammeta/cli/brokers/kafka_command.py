@@ -167,7 +167,7 @@ def kafka(
 
     if tls is not None and not isinstance(tls, TlsFiles):
         raise click.UsageError(
-            "token-file: a broker needs a certificate; set --tls-cert and --tls-key"
+            "token-file: a broker needs a certificate. Set --tls-cert and --tls-key"
         )
     try:
         listen_tls = tls_files(listen_tls_ca, listen_tls_cert, listen_tls_key, "listen-tls")
@@ -211,7 +211,7 @@ def _require_loopback(host: str) -> None:
         is_loopback = False
     if not is_loopback:
         raise click.UsageError(
-            f"--users: passwords would be sent in plain text to {host}; set --listen-tls-ca,"
+            f"--users: passwords would be sent in plain text to {host}. Set --listen-tls-ca,"
             " --listen-tls-cert and --listen-tls-key, or --plain-text-passwords if another"
             " layer encrypts"
         )

@@ -31,7 +31,7 @@ _HINTS = {
         "`streammeta node list` shows the registered nodes"
     ),
     common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED: (
-        "its broker has restarted meanwhile; check it and repeat"
+        "its broker has restarted meanwhile. Check it and repeat"
     ),
     common_pb2.ERROR_CODE_STREAM_NOT_CLOSED: (
         "it has open streams or pending uploads. Let it close its streams, or another node"
@@ -221,7 +221,7 @@ def abandon(
         }
     )
     if described.has_opening_streams and not close_streams:
-        output.note(f"node {node_id} has open streams; --close-streams closes them")
+        output.note(f"node {node_id} has open streams. --close-streams closes them")
     output.note("")
     rows = [(upload.stream_id, upload.start_offset, upload.end_offset) for upload in uploads]
     output.rows("uploads", _UPLOAD_COLUMNS, rows)

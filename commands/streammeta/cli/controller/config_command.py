@@ -1,4 +1,4 @@
-"""`streammeta config`: the settings that a controller would run with, and where each is from."""
+"""`streammeta config`: the settings of a controller, and their origins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS = ("setting", "value", "origin")
 
 @click.group()
 def config() -> None:
-    """Look at the settings of a controller.
+    """Show the settings of a controller.
 
     \b
     Example:
@@ -27,10 +27,10 @@ def config() -> None:
 @with_output
 @click.pass_context
 def show_command(context: click.Context, *, options: tuple[str, ...], output: Output) -> None:
-    """Show what each setting of `streammeta controller` would be, and its origin.
+    """Show each setting of `streammeta controller`, and its origin.
 
-    Takes the options of `streammeta controller`; starts nothing. Origins are, from the strongest:
-    option, environment, file, default. Stores are shown without their secrets.
+    The command accepts the options of `streammeta controller` and starts nothing. Origins are, in
+    order of precedence: option, environment, file, default. Secrets in store addresses are hidden.
 
     \b
     Example:

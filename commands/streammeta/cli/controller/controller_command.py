@@ -27,34 +27,38 @@ from streammeta.tls.files import TlsError, TlsFiles, tls_files
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 _SETTINGS = {
-    "election_timeout_ms": "Time that an election may take before another begins; up to twice as"
-    " long, at random.",
+    "election_timeout_ms": "Election timeout before the next attempt, at random up to twice"
+    " as long.",
     "fetch_timeout_ms": "Time without an answer of the leader after which it counts as lost.",
-    "snapshot_log_bytes": "Write a snapshot after this many bytes of log; the log before the last"
-    " two is removed.",
+    "snapshot_log_bytes": "Write a snapshot after this many bytes of log. The log before the"
+    " last two snapshots is removed.",
     "snapshot_interval_ms": "Write a snapshot after this time, if anything has changed.",
-    "backup_interval_ms": "Interval of copies to --backup-store; what is not there can be lost.",
-    "backup_keep_ms": "Age up to which any point can be restored from --backup-store.",
+    "backup_interval_ms": "Interval of copies to --backup-store. Newer commits can be lost"
+    " with the controllers.",
+    "backup_keep_ms": "Age up to which every point can be restored from --backup-store.",
     "lifecycle_interval_ms": "Interval of expiry and deletion.",
-    "delete_delay_ms": "Time that a destroyed object's bytes stay in the bucket.",
-    "delete_rate": "Objects deleted from the bucket a second, at most; fewer while the bucket is"
-    " overloaded.",
-    "session_timeout_ms": "A broker that sends heartbeats and is silent for longer is fenced.",
+    "delete_delay_ms": "Time that the bytes of a destroyed object stay in the bucket.",
+    "delete_rate": "Maximum objects deleted from the bucket per second. The rate falls while"
+    " the bucket is overloaded.",
+    "session_timeout_ms": "Session timeout: a broker that sends heartbeats and is silent for"
+    " longer is fenced.",
     "recoveries_per_node": "Fenced brokers that one broker recovers at a time.",
     "sweep_interval_ms": "Interval of sweeps for dead objects and unfinished uploads of brokers.",
-    "tls_reload_ms": "Interval of looking for replaced certificates; SIGHUP looks at once.",
-    "connection_age_ms": "Age at which connections of clients, and of peers over TLS, end; they"
-    " make new ones.",
-    "request_memory_mb": "Memory for requests that have arrived and are not answered, in MiB; one"
-    " caller may take a fourth of it.",
-    "memory_limit_mb": "Memory of the whole process in MiB; above it calls that need more are"
-    " refused, some of them before.  [default: 80 % of the machine's, or of the control group's]",
-    "max_streams": "Streams in the map; creating more is refused, as it is for all limits below.",
-    "max_prepared_objects": "Objects that are prepared and not committed yet.",
-    "max_nodes": "Brokers that have registered.",
+    "tls_reload_ms": "Interval of checks for replaced certificates. SIGHUP checks at once.",
+    "connection_age_ms": "Maximum age of connections of clients, and of peers over TLS. They"
+    " reconnect.",
+    "request_memory_mb": "Memory for requests in flight, in MiB. One caller may use a fourth"
+    " of it.",
+    "memory_limit_mb": "Memory of the whole process in MiB. Above it the controller rejects"
+    " calls that need more, some of them earlier. [default: 80 % of the"
+    " machine's, or of the control group's]",
+    "max_streams": "Maximum number of streams. At this limit, and at all limits below, the"
+    " controller rejects new entries.",
+    "max_prepared_objects": "Maximum number of objects that are prepared and not committed.",
+    "max_nodes": "Maximum number of registered brokers.",
     "max_kv_keys": "Keys.",
-    "max_kv_bytes": "Bytes of keys and values.",
-    "max_tag_bytes": "Characters of the tags of streams.",
+    "max_kv_bytes": "Maximum bytes of keys and values.",
+    "max_tag_bytes": "Maximum characters of the tags of streams.",
 }
 """Numbers of `ControllerConfig` that are options, and the help of each."""
 
@@ -75,7 +79,7 @@ def _setting_options(command: Command) -> Command:
 
 
 def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
-    """Take the three options of a set of files out of `settings`."""
+    """Remove the three options of a set of TLS files from `settings` and return them."""
     name = option.replace("-", "_")
     ca, certificate, key = (settings.pop(f"{name}_{part}") for part in ("ca", "cert", "key"))
     return tls_files(ca, certificate, key, option)
@@ -83,36 +87,38 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 
 @click.command()
 @config_option
-@click.option("--node-id", type=int, required=True, help="This controller's id, 0 to 999.")
-@click.option("--cluster-id", required=True, help="The cluster's name; part of every object's key.")
-@click.option("--listen", required=True, metavar="HOST:PORT", help="Where to listen for clients.")
+@click.option("--node-id", type=int, required=True, help="Id of this controller, 0 to 999.")
+@click.option(
+    "--cluster-id", required=True, help="Name of the cluster, part of every object's key."
+)
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Address for clients.")
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
-    help="Where clients reach this controller.  [default: what --listen says]",
+    help="Address at which clients reach this controller. [default: --listen]",
 )
 @click.option(
     "--peer-listen",
     metavar="HOST:PORT",
-    help="Where to listen for the other controllers.  [default: one port above that of --listen]",
+    help="Address for the other controllers. [default: one port above --listen]",
 )
 @click.option(
     "--peer-advertise",
     metavar="HOST:PORT",
-    help="Where the other controllers reach this one.  [default: what --peer-listen says]",
+    help="Address at which the other controllers reach this one. [default: --peer-listen]",
 )
 @click.option(
     "--seeds",
     default="",
     metavar="ID@HOST:PORT,...",
-    help="Controllers to ask for the leader, at their --peer-advertise: for one that joins, and"
-    " when addresses have changed.",
+    help="Controllers to ask for the leader, at their --peer-advertise: for one that joins,"
+    " and when addresses have changed.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="This controller's own directory, made ready once by `streammeta storage format`.",
+    help="Data directory of this controller, formatted once by `streammeta storage format`.",
 )
 @click.option(
     "--store",
@@ -125,122 +131,129 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 @click.option(
     "--backup-store",
     metavar="URI",
-    help="Copy the committed log to this bucket all the while, for `streammeta backup`; best"
-    " another one than --store, with other credentials.",
+    help="Bucket for a continuous copy of the committed log, for `streammeta backup`. Use"
+    " another bucket than --store, with other credentials.",
 )
-@click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
+@click.option("--namespace", help="Second part of every key. [default: _streammeta_CLUSTER-ID]")
 @click.option(
     "--former-cluster-id",
     metavar="ID",
-    help="Cluster that this one was restored from: its certificates hold here too."
-    "  [default: the one whose default namespace this cluster has]",
+    help="Cluster that this one was restored from. Its certificates are valid here too."
+    " [default: the one whose default namespace this cluster has]",
 )
 @_setting_options
 @click.option(
     "--tls-ca",
     type=_FILE,
-    help="Authorities, as PEM. With it and the two below clients and the other controllers must"
-    " show a certificate that one of them signed, over TLS 1.3. Files may be replaced at any time.",
+    help="CA certificates, as PEM. With this and the next two options, clients and the other"
+    " controllers must present a certificate signed by one of them, over TLS 1.3. Files"
+    " may be replaced at any time.",
 )
 @click.option(
-    "--tls-cert", type=_FILE, help="This controller's certificate, made by `streammeta certs`."
+    "--tls-cert", type=_FILE, help="Certificate of this controller, issued by `streammeta certs`."
 )
-@click.option("--tls-key", type=_FILE, help="The certificate's key, readable by its owner alone.")
+@click.option("--tls-key", type=_FILE, help="Key of the certificate, readable by its owner only.")
 @click.option(
     "--tls-listen",
     metavar="HOST:PORT",
-    help="Listen for clients over TLS here, and in plain text where --listen says: while clients"
-    " are moved to TLS.",
+    help="Address for clients over TLS, in addition to plain text at --listen, during a"
+    " migration to TLS.",
 )
 @click.option(
     "--token-listen",
     metavar="HOST:PORT",
-    help="Listen here for people's tools that show a token in place of a certificate, over TLS.",
+    help="Address for people's tools that present a token instead of a certificate, over TLS.",
 )
 @click.option(
     "--token-advertise",
     metavar="HOST:PORT",
-    help="Where these tools reach this controller.  [default: --token-listen]",
+    help="Address at which these tools reach this controller. [default: --token-listen]",
 )
 @click.option(
-    "--oidc-issuer", default="", metavar="URL", help="Issuer of these tokens, as they name it."
+    "--oidc-issuer",
+    default="",
+    metavar="URL",
+    help="Issuer of these tokens, as the tokens name it.",
 )
-@click.option("--oidc-audience", default="", help="Audience that they must be for.")
+@click.option("--oidc-audience", default="", help="Required audience of the tokens.")
 @click.option(
     "--oidc-keys",
     default="",
     metavar="FILE|URL",
-    help="Keys that sign them, as a JSON Web Key Set; a file may be replaced at any time."
-    "  [default: those that the issuer publishes]",
+    help="Keys that sign the tokens, as a JSON Web Key Set. A file may be replaced at any"
+    " time. [default: the keys that the issuer publishes]",
 )
-@click.option("--peer-tls-ca", type=_FILE, help="Other authorities for the other controllers.")
-@click.option("--peer-tls-cert", type=_FILE, help="Another certificate for them.")
+@click.option("--peer-tls-ca", type=_FILE, help="Other CA certificates for the other controllers.")
+@click.option("--peer-tls-cert", type=_FILE, help="Another certificate for the other controllers.")
 @click.option("--peer-tls-key", type=_FILE, help="Its key.")
 @click.option(
     "--peer-plain-text",
-    type=click.Choice([each.value for each in PeerPlainText]),
+    type=click.Choice([mode.value for mode in PeerPlainText]),
     callback=lambda *given: PeerPlainText(given[-1]),
     default=PeerPlainText.NONE.value,
     show_default=True,
-    help="While controllers are moved to TLS one by one: first all speak plain text and take both,"
-    " then all take both, then none.",
+    help="For a migration of controllers to TLS one by one: first all use plain text and"
+    " accept both, then all accept both, then none.",
 )
 @click.option(
     "--http-listen",
     metavar="HOST:PORT",
-    help="Serve probes and metrics over HTTP here: /livez, /readyz and /metrics.",
+    help="Address for probes and metrics over HTTP: /livez, /readyz and /metrics.",
 )
 @click.option(
-    "--http-tls-ca", type=_FILE, help="Other authorities for them than --tls-ca, which holds here."
+    "--http-tls-ca",
+    type=_FILE,
+    help="Other CA certificates for --http-listen than --tls-ca, the default.",
 )
-@click.option("--http-tls-cert", type=_FILE, help="Another certificate for them.")
+@click.option("--http-tls-cert", type=_FILE, help="Another certificate for --http-listen.")
 @click.option("--http-tls-key", type=_FILE, help="Its key.")
 @click.option(
     "--http-plain-text",
     is_flag=True,
-    help="Serve them in plain text although there is TLS: for probes that have no certificate.",
+    help="Serve HTTP in plain text despite TLS, for probes without a certificate.",
 )
 @click.option(
     "--http-plain-text-pages",
     is_flag=True,
-    help="Show the status pages there as well: every caller that reaches the port then reads names"
-    " and tags of streams.",
+    help="Also serve the status pages there. Then every caller that reaches the port can"
+    " read names and tags of streams.",
 )
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Allow plain text beyond loopback: every caller that reaches a port may do everything.",
+    help="Allow plain text beyond loopback. Then every caller that reaches a port has full access.",
 )
 @click.option(
     "--peer-override",
     default="",
     metavar="ID@HOST:PORT,...",
-    help="Where this controller reaches these others, over any address known: for NAT and proxies.",
+    help="Addresses at which this controller reaches the named ones, for NAT and proxies."
+    " They override all other addresses.",
 )
 @click.option(
     "--reflection",
     is_flag=True,
-    help="Describe the services to callers, as grpcurl asks for.",
+    help="Enable gRPC server reflection, which grpcurl uses.",
 )
 @tracing_option("commits and calls that come with a trace")
 @click.option(
     "--policy",
     type=_FILE,
-    help="TOML file that grants roles, denies certificates and gives namespaces of keys to some;"
-    " read again when it changes.",
+    help="TOML file that grants roles, denies certificates and assigns namespaces of keys."
+    " It is read again when it changes.",
 )
 @click.option(
     "--audit-log",
     type=_FILE,
-    help="Record calls here, as `streammeta audit` reads them; - is standard output.",
+    help="Record calls in this file, for `streammeta audit`. - is standard output.",
 )
 @click.option(
     "--audit-failure",
-    type=click.Choice([each.value for each in AuditFailure]),
+    type=click.Choice([mode.value for mode in AuditFailure]),
     default=AuditFailure.BLOCK_ADMIN.value,
     show_default=True,
-    help="Calls to refuse while --audit-log can't be written: those of operators and those that"
-    " destroy, all but heartbeats, or none.",
+    help="Calls to reject while --audit-log can't be written: operators' and destructive"
+    " ones, all but heartbeats, or none.",
 )
 @click.option(
     "--log-level",
@@ -251,7 +264,7 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 @click.option(
     "--check-config",
     is_flag=True,
-    help="Check the options, the data directory and the bucket; change nothing, exit.",
+    help="Check the options, the data directory and the bucket, then exit without changes.",
 )
 def controller(
     *,
@@ -275,9 +288,9 @@ def controller(
 ) -> None:
     """Run one controller of a cluster.
 
-    Its data directory names the voters; see `streammeta storage format`. Prints one line starting
-    with `ready` on standard output once it serves, logs on standard error. Ends on Ctrl-C or
-    SIGTERM after handing over leadership. Credentials of the bucket are taken from
+    Its data directory names the voters; see `streammeta storage format`. It prints one line
+    starting with `ready` on standard output once it serves, and logs on standard error. On Ctrl-C
+    or SIGTERM it transfers leadership and exits. It reads the bucket's credentials from
     AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 
     \b
@@ -333,7 +346,7 @@ def _run(config: ControllerConfig) -> None:
 
 
 def _import_structlog() -> None:
-    """Import structlog without Rich, which it would import for tracebacks: a tenth of a start."""
+    """Import structlog without Rich, which takes a tenth of the start time."""
     if "rich" in sys.modules:
         return
     sys.modules["rich"] = None  # type: ignore[assignment]

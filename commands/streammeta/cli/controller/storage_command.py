@@ -1,6 +1,6 @@
-"""`streammeta storage`: formats a controller's data directory, inspects that of a stopped one.
+"""`streammeta storage`: format a controller's data directory, inspect a stopped one's.
 
-Talks to no controller: it works on the directory alone, under the same lock.
+It connects to no controller and works on the directory only, under the same lock.
 """
 
 import re
@@ -34,28 +34,28 @@ from streammeta.storage.durable_files import PosixFileSystem
 
 _DAMAGE_COLUMNS = ("file", "byte", "offset", "what")
 _DAMAGE = attrgetter(*_DAMAGE_COLUMNS)
-"""One row for each damaged place; `offset` is the end of the good log before it."""
+"""One row for each damaged place. `offset` is the end of the intact log before it."""
 
 _VOTER = re.compile(r"(?P<peer>[^/]+)(/(?P<directory>.+))?")
 
 
 @click.group()
 def storage() -> None:
-    """Format a controller's data directory, and look into that of a stopped controller."""
+    """Format a controller's data directory, and inspect a stopped controller's directory."""
 
 
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="The controller's data directory.",
+    help="Data directory of the controller.",
 )
 
 
-def voters_given(
+def read_voters(
     _context: click.Context, _option: click.Parameter, value: str | None
 ) -> VoterSet | None:
-    """Read an option by `parse_voters`; None stays None."""
+    """Parse an option with `parse_voters`. None stays None."""
     try:
         return None if value is None else parse_voters(value)
     except ValueError as error:
@@ -63,7 +63,7 @@ def voters_given(
 
 
 def parse_voters(text: str) -> VoterSet:
-    """Read ID@HOST:PORT[/DIRECTORY-ID],...; raises ValueError saying what is wrong with it."""
+    """Parse ID@HOST:PORT[/DIRECTORY-ID],... Raises ValueError with the defect."""
     voters = VoterSet()
     for entry in (part.strip() for part in text.split(",")):
         match = _VOTER.fullmatch(entry)
@@ -87,36 +87,38 @@ def _uuid(text: str) -> DirectoryId:
     try:
         return DirectoryId(str(uuid.UUID(text)))
     except ValueError:
-        raise ValueError(f"{text!r} is no directory id; wanted a UUID") from None
+        raise ValueError(f"{text!r} is not a directory id. Expected a UUID") from None
 
 
 @storage.command("format")
 @data_dir_option
-@click.option("--cluster-id", required=True, help="The cluster's name; part of every object's key.")
-@click.option("--node-id", type=int, required=True, help="This controller's id, 0 to 999.")
+@click.option(
+    "--cluster-id", required=True, help="Name of the cluster, part of every object's key."
+)
+@click.option("--node-id", type=int, required=True, help="Id of this controller, 0 to 999.")
 @click.option(
     "--voters",
     metavar="ID@HOST:PORT[/DIRECTORY-ID],...",
-    callback=voters_given,
-    help="The first voters of a new cluster, this controller included, at their --peer-advertise;"
-    " the same on each of them.",
+    callback=read_voters,
+    help="First voters of a new cluster, including this controller, at their"
+    " --peer-advertise. The option must be the same on each.",
 )
 @click.option(
     "--join",
     is_flag=True,
-    help="The cluster exists: this controller joins it, or comes back after the loss of its disk."
-    " It does not vote until `streammeta quorum add-voter`.",
+    help="For an existing cluster: this controller joins it, or returns after the loss of"
+    " its disk. It does not vote until `streammeta quorum add-voter`.",
 )
 @click.option(
     "--directory-id",
     callback=_directory_id,
     metavar="UUID",
-    help="The identity of this disk.  [default: drawn at random]",
+    help="Identity of this disk. [default: drawn at random]",
 )
 @click.option(
     "--ignore-formatted",
     is_flag=True,
-    help="Leave a directory as it is that is formatted for this controller already.",
+    help="Accept a directory that is already formatted for this controller.",
 )
 @with_output
 def format_command(
@@ -130,10 +132,10 @@ def format_command(
     ignore_formatted: bool,
     output: Output,
 ) -> None:
-    """Make an empty directory ready for one controller, once.
+    """Format an empty directory for one controller, once.
 
-    Never format the directory of a controller that has lost its disk with --voters: it would vote
-    again in elections it has voted in. Use --join, then remove the lost voter and add the new one.
+    Never use --voters for a controller that has lost its disk: it would vote again in elections in
+    which it has voted. Use --join, then remove the lost voter and add the new one.
 
     \b
     Example:
@@ -141,7 +143,7 @@ def format_command(
         --voters 1@10.0.0.1:9091,2@10.0.0.2:9091,3@10.0.0.3:9091
     """
     if (voters is None) != join:
-        raise click.UsageError("give --voters for a new cluster, or --join for one that exists")
+        raise click.UsageError("use --voters for a new cluster, or --join for an existing one")
     try:
         check_cluster_id(cluster_id)
         check_controller_id("node-id", node_id)
@@ -185,13 +187,13 @@ def _formatted(
 def info_command(*, data_dir: Path, output: Output) -> None:
     """Show the identity, the contents and the damage of a directory.
 
-    The controller must not run; nothing is changed. Every batch of the log is read.
+    The controller must be stopped. The command reads every batch of the log and changes nothing.
 
     \b
     Example:
       streammeta storage info --data-dir /var/lib/streammeta
     """
-    with _inspected(data_dir) as inspection:
+    with _inspect(data_dir) as inspection:
         inspection.run()
         _print_facts(output, inspection)
 
@@ -200,17 +202,17 @@ def info_command(*, data_dir: Path, output: Output) -> None:
 @data_dir_option
 @with_output
 def verify_command(*, data_dir: Path, output: Output) -> None:
-    """Read every byte of the log and the snapshots; exit 1 if anything is damaged.
+    """Read every byte of the log and the snapshots. Exit 1 if anything is damaged.
 
-    The controller must not run; nothing is changed. A damaged directory is repaired by starting the
-    controller: it puts the damaged part aside, fetches the missing part from the leader, and does
-    not vote until it has it back.
+    The controller must be stopped. The command changes nothing. A start repairs a damaged
+    directory: the controller sets the damaged part aside, fetches the missing part from the leader,
+    and does not vote until it is complete.
 
     \b
     Example:
       streammeta storage verify --data-dir /var/lib/streammeta --format json
     """
-    with _inspected(data_dir) as inspection:
+    with _inspect(data_dir) as inspection:
         # Arrow comes along with it; `--help` need not wait.
         from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
 
@@ -225,19 +227,19 @@ def verify_command(*, data_dir: Path, output: Output) -> None:
         )
         output.rows("damage", _DAMAGE_COLUMNS, map(_DAMAGE, inspection.findings))
         if inspection.findings:
-            raise _damaged(len(inspection.findings))
+            raise _list_damage(len(inspection.findings))
 
 
-def _damaged(count: int) -> CommandError:
+def _list_damage(count: int) -> CommandError:
     return CommandError(
         "DAMAGED",
-        f"places damaged: {count}; nothing was changed",
-        "start the controller: it puts the damaged part aside and repairs itself from the leader",
+        f"{count} places are damaged. Nothing was changed",
+        "start the controller: it sets the damaged part aside and repairs itself from the leader",
     )
 
 
 @contextmanager
-def _inspected(data_dir: Path) -> Iterator[Inspection]:
+def _inspect(data_dir: Path) -> Iterator[Inspection]:
     try:
         with stopped_directory(data_dir) as (files, identity):
             yield Inspection(data_dir, files, identity)
@@ -245,12 +247,12 @@ def _inspected(data_dir: Path) -> Iterator[Inspection]:
         raise CommandError(
             "IN_USE",
             str(error),
-            "stop the controller first, or ask it while it runs: `streammeta quorum describe`",
+            "stop the controller first, or query it while it runs: `streammeta quorum describe`",
         ) from error
 
 
 def _print_facts(output: Output, facts: Inspection) -> None:
-    """Print all that is known of a directory."""
+    """Print all facts about a directory."""
     identity, state = facts.identity, facts.state
     vote = state.vote if state else None
     lost = facts.record.lost if facts.record else None

@@ -23,32 +23,32 @@ from streammeta.tls.files import CallerFiles
 DEADLINE_S = 10.0
 
 _HINTS = {
-    "INVALID_ARGUMENT": "nothing was changed; correct the named field",
+    "INVALID_ARGUMENT": "nothing was changed. Correct the named field",
     "RESOURCE_EXHAUSTED": "request fewer items at once",
-    "FAILED_PRECONDITION": "nothing was changed; the message names the conflict",
-    "ALREADY_EXISTS": "nothing was changed; `streammeta quorum describe` lists the voters",
-    "NOT_FOUND": "nothing was changed; `streammeta quorum describe` lists the voters",
+    "FAILED_PRECONDITION": "nothing was changed. The message names the conflict",
+    "ALREADY_EXISTS": "nothing was changed. `streammeta quorum describe` lists the voters",
+    "NOT_FOUND": "nothing was changed. `streammeta quorum describe` lists the voters",
     "PERMISSION_DENIED": "ask the owner of the cluster for access",
     "UNAUTHENTICATED": "use a certificate of this cluster: --tls-ca, --tls-cert and --tls-key",
     "UNIMPLEMENTED": "run the same version of streammeta here as on the controllers",
     "DEADLINE_EXCEEDED": "see the controller's log for the cause of the delay, or raise --timeout",
-    "ABORTED": "repeat the command; repeating it is safe",
+    "ABORTED": "repeat the command. Repeating it is safe",
     "INTERNAL": "see the controller's log and report the defect",
 }
 
 _HINTS_BY_REASON: dict[str, str] = {
-    Reason.BUSY: "nothing was changed; repeat the command in a moment",
-    Reason.DISK_FULL: "nothing was changed; free space on the full disks that `streammeta"
+    Reason.BUSY: "nothing was changed. Repeat the command in a moment",
+    Reason.DISK_FULL: "nothing was changed. Free space on the full disks that `streammeta"
     " quorum describe` lists, then repeat",
-    Reason.FEATURE_LEVEL: "nothing was changed; `streammeta features describe` shows the versions "
+    Reason.FEATURE_LEVEL: "nothing was changed. `streammeta features describe` shows the versions "
     "of all controllers",
-    Reason.RECOVERING: "nothing was changed; `streammeta restore finish` ends recovery mode",
-    Reason.MARKER_UNSEEN: "nothing was changed; restore the controllers' access to the"
+    Reason.RECOVERING: "nothing was changed. `streammeta restore finish` ends recovery mode",
+    Reason.MARKER_UNSEEN: "nothing was changed. Restore the controllers' access to the"
     " bucket, then repeat",
-    Reason.FENCE_PENDING: "nothing was changed; repeat the command after the named time",
-    Reason.QUOTA_EXCEEDED: "nothing was changed; delete unused entries, or raise the named"
+    Reason.FENCE_PENDING: "nothing was changed. Repeat the command after the named time",
+    Reason.QUOTA_EXCEEDED: "nothing was changed. Delete unused entries, or raise the named"
     " limit on all controllers",
-    Reason.AUDIT_UNAVAILABLE: "nothing was changed; make the controllers' audit log writable, then "
+    Reason.AUDIT_UNAVAILABLE: "nothing was changed. Make the controllers' audit log writable, then "
     "repeat",
 }
 

@@ -75,14 +75,14 @@ def _read(path: Path, known: Mapping[str, click.Option]) -> Mapping[str, Any]:
     try:
         found = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _refused(path, f"{error.strerror}; must be a file that can be read") from error
+        raise _refused(path, f"{error.strerror}. Must be a file that can be read") from error
     except ValueError as error:  # of TOML, or of UTF-8
         raise _refused(path, f"{error}; must be TOML") from error
     for key in found:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-            raise _refused(path, f"{key}: no such setting; {meant}")
+            raise _refused(path, f"{key}: no such setting. {meant}")
     return found
 
 

@@ -121,8 +121,8 @@ def _options(endpoints: Endpoints) -> tuple[Callable[[Command], Command], ...]:
             envvar="STREAMMETA_PROFILE",
             show_envvar=True,
             metavar="NAME",
-            help="Profile for all options that are not set; see `streammeta profile --help`."
-            " [default: the file's default; none: no profile]",
+            help="Profile for all options that are not set. See `streammeta profile --help`."
+            " [default: the file's default. None: no profile]",
         ),
     )
 
@@ -241,7 +241,7 @@ def files_of(paths: Mapping[str, Path | None]) -> CallerFiles | None:
     if token is None:
         return tls_files(ca, certificate, key)
     if certificate is not None or key is not None:
-        raise TlsError("token-file: replaces --tls-cert and --tls-key; use one of both")
+        raise TlsError("token-file: replaces --tls-cert and --tls-key. Use one of both")
     if ca is None:
         raise TlsError("tls-ca: missing; a token is only sent over TLS, so set --tls-ca")
     return TokenFiles(ca.absolute(), token.absolute())

@@ -64,7 +64,7 @@ class Profiles:
             return None
         wanted = self.default if name is None else name
         if wanted not in self.by_name:
-            raise ProfileError(f"{self.path}: no profile {wanted!r}; {self._known()}")
+            raise ProfileError(f"{self.path}: no profile {wanted!r}. {self._known()}")
         return self.by_name[wanted]
 
     def _known(self) -> str:
@@ -110,13 +110,13 @@ def read_profiles(path: Path) -> Profiles:
 def _profile(path: Path, name: str, table: Any) -> Profile:
     where = f"{path}: profile {name!r}"
     if name == NO_PROFILE:
-        raise ProfileError(f"{where}: means no profile; choose another name")
+        raise ProfileError(f"{where}: means no profile. Choose another name")
     if not isinstance(table, dict):
         raise ProfileError(f"{where}: must be a table [profiles.{name}]")
     _refuse_unknown(where, table, _KEYS)
     files = {key: _file(path, where, key, table[key]) for key in FILE_KEYS if key in table}
     if "token_file" in files and len(files) > len(TOKEN_KEYS):
-        raise ProfileError(f"{where}: token_file: replaces tls_cert and tls_key; use one of both")
+        raise ProfileError(f"{where}: token_file: replaces tls_cert and tls_key. Use one of both")
     needed = TOKEN_KEYS if "token_file" in files else TLS_KEYS
     if files and len(files) < len(needed):
         missing = next(key for key in needed if key not in files)

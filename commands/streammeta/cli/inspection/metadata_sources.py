@@ -1,7 +1,7 @@
-"""Maps that the shell opens: a live cluster, a checkpoint file, an export, a backup at an offset.
+"""Metadata that the shell opens: a live cluster, a checkpoint file, an export, a backup.
 
-Every copy becomes a checkpoint file first, a temporary one for clusters, exports and backups, so
-that there is one way to check and read it. Nothing but those is ever written.
+Every copy first becomes a checkpoint file, a temporary one for clusters, exports and backups. So
+there is only one way to check and read it. Nothing else is written.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 
 LIVE = "live"
-"""Name of the cluster's own map."""
+"""Name of the metadata of the connected cluster."""
 
 _HINT = "name a checkpoint file, the folder of a Parquet export, or BACKUP_URI@OFFSET"
 
 
 class MetadataSources:
-    """Maps by name, for one shell; close it to give up the temporary files.
+    """Metadata by name, for one shell. `close` deletes the temporary files.
 
-    `client` is the cluster's, None without one; `address` the map that the shell walks, None: that
-    of the cluster.
+    `client` calls the cluster, None without one. `address` is the metadata that the shell browses,
+    None for the cluster.
     """
 
     def __init__(self, client: ControllerClient | None, address: str | None) -> None:
@@ -58,7 +58,7 @@ class MetadataSources:
         return self.other(LIVE if self.address is None else self.address)
 
     def other(self, address: str) -> MetadataCopy:
-        """See `MetadataSource.other`; raises `CommandError` for what can't be opened."""
+        """See `MetadataSource.other`. Raises `CommandError` if it can't be opened."""
         if address == LIVE:
             return self._live()
         if address not in self._opened:
@@ -66,7 +66,7 @@ class MetadataSources:
         return self._opened[address]
 
     def tree(self) -> Directory:
-        """Return the tree of the map that the shell walks, which is not the cluster's."""
+        """Return the tree of the metadata that the shell browses, if it is not the cluster's."""
         from streammeta.controller.errors import DamagedMapError
         from streammeta.shell.copy_tree import copy_tree
 
@@ -77,7 +77,7 @@ class MetadataSources:
             raise CommandError("CHECKPOINT", f"{copy.name}: {error}", _HINT) from error
 
     def changes(self, from_offset: int | None) -> Iterator[Change]:
-        """See `MetadataSource.changes`; goes on at another controller when one fails."""
+        """See `MetadataSource.changes`. Continues at another controller when one fails."""
         client = self._required_client("changes are")
         if from_offset is None:
             from_offset = client.call(
@@ -106,12 +106,14 @@ class MetadataSources:
 
     def _required_client(self, what: str) -> ControllerClient:
         if self._client is None:
-            raise CommandError("NO_CLUSTER", f"{what} of a cluster, none is given", "add --connect")
+            raise CommandError(
+                "NO_CLUSTER", f"{what} of a cluster, but no cluster was given", "add --connect"
+            )
         return self._client
 
     def _live(self) -> MetadataCopy:
         file = self._temporary()
-        download(self._required_client("a live map is"), cast(BinaryIO, file))
+        download(self._required_client("live metadata is"), cast(BinaryIO, file))
         return _read(file, LIVE)
 
     def _open(self, address: str) -> MetadataCopy:
@@ -145,15 +147,17 @@ class MetadataSources:
                 )
             snapshot_id = SnapshotId(EndOffset(manifest["end_offset"]), Epoch(manifest["epoch"]))
             tables = {
-                one["section"]: pq.read_table(path / one["file"]) for one in manifest["files"]
+                file["section"]: pq.read_table(path / file["file"]) for file in manifest["files"]
             }
-            rows = {one["section"]: one["rows"] for one in manifest["files"]}
+            rows = {file["section"]: file["rows"] for file in manifest["files"]}
             if any(table.num_rows != rows[name] for name, table in tables.items()):
-                raise ValueError(f"files with other numbers of rows than {MANIFEST} says")
+                raise ValueError(f"the numbers of rows of some files differ from {MANIFEST}")
             file = self._temporary()
             write_checkpoint(file, snapshot_id, manifest["cluster_id"], tables)
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            raise CommandError("EXPORT", f"{path} is no whole export: {error!r}", _HINT) from error
+            raise CommandError(
+                "EXPORT", f"{path} is not a complete export: {error!r}", _HINT
+            ) from error
         return _read(file, str(path))
 
     def _backup(self, address: str, place: str, offset: int) -> MetadataCopy:
@@ -171,7 +175,7 @@ class MetadataSources:
 
 
 def _read(file: IO[bytes], name: str) -> MetadataCopy:
-    """Check every byte of a checkpoint; return it as a copy."""
+    """Check every byte of a checkpoint and return it as a copy."""
     from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 
     try:
@@ -185,7 +189,7 @@ def _read(file: IO[bytes], name: str) -> MetadataCopy:
 def _watch(
     from_offset: int,
 ) -> Callable[[grpc.Channel, float], tuple[Any, metadata_pb2.WatchResponse]]:
-    """Return what opens a watch and waits for its first answer, which tells that it is served."""
+    """Return a function that opens a watch and waits for its first answer, a proof of service."""
 
     def begin(
         channel: grpc.Channel, _seconds_left: float
@@ -200,6 +204,6 @@ def _watch(
 def _gone(offset: int) -> CallError:
     return CallError(
         "GONE",
-        f"changes from offset {offset} on are no longer kept",
-        "leave the offset out, or compare maps with `diff`",
+        f"changes from offset {offset} on are no longer available",
+        "omit the offset, or compare the metadata with `diff`",
     )

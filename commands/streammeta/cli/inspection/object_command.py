@@ -1,6 +1,6 @@
 """`streammeta object`: inspect an object in a file, on standard input or in a bucket.
 
-Talks to no controller. `storage.inspection` reads and renders; this module opens and prints.
+It connects to no controller. `storage.inspection` reads and renders. This module opens and prints.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class OpenedObject:
-    """An object to look into: its name, size in bytes, and how to get bytes `[start, end)`.
+    """Object to inspect: its name, size in bytes, and a reader of `[start, end)`.
 
-    `object_id` is what the last part of the name says, None if that is no object id.
+    `object_id` is parsed from the last part of the name, None if that is not an object id.
     """
 
     name: str
@@ -52,18 +52,18 @@ class OpenedObject:
 
     @property
     def object_id(self) -> int | None:
-        """The id in a key or file name of the product's own form."""
+        """Object id in a key or file name of the product's own form."""
         last = self.name.rpartition("/")[2]
         is_canonical = last.isascii() and last.isdigit() and str(int(last)) == last
         return int(last) if is_canonical else None
 
 
 @contextmanager
-def opened_object(address: str) -> Iterator[OpenedObject]:
-    """Open `address`: a path, `-`, or `s3://bucket/key?options`. Reads nothing yet but a stream.
+def open_object(address: str) -> Iterator[OpenedObject]:
+    """Open `address`: a path, `-`, or `s3://bucket/key?options`. Only streams are read now.
 
-    Raises `click.BadParameter` on an address of another form, `OSError` and `StorageError` when
-    there is no such object or it can't be read.
+    Raises `click.BadParameter` on an address of another form, `OSError` and `StorageError` if the
+    object does not exist or is unreadable.
     """
     if address == STANDARD_INPUT:
         yield _in_memory("standard input", sys.stdin.buffer.read())
@@ -97,8 +97,8 @@ def _in_bucket(address: str) -> Iterator[OpenedObject]:
     parts = urlsplit(address)
     if parts.scheme != "s3" or not parts.path[1:] or parts.fragment:
         raise click.BadParameter(
-            f"{address.partition('?')[0]!r} is no object; wanted a file, - for standard input, or"
-            " s3://bucket/key?options with # and ? in the key percent-encoded"
+            f"{address.partition('?')[0]!r} is not an object. Expected a file, - for standard"
+            " input, or s3://bucket/key?options with # and ? in the key percent-encoded"
         )
     try:
         store, key = open_with_path(address)
@@ -114,7 +114,7 @@ KAFKA, METASTREAM = "kafka", "metastream"
 
 @click.group("object")
 def object_group() -> None:
-    """Look into objects of the store."""
+    """Inspect objects of the store."""
 
 
 @object_group.command("dump")
@@ -124,10 +124,10 @@ def object_group() -> None:
     "limit",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Show so many records at most, and read no further.  [default: all]",
+    help="Maximum number of records to read and show. [default: all]",
 )
-@click.option("--no-records", is_flag=True, help="Show footer and index only; the same as 0.")
-@click.option("--stream", "stream_id", type=int, metavar="ID", help="Show its records only.")
+@click.option("--no-records", is_flag=True, help="Show only footer and index, the same as 0.")
+@click.option("--stream", "stream_id", type=int, metavar="ID", help="Show only records.")
 @click.option(
     "--decode",
     type=click.Choice([KAFKA, METASTREAM]),
@@ -136,7 +136,7 @@ def object_group() -> None:
 @click.option(
     "--tolerant",
     is_flag=True,
-    help="Pass over what AutoMQ's reader passes over too, and list it as deviations.",
+    help="Accept deviations that AutoMQ's reader accepts too, and list them.",
 )
 @with_output
 def dump_command(
@@ -151,14 +151,13 @@ def dump_command(
 ) -> None:
     """Show footer, index and records of an object.
 
-    The object is a file, standard input, or in a bucket: s3://BUCKET/KEY with the options of the
-    bucket's address behind it (see `streammeta s3 url --help`). A composite shows its links; its
-    records are in the objects it links. What breaks the format is shown with its position, and
-    what can still be read is read: without a sound index all blocks from the first on. Exit code
-    0: the object is sound as far as it was read; 1: it is corrupt, or can't be read; 2: the
-    command is wrong. In json all records are in one object, payloads in base64 if decoded. Objects
-    of other writers may deviate from the format in ways that harm no record: see --tolerant, and
-    docs/format.md for the list.
+    The object is a file, standard input, or in a bucket: s3://BUCKET/KEY followed by the options of
+    the bucket's address (see `streammeta s3 url --help`). A composite shows its links. Its records
+    are in the linked objects. Violations of the format are shown with their position, and all
+    readable data is read: without a valid index, all blocks from the first on. Exit code 0: the
+    parts read are valid. 1: the object is corrupt or unreadable. 2: usage error. In json all
+    records are in one object, decoded payloads in base64. Objects of other writers may deviate from
+    the format without affecting records: see --tolerant, and docs/format.md for the list.
 
     \b
     Examples:
@@ -168,9 +167,9 @@ def dump_command(
     """
     if no_records:
         if limit is not None:
-            raise click.UsageError("give --records or --no-records, not both")
+            raise click.UsageError("use --records or --no-records, not both")
         limit = 0
-    with opened_object(address) as opened:
+    with open_object(address) as opened:
         outline = read_outline(opened.name, opened.size, opened.fetch, is_tolerant=tolerant)
         dump = _Dump(output, outline, decode)
         dump.show_outline(opened.object_id)
@@ -181,7 +180,7 @@ def dump_command(
 
 
 class _Dump:
-    """Shows an object as it is read, and remembers what is wrong with it."""
+    """Shows an object while reading it, and collects its faults."""
 
     def __init__(self, output: Output, outline: ObjectOutline, decode: str | None) -> None:
         self._output = output
@@ -198,7 +197,7 @@ class _Dump:
         self._say(rendering.outline_lines(self._outline, object_id))
 
     def show_records(self, findings: Iterator[Finding], limit: int | None) -> None:
-        """Show records, `limit` at most, and the faults and deviations among them."""
+        """Show records, at most `limit`, and the faults and deviations among them."""
         for finding in findings:
             match finding:
                 case CorruptObjectError():
@@ -213,7 +212,7 @@ class _Dump:
                         return
 
     def end(self, stream_id: int | None) -> None:
-        """Say what was left out; fail if anything is wrong."""
+        """Report omitted records, and fail if anything is wrong."""
         if self._outline.is_sound and not self._outline.is_composite:
             entries = self._outline.entries
             wanted = [e for e in entries if stream_id is None or e.stream_id == stream_id]
@@ -223,7 +222,7 @@ class _Dump:
         self._output.collected |= {
             "records": self._records,
             "faults": [rendering.problem_document(fault) for fault in self._faults],
-            "deviations": [rendering.problem_document(one) for one in self._deviations],
+            "deviations": [rendering.problem_document(deviation) for deviation in self._deviations],
         }
         if self._faults:
             raise _corrupt(self._outline.source, self._faults)
@@ -259,7 +258,7 @@ class _Dump:
             batches.append(rendering.kafka_document(batch, records))
             self._say(rendering.kafka_lines(batch, records))
             if not batch.is_intact:
-                self._add_fault(_damaged(batch, placed, self._outline.source))
+                self._add_fault(_find_damage(batch, placed, self._outline.source))
             elif error is not None:
                 raise error
 
@@ -271,8 +270,8 @@ def _records_of(batch: KafkaBatch) -> tuple[list[KafkaRecord], PayloadError | No
         return [], error
 
 
-def _damaged(batch: KafkaBatch, placed: PlacedRecord, source: str) -> CorruptObjectError:
-    """What the format of objects can't see, but that of the payload can."""
+def _find_damage(batch: KafkaBatch, placed: PlacedRecord, source: str) -> CorruptObjectError:
+    """Return damage that only the payload's own format can detect."""
     return CorruptObjectError(
         source,
         placed.position + RECORD_HEADER_SIZE + batch.position,
@@ -283,11 +282,11 @@ def _damaged(batch: KafkaBatch, placed: PlacedRecord, source: str) -> CorruptObj
 
 
 def _corrupt(source: str, faults: list[CorruptObjectError]) -> CommandError:
-    """Name the first fault and count them all."""
+    """Name the first fault and the number of faults."""
     first = faults[0]
     return CommandError(
         "CORRUPT_OBJECT",
-        f"{source} is corrupt in places: {len(faults)}; at byte {first.position} {first.problem}",
-        "keep the object, compare it with another copy, and do not compact or delete it before it"
-        " is explained",
+        f"{source} has {len(faults)} corrupt places. At byte {first.position} {first.problem}",
+        "keep the object and compare it with another copy. Find the cause before you compact"
+        " or delete it",
     )

@@ -1,6 +1,7 @@
-"""`streammeta s3`: write or explain the address of a bucket, and precheck a store.
+"""`streammeta s3`: format or explain the address of a bucket, and check a store.
 
-Talks to no controller. `storage.object_store.precheck` does the checks; this module prints them.
+It connects to no controller. `storage.object_store.precheck` runs the checks. This module prints
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CHECKSUM_OPTION = "checksum"
 
 @click.group()
 def s3() -> None:
-    """Write the address of a bucket, and check that its server can be built upon."""
+    """Format the address of a bucket, and check that its server is suitable."""
 
 
 @s3.command("check")
@@ -40,17 +41,17 @@ def s3() -> None:
     type=click.FloatRange(min=0, min_open=True),
     default=STEP_S,
     show_default=True,
-    help="Seconds that a step may take, with its retries.",
+    help="Timeout of a step in seconds, including retries.",
 )
 @with_output
 def check_command(*, address: str, step_s: float, output: Output) -> None:
-    """Try out a store: write, read and delete an object, the same in parts, and create one once.
+    """Check a store: write, read and delete an object, the same in parts, and create one once.
 
-    ADDRESS is that of a bucket in either form (see `streammeta s3 url --help`) or a directory,
-    file:///absolute/path. All is done below streammeta-precheck/ under names never used before, and
-    deleted again; other objects are not touched. The last step lets many create the same object at
-    the same time: a server that lets more than one succeed is unsuitable. Exit code 0: all steps
-    are OK; 1: one failed; 2: the address is wrong.
+    ADDRESS is a bucket in either form (see `streammeta s3 url --help`) or a directory,
+    file:///absolute/path. All steps use new names below streammeta-precheck/ and delete them again.
+    They touch no other objects. In the last step many clients create the same object at the same
+    time: a server that lets more than one succeed is unsuitable. Exit code 0: all steps are OK. 1:
+    a step failed. 2: the address is wrong.
 
     \b
     Example:
@@ -72,31 +73,31 @@ def check_command(*, address: str, step_s: float, output: Output) -> None:
 
 @s3.command("url")
 @click.argument("address", required=False)
-@click.option("--bucket", help="The bucket's name.")
-@click.option("--endpoint", help="The server, http://host:port or https://..  [default: Amazon's]")
-@click.option("--region", default=DEFAULT_REGION, show_default=True, help="The bucket's region.")
+@click.option("--bucket", help="Name of the bucket.")
+@click.option("--endpoint", help="Server, http://host:port or https://.. [default: Amazon's]")
+@click.option("--region", default=DEFAULT_REGION, show_default=True, help="Region of the bucket.")
 @click.option(
     "--path-style/--host-style",
     default=None,
-    help="The bucket is named in the path, or in the host.  [default: path with --endpoint]",
+    help="Name the bucket in the path instead of the host. [default: path with --endpoint]",
 )
-@click.option("--access-key", help="Id of the key.  [default: from the environment when used]")
-@click.option("--secret-key", help="The secret key that belongs to it.")
+@click.option("--access-key", help="Access key id. [default: from the environment at run time]")
+@click.option("--secret-key", help="Secret key of the access key id.")
 @click.option(
     f"--{_CHECKSUM_OPTION}",
     type=click.Choice([checksum.value for checksum in Checksum]),
     default=Checksum.MD5.value,
     show_default=True,
-    help="What uploads are checked by; `streammeta s3 check` tells what the server looks at.",
+    help="Checksum of uploads. `streammeta s3 check` lists those that the server verifies.",
 )
 @with_output
 def url_command(*, address: str | None, output: Output, **parts: Any) -> None:
-    """Write the address of a bucket, or explain ADDRESS. Nothing is asked of the server.
+    """Format the address of a bucket, or explain ADDRESS, without calling the server.
 
-    Two forms of address are understood wherever an address is, and both are printed. The first is
-    that of streammeta; values are percent-encoded. The second begins with the server, as other
-    tools write it; its s3-ops-bucket and cluster-id are not used, and it has no checksum. Addresses
-    are printed with the keys that were given: keep them as secret as the keys.
+    Every command accepts two forms of address, and this one prints both. The first is streammeta's
+    own, with percent-encoded values. The second begins with the server, as other tools write it.
+    Its s3-ops-bucket and cluster-id are ignored, and it has no checksum. The output contains the
+    given keys: treat it as a secret.
 
     \b
     Forms:
@@ -112,7 +113,7 @@ def url_command(*, address: str | None, output: Output, **parts: Any) -> None:
     """
     given = parts["bucket"] is not None
     if given == (address is not None):
-        raise click.UsageError("give an ADDRESS to explain, or --bucket to write one")
+        raise click.UsageError("give an ADDRESS to explain, or --bucket to format one")
     config = _understood(lambda: S3Config.from_uri(address) if address else _config(**parts))
     server_form = None if config.endpoint_url is None else config.to_server_uri()
     output.summary(
@@ -159,12 +160,12 @@ def _line(step: StepOutcome) -> str:
 
 
 def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -> None:
-    """Print the verdict; raise `CommandError` on a failed step."""
+    """Print the verdict. Raise `CommandError` on a failed step."""
     facts = {
         "steps": [
             {"name": step.name, "ok": step.is_ok, "reason": step.reason} for step in report.steps
         ],
-        "enforced_checksums": report.enforced and [one.value for one in report.enforced],
+        "enforced_checksums": report.enforced and [checksum.value for checksum in report.enforced],
         "left_behind": report.left_behind,
     }
     if output.format is OutputFormat.JSON:
@@ -177,7 +178,7 @@ def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -
             "UNSUITABLE",
             f"this store can't be used: {len(report.failures)} of {len(report.steps)} steps failed"
             f" ({names})",
-            "the reasons are with the steps; mend what they name, or use another server",
+            "correct the reasons listed with the steps, or use another server",
             details=facts,
         )
     if configured is not None and report.enforced is not None:
@@ -186,10 +187,12 @@ def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -
 
 def _advice(configured: Checksum, enforced: tuple[Checksum, ...]) -> str:
     names = ", ".join(enforced) or "none"
-    verdict = f"checksums that this server refuses damaged bytes by: {names}; in use: {configured}"
+    verdict = (
+        f"checksums with which this server rejects damaged bytes: {names}; configured: {configured}"
+    )
     if configured not in enforced:
         other = f" add {_CHECKSUM_OPTION}={enforced[-1]} to the address" if enforced else ""
-        return f"{verdict}. Damage on the way to it would be stored.{other}"
+        return f"{verdict}. The server would store bytes damaged in transit.{other}"
     if not configured.is_stored and Checksum.CRC32C in enforced:
-        return f"{verdict}. Faster, and checked on reading too: {_CHECKSUM_OPTION}=crc32c"
+        return f"{verdict}. Faster, and also checked when reading: {_CHECKSUM_OPTION}=crc32c"
     return verdict

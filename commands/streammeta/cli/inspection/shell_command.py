@@ -1,4 +1,4 @@
-"""`streammeta shell`: walk a map as a tree, at a prompt or with one command."""
+"""`streammeta shell`: browse the metadata as a tree, at a prompt or with one command."""
 
 import contextlib
 import shutil
@@ -39,7 +39,8 @@ COMMANDS_WITHOUT_MAP = ("help", "history", "pwd", "exit")
     "--file",
     "address",
     metavar="MAP",
-    help="Walk this map: a checkpoint file, the folder of a Parquet export, or BACKUP_URI@OFFSET.",
+    help="Browse this metadata: a checkpoint file, the folder of a Parquet export, or"
+    " BACKUP_URI@OFFSET.",
 )
 @connecting(Endpoints.OPTIONAL)
 @timeout_option(DEADLINE_S)
@@ -54,11 +55,12 @@ def shell(
     output: Output,
     words: tuple[str, ...],
 ) -> None:
-    """Walk the map of a running cluster, or one in files, as a tree of files.
+    """Browse the metadata of a running cluster, or of files, as a tree of files.
 
-    With COMMAND runs it and ends, with exit code 1 if it failed; without, opens a prompt. Commands
-    are ls, cd, pwd, cat, tree, find, du, diff, tail, history, help and exit; paths may hold ?, *
-    and {a,b}. Output longer than the terminal goes through the pager that PAGER names.
+    With COMMAND the shell runs it and exits, with code 1 if it failed. Without COMMAND it opens a
+    prompt. Commands are ls, cd, pwd, cat, tree, find, du, diff, tail, history, help and exit. Paths
+    may contain ?, * and {a,b}. Output longer than the terminal goes through the pager that PAGER
+    names.
 
     \b
     Examples:
@@ -70,7 +72,7 @@ def shell(
     """
     if address is None and connect is None:
         raise click.MissingParameter(
-            "Or give --file.", param_hint="'--connect'", param_type="option"
+            "Or use --file.", param_hint="'--connect'", param_type="option"
         )
     with contextlib.ExitStack() as parts:
         client = None
@@ -88,7 +90,7 @@ def _root(sources: MetadataSources, client: ControllerClient | None) -> Director
 
 
 def _known(client: ControllerClient | None) -> ControllerClient:
-    assert client is not None, "without a map of its own a shell has a cluster"
+    assert client is not None, "a shell without a file has a cluster"
     return client
 
 
@@ -104,8 +106,8 @@ def _run_once(
     if words[0] == "tail" and len(words) == 1 and output.format is OutputFormat.JSON:
         raise CommandError(
             "USAGE",
-            "tail: without a number of changes it never ends, and one JSON object would never come",
-            "give one, as in `tail 10`",
+            "tail: without a number of changes it never ends, so json has no object to print",
+            "add a number, as in `tail 10`",
             exit_code=EXIT_USAGE,
         )
     problems: list[Problem] = []
@@ -126,11 +128,11 @@ def _run_once(
 
 
 class _Nobody:
-    """Answers for commands that ask nothing."""
+    """Caller for commands that send no request."""
 
     def call(self, *_: object) -> NoReturn:
         """See `live_tree.Caller`."""
-        raise AssertionError("nothing is to be asked")
+        raise AssertionError("the command sends no request")
 
 
 def _without_problems(events: Iterable[Event], problems: list[Problem]) -> Iterator[Event]:
@@ -142,7 +144,7 @@ def _without_problems(events: Iterable[Event], problems: list[Problem]) -> Itera
 
 
 def _as_error(problems: list[Problem]) -> CommandError:
-    """One error for all: programs get the first one's code, people every message."""
+    """Return one error for all: programs get the first code, people every message."""
     is_usage = problems[0].code is ProblemCode.USAGE
     return CommandError(
         problems[0].code,
@@ -153,7 +155,7 @@ def _as_error(problems: list[Problem]) -> CommandError:
 
 
 def _describe(client: ControllerClient) -> DescribeClusterResponse:
-    """Ask the cluster for its name, so that a wrong address shows at once; raises `CallError`."""
+    """Ask the cluster for its name, so that a wrong address shows at once. Raises `CallError`."""
     return client.call(
         lambda channel: AdminServiceStub(channel).DescribeCluster, DescribeClusterRequest()
     )
@@ -164,19 +166,19 @@ def _open_prompt(sources: MetadataSources, client: ControllerClient | None, outp
         raise CommandError(
             "USAGE",
             "a prompt needs a terminal and no --format json",
-            "give a command, as in `streammeta shell --connect HOST:PORT -- ls /`",
+            "add a command, as in `streammeta shell --connect HOST:PORT -- ls /`",
             exit_code=EXIT_USAGE,
         )
     if sources.address is None:
         banner = f"Connected to cluster {_describe(_known(client)).cluster_id}."
     else:
         copy = sources.copy()
-        banner = f"Map of cluster {copy.cluster_id} below offset {copy.end_offset}."
+        banner = f"Metadata of cluster {copy.cluster_id} below offset {copy.end_offset}."
     from streammeta.shell.prompt import run_interactive
 
     run_interactive(
         _root(sources, client),
-        f"{banner} Try `help`; Ctrl-D leaves.",
+        f"{banner} Try `help`. Ctrl-D exits.",
         source=sources,
         show=show_lines,
         explain=explain_for_prompt,
@@ -184,7 +186,7 @@ def _open_prompt(sources: MetadataSources, client: ControllerClient | None, outp
 
 
 def explain_for_prompt(error: Exception) -> tuple[str, str]:
-    """Return message and next step of a failure, as the command says them after `--`."""
+    """Return message and next step of a failure, as the command prints them after `--`."""
     if not isinstance(error, EXPECTED_ERRORS):
         return f"defect in streammeta ({type(error).__name__}: {error})", "report it"
     explained = explain(error)

@@ -117,7 +117,7 @@ def _check_ports(first: int, output_format: OutputFormat) -> list[int]:
     if taken := taken_ports(ports):
         names = ", ".join(map(str, taken))
         message = f"port: {first} needs {ports[0]} to {ports[-1]}, but another process uses {names}"
-        hint = "stop that process, or choose another --port; without it dev selects free ports"
+        hint = "stop that process, or choose another --port. Without it dev selects free ports"
         fail(output_format, CommandError("PORT_IN_USE", message, hint))
     return ports
 

@@ -94,8 +94,8 @@ class Child:
                 return line.removeprefix(READY_PREFIX)
         self._reap()
         raise ChildFailedError(
-            f"{self.name} ended with exit code {self.process.returncode} before it was ready; "
-            f"the end of its log {self.log_path}:\n{self.log_tail()}"
+            f"{self.name} ended with exit code {self.process.returncode} before it was ready. "
+            f"The end of its log {self.log_path}:\n{self.log_tail()}"
         )
 
     def log_tail(self, line_count: int = 15) -> str:
@@ -309,7 +309,7 @@ class LocalCluster:
     def wipe(self, node_id: int) -> None:
         """Delete the disk of a controller that is not running."""
         if node_id in self.children and self.children[node_id].is_running:
-            raise ValueError(f"controller {node_id} still runs; stop it before its disk is wiped")
+            raise ValueError(f"controller {node_id} still runs. Stop it before its disk is wiped")
         shutil.rmtree(self.data_dir(node_id))
 
     def stop_all(self) -> None:

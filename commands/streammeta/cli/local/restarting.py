@@ -59,7 +59,7 @@ class Supervisor:
         restart.due_at = now + restart.delay_s
         self.report(
             f"{child.name} ended ({_describe_end(child.process.returncode)}),"
-            f" restarting in {restart.delay_s:g} s; its log is {child.log_path}"
+            f" restarting in {restart.delay_s:g} s. Its log is {child.log_path}"
         )
         restart.delay_s = min(2 * restart.delay_s, DELAY_MAX_S)
 

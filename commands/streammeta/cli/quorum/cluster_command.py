@@ -376,7 +376,7 @@ def _problem(compared: Comparison) -> CommandError | None:
         names = ", ".join(member.name for member in silent)
         return CommandError(
             "NO_ANSWER",
-            f"{names}: did not answer and was not compared; the others are equal",
+            f"{names}: did not answer and was not compared. The others are equal",
             "start it, or name its address in --connect, then repeat",
         )
     return None

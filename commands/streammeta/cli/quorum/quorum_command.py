@@ -234,7 +234,7 @@ def _voting_disk(view: pb.DescribeQuorumResponse, node_id: int, endpoint: str) -
         raise CommandError(
             "DUPLICATE_VOTER",
             f"node {node_id} already votes, at {voter.peer_endpoint}",
-            "nothing was changed; to replace its disk, remove this voter first: "
+            "nothing was changed. To replace its disk, remove this voter first: "
             f"streammeta quorum remove-voter --node-id {node_id}",
         )
     return None

@@ -112,7 +112,7 @@ def find_replica(
         there = ", ".join(_names(among)) or "none"
         raise CommandError(
             f"{what.upper()}_NOT_FOUND",
-            f"node {node_id}{disk} is not a {what}; the leader knows these: {there}",
+            f"node {node_id}{disk} is not a {what}. The leader knows these: {there}",
             _MISSING_HINTS[what],
         )
     disks = ", ".join(replica.key.directory_id or "unknown" for replica in found)

@@ -304,7 +304,7 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
         names = ", ".join(guard.name for guard in result.failed_guards)
         return CommandError(
             "GUARD",
-            f"the plan {folder} can't be applied; failed guards: {names}",
+            f"the plan {folder} can't be applied. Failed guards: {names}",
             result.failed_guards[0].detail,
             exit_code=EXIT_LOST if result.lost else EXIT_FAILED,
         )
@@ -312,9 +312,9 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
         return CommandError(
             "MISSING_OBJECTS",
             f"{result.lost} objects of the metadata are missing in the bucket or damaged,"
-            f" with {result.losses.ranges} ranges of {result.losses.streams} streams; their"
+            f" with {result.losses.ranges} ranges of {result.losses.streams} streams. Their"
             " records are unreadable",
-            f"restore them; {folder / 'losses'} lists keys, streams, offsets and times; the"
+            f"restore them. {folder / 'losses'} lists keys, streams, offsets and times. The"
             " plan may be applied",
             exit_code=EXIT_LOST,
         )
@@ -322,7 +322,7 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
         return CommandError(
             "INCOMPLETE",
             "; ".join(result.unknown),
-            "the plan may be applied; correct this and make a new plan to learn the rest",
+            "the plan may be applied. Correct this and make a new plan to learn the rest",
         )
     return None
 
@@ -360,7 +360,7 @@ def _unsettled(command: str, result: "ApplyResult | UndoResult", ended: str) -> 
         return CommandError(
             "INCOMPLETE",
             "; ".join(result.problems) or "some candidates were not settled",
-            f"correct this and run {command} again; repeating it loses nothing",
+            f"correct this and run {command} again. Repeating it loses nothing",
         )
     return None
 
@@ -376,4 +376,4 @@ def _show_run(output: Output, result: "ApplyResult") -> None:
         output.rows("ahead_of_map", ("key", "detail"), result.ahead)
         output.text("warning", result.warning)
     if not result.deleted and result.complete:
-        output.note("nothing was deleted; repeat with --yes to delete")
+        output.note("nothing was deleted. Repeat with --yes to delete")

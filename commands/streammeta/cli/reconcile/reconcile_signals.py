@@ -59,7 +59,7 @@ def ending_event() -> Iterator[Ending]:
     def end(number: int, _frame: FrameType | None) -> None:
         ending.by = signal.Signals(number).name
         ending.set()
-        line = f"{ending.by}: stopping after the current work; another signal stops at once\n"
+        line = f"{ending.by}: stopping after the current work. Another signal stops at once\n"
         # Past the stream, which refuses a line in the midst of another.
         with suppress(OSError):
             os.write(_STDERR, line.encode())

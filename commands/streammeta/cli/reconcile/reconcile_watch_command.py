@@ -185,6 +185,6 @@ def _problem(last: Round) -> CommandError | None:
     return CommandError(
         last.outcome.name,
         last.problem,
-        "see the round's report and correct its findings; the next round continues from there",
+        "see the round's report and correct its findings. The next round continues from there",
         exit_code=EXIT_LOST if is_lost else EXIT_FAILED,
     )

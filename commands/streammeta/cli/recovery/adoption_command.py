@@ -307,7 +307,7 @@ def _adopt(client: ControllerClient, batch: AdoptionBatch) -> None:
             raise CommandError(
                 name,
                 f"object {stored.object_id} and those in its batch were not adopted: {name}",
-                "earlier batches are adopted; repeat the command, which makes a new plan. If"
+                "earlier batches are adopted. Repeat the command, which makes a new plan. If"
                 " no node is known (NODE_EPOCH_NOT_EXIST), start a broker first",
             )
 
@@ -357,7 +357,7 @@ def _require_settled(surveyed: _Surveyed, *, leave_behind: bool) -> None:
         f" acknowledged, `lost`: {lost}; ranges that no object in the bucket contains,"
         f" `missing`: {len(surveyed.missing)}; recovery mode continues",
         "`streammeta restore adopt` lists them, adopts them with --yes, and with --pass-gaps"
-        " also those after a gap; use --leave-behind to finish without them",
+        " also those after a gap. Use --leave-behind to finish without them",
     )
 
 

@@ -167,7 +167,7 @@ def verify_command(
             "DAMAGED",
             f"files that are damaged, missing or contradict others: {len(damages)}; nothing was "
             "changed",
-            "points up to `good_to_offset` can be restored without the file; keep the store"
+            "points up to `good_to_offset` can be restored without the file. Keep the store"
             " unchanged, and let a controller start a new backup with another --backup-store",
         )
 
@@ -232,7 +232,7 @@ def status_command(
         raise CommandError(
             "LATE",
             f"the backup misses {lag} committed entries, the oldest for up to {lag_ms} ms",
-            "see `backup_failed` in the leader's log; no data is lost while the controllers live",
+            "see `backup_failed` in the leader's log. No data is lost while the controllers live",
         )
 
 
@@ -258,7 +258,7 @@ def now_command(*, client: ControllerClient, file: Path, output: Output) -> None
 
     if file.exists():
         raise CommandError(
-            "EXISTS", f"{file} already exists; the command left it unchanged", "choose another name"
+            "EXISTS", f"{file} already exists. The command left it unchanged", "choose another name"
         )
     with tempfile.TemporaryFile(dir=file.absolute().parent) as copy:
         download(client, copy)
@@ -330,7 +330,7 @@ def _choose(found: Iterable[Folder], cluster_uuid: str | None) -> Folder:
         raise CommandError(
             "NO_BACKUP",
             "the store contains no such backup",
-            "`streammeta backup list` shows the backups in the store; controllers write them"
+            "`streammeta backup list` shows the backups in the store. Controllers write them"
             " with --backup-store",
         )
     if len(fit) > 1:

@@ -63,7 +63,7 @@ def wait_for_fence(
             raise CommandError(
                 "SUPERSEDED",
                 f"cluster {generation.cluster_id!r} has taken over the bucket meanwhile",
-                "nothing was marked; connect to the controllers of that cluster",
+                "nothing was marked. Connect to the controllers of that cluster",
             )
         now = time.monotonic()
         if number != generation.number:

@@ -211,7 +211,7 @@ def apply_command(
     files = PosixFileSystem(read_only=not yes)
     if not files.names(data_dir):
         raise DirectoryNotFormattedError(
-            f"{data_dir} is empty or missing; name the survivor's directory"
+            f"{data_dir} is empty or missing. Name the survivor's directory"
         )
     with _no_controller(), _refusals():
         lock = lock_directory(files, data_dir)
@@ -245,7 +245,7 @@ def apply_command(
         }
     )
     if not yes and not was_done:
-        output.note("nothing was changed; repeat with --yes to apply the plan")
+        output.note("nothing was changed. Repeat with --yes to apply the plan")
 
 
 def _circumstances(objects: ObjectStore, namespace: str) -> Circumstances:
@@ -271,7 +271,7 @@ def _require_owner(objects: ObjectStore, namespace: str, survivor: Report) -> No
             "WRONG_BUCKET",
             f"namespace {namespace!r} of the bucket belongs to {found}, the survivors are of "
             f"{survivor.cluster_id} {survivor.cluster_uuid or 'no owner'}",
-            "name the cluster's --store and --namespace; if the cluster was restored or"
+            "name the cluster's --store and --namespace. If the cluster was restored or"
             " recovered since, use that newer cluster, because these directories are older",
         )
 
@@ -323,7 +323,7 @@ def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
 def _write_new(file: Path, data: bytes) -> None:
     if file.exists():
         raise CommandError(
-            "EXISTS", f"{file} already exists; the command left it unchanged", "name another"
+            "EXISTS", f"{file} already exists. The command left it unchanged", "name another"
         )
     replace_file(PosixFileSystem(), file, [data])
 
@@ -332,7 +332,7 @@ def _node_ids(text: str) -> Sequence[int]:
     try:
         return [int(node_id) for node_id in text.split(",")]
     except ValueError as error:
-        message = f"--dead: {text!r} is not a list of node ids; expected for example 1,2"
+        message = f"--dead: {text!r} is not a list of node ids. Expected for example 1,2"
         raise click.UsageError(message) from error
 
 
@@ -353,5 +353,5 @@ def _no_controller() -> Iterator[None]:
     try:
         yield
     except DirectoryLockedError as error:
-        message = "stop the controller first; a cluster with a running majority needs no recovery"
+        message = "stop the controller first. A cluster with a running majority needs no recovery"
         raise CommandError("IN_USE", str(error), message) from error

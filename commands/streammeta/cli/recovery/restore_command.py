@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streammeta.cli.controller.storage_command import data_dir_option, parse_voters, voters_given
+from streammeta.cli.controller.storage_command import data_dir_option, parse_voters, read_voters
 from streammeta.cli.framework.client import store_option
 from streammeta.cli.framework.output import CommandError, Output, with_output
 from streammeta.cli.recovery.adoption_command import adopt, finish
@@ -100,7 +100,7 @@ restore.add_command(give_up_command)
     "--voters",
     required=True,
     metavar="ID@HOST:PORT,...",
-    callback=voters_given,
+    callback=read_voters,
     help="Voters of the new cluster, with their --peer-advertise.",
 )
 @click.option("--to-offset", type=click.IntRange(min=1), help="Restore the log below this offset.")
@@ -157,7 +157,7 @@ def plan_command(
         replayed = replay_backup(archive, inventory, to_offset)
     folder = archive.folder
     if new_cluster_id == folder.cluster_id:
-        raise click.UsageError("--new-cluster-id: equals the old cluster's id; choose another one")
+        raise click.UsageError("--new-cluster-id: equals the old cluster's id. Choose another one")
     namespace = namespace or cluster_namespace(folder.cluster_id)
     with open_objects(store) as objects:
         if not supersede:
@@ -167,7 +167,7 @@ def plan_command(
     if file is not None:
         if file.exists():
             raise CommandError(
-                "EXISTS", f"{file} already exists; the command left it unchanged", "name another"
+                "EXISTS", f"{file} already exists. The command left it unchanged", "name another"
             )
         replace_file(PosixFileSystem(), file, [json_files.encode(plan)])
     size = replayed.cluster_metadata.size()
@@ -301,7 +301,7 @@ def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: dat
         raise CommandError(
             "TOO_EARLY",
             "the backup contains no segment that was committed by then",
-            "choose a later time, or --to-offset; `streammeta backup list` shows the offsets",
+            "choose a later time, or --to-offset. `streammeta backup list` shows the offsets",
         )
     return segments[at - 1].end_offset
 
@@ -318,7 +318,7 @@ def replay_backup(
         known = ", ".join(f"{start} to {end}" for start, end in spans(inventory)) or "none"
         raise CommandError(
             "NOT_RESTORABLE",
-            f"the backup can't be restored to offset {end_offset}; possible offsets: {known}",
+            f"the backup can't be restored to offset {end_offset}. Possible offsets: {known}",
             "choose one of them as --to-offset",
         )
     return replay(chain, archive, end_offset=end_offset)
@@ -333,7 +333,7 @@ def _require_owner(objects: ObjectStore, namespace: str, folder: Folder) -> None
             "WRONG_BUCKET",
             f"namespace {namespace!r} of the bucket belongs to {found}, the backup is of "
             f"{folder.cluster_id} {folder.cluster_uuid}",
-            "name the old cluster's --store and --namespace; if another cluster was restored"
+            "name the old cluster's --store and --namespace. If another cluster was restored"
             " over it, restore the backup of that cluster, or use --supersede",
         )
 

@@ -269,7 +269,7 @@ def download(client: ControllerClient, file: BinaryIO) -> None:
         raise CallError(
             "INCOMPLETE",
             f"the copy of the metadata has {total_bytes} bytes, but {file.tell()} arrived",
-            "repeat the command; repeating it is safe",
+            "repeat the command. Repeating it is safe",
         )
 
 

@@ -1,6 +1,6 @@
-"""`streammeta audit`: whether audit logs are what controllers wrote, and a look at them.
+"""`streammeta audit`: verification and search of audit logs.
 
-Works on files, which it compares with anchors in a cluster's map if that is named.
+Works on files, and compares them with anchors in the metadata of a cluster if one is named.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ class _KnownHash(click.ParamType[tuple[int, str]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, str]:
-        """Parse a line's number and hash."""
+        """Parse the number and the hash of a line."""
         seq, colon, digits = str(value).partition(":")
         is_hash = len(digits) == 64 and set(digits) <= set("0123456789abcdef")
         if not (colon and seq.isdecimal() and is_hash):
-            self.fail(f"{value!r}; wanted a line's number and hash, as in 120034:9f..", param, ctx)
+            self.fail(
+                f"{value!r}. Expected the number and the hash of a line, as in 120034:9f..",
+                param,
+                ctx,
+            )
         return int(seq), digits
 
 
@@ -63,15 +67,15 @@ class _KnownHash(click.ParamType[tuple[int, str]]):
     multiple=True,
     type=_KnownHash(),
     metavar="SEQ:HASH",
-    help="A line's hash known from elsewhere, as the controller's log names it each minute; may be"
-    " repeated, with the files of one controller.",
+    help="Known hash of a line, which the controller's log contains each minute. Repeatable,"
+    " with the files of one controller.",
 )
 @click.option(
     "--map",
     "map_address",
     metavar="MAP",
-    help="Compare the ends with the anchors in this map: a checkpoint file, the folder of a Parquet"
-    " export, or BACKUP_URI@OFFSET.",
+    help="Compare the ends with the anchors in this metadata: a checkpoint file, the folder"
+    " of a Parquet export, or BACKUP_URI@OFFSET.",
 )
 @connecting(Endpoints.OPTIONAL)
 @timeout_option(DEADLINE_S)
@@ -86,11 +90,11 @@ def verify_command(
     timeout_s: float,
     output: Output,
 ) -> None:
-    """Check that no line was changed, removed or moved; exit 1 and name the place if one was.
+    """Check that no line was changed, removed or moved. Exit 1 and name the place otherwise.
 
-    Takes the files of one controller or several, in any order; give all files of the time in
-    question. With --connect or --map the newest files must be among them: it is checked too that
-    their ends were not cut off, but for the last ten seconds of the leader's.
+    The command accepts the files of one or more controllers, in any order. Name all files of the
+    period. With --connect or --map, include the newest files: the command then also checks that
+    their ends were not cut off, except for the last ten seconds of the leader's log.
 
     \b
     Examples:
@@ -107,10 +111,12 @@ def verify_command(
     ]
     chains = verify(read, dict(expected), anchored)
     output.rows(
-        "chains", _CHAINS, [tuple(getattr(one, name) for name in _CHAINS) for one in chains]
+        "chains", _CHAINS, [tuple(getattr(chain, name) for name in _CHAINS) for chain in chains]
     )
     breaks = [
-        (chain.node, one.file, one.line, one.problem) for chain in chains for one in chain.breaks
+        (chain.node, break_.file, break_.line, break_.problem)
+        for chain in chains
+        for break_ in chain.breaks
     ]
     if breaks:
         output.rows("breaks", _BREAKS, breaks)
@@ -118,8 +124,7 @@ def verify_command(
         raise CommandError(
             "AUDIT_CHAIN",
             f"{file}:{line}: {problem}" if file else problem,
-            "the audit log was changed or cut, or files of it are missing; keep all of them as they"
-            " are",
+            "the audit log was changed or cut, or files are missing. Keep all files unchanged",
         )
 
 
@@ -127,7 +132,7 @@ def verify_command(
 @_FILES
 @click.option("--principal", help="Only lines of this principal, such as broker/1007.")
 @click.option(
-    "--call", "calls", multiple=True, help="Only lines whose call ends so; may be repeated."
+    "--call", "calls", multiple=True, help="Only lines whose call ends with this text. Repeatable."
 )
 @click.option("--verdict", "verdicts", multiple=True, help="Only lines with this verdict.")
 @click.option("--since", type=Duration(), metavar="DURATION", help="Only lines younger than this.")
@@ -141,7 +146,7 @@ def show_command(
     since: int | None,
     output: Output,
 ) -> None:
-    """Show lines of audit logs. Checks no chain.
+    """Show lines of audit logs, without checking their chain.
 
     \b
     Example:

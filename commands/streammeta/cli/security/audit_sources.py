@@ -1,4 +1,4 @@
-"""Sources of `streammeta audit verify`: files that may still be written, and anchors in a map."""
+"""Sources of `streammeta audit verify`: files that may still be written, and anchors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOKS_MAX = 10
 
 
 def read_files(paths: Sequence[Path], *, to_the_end: bool = False) -> Mapping[Path, bytes]:
-    """Return the files' bytes, and those of files that were full and renamed meanwhile.
+    """Return the bytes of the files, and of files that were full and renamed meanwhile.
 
     With `to_the_end` the full file before a log's newest one is read too.
     """
@@ -30,7 +30,7 @@ def read_files(paths: Sequence[Path], *, to_the_end: bool = False) -> Mapping[Pa
         if _full_files(paths) == before:
             return read
     raise CommandError(
-        "AUDIT_FILES", "files were renamed each time that they were read", "try again"
+        "AUDIT_FILES", "files were renamed during each attempt to read them", "try again"
     )
 
 
@@ -45,7 +45,7 @@ def _full_files(paths: Sequence[Path]) -> set[Path]:
 
 
 def _newer(paths: Sequence[Path], full: set[Path], *, to_the_end: bool) -> list[Path]:
-    """Return the full files that are newer than every one given of the same log."""
+    """Return the full files that are newer than every given file of the same log."""
     found: list[Path] = []
     for path in paths:
         of_log = sorted((file for file in full if file.stem == path.name), key=_number)
@@ -67,7 +67,7 @@ def anchored_lines(
     tls: CallerFiles | None,
     timeout_s: float,
 ) -> Mapping[int, Mapping[int, str]]:
-    """Return hashes of anchored lines by controller and number; none without a map or cluster."""
+    """Return hashes of anchored lines by controller and number, none without a source."""
     from streammeta.controller.trust.audit.anchors import expected_lines
 
     if map_address is not None:

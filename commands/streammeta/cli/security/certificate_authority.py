@@ -1,7 +1,7 @@
-"""A small certificate authority in two files, for development, tests and first deployments.
+"""Small certificate authority in two files, for development, tests and first deployments.
 
-Signs certificates that state an identity (`streammeta.tls.identity`). Keeps no list of what it has
-signed and revokes nothing: certificates are short-lived instead. Files are never overwritten.
+Signs certificates that state an identity (`streammeta.tls.identity`). It keeps no list of them and
+there is no revocation list, because certificates are short-lived. It never overwrites files.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ AUTHORITY_DAYS = 3650
 LEAF_DAYS = 90
 
 _BEGINS_EARLIER = timedelta(minutes=5)
-"""Clocks of other machines may be late."""
+"""Tolerance for clocks of other machines that run late."""
 
 _KEY_MODE, _CERTIFICATE_MODE = 0o600, 0o644
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedFiles:
-    """A certificate's file and that of its key."""
+    """Files of a certificate and its key."""
 
     certificate: Path
     key: Path
 
 
 def create_authority(files: IssuedFiles, name: str, days: int = AUTHORITY_DAYS) -> None:
-    """Make an authority: a certificate of its own that it signs itself, and the key to sign with.
+    """Create an authority: a self-signed certificate, and the key to sign with.
 
     Raises:
-        CertificateError: one of the files is there.
+        CertificateError: one of the files exists.
         OSError: they can't be written.
     """
     key = ec.generate_private_key(ec.SECP256R1())
@@ -57,25 +57,25 @@ def create_authority(files: IssuedFiles, name: str, days: int = AUTHORITY_DAYS) 
 
 
 class Authority:
-    """An authority's certificate and key, read from their files."""
+    """Certificate and key of an authority, read from their files."""
 
     def __init__(self, files: IssuedFiles) -> None:
         """Read both.
 
         Raises:
-            CertificateError: a file is missing, damaged, or readable by others; the certificate is
-                no authority's, is not valid now, or belongs to another key.
+            CertificateError: a file is missing, damaged, or readable by others, or the certificate
+                is not an authority's, is not valid now, or belongs to another key.
         """
         self._certificate = read_certificates(files.certificate)[0]
         key = read_key(files.key)
         facts = describe(self._certificate, datetime.now(UTC), key=key)
         problems = list(facts.problems)
         if not facts.is_authority:
-            problems.insert(0, "is no authority's")
+            problems.insert(0, "is not an authority")
         if problems:
             raise CertificateError(f"{files.certificate}: {', '.join(problems)}")
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise CertificateError(f"{files.key}: no key of an elliptic curve; must be one")
+            raise CertificateError(f"{files.key}: not an elliptic curve key. Create one")
         self._key = key
 
     def issue(
@@ -85,13 +85,13 @@ class Authority:
         hosts: Sequence[str] = (),
         days: int = LEAF_DAYS,
     ) -> None:
-        """Make a certificate for `principal`, good for both sides of a connection, and its key.
+        """Issue a certificate for `principal`, valid for both sides of a connection, and its key.
 
         `hosts` are DNS names and IP addresses at which others reach it. It expires after `days`,
-        with the authority's own certificate at the latest.
+        but not after the authority's own certificate.
 
         Raises:
-            CertificateError: one of the files is there.
+            CertificateError: one of the files exists.
             OSError: they can't be written.
         """
         key = ec.generate_private_key(ec.SECP256R1())
@@ -163,10 +163,12 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _write(
     files: IssuedFiles, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    """Write both files, the key first; neither if one is there."""
+    """Write both files, the key first, or none if one exists."""
     for path in (files.key, files.certificate):
         if path.exists():
-            raise CertificateError(f"{path}: is there, and is never overwritten; move it away")
+            raise CertificateError(
+                f"{path}: already exists. Move it away first (files are never overwritten)"
+            )
     key_pem = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

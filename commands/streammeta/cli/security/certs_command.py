@@ -1,6 +1,6 @@
-"""`streammeta certs`: certificates for controllers, brokers and users, and a look at them.
+"""`streammeta certs`: certificates for controllers, brokers and users.
 
-Talks to no controller: it works on files alone.
+It connects to no controller and works on files only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +30,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @click.group()
 def certs() -> None:
-    """Make certificates for controllers, brokers and users, and look at those there are.
+    """Create certificates for controllers, brokers and users, and show existing ones.
 
-    An authority of two files signs them. Its certificate, ca.pem, goes wherever a certificate is
-    checked; its key stays where certificates are made, and nowhere else.
+    An authority of two files signs them. Its certificate, ca.pem, is needed wherever a certificate
+    is checked. Keep its key only where certificates are created.
 
     \b
     Example:
@@ -49,26 +49,29 @@ _dir_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("certs"),
     show_default=True,
-    help="Where the certificates are, ca.pem among them.",
+    help="Folder of the certificates, including ca.pem.",
 )
 _ca_key_option = click.option(
     "--ca-key",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="The authority's key: in another folder, since certificates are carried around.",
+    help="Key of the authority, in another folder, because certificates are copied to other"
+    " machines.",
 )
 
 
 def _of_a_leaf(command: _F) -> _F:
     """Add the options of every command that signs a certificate."""
     for option in (
-        click.option("--cluster-id", required=True, help="The cluster that it is good for."),
+        click.option(
+            "--cluster-id", required=True, help="Cluster for which the certificate is valid."
+        ),
         click.option(
             "--host",
             "hosts",
             multiple=True,
             metavar="NAME|IP",
-            help="A name or address at which others connect to the holder; may be repeated.",
+            help="Name or address at which others connect to the holder. Repeatable.",
         ),
         click.option(
             "--days", type=_ANY_LIFE, default=90, show_default=True, help="Days until it expires."
@@ -83,13 +86,13 @@ def _of_a_leaf(command: _F) -> _F:
 @certs.command("ca")
 @_dir_option
 @_ca_key_option
-@click.option("--name", default="streammeta", show_default=True, help="Its name, for people.")
+@click.option("--name", default="streammeta", show_default=True, help="Name for people.")
 @click.option(
     "--days", type=_ANY_LIFE, default=3650, show_default=True, help="Days until it expires."
 )
 @with_output
 def ca_command(*, folder: Path, ca_key: Path, name: str, days: int, output: Output) -> None:
-    """Make an authority that signs the other certificates.
+    """Create the authority that signs the other certificates.
 
     \b
     Example:
@@ -97,13 +100,13 @@ def ca_command(*, folder: Path, ca_key: Path, name: str, days: int, output: Outp
     """
     if folder.resolve() == ca_key.parent.resolve():
         raise click.UsageError(
-            f"--ca-key: {ca_key} is beside the certificates in --dir; give another folder, which"
-            " is not carried to other machines"
+            f"--ca-key: {ca_key} is in the folder of the certificates, --dir. Choose a folder"
+            " that is not copied to other machines"
         )
     from streammeta.cli.security import certificate_authority as authority
 
     files = authority.IssuedFiles(folder / "ca.pem", ca_key)
-    with _explained():
+    with _explain():
         authority.create_authority(files, name, days)
     output.summary({"certificate": str(files.certificate), "key": str(files.key)})
 
@@ -113,7 +116,7 @@ def ca_command(*, folder: Path, ca_key: Path, name: str, days: int, output: Outp
 @_of_a_leaf
 @with_output
 def controller_command(*, node_id: int, hosts: Sequence[str], **options: Any) -> None:
-    """Make a controller's certificate. It needs a --host for each name it is reached by.
+    """Create a controller's certificate. It needs a --host for each of its names.
 
     \b
     Example:
@@ -121,18 +124,23 @@ def controller_command(*, node_id: int, hosts: Sequence[str], **options: Any) ->
         --host 10.0.0.3 --dir certs --ca-key private/ca.key
     """
     if not hosts:
-        raise click.UsageError("--host: none; give each name and address of the --advertise's")
+        raise click.UsageError(
+            "--host: missing; name each host and address of the --advertise options"
+        )
     _issue(Role.CONTROLLER, str(node_id), hosts=hosts, **options)
 
 
 @certs.command("broker")
 @click.option(
-    "--id", "name", required=True, help=f"The broker's node id, or {NEW_BROKER!r}: to ask for one."
+    "--id",
+    "name",
+    required=True,
+    help=f"Node id of the broker, or {NEW_BROKER!r} for a broker that has none yet.",
 )
 @_of_a_leaf
 @with_output
 def broker_command(*, name: str, **options: Any) -> None:
-    """Make a broker's certificate.
+    """Create a broker's certificate.
 
     \b
     Example:
@@ -146,13 +154,13 @@ def broker_command(*, name: str, **options: Any) -> None:
     "--role",
     type=click.Choice([role.value for role in USER_ROLES]),
     required=True,
-    help="What it may do.",
+    help="Role, which decides the allowed calls.",
 )
-@click.option("--name", required=True, help="The person, or the job.")
+@click.option("--name", required=True, help="Name of the person or job.")
 @_of_a_leaf
 @with_output
 def user_command(*, role: str, name: str, **options: Any) -> None:
-    """Make the certificate of a person or a job.
+    """Create the certificate of a person or a job.
 
     \b
     Example:
@@ -181,7 +189,7 @@ def _issue(
 
     stem = f"{role}-{name}"
     files = authority.IssuedFiles(folder / f"{stem}.pem", folder / f"{stem}.key")
-    with _explained():
+    with _explain():
         signer = authority.Authority(authority.IssuedFiles(folder / "ca.pem", ca_key))
         signer.issue(files, principal, hosts, days)
     output.summary(
@@ -194,14 +202,14 @@ def _issue(
 @click.option(
     "--ca",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The authority that must have signed them.",
+    help="Authority that must have signed them.",
 )
 @with_output
 def show_command(*, files: Sequence[Path], ca: Path | None, output: Output) -> None:
-    """Show the contents of certificates; exit 1 if one of them has a defect.
+    """Show the contents of certificates. Exit 1 if one of them is invalid.
 
-    The key beside a certificate, in a file of the same name that ends in .key, must belong to it
-    and be readable by its owner alone.
+    The key of a certificate, in a file of the same name that ends with .key, must belong to it and
+    be readable by its owner only.
 
     \b
     Example:
@@ -210,7 +218,7 @@ def show_command(*, files: Sequence[Path], ca: Path | None, output: Output) -> N
     from streammeta.tls.certificates import describe, read_certificates, read_key
 
     now = datetime.now(UTC)
-    with _explained():
+    with _explain():
         authorities = read_certificates(ca) if ca is not None else ()
         shown = []
         for path in files:
@@ -241,13 +249,13 @@ def show_command(*, files: Sequence[Path], ca: Path | None, output: Output) -> N
     if wrong:
         raise CommandError(
             "CERTIFICATE",
-            f"certificates with problems: {len(wrong)}: {', '.join(map(str, wrong))}",
-            "make new ones by `streammeta certs`",
+            f"{len(wrong)} invalid certificates: {', '.join(map(str, wrong))}",
+            "create new ones with `streammeta certs`",
         )
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explain() -> Iterator[None]:
     from streammeta.tls.certificates import CertificateError
 
     try:
