@@ -113,7 +113,7 @@ def test_nothing_is_ever_overwritten(certs: Certs, made: Path) -> None:
     ("words", "told"),
     [
         (("broker", "--id", "seven", "--cluster-id", "demo"), "must be its node id"),
-        (("controller", "--id", "3", "--cluster-id", "demo"), "--host: none"),
+        (("controller", "--id", "3", "--cluster-id", "demo"), "--host: missing"),
         (
             ("controller", "--id", "-1", "--cluster-id", "demo", "--host", "a"),
             "must be its node id",
@@ -139,7 +139,7 @@ def test_an_authority_s_key_beside_its_certificates_is_refused(
 ) -> None:
     code, answer = certs("ca", folder="ca")
     assert code == 2
-    assert "give another folder" in answer["error"]["message"]
+    assert "hoose a folder" in answer["error"]["message"]
     assert not (tmp_path / "ca").exists()
 
 
@@ -167,7 +167,7 @@ def test_a_leaf_signs_nothing(certs: Certs, made: Path) -> None:
     (made.parent / "ca" / "ca.key").write_bytes((made / "broker-1007.key").read_bytes())
     code, answer = certs("broker", "--id", "8", "--cluster-id", "demo")
     assert code == 1
-    assert "is no authority's" in answer["error"]["message"]
+    assert "is not an authority" in answer["error"]["message"]
 
 
 def _signed(folder: Path, **changes: Any) -> Path:

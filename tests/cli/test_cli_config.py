@@ -73,9 +73,9 @@ def test_what_nobody_sets_is_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("noda-id = 1", "noda-id: no such setting; did you mean node-id?"),
-        ("zzz = 1", "zzz: no such setting; known are advertise, "),
-        ("node_id = 1", "node_id: no such setting; did you mean node-id?"),
+        ("noda-id = 1", "noda-id: no such setting. Did you mean node-id?"),
+        ("zzz = 1", "zzz: no such setting. Known are advertise, "),
+        ("node_id = 1", "node_id: no such setting. Did you mean node-id?"),
         ("check-config = true", "check-config: no such setting"),
         ('node-id = "1"', "node-id: '1'; must be a whole number"),
         ("node-id = true", "node-id: True; must be a whole number"),

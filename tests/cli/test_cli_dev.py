@@ -107,7 +107,7 @@ def test_a_controller_that_ends_is_restarted_and_the_others_stay() -> None:
     assert scene.end(2) == 0.5
     assert [scene.cluster.children[node_id] for node_id in (1, 3)] == others
     assert scene.reports[0] == (
-        "controller 2 ended (killed by signal 9), restarting in 0.5 s; its log is a.log"
+        "controller 2 ended (killed by signal 9), restarting in 0.5 s. Its log is a.log"
     )
     assert scene.end(1, 3) == 0.5
     assert any("controller 1 ended (exit code 3)" in line for line in scene.reports)
@@ -133,7 +133,7 @@ def test_a_port_in_use_is_named_before_anything_is_written(
         code = run_cli(cli, ["dev", "--port", str(first), "--data-dir", str(root)])
     said = capsys.readouterr().err
     assert code == 1
-    assert f"port: {first} takes {first} to {first + PORT_COUNT - 1}" in said
+    assert f"port: {first} needs {first} to {first + PORT_COUNT - 1}" in said
     assert str(taken) in said
     assert not root.exists()
 

@@ -313,11 +313,11 @@ def test_a_failure_keeps_what_was_found_before_it(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("reason", "hint"),
     [
-        ("LIMIT_EXCEEDED", "ask for less at once"),
-        ("BUSY", "repeat the command in a moment"),
-        ("DISK_FULL", "make room on the disks"),
-        ("QUOTA_EXCEEDED", "raise the limit that the message names"),
-        ("AUDIT_UNAVAILABLE", "make the controllers' audit log writable"),
+        ("LIMIT_EXCEEDED", "request fewer items at once"),
+        ("BUSY", "epeat the command in a moment"),
+        ("DISK_FULL", "ree space on the full disks"),
+        ("QUOTA_EXCEEDED", "raise the named limit"),
+        ("AUDIT_UNAVAILABLE", "ake the controllers' audit log writable"),
     ],
 )
 def test_raw_grpc_failure_is_explained(

@@ -166,7 +166,7 @@ def test_a_corrupt_object_shows_what_is_left_and_fails(
     lines = shown.out.splitlines()
     assert lines[0].startswith("CORRUPT at byte 5242297: footer magic is ")
     assert lines[1].startswith("===========StreamRecordBatch{streamId=3,")
-    assert "is corrupt in places: 2; at byte 5242297 footer magic" in shown.err
+    assert "has 2 corrupt places. At byte 5242297 footer magic" in shown.err
 
 
 def test_an_object_comes_from_standard_input_too(
@@ -229,9 +229,9 @@ def test_a_composite_shows_its_links(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("words", "code", "said"),
     [
         (("absent-file",), 1, "No such file"),
-        (("s3://bucket",), 2, "is no object; wanted a file"),
+        (("s3://bucket",), 2, "is not an object. Expected a file"),
         (("s3://bucket/key?colour=red",), 2, "colour"),
-        (("http://host/key",), 2, "is no object; wanted a file"),
+        (("http://host/key",), 2, "is not an object. Expected a file"),
         (("--records", "3", "--no-records", "x"), 2, "not both"),
         (("--decode", "morse", "x"), 2, "morse"),
     ],
@@ -260,7 +260,7 @@ def test_a_good_server_passes_all_steps(capsys: pytest.CaptureFixture[str]) -> N
         assert err == ""
         lines = out.splitlines()
         assert [line[:7] for line in lines[:8]] == ["[ OK ] "] * 8
-        assert lines[8].startswith("checksums that this server refuses damaged bytes by: md5")
+        assert lines[8].startswith("checksums with which this server rejects damaged bytes: md5")
         store = open_object_store(endpoint.uri("data"))
         assert list(store.list_objects()) == []
         store.close()

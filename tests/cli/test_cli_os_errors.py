@@ -14,8 +14,8 @@ from streammeta.cli.root import cli
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (OSError(errno.EADDRINUSE, "address in use"), "give another address to listen on"),
-        (OSError(errno.EADDRNOTAVAIL, "no such address"), "give another address to listen on"),
+        (OSError(errno.EADDRINUSE, "address in use"), "choose another address to listen on"),
+        (OSError(errno.EADDRNOTAVAIL, "no such address"), "choose another address to listen on"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "that its server runs"),
         (socket.gaierror(-2, "Name or service not known"), "that its server runs"),
         (PermissionError(errno.EACCES, "denied", "/x"), "check the path"),
@@ -28,7 +28,7 @@ def test_the_next_step_fits_the_error(error: OSError, hint: str) -> None:
 def test_a_listener_whose_error_has_the_cause_alone() -> None:
     error = OSError("http-listen: can't listen on 127.0.0.1:1")
     error.__cause__ = OSError(errno.EADDRINUSE, "address in use")
-    assert "give another address to listen on" in explain(error).hint
+    assert "choose another address to listen on" in explain(error).hint
 
 
 def test_a_kafka_broker_on_a_port_in_use_names_the_address(
@@ -43,4 +43,4 @@ def test_a_kafka_broker_on_a_port_in_use_names_the_address(
     said = capsys.readouterr().err
     assert code == 1
     assert f"'127.0.0.1', {port}" in said
-    assert "give another address to listen on" in said
+    assert "choose another address to listen on" in said

@@ -185,7 +185,7 @@ def test_the_bucket_is_read_after_the_wait(
         return note
 
     cluster = SimpleNamespace(object_namespace=NAMESPACE, cluster_uuid="u-2", cluster_id="after")
-    monkeypatch.setattr(adoption_command, "described", lambda _: cluster)
+    monkeypatch.setattr(adoption_command, "describe_restored", lambda _: cluster)
     monkeypatch.setattr(adoption_command, "open_store", lambda _: nullcontext())
     monkeypatch.setattr(adoption_command, "_require_own", noting("ownership"))
     monkeypatch.setattr(adoption_command, "wait_for_fence", noting("wait"))

@@ -205,7 +205,7 @@ def test_a_voter_is_not_taken_for_a_lost_observer() -> None:
     with serving(view(1, "leader"), view(2, "follower")) as (connect, controllers):
         answer = add_voter(connect, 2)
     assert (answer["exit_code"], answer["error"]["code"]) == (1, "DUPLICATE_VOTER")
-    assert "node 2 votes already" in answer["error"]["message"]
+    assert "node 2 already votes" in answer["error"]["message"]
     assert not controllers[0].added
 
 

@@ -131,10 +131,10 @@ def test_a_joining_node_has_no_voters(tmp_path: Path, run: Run) -> None:
         ((), "--join"),
         (("--join", "--voters", "1@h:1"), "--join"),
         (("--voters", "1@h"), "HOST:PORT"),
-        (("--voters", "1@h:1/xyz"), "'xyz' is no directory id"),
+        (("--voters", "1@h:1/xyz"), "'xyz' is not a directory id"),
         (("--voters", "1@h:1,1@h:2"), "repeat"),
         (("--voters", ""), "ID@HOST:PORT"),
-        (("--join", "--directory-id", "xyz"), "'xyz' is no directory id"),
+        (("--join", "--directory-id", "xyz"), "'xyz' is not a directory id"),
         (("--join", "--node-id", "1000"), "0 to 999"),
         (("--join", "--cluster-id", "a/b"), "letters"),
     ],
@@ -324,4 +324,4 @@ def test_people_get_text(
     assert run_cli(cli, words) == 1
     failed = capsys.readouterr()
     assert "quorum-state" in failed.out
-    assert "places damaged: 1" in failed.err
+    assert "1 places are damaged" in failed.err

@@ -33,7 +33,7 @@ ORPHANS = range(100, 130)
 A_SECOND = 10
 """Keys that a run deletes in one second, which is a batch in the process."""
 
-NOTICED = "ends after what is under way; another signal ends it at once"
+NOTICED = "stopping after the current work. Another signal stops at once"
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ def test_without_spark_a_bucket_of_any_size_is_listed_here(
 def test_help_and_page_name_the_number_of_keys_that_auto_goes_by() -> None:
     (option,) = (one for one in plan_command.params if one.name == "engine")
     assert isinstance(option, click.Option)
-    assert f"auto takes Spark above {AUTO_KEYS:,} keys" in str(option.help)
+    assert f"auto selects Spark above {AUTO_KEYS:,} keys" in str(option.help)
     page = Path(__file__).parents[2] / "docs/operations/reconcile.md"
     assert f"in the process itself (`local`) up to {AUTO_KEYS:,} keys" in page.read_text()
 

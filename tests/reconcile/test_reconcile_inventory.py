@@ -434,7 +434,7 @@ def test_the_command_reads_an_inventory_and_says_which(
     assert json.loads(done.stdout)["inventory"] == str(tmp_path / "a.parquet")
     refused = CliRunner().invoke(cli, [*words, "--taken-at", "yesterday"])
     assert refused.exit_code == 2
-    assert "no time with its zone" in refused.output
+    assert "not a time with its zone" in refused.output
 
 
 segments = st.sampled_from(

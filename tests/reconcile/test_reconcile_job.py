@@ -439,7 +439,9 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
 
     said = streammeta(*words, str(tmp_path / "p"))
     assert (said["exit_code"], said["error"]["code"]) == (3, "MISSING_OBJECTS")
-    assert "2 of the map's objects are missing in the bucket or damaged" in said["error"]["message"]
+    assert (
+        "2 objects of the metadata are missing in the bucket or damaged" in said["error"]["message"]
+    )
     assert said["unfinished_uploads"] is None
     assert ["ListBucketMultipartUploads" in one["unknown"] for one in said["unknown"]] == [True]
     assert not (tmp_path / "p" / "uploads").exists()

@@ -93,7 +93,7 @@ def test_failures_for_people_go_to_standard_error(
 
     assert code == 1
     assert out == "automq-test\nautomq-test-2\n"
-    message, hint = "ls: /x: no such file or directory", "see what is there with `ls /`"
+    message, hint = "ls: /x: no such file or directory", "list the directory with `ls /`"
     assert err == f"streammeta: {message}\n  {hint}\n"
 
 
@@ -231,7 +231,7 @@ def test_failures_do_not_end_the_prompt() -> None:
     assert written == [
         "hello",
         "lss: unknown command\n  did you mean `ls`?",
-        "ls: /x: no such file or directory\n  see what is there with `ls /`",
+        "ls: /x: no such file or directory\n  list the directory with `ls /`",
         "the quote ' is never closed: close it or write \\ before it",
         "/",
     ]

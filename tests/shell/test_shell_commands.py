@@ -74,7 +74,7 @@ def test_unknown_path_is_named(command: str, path: str) -> None:
     [(message, hint)] = problems(f"{command} {path}")
 
     assert message == f"{command}: {path}: no such file or directory"
-    assert hint.startswith("see what is there with `ls /")
+    assert hint.startswith("list the directory with `ls /")
 
 
 def test_one_missing_path_does_not_hide_the_others() -> None:

@@ -338,7 +338,7 @@ def test_nothing_listening_is_said_at_once() -> None:
     ("leader", "words"),
     [
         ("", "knows no leader"),
-        ("127.0.0.1:1", "says 127.0.0.1:1 leads, but from here it is out of"),
+        ("127.0.0.1:1", "says 127.0.0.1:1 leads, which is unreachable from here"),
     ],
 )
 def test_cluster_without_a_leader_is_given_up_at_the_deadline(leader: str, words: str) -> None:

@@ -51,11 +51,11 @@ def test_without_a_valid_folder_of_settings_the_file_is_in_the_users_own(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[profiles", "is no TOML"),
-        ("profile = 1", "profile: is not known; must be one of default, profiles"),
+        ("[profiles", "not TOML"),
+        ("profile = 1", "profile: unknown; must be one of default, profiles"),
         ("profiles = 1", "profiles: must be tables [profiles.NAME]"),
         ("[profiles]\none = 1", "profile 'one': must be a table [profiles.one]"),
-        ("[profiles.one]\nendpoint = []", "profile 'one': endpoint: is not known; must be one of"),
+        ("[profiles.one]\nendpoint = []", "profile 'one': endpoint: unknown; must be one of"),
         (
             '[profiles.one]\nendpoints = "one:1"',
             "profile 'one': endpoints: 'one:1'; must be a list",
@@ -65,16 +65,16 @@ def test_without_a_valid_folder_of_settings_the_file_is_in_the_users_own(
             "profile 'one': endpoints: 'one'; must be HOST:PORT",
         ),
         ("[profiles.one]\ntls_ca = 1", "profile 'one': tls_ca: 1; must be the path of a file"),
-        ('[profiles.one]\ntls_ca = "x"', "profile 'one': tls_cert: not given; give tls_ca, "),
+        ('[profiles.one]\ntls_ca = "x"', "profile 'one': tls_cert: missing; set tls_ca, "),
         (
             '[profiles.one]\ntoken_file = "x"',
-            "profile 'one': tls_ca: not given; give tls_ca, token_file, or none",
+            "profile 'one': tls_ca: missing; set tls_ca, token_file, or none",
         ),
         (
             '[profiles.one]\ntls_ca = "x"\ntls_cert = "x"\ntoken_file = "x"',
-            "profile 'one': token_file: replaces tls_cert and tls_key; give one of both",
+            "profile 'one': token_file: replaces tls_cert and tls_key. Use one of both",
         ),
-        ("[profiles.none]", "profile 'none': stands for no profile; give it another name"),
+        ("[profiles.none]", "profile 'none': means no profile. Choose another name"),
         ('default = "two"\n[profiles.one]', "default: 'two'; must be one of: one"),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_token_that_is_of_no_use_is_told(file: Path, authority: Authority, tok
     given: Mapping[str, Path | None] = {**NOTHING, "token_file": token}
     for more, why in (
         ({"tls_cert": tls.certificate}, "token-file: replaces --tls-cert and --tls-key"),
-        ({}, "tls-ca: not given; a token is shown over TLS alone"),
+        ({}, "tls-ca: missing; a token is only sent over TLS"),
     ):
         with pytest.raises(TlsError, match=why):
             resolve(("x:1",), {**given, **more}, None)

@@ -166,12 +166,12 @@ class RunByDefault(click.Group):
 
 @click.group(cls=RunByDefault)
 def compact() -> None:
-    """Merge many small set objects into few large ones, or show what that would save.
+    """Merge many small stream set objects into few large ones, or show the savings.
 
     `streammeta compact OPTIONS` is short for `streammeta compact run OPTIONS`. Brokers that use the
-    Python client can compact by themselves; this is for other brokers, for departed nodes, and for
-    experiments. It registers and fences no node, and is safe beside another compaction of the same
-    objects.
+    Python client can compact by themselves. This command is for other brokers, for departed nodes,
+    and for experiments. It registers and fences no node, and may run together with another
+    compaction of the same objects.
 
     \b
     Examples:
@@ -185,16 +185,16 @@ def compact() -> None:
 @click.option(
     "--stream-objects",
     is_flag=True,
-    help="Also merge and link the stream objects of the streams that these nodes own, except those"
-    " of departed and fenced nodes.",
+    help="Also merge and link the stream objects of streams that these nodes own, except"
+    " departed and fenced nodes.",
 )
-@click.option("--once", is_flag=True, help="Compact what is due, then end.  [default]")
+@click.option("--once", is_flag=True, help="Compact the due objects, then exit. [default]")
 @click.option(
     "--interval",
     "interval_ms",
     type=Duration(),
     metavar="DURATION",
-    help="Do it again and again, so long after one another, until SIGTERM or Ctrl-C.",
+    help="Pause between repeated compactions, until SIGTERM or Ctrl-C.",
 )
 @with_output
 def run_command(
@@ -205,11 +205,11 @@ def run_command(
     interval_ms: int | None,
     output: Output,
 ) -> None:
-    """Compact the set objects of some nodes.
+    """Compact the stream set objects of some nodes.
 
-    Speaks for each node with the epoch that its own process has registered. An object that can't be
-    compacted is left as it is and named with the reason, which does not make the command fail. Exit
-    code 1: more was left undone, because the store, the controllers or an object failed meanwhile.
+    The command uses the epoch that each node's own process registered. An object that can't be
+    compacted stays unchanged and is listed with the reason, which is not a failure. Exit code 1:
+    work remains, because the store, the controllers or an object failed meanwhile.
 
     \b
     Examples:
@@ -217,7 +217,7 @@ def run_command(
       streammeta compact --connect 127.0.0.1:9091 --store file:///data --gone --interval 5m
     """
     if once and interval_ms is not None:
-        raise click.UsageError("give --once or --interval, not both")
+        raise click.UsageError("use --once or --interval, not both")
     from streammeta.cli.brokers.compaction_run import run  # numpy and boto3 load slowly
 
     try:
@@ -230,11 +230,11 @@ def run_command(
 @request_options
 @with_output
 def plan_command(*, request: CompactionRequest, output: Output) -> None:
-    """Say what a compaction would do now, and what it would save. Changes nothing.
+    """Show the work of a compaction now, and its savings. Change nothing.
 
-    Reads the indexes of the set objects that would be compacted. Metadata is counted as bytes of a
-    checkpoint. A cold read is one of all that the objects hold of one stream, with empty caches.
-    Write amplification is what would be written for each byte that no compaction has written yet.
+    The command reads the indexes of the stream set objects. Metadata is counted as bytes of a
+    checkpoint. A cold read reads all offsets of one stream in these objects with empty caches.
+    Write amplification is the number of bytes written per byte that no compaction has written yet.
 
     \b
     Example:

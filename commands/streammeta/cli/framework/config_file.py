@@ -81,7 +81,7 @@ def _read(path: Path, known: Mapping[str, click.Option]) -> Mapping[str, Any]:
     for key in found:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            meant = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(sorted(known))}"
             raise _refused(path, f"{key}: no such setting. {meant}")
     return found
 
