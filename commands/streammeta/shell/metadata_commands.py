@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 
 from streammeta.shell import usage
+from streammeta.shell.changes import describe_change
 from streammeta.shell.differences import KINDS, differences
 from streammeta.shell.events import Caption, Content, Event, Problem, ProblemCode
 from streammeta.shell.state import Command, MetadataCopy, MetadataSource, ShellState
