@@ -64,7 +64,8 @@ def test_a_controller_starts_with_its_former_certificate_where_the_namespace_is_
 
 def test_a_restore_names_the_certificates_that_hold() -> None:
     assert name_certificates("_streammeta_demo", "demo") == (
-        "Over TLS start it with the certificates of cluster demo. They are valid in the new cluster too."
+        "Over TLS start it with the certificates of cluster demo."
+        " They are valid in the new cluster too."
     )
     assert "demo with --former-cluster-id demo." in name_certificates("mine", "demo")
     twice = name_certificates("_streammeta_demo", "demo-2")
