@@ -7,7 +7,7 @@ import click
 
 
 class Entry(NamedTuple):
-    """A command of the root."""
+    """Command of the root."""
 
     place: str
     """Module and name of the command."""
@@ -64,7 +64,7 @@ COMMANDS = {
     ),
     "kafka": Entry(
         "streammeta.cli.brokers.kafka_command:kafka",
-        "Run a broker that Kafka's clients accept, until Ctrl-C.",
+        "Run a broker for Kafka clients, until Ctrl-C.",
     ),
     "kafka-user": Entry(
         "streammeta.cli.brokers.kafka_command:kafka_user",
