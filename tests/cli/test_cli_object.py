@@ -206,7 +206,7 @@ def test_an_object_in_a_bucket_is_read_by_ranges(
     assert opened == ["s3://data?endpoint=http://127.0.0.1:1&region=r"]
     assert asked == [48, 8336, 262]
     assert dump("s3://data/absent?region=r") == 1
-    assert "object 'absent' is not in the store" in capsys.readouterr().err
+    assert "object 'absent' does not exist" in capsys.readouterr().err
 
 
 def test_a_composite_shows_its_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
