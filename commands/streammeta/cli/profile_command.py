@@ -67,12 +67,14 @@ def show_command(name: str | None, output: Output) -> None:
     """
     profiles = read_profiles(profiles_path())
     chosen = profiles.choose(name)
+
     if chosen is None:
         raise CommandError(
             "NO_PROFILE",
             f"{profiles.path}: no default profile",
             'name one, or write `default = "NAME"` into the file',
         )
+
     output.summary(
         {
             "name": chosen.name,
@@ -89,5 +91,6 @@ def show_command(name: str | None, output: Output) -> None:
             f"{profiles.path}: profile {chosen.name!r}: {error}",
             "correct the profile, or create new certificates with `streammeta certs`",
         ) from error
+
     principal = loaded.principal if isinstance(loaded, TlsContents) else None
     output.summary({"identity": principal.uri if principal is not None else None})

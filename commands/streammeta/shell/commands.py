@@ -42,12 +42,14 @@ def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
             f"usage: {command.usage}",
         )
         return
+
     yield from command.run(state, arguments)
 
 
 def _ls(state: ShellState, words: list[str]) -> Iterator[Event]:
     directories: list[tuple[Path, Directory]] = []
     file_count = 0
+
     for found in _targets("ls", state, words or ["."]):
         if isinstance(found, Problem):
             yield found
@@ -58,6 +60,7 @@ def _ls(state: ShellState, words: list[str]) -> Iterator[Event]:
             yield Listed(path, path_text(path), is_directory=False, in_columns=True)
         else:
             directories.append((path, node))
+
     needs_heading = file_count + len(directories) > 1
     for position, (path, directory) in enumerate(directories):
         if needs_heading:
@@ -77,6 +80,7 @@ def _cat(state: ShellState, words: list[str]) -> Iterator[Event]:
             continue
         path, node = found
         file = _file_to_show(node)
+
         if file is None:
             yield Problem(
                 ProblemCode.IS_DIRECTORY,
@@ -84,6 +88,7 @@ def _cat(state: ShellState, words: list[str]) -> Iterator[Event]:
                 f"list it with `ls {path_text(path)}` or show all of it with `tree`",
             )
             continue
+
         document = file.read()
         if document is None:
             yield _not_found("cat", path_text(path))
@@ -146,6 +151,7 @@ def _everything_in(path: Path, node: Node) -> Iterator[Event]:
 def _cd(state: ShellState, words: list[str]) -> Iterator[Event]:
     word = words[0] if words else "/"
     matches = []
+
     for match in resolve(state.root, absolute(state.here, word)):
         matches.append(match)
         if len(matches) > 1:
@@ -155,6 +161,7 @@ def _cd(state: ShellState, words: list[str]) -> Iterator[Event]:
                 "name one directory",
             )
             return
+
     if not matches:
         yield _not_found("cd", word)
     elif isinstance(matches[0][1], File):

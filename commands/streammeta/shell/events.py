@@ -124,6 +124,7 @@ def text_lines(events: Iterable[Event], width: int | None = None) -> Iterator[st
                 yield event.label
             case Listed() | Problem() | Moved() | Left():
                 pass
+
     yield from columns(labels, width or 0)
 
 
@@ -196,6 +197,7 @@ def json_value(events: Iterable[Event]) -> dict[str, Any]:
     entries: list[dict[str, Value]] = []
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
+
     for event in events:
         match event:
             case Text(text):
@@ -208,6 +210,7 @@ def json_value(events: Iterable[Event]) -> dict[str, Any]:
                 changes.append({"offset": offset, "kind": kind, **dict(facts)})
             case Caption() | Problem() | Moved() | Left():
                 pass
+
     found = {"entries": entries, "documents": documents, "text": lines}
     return {**found, "changes": changes} if changes else found
 

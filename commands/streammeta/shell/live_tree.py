@@ -238,12 +238,14 @@ class _StreamDirectory(_IdDirectory):
             for stream in streams
         ]
         found: list[objects_pb2.ObjectList] = []
+
         while len(found) < len(queries):
             answer = self.caller.call(
                 lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).GetObjects,
                 objects_pb2.GetObjectsRequest(queries=queries[len(found) :], may_stop=True),
             )
             found.extend(answer.results)
+
         return found
 
     def _descriptions(

@@ -55,6 +55,7 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
         yield _NO_MAP
         return
     address, *kinds = words
+
     for kind in kinds:
         if kind not in KINDS:
             yield Problem(
@@ -63,12 +64,14 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
                 f"choose from {', '.join(KINDS)}, or none for all",
             )
             return
+
     mine, other = state.source.copy(), state.source.other(address)
     if mine.cluster_id != other.cluster_id:
         yield Caption(
             f"The two copies belong to different clusters, {mine.cluster_id} and"
             f" {other.cluster_id}."
         )
+
     yield Content(("diff", *words), _compare(mine, other, kinds or list(KINDS)))
 
 
@@ -77,6 +80,7 @@ def _compare(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Docum
     is_later = (mine.end_offset, mine.name) > (other.end_offset, other.name)
     before, after = (other, mine) if is_later else (mine, other)
     tables, counts = [], []
+
     for kind in kinds:
         found = differences(kind, before, after)
         counts.append((kind, len({difference.id for difference in found})))
@@ -91,6 +95,7 @@ def _compare(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Docum
             for difference in found
         )
         tables.append(Table(f"{kind}_changes", ("change", "id", "field", "before", "after"), rows))
+
     fields: tuple[tuple[str, Value], ...] = (
         ("before", before.name),
         ("before_offset", before.end_offset),

@@ -54,6 +54,7 @@ def _translate(component: str) -> tuple[str, str] | None:
     source: list[str] = []
     prefix: list[str] = []
     in_group = is_pattern = False
+
     for token in re.findall(r"\\.|.", component, flags=re.DOTALL):
         match token:
             case "{" if in_group:
@@ -74,6 +75,7 @@ def _translate(component: str) -> tuple[str, str] | None:
                 source.append(re.escape(text))
                 if not is_pattern:
                     prefix.append(text)
+
     if in_group or not is_pattern:
         return None
     return "".join(source), "".join(prefix)
@@ -93,6 +95,7 @@ def split_words(line: str) -> list[str]:
     """
     words: list[str] = []
     in_word = False
+
     for token in _TOKEN.findall(line):
         if token.isspace():
             in_word = False
@@ -105,6 +108,7 @@ def split_words(line: str) -> list[str]:
         else:
             words.append(text)
         in_word = True
+
     return words
 
 

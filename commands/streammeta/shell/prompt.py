@@ -60,6 +60,7 @@ def _paths(state: ShellState, word: str) -> list[Completion]:
     if prefix is None:
         return []  # a pattern stands for what it matches; there is nothing to add
     place = absolute(state.here, parent + slash)
+
     for _, node in resolve(state.root, place):
         if isinstance(node, File):
             continue
@@ -71,6 +72,7 @@ def _paths(state: ShellState, word: str) -> list[Completion]:
             )
             for child in node.suggest(prefix, SUGGESTIONS_MAX)
         ]
+
     return []
 
 
@@ -167,6 +169,7 @@ def run_interactive(
         complete_in_thread=True,
     )
     write(banner)
+
     while not session.has_left:
         try:
             # A failure of something else on the prompt's event loop belongs into the log; the

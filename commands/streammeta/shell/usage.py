@@ -102,6 +102,7 @@ def by_tag(copy: MetadataCopy, key: str) -> Table:
         if count[index]
     ]
     rows.sort(key=lambda row: (-(row[2] + row[3]), row[0] or ""))
+
     return Table("usage", ("value", "streams", "bytes", "shared_bytes"), tuple(rows))
 
 

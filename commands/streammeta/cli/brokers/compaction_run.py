@@ -76,12 +76,14 @@ async def find_targets(
     pages = client.pages(GET_NODES, nodes_pb2.GetNodesRequest())
     known = {node.node_id: node async for page in pages for node in page.nodes}
     unknown = [node_id for node_id in node_ids if node_id not in known]
+
     if unknown:
         raise CommandError(
             "NODE_EPOCH_NOT_EXIST",
             f"node {unknown[0]} has not registered",
             "`streammeta node list` shows the registered nodes",
         )
+
     chosen = [known[node_id] for node_id in dict.fromkeys(node_ids)] or [
         node
         for node in known.values()
@@ -146,6 +148,7 @@ async def run(
     """
     stopping = _stopped_by_signals()
     totals = Totals()
+
     async with _open_work(request) as work:
         while True:
             try:
@@ -158,6 +161,7 @@ async def run(
             if interval_ms is None or await _is_set(stopping, interval_ms / 1000):
                 break
             totals.begin_pass()
+
     if totals.failures and not stopping.is_set():
         raise CommandError(
             "INCOMPLETE",
@@ -165,6 +169,7 @@ async def run(
             "committed work is kept. Correct this and repeat the command",
             details=totals.summary(),
         )
+
     show_totals(output, totals)
 
 

@@ -179,6 +179,7 @@ def commit_figures(
             source.object_size for source in sources if source.order_id == source.object_id
         ),
     )
+
     return CommitFigures(tuple(source.object_id for source in sources), kind, outputs, cost)
 
 
@@ -336,6 +337,7 @@ class Totals:
         node = self.nodes.setdefault(node_id, NodeTotals())
         self.left_out.setdefault(node_id, {}).update(report.left_out)
         failure = "; ".join(report.failures)
+
         if report.stream_id is not None:
             node.merged += len(report.source_ids)
             node.made += len(report.made)
@@ -343,6 +345,7 @@ class Totals:
                 said = f"node {node_id}, stream {report.stream_id}: {failure}"
                 self.failures.setdefault(node_id, said)
             return
+
         node.sources += len(report.source_ids)
         node.set_objects += len(report.set_object_ids)
         node.stream_objects += len(report.stream_object_ids)
@@ -395,6 +398,7 @@ def plan_summary(plans: Sequence[NodePlan]) -> dict[str, object]:
     sums = sum(commits, Cost())
     gets = sums.gets_per_cold_read
     amplification = sums.write_amplification
+
     return {
         "node_ids": [plan.node_id for plan in plans],
         "commits": len(commits),

@@ -193,6 +193,7 @@ def abandon(
             f"node {node_id} sends heartbeats, so its streams were not closed",
             "stop its broker, wait until `streammeta node list` shows FENCED, and repeat",
         )
+
     closed = 0
     if dry_run:
         uploads = list(_list_pending(client, node_id, stream_ids))
@@ -210,6 +211,7 @@ def abandon(
             closed += answer.closed_streams
             if not answer.open_streams:
                 break
+
     offsets = sum(upload.end_offset - upload.start_offset for upload in uploads)
     output.summary(
         {

@@ -149,10 +149,12 @@ def format_command(
         check_controller_id("node-id", node_id)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+
     identity = None
     if ignore_formatted:
         identity = _formatted(data_dir, ClusterId(cluster_id), NodeId(node_id), directory_id)
     was_formatted = identity is not None
+
     if identity is None:
         identity = format_directory(
             data_dir,
@@ -161,6 +163,7 @@ def format_command(
             bootstrap_voters=voters,
             directory_id=directory_id,
         )
+
     output.summary(
         {
             "data_dir": str(data_dir),
@@ -293,6 +296,7 @@ def _print_facts(output: Output, facts: Inspection) -> None:
         ("damage", _DAMAGE_COLUMNS, [*map(_DAMAGE, facts.findings)]),
         ("put_aside", ("file",), [(name,) for name in facts.put_aside]),
     )
+
     for name, columns, rows in tables:
         if rows:
             output.note("")

@@ -137,6 +137,7 @@ def _explain(error: LeaderCallError, *, over_tls: bool) -> CallError:
     if not claims:
         hint = "start one with `streammeta dev`, or correct --connect"
         return no_controller_error(tried, hint, over_tls=over_tls)
+
     return CallError(
         "NO_LEADER",
         f"no leader found: {'; '.join(_claim_text(*claim, tried) for claim in claims.items())}",

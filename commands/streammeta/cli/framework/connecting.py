@@ -225,6 +225,7 @@ def resolve(
             param_hint="'--connect'",
             param_type="option",
         )
+
     if endpoints is Endpoints.ONE and connect is not None and len(connect) > 1:
         raise click.UsageError(f"--connect: {','.join(connect)}; name one controller")
     return Connection(connect, _files(path, given, profile))
@@ -272,6 +273,7 @@ def _files(
         if profile is None or given.get(key) is not None or key not in of_profile:
             raise
         raise ProfileError(f"{path}: profile {profile.name!r}: {key}:{rest}") from error
+
     if not isinstance(files, TlsFiles):
         return files
     # Executors of Spark run in other folders.

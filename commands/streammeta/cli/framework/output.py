@@ -392,6 +392,7 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     output_format = _format_in(words)
+
     try:
         with optional_packages("this command"):
             result = command.main(words, prog_name="streammeta", standalone_mode=False)
@@ -417,6 +418,7 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
             output_format, CommandError("DEFECT", message, "report it together with the traceback")
         )
         return EXIT_FAILED
+
     # click hands back an exit code where a command asked for one, and a command's result elsewhere.
     return result if isinstance(result, int) else 0
 

@@ -94,16 +94,19 @@ def read_profiles(path: Path) -> Profiles:
         raise ProfileError(f"{path}: can't read it: {error.strerror}") from error
     except ValueError as error:
         raise ProfileError(f"{path}: not TOML: {error}") from error
+
     _refuse_unknown(str(path), content, _TOP_KEYS)
     tables = content.get("profiles", {})
     if not isinstance(tables, dict):
         raise ProfileError(f"{path}: profiles: must be tables [profiles.NAME]")
     by_name = {name: _profile(path, name, table) for name, table in tables.items()}
     default = content.get("default", "")
+
     if not isinstance(default, str) or (default and default not in by_name):
         raise ProfileError(
             f"{path}: default: {default!r}; must be one of: {', '.join(by_name) or 'none exists'}"
         )
+
     return Profiles(path, by_name, default)
 
 

@@ -84,6 +84,7 @@ class MetadataSources:
                 lambda channel: AdminServiceStub(channel).DescribeCluster,
                 admin_pb2.DescribeClusterRequest(),
             ).high_watermark
+
         next_offset = from_offset
         while True:
             responses, first = client.ask(_watch(next_offset))

@@ -116,6 +116,7 @@ def url_command(*, address: str | None, output: Output, **parts: Any) -> None:
         raise click.UsageError("give an ADDRESS to explain, or --bucket to format one")
     config = _understood(lambda: S3Config.from_uri(address) if address else _config(**parts))
     server_form = None if config.endpoint_url is None else config.to_server_uri()
+
     output.summary(
         {
             "address": config.to_uri(),
@@ -172,6 +173,7 @@ def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -
         output.summary(facts)
     elif report.left_behind:
         output.note(f"not cleaned up: {report.left_behind}")
+
     if report.failures:
         names = ", ".join(step.name.lower() for step in report.failures)
         raise CommandError(
@@ -181,6 +183,7 @@ def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -
             "correct the reasons listed with the steps, or use another server",
             details=facts,
         )
+
     if configured is not None and report.enforced is not None:
         output.note(_advice(configured, report.enforced))
 

@@ -103,6 +103,7 @@ def _run_once(
         if sources.address is None:
             _describe(_known(client))  # a path such as / is listed without asking
         root = _root(sources, client)
+
     if words[0] == "tail" and len(words) == 1 and output.format is OutputFormat.JSON:
         raise CommandError(
             "USAGE",
@@ -110,9 +111,11 @@ def _run_once(
             "add a number, as in `tail 10`",
             exit_code=EXIT_USAGE,
         )
+
     problems: list[Problem] = []
     state = ShellState(root, source=sources)
     events = _without_problems(execute(state, list(words)), problems)
+
     if output.format is OutputFormat.JSON:
         output.summary({"command": words[0], **json_value(events)})
     elif output.format is OutputFormat.TABLE:
@@ -123,6 +126,7 @@ def _run_once(
     else:
         for line in text_lines(events):
             output.note(line)
+
     if problems:
         raise _as_error(problems)
 

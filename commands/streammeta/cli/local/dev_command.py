@@ -91,6 +91,7 @@ def dev(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     ports = free_ports(PORT_COUNT) if port is None else _check_ports(port, output_format)
+
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             folder = tempfile.TemporaryDirectory(prefix="streammeta-dev-")
@@ -149,6 +150,7 @@ def _plan_cluster(
     )
     if not cluster.is_formatted:
         (root / LEVEL_PENDING).touch()
+
     return cluster
 
 
@@ -173,6 +175,7 @@ def _raise_level(cluster: LocalCluster, admin: TlsFiles | None, stop: SignalEven
     if not pending.exists():
         return
     deadline = time.monotonic() + _LEVEL_TIMEOUT_S
+
     with ControllerClient(cluster.endpoints, tls=admin) as client:
         while not stop.is_set():
             try:

@@ -158,6 +158,7 @@ def compare_members(
     """
     deadline = time.monotonic() + timeout_s
     views = gather_views(endpoints, timeout_s, tls)
+
     with ControllerClient(endpoints, timeout_s, tls) as client:
         silent = _silent_members(views, client)
         asked = sorted(_answering_endpoints(views, endpoints))
@@ -175,6 +176,7 @@ def compare_members(
                 )
             lead_s *= 2
         leader_id = leaders_view(client).leader_id
+
     states = judge(answers, leader_id)
     return Comparison(views.newest.cluster_id, at_offset, (*states, *silent))
 
@@ -191,6 +193,7 @@ def judge(answers: Mapping[str, Answer], leader_id: int) -> list[MemberState]:
         {node: hashes.log_hash for node, (_, hashes) in said.items() if hashes.log_hash}, leader_id
     )
     rows = []
+
     for node_id, (endpoint, hashes) in sorted(said.items()):
         is_equal = hashes.hash == wanted_hash and hashes.log_hash in (wanted_log, b"")
         rows.append(
@@ -203,6 +206,7 @@ def judge(answers: Mapping[str, Answer], leader_id: int) -> list[MemberState]:
                 hashes.log_hash.hex(),
             )
         )
+
     rows += [
         MemberState(None, endpoint, Verdict.NO_ANSWER, problem=answer.message)
         for endpoint, answer in sorted(answers.items())
@@ -230,17 +234,20 @@ def _silent_members(views: QuorumViews, client: ControllerClient) -> list[Member
     """Return voters and observers that are not asked, because they do not answer."""
     leader = leaders_view(client)
     silent = []
+
     for voter in leader.voters:
         if voter.key.node_id not in views.answers:
             failure = views.silent.get(voter.endpoint)
             problem = failure.message if failure else "its address is unknown"
             member = (voter.key.node_id, voter.endpoint)
             silent.append(MemberState(*member, Verdict.NO_ANSWER, problem=problem))
+
     for observer in live_observers(leader):
         if observer.key.node_id not in views.answers:
             member = (observer.key.node_id, observer.endpoint)
             problem = "observers are only asked if --connect names them"
             silent.append(MemberState(*member, Verdict.NOT_ASKED, problem=problem))
+
     named = {state.endpoint for state in silent}
     silent += [
         MemberState(None, endpoint, Verdict.NO_ANSWER, problem=failure.message)
@@ -274,6 +281,7 @@ def _ask(
         for endpoint, channel in channels.items()
     }
     moved_at, end_offset = time.monotonic(), -1
+
     try:
         while not all(call.done() for call in calls.values()):
             time.sleep(_POLL_S)
@@ -371,6 +379,7 @@ def _problem(compared: Comparison) -> CommandError | None:
             " replace its disk as docs/operations/repair.md describes, so that it copies the"
             " metadata from the leader",
         )
+
     silent = compared.of(Verdict.NO_ANSWER)
     if silent:
         names = ", ".join(member.name for member in silent)
@@ -379,4 +388,5 @@ def _problem(compared: Comparison) -> CommandError | None:
             f"{names}: did not answer and was not compared. The others are equal",
             "start it, or name its address in --connect, then repeat",
         )
+
     return None

@@ -49,12 +49,14 @@ def describe(client: ControllerClient, output: Output) -> None:
         lambda channel: AdminServiceStub(channel).DescribeCluster,
         admin_pb2.DescribeClusterRequest(),
     )
+
     if seen.answered_by != leader_id:
         raise CommandError(
             "ANOTHER_LEADS",
             f"controller {seen.answered_by} answered, and controller {leader_id} led before",
             "repeat the command: only the leader knows the versions of the others",
         )
+
     output.summary({"cluster_id": seen.cluster_id, "level": seen.feature_level})
     output.note("")
     output.rows("controllers", _CONTROLLER_COLUMNS, map(_controller_row, seen.controllers))

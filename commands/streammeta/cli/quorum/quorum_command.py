@@ -97,6 +97,7 @@ def _say(output: Output, views: QuorumViews) -> None:
             "policy": _agreement(views),
         }
     )
+
     output.note("")
     output.rows("replicas", _REPLICA_COLUMNS, _replica_rows(newest))
     output.note("")
@@ -212,6 +213,7 @@ def add_voter(
             timeout_ms=_controllers_timeout_ms(client),
         ),
     )
+
     output.summary(
         {"added": node_id, "directory_id": directory_id, "end_offset": answer.end_offset}
     )
@@ -273,6 +275,7 @@ def remove_voter(
             cluster_id=view.cluster_id, key=key, timeout_ms=_controllers_timeout_ms(client)
         ),
     )
+
     output.summary(
         {
             "removed": node_id,

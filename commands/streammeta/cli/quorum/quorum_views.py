@@ -74,6 +74,7 @@ def _ask(
         )
         for endpoint, channel in channels.items()
     }
+
     for endpoint, call in calls.items():
         try:
             answer = call.result()
@@ -81,6 +82,7 @@ def _ask(
             views.silent[endpoint] = read_failure(error, over_tls=tls is not None)
         else:
             views.answers[answer.node_id] = answer
+
     for channel in channels.values():
         channel.close()
 
@@ -115,6 +117,7 @@ def find_replica(
             f"node {node_id}{disk} is not a {what}. The leader knows these: {there}",
             _MISSING_HINTS[what],
         )
+
     disks = ", ".join(replica.key.directory_id or "unknown" for replica in found)
     raise CommandError(
         "SEVERAL_DIRECTORIES",

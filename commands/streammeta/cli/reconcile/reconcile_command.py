@@ -272,6 +272,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
         }
     )
     _show_losses(output, result)
+
     classes = [(str(verdict), t.keys, t.size) for verdict, t in result.classes.items()]
     output.rows("classes", ("verdict", "keys", "bytes"), classes)
     guards = [
@@ -308,6 +309,7 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
             result.failed_guards[0].detail,
             exit_code=EXIT_LOST if result.lost else EXIT_FAILED,
         )
+
     if result.losses is not None and result.lost:
         return CommandError(
             "MISSING_OBJECTS",
@@ -318,12 +320,14 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
             " plan may be applied",
             exit_code=EXIT_LOST,
         )
+
     if result.unknown:
         return CommandError(
             "INCOMPLETE",
             "; ".join(result.unknown),
             "the plan may be applied. Correct this and make a new plan to learn the rest",
         )
+
     return None
 
 

@@ -93,12 +93,14 @@ def adopt(
     if yes:
         _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
     surveyed = _survey(client, cluster, store, passes_gaps=pass_gaps)
+
     if surveyed is None:
         raise CommandError(
             "NOT_RECOVERING",
             f"cluster {cluster.cluster_id!r} is not in recovery mode",
             "adopt objects after `streammeta restore apply` and before `streammeta restore finish`",
         )
+
     if yes and surveyed.plan.torn:
         _copy_torn(surveyed, cluster, store)
         surveyed = _survey(client, cluster, store, passes_gaps=pass_gaps) or surveyed
@@ -106,6 +108,7 @@ def adopt(
         for number, batch in enumerate(surveyed.plan.batches, 1):
             _adopt(client, batch)
             say_progress(f"adopted batch {number} of {len(surveyed.plan.batches)}")
+
     _report(output, surveyed)
     output.summary({"adopted": len(surveyed.plan.objects) if yes else 0})
 
@@ -340,6 +343,7 @@ def _report(output: Output, surveyed: _Surveyed) -> None:
         for range_ in surveyed.missing
     ]
     output.rows("missing", _LEFT[:-1], missing)
+
     output.rows("gaps", _LEFT[1:-1], plan.gaps)
 
 

@@ -54,6 +54,7 @@ class MetadataState:
         """Return the streams with their readable ranges, given the objects in the bucket."""
         linked = {object_id for ids in self.links.values() for object_id in ids}
         held: dict[int, list[HeldRange]] = defaultdict(list)
+
         for object_id, ranges in self.held.items():
             if object_id in linked:
                 continue  # its composite is what streams read
@@ -63,6 +64,7 @@ class MetadataState:
                 if head is not None and part.end > head.start_offset:
                     start = max(part.start, head.start_offset)
                     held[part.stream_id].append(HeldRange(start, part.end, object_id, is_readable))
+
         return {
             stream_id: replace(head, held=tuple(sorted(held[stream_id], key=_by_start)))
             for stream_id, head in self.streams.items()
@@ -131,6 +133,7 @@ def _streams(reader: CheckpointReader) -> dict[int, StreamHead]:
         owners[stream_id].append((start, end, epoch))
     streams = {}
     columns = ("stream_id", "start_offset", "end_offset", "epoch")
+
     for stream_id, start, end, epoch in _rows(reader.columns("streams"), *columns):
         spans = [(max(start, low), high, by) for low, high, by in owed[stream_id] if high > start]
         streams[stream_id] = StreamHead(
@@ -140,6 +143,7 @@ def _streams(reader: CheckpointReader) -> dict[int, StreamHead]:
             start_offset=start,
             owners=tuple(sorted(owners[stream_id])),
         )
+
     return streams
 
 
@@ -153,6 +157,7 @@ def _list_pending(reader: CheckpointReader) -> dict[int, list[tuple[int, int, in
         if row[1] in concerned
     ]
     owed: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+
     for node_id, stream_id, start, end in pending:
         epochs = [
             epoch
@@ -160,6 +165,7 @@ def _list_pending(reader: CheckpointReader) -> dict[int, list[tuple[int, int, in
             if (owner, of_stream, last) == (node_id, stream_id, end) and first <= start
         ]
         owed[stream_id].append((start, end, max(epochs, default=-1)))
+
     return owed
 
 

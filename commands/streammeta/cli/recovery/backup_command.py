@@ -333,6 +333,7 @@ def _choose(found: Iterable[Folder], cluster_uuid: str | None) -> Folder:
             "`streammeta backup list` shows the backups in the store. Controllers write them"
             " with --backup-store",
         )
+
     if len(fit) > 1:
         names = ", ".join(f"{folder.cluster_id} {folder.cluster_uuid}" for folder in fit)
         raise CommandError(
@@ -340,4 +341,5 @@ def _choose(found: Iterable[Folder], cluster_uuid: str | None) -> Folder:
             f"the store contains several backups: {names}",
             "select one with --cluster-id and --cluster-uuid",
         )
+
     return fit[0]

@@ -91,6 +91,7 @@ def give_up_command(
         raise click.UsageError("choose --dry-run or --yes")
     cluster = describe_restored(client)
     now_ms = time.time_ns() // 1_000_000
+
     with open_store(store) as objects:
         left = _survey(client, cluster, objects, now_ms - older_than_ms)
         if yes and left:
@@ -101,6 +102,7 @@ def give_up_command(
             )
             for restore in left:
                 give_up(objects, cluster.object_namespace, _mark(restore, cluster, now_ms))
+
     output.summary(
         {
             "objects": sum(len(restore.objects) for restore in left),
@@ -138,6 +140,7 @@ def _survey(
         return []
     stored = list(list_stored(store, namespace))
     known = _known_ids(client, cluster)
+
     return [
         _Left(
             generation,

@@ -65,6 +65,7 @@ def wait_for_fence(
                 f"cluster {generation.cluster_id!r} has taken over the bucket meanwhile",
                 "nothing was marked. Connect to the controllers of that cluster",
             )
+
         now = time.monotonic()
         if number != generation.number:
             ends_at, number = now + FENCE_WAIT_MS / 1000, generation.number

@@ -150,26 +150,31 @@ def plan_command(
         check_cluster_id(new_cluster_id)
     except ConfigError as error:
         raise click.UsageError(f"new-{error}") from error
+
     with open_backup(address, cluster_id, cluster_uuid) as archive:
         inventory = archive.inventory()
         if to_time is not None:
             to_offset = _offset_at(archive, inventory, to_time)
         replayed = replay_backup(archive, inventory, to_offset)
+
     folder = archive.folder
     if new_cluster_id == folder.cluster_id:
         raise click.UsageError("--new-cluster-id: equals the old cluster's id. Choose another one")
     namespace = namespace or cluster_namespace(folder.cluster_id)
+
     with open_objects(store) as objects:
         if not supersede:
             _require_owner(objects, namespace, folder)
         plan = _plan_of(replayed, folder, objects, namespace, new_cluster_id, voters)
         missing = _list_missing(replayed, objects, namespace)
+
     if file is not None:
         if file.exists():
             raise CommandError(
                 "EXISTS", f"{file} already exists. The command left it unchanged", "name another"
             )
         replace_file(PosixFileSystem(), file, [json_files.encode(plan)])
+
     size = replayed.cluster_metadata.size()
     output.summary(
         {

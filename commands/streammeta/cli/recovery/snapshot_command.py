@@ -202,6 +202,7 @@ def export(
                 "manifest": MANIFEST,
             }
         )
+
     output.note("")
     rows = [(file.section, file.file, file.rows, file.bytes) for file in written]
     output.rows("files", ("section", "file", "rows", "bytes"), rows)
@@ -215,6 +216,7 @@ def _copy_of_map(
         with _checkpoint_file(file) as checkpoint:
             yield checkpoint
         return
+
     if not connect:
         raise CommandError(
             "USAGE",
@@ -222,6 +224,7 @@ def _copy_of_map(
             "see `streammeta snapshot export --help`",
             exit_code=EXIT_USAGE,
         )
+
     with tempfile.TemporaryFile() as copy, ControllerClient(connect, timeout_s, tls) as client:
         download(client, copy)
         with _explain(), CheckpointReader(copy, "the copy of the metadata") as checkpoint:

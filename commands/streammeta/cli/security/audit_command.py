@@ -166,6 +166,7 @@ def show_command(
         (*(members.get(name, "") for name in _SHOWN[:-1]), json.dumps(members.get("target", {})))
         for members in sorted(chosen, key=lambda one: (str(one.get("ts")), one["seq"]))
     ]
+
     output.rows("lines", _SHOWN, rows)
 
 

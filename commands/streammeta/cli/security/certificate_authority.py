@@ -112,6 +112,7 @@ class Authority:
             )
             .sign(self._key, hashes.SHA256())
         )
+
         _write(files, certificate, key)
 
 

@@ -80,6 +80,7 @@ def _of_a_leaf(command: _F) -> _F:
         _ca_key_option,
     ):
         command = option(command)
+
     return command
 
 
