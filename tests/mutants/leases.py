@@ -149,9 +149,9 @@ LEASES = (
         """
         streammeta.cli.recovery.adoption_command:
         - _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
-        - surveyed = _surveyed(client, cluster, store)
+        - surveyed = _survey(client, cluster, store)
         - if surveyed is not None:
-        + surveyed = _surveyed(client, cluster, store)
+        + surveyed = _survey(client, cluster, store)
         + _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
         + if surveyed is not None:
         """,
