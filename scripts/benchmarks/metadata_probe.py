@@ -16,7 +16,7 @@ from pathlib import Path
 from scripts.benchmarks.figures import latencies, percentile
 from scripts.benchmarks.metadata_driver import MetadataDriver
 from scripts.benchmarks.processes import rss_bytes
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 
 COMMITS = {1: 2_000, 100: 1_000, 1_600: 300}
 """Number of measured commits, by their ranges."""
@@ -109,7 +109,7 @@ def _checkpoint(driver: MetadataDriver, path: Path) -> Figures:
 
     began = time.perf_counter()
     with path.open("rb") as file:
-        loaded = read_map(file, snapshot_id)
+        loaded = read_metadata(file, snapshot_id)
     load_s = time.perf_counter() - began
     loaded_bytes = _resident_bytes() - before
     del loaded

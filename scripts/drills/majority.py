@@ -14,7 +14,7 @@ from typing import Any
 
 from scripts.demonstration.narrator import Narrator
 from streammeta.cli.framework.client import ControllerClient
-from streammeta.controller.journal.inspection import stopped_directory
+from streammeta.controller.journal.inspection import open_stopped_directory
 from streammeta.controller.recover.survivor import read_survivor
 from tests.kit.real_cluster import Writes, leader_of, running_cluster, streammeta, values
 from tests.recover.recovering import DEAD, SURVIVOR, Recovering
@@ -105,7 +105,7 @@ def _return_old_disk(recovering: Recovering, narrator: Narrator) -> None:
 
 def _keys_of(directory: Path) -> set[str]:
     """Return the keys in a stopped controller's metadata after its whole log."""
-    with stopped_directory(directory) as (files, identity):
+    with open_stopped_directory(directory) as (files, identity):
         survivor = read_survivor(directory, files, identity)
     return set(survivor.replayed.cluster_metadata.freeze().sections()["kvs"]["key"])
 

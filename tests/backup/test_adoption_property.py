@@ -23,7 +23,7 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.rpc.codec.adoption_messages import adoption_in
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.storage.adoption.model import Candidate, Why
 from streammeta.storage.adoption.planner import AdoptionPlan, plan_adoption
 from tests.backup.adoption_world import NODES, NOW_MS, World
@@ -47,7 +47,7 @@ def restored(frozen: Any, claimed_below: int) -> tuple[ClusterMetadata, Metadata
     restoring.write_checkpoint(file, source, plan, VoterSet())
     state = read_map_state(file)
     assert state is not None
-    return read_map(file, plan.snapshot_id).cluster_metadata, state
+    return read_metadata(file, plan.snapshot_id).cluster_metadata, state
 
 
 def adoption(world: World, state: MetadataState, *, passes_gaps: bool = False) -> AdoptionPlan:

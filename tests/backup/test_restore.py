@@ -27,7 +27,7 @@ from streammeta.controller.metadata.tables.values import (
     column,
 )
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.storage import json_files
 from tests.backup.backup_world import FOLDER, START_MS, Backup, random_log
 from tests.metadata.rich_history import plain
@@ -62,7 +62,7 @@ def restored(replayed: Replayed, plan: RestorePlan) -> ClusterMetadata:
     """The map that a controller of the new cluster begins with."""
     file = io.BytesIO()
     restoring.write_checkpoint(file, replayed, plan, VoterSet())
-    loaded = read_map(file, plan.snapshot_id)
+    loaded = read_metadata(file, plan.snapshot_id)
     assert loaded.log_hash == replayed.position.log_hash
     assert loaded.cluster_metadata.state_hash().hex() == plan.state_hash
     return loaded.cluster_metadata

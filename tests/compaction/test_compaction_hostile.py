@@ -14,7 +14,7 @@ import pytest
 
 from streammeta.client.compaction.commit import Replacement
 from streammeta.client.errors import NodeEpochExpiredError, NodeNotRegisteredError
-from streammeta.controller.metadata.api.requests import DestroyDeadSetObjects
+from streammeta.controller.metadata.api.requests import DestroyDeadStreamSetObjects
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1.objects_pb2 import CommitStreamSetObjectRequest
 from tests.compaction.compaction_lives import TINY, compact, compacted, compactor, steps_of, target
@@ -310,7 +310,7 @@ async def cleared_at(at: int) -> None:
             for stream in world.live():
                 await world.trim(stream.stream_id, stream.end)
             await world.map.write(
-                DestroyDeadSetObjects(node_id=1000, after_object_id=-1, limit=100)
+                DestroyDeadStreamSetObjects(node_id=1000, after_object_id=-1, limit=100)
             )
             await world.sweep()
         check.run()

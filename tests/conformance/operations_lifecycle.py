@@ -59,7 +59,7 @@ async def cleanup_scale_in_nodes(run: ScenarioRun, args: Args) -> Outcome:
     for node_id in sorted(away):
         after = -1
         while True:
-            request = requests.DestroyDeadSetObjects(
+            request = requests.DestroyDeadStreamSetObjects(
                 node_id=node_id, after_object_id=after, limit=1_000
             )
             answer = await run.live.write(request)

@@ -54,7 +54,7 @@ class StorageWorld:
 
     def _is_expiry_due(self) -> bool:
         cluster_metadata = self._run.live.controller.cluster_metadata
-        return bool(cluster_metadata.expired(self._run.clock.now_ms, limit=1))
+        return bool(cluster_metadata.list_expired(self._run.clock.now_ms, limit=1))
 
     async def clean_up(self, marked: set[int]) -> bool:
         """Run the clean-up of destroyed objects once; False if the one before is unfinished.

@@ -268,7 +268,7 @@ def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
     for bad, named in (
         (data[:-size] + data[first : first + size], "base offset is 0"),
         (data[:-size] + stranger[-size:], "checksum"),
-        (data[:-size] + bytes(size), "starts with"),
+        (data[:-size] + bytes(size), "magic"),
     ):
         damaged = disk.with_file(path, bad)
         held = recovered(damaged)

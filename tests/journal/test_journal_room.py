@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.controller.journal.inspection import Inspection, stopped_directory
+from streammeta.controller.journal.inspection import Inspection, open_stopped_directory
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.segment import SMALL_BYTES
 from streammeta.controller.quorum.messages import Batch
@@ -131,7 +131,7 @@ def test_room_is_neither_damage_nor_a_torn_tail(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, room_bytes=ROOM_BYTES)
     append(journal, small(0), small(1))
     journal.close()
-    with stopped_directory(tmp_path) as (files, identity):
+    with open_stopped_directory(tmp_path) as (files, identity):
         inspection = Inspection(tmp_path, files, identity)
         inspection.run()
     assert (inspection.findings, inspection.torn_bytes) == ([], 0)
@@ -140,7 +140,7 @@ def test_room_is_neither_damage_nor_a_torn_tail(tmp_path: Path) -> None:
     with segment.open("r+b") as file:
         file.seek(len(segment.read_bytes().rstrip(b"\0")))
         file.write(b"SMB1 half")
-    with stopped_directory(tmp_path) as (files, identity):
+    with open_stopped_directory(tmp_path) as (files, identity):
         inspection = Inspection(tmp_path, files, identity)
         inspection.run()
     assert (inspection.findings, inspection.torn_bytes) == ([], 9)

@@ -285,7 +285,7 @@ def test_verify_tells_small_files_missing_parts_and_lost_promises(used: Path, ru
         (found,) = damage_of({name: bytes(byte ^ 1 for byte in good[name])})
         assert found["file"] == name
     (found,) = damage_of({newer: None})
-    assert (found["offset"], found["what"]) == (6, "the log ends at offset 6, 7 was flushed")
+    assert (found["offset"], found["what"]) == (6, "the log ends at offset 6, but 7 was flushed")
     (found,) = damage_of({older: None})
     assert "begins at offset 6" in found["what"]
     (found,) = damage_of({snapshot: None})

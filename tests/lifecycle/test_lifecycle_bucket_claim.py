@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller import errors
-from streammeta.controller.errors import MapOlderThanBucketError
+from streammeta.controller.errors import MetadataOlderThanBucketError
 from streammeta.controller.lifecycle import bucket_claim
 from streammeta.controller.lifecycle import bucket_claim as protocol
 from streammeta.controller.lifecycle.marker_watch import RECHECK_MS
@@ -194,7 +194,7 @@ async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing(world: Cla
     end = world.log.next_offset
     async with running(world.claims.run()):
         assert "older than the bucket" in await world.refused()
-        with pytest.raises(errors.MapOlderThanBucketError) as refused:
+        with pytest.raises(errors.MetadataOlderThanBucketError) as refused:
             await world.issue("a")
         assert (refused.value.issued_below, refused.value.claimed) == (5, 6)
         assert not world.claims.may_delete
@@ -225,7 +225,7 @@ async def test_two_logs_that_come_to_the_same_bound_are_told_apart(world: Claimi
         world.claims.claim_soon()
         assert "another copy" in await world.refused()
         assert not world.claims.may_delete
-        with pytest.raises(errors.MapOlderThanBucketError):
+        with pytest.raises(errors.MetadataOlderThanBucketError):
             await world.issue("a")
 
 
@@ -324,7 +324,7 @@ class Leader:
         except StopIteration as end:
             self.bound, self.round = end.value, None
             return
-        except MapOlderThanBucketError:
+        except MetadataOlderThanBucketError:
             self.refused = self.is_stopped = True
             return
         self._do(step)

@@ -339,7 +339,7 @@ def _compare_what_is_due(cluster_metadata: ClusterMetadata, model: Model, now: i
     prepared = [i for i in model.state.objects if model.state.is_prepared(i)]
     for at in (now, now + 3_600_000):
         expired = [i for i in prepared if model.state.objects[i].timestamp < at]
-        same(sorted(cluster_metadata.expired(at, len(prepared) + 1)), expired, "expired")
+        same(sorted(cluster_metadata.list_expired(at, len(prepared) + 1)), expired, "expired")
     everything = len(model.state.objects) + 1
     for marked_before in (now + 1, now - 200):
         got = cluster_metadata.destroyed(marked_before, everything, now)

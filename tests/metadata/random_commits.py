@@ -268,11 +268,11 @@ class RandomCommits(RandomDraws):
     # ---- compactions ----
 
     def _compact_set(self, state: State) -> Any:
-        holding = [i for i in NODE_IDS if state.set_objects_of(i)]
+        holding = [i for i in NODE_IDS if state.stream_set_objects_of(i)]
         if not holding:
             return self._upload(state)
         node_id = self._one(holding)
-        sources = self._some(sorted(state.set_objects_of(node_id)), 4)
+        sources = self._some(sorted(state.stream_set_objects_of(node_id)), 4)
         if self._chance(5):
             sources.append(self._rng.randrange(state.next_object))
             sources = sorted(set(sources))

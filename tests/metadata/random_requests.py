@@ -293,7 +293,7 @@ class RandomRequests(RandomCommits):
 
     def _destroy_dead(self, state: State) -> Any:
         after = self._one((-1, -1, state.next_object // 2))
-        return r.DestroyDeadSetObjects(
+        return r.DestroyDeadStreamSetObjects(
             node_id=self._one(NODE_IDS), after_object_id=after, limit=self._one((1, 2, 100))
         )
 

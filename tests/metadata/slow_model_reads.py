@@ -226,7 +226,7 @@ def get_nodes(state: State, request: r.GetNodes) -> a.GetNodesAnswer:
 
 def describe_node(state: State, node_id: int, *, with_objects: bool) -> a.NodeDescription:
     node = state.nodes[node_id]
-    held = sorted((state.objects[i].order, i) for i in state.set_objects_of(node_id))
+    held = sorted((state.objects[i].order, i) for i in state.stream_set_objects_of(node_id))
     return a.NodeDescription(
         node_id=node_id,
         node_epoch=node.epoch,
@@ -258,10 +258,12 @@ def _set_object(state: State, object_id: int) -> a.StreamSetObject:
     )
 
 
-def list_set_objects(state: State, request: r.ListStreamSetObjects) -> a.ListStreamSetObjectsAnswer:
+def list_stream_set_objects(
+    state: State, request: r.ListStreamSetObjects
+) -> a.ListStreamSetObjectsAnswer:
     if request.node_id not in state.nodes:
         return a.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
-    held = state.set_objects_of(request.node_id)
+    held = state.stream_set_objects_of(request.node_id)
     objects, token = _page(held, request.page, lambda i: _set_object(state, i))
     return a.ListStreamSetObjectsAnswer(
         error=ErrorCode.NONE, objects=objects, next_page_token=token, total=len(held)
@@ -296,10 +298,10 @@ def list_kvs(state: State, request: r.ListKVs) -> a.ListKVsAnswer:
     return a.ListKVsAnswer(entries=tuple(entries), next_page_token=token)
 
 
-def size_of(state: State) -> a.MapSize:
+def size_of(state: State) -> a.MetadataSize:
     states: list[Any] = [item.state for item in state.objects.values()]
     committed = [i for i in state.objects.values() if i.state is v.ObjectState.COMMITTED]
-    return a.MapSize(
+    return a.MetadataSize(
         streams=len(state.streams),
         objects=len(state.objects),
         prepared_objects=states.count(v.ObjectState.PREPARED),

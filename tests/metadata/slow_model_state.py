@@ -131,7 +131,7 @@ class State:
             return ErrorCode.NODE_FENCED
         return self.check(recoverer)
 
-    def set_objects_of(self, node_id: int) -> list[int]:
+    def stream_set_objects_of(self, node_id: int) -> list[int]:
         """Its committed set objects."""
         return [
             object_id
@@ -241,7 +241,7 @@ class State:
                 item.attributes |= DEEP_DELETE
         for node_id in owners:
             node = self.nodes.get(node_id)
-            if node is not None and node.departed and not self.set_objects_of(node_id):
+            if node is not None and node.departed and not self.stream_set_objects_of(node_id):
                 self.forget_node(node_id)
 
     def raise_ends(self, rows: Iterable[tuple[int, int, int]]) -> None:

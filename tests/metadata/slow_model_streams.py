@@ -389,7 +389,7 @@ def unregister(state: State, request: r.UnregisterNode) -> a.ErrorAnswer:
         return a.ErrorAnswer(error=ErrorCode.STREAM_NOT_CLOSED)
     if node.locked:
         return a.ErrorAnswer(error=ErrorCode.NODE_LOCKED)
-    if state.set_objects_of(node_id):
+    if state.stream_set_objects_of(node_id):
         node.departed, node.supervised = True, False
     else:
         state.forget_node(node_id)

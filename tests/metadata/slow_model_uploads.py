@@ -349,15 +349,17 @@ def remove(state: State, request: r.RemoveObjects) -> a.RemoveObjectsAnswer:
 
 
 def destroy_dead(
-    state: State, request: r.DestroyDeadSetObjects, now: int
-) -> a.DestroyDeadSetObjectsAnswer:
+    state: State, request: r.DestroyDeadStreamSetObjects, now: int
+) -> a.DestroyDeadStreamSetObjectsAnswer:
     """Set objects of which no reader could ask anything."""
-    held = sorted(i for i in state.set_objects_of(request.node_id) if i > request.after_object_id)
+    held = sorted(
+        i for i in state.stream_set_objects_of(request.node_id) if i > request.after_object_id
+    )
     looked_at = held[: request.limit]
     dead = [i for i in looked_at if not state.alive(state.objects[i].held)]
     state.destroy(dead, now)
     more = len(held) > len(looked_at)
-    return a.DestroyDeadSetObjectsAnswer(
+    return a.DestroyDeadStreamSetObjectsAnswer(
         destroyed=len(dead), next_after=looked_at[-1] if more else -1
     )
 

@@ -8,7 +8,7 @@ import pytest
 from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata.api import answer_budget
 from streammeta.controller.metadata.api import requests as r
-from streammeta.controller.metadata.api.answer_budget import fitting
+from streammeta.controller.metadata.api.answer_budget import take_fitting
 from streammeta.controller.metadata.tables.values import PageRequest
 from tests.metadata.map_pair import plain
 from tests.metadata.rich_history import SEEDS, histories
@@ -18,21 +18,21 @@ def test_as_many_fit_as_the_budget_holds_and_one_always_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(answer_budget, "ANSWER_BYTES", 10)
-    assert fitting([4, 6, 1], int) == ((4, 6), 1)
-    assert fitting([11, 1], int) == ((11,), 1)
-    assert fitting([11], int) == ((11,), None)
-    assert fitting([], int) == ((), None)
+    assert take_fitting([4, 6, 1], int) == ((4, 6), 1)
+    assert take_fitting([11, 1], int) == ((11,), 1)
+    assert take_fitting([11], int) == ((11,), None)
+    assert take_fitting([], int) == ((), None)
 
 
 def test_no_more_items_are_made_than_one_behind_the_last() -> None:
     made = iter([answer_budget.ANSWER_BYTES, 1, 1])
-    fitting(made, int)
+    take_fitting(made, int)
     assert list(made) == [1]
 
 
 def test_an_item_that_no_message_holds_is_refused() -> None:
     with pytest.raises(LimitExceededError):
-        fitting([1, answer_budget.ITEM_BYTES_MAX + 1], int)
+        take_fitting([1, answer_budget.ITEM_BYTES_MAX + 1], int)
 
 
 PAGED = [
@@ -56,7 +56,7 @@ def test_pages_of_single_items_are_the_whole(
 ) -> None:
     cluster_metadata = history.pair.map
     whole: Any = cluster_metadata.query(replace(request_, page=PageRequest(10_000)))
-    monkeypatch.setattr(answer_budget, "ANSWER_BYTES", answer_budget.SET_OBJECT_BYTES)
+    monkeypatch.setattr(answer_budget, "ANSWER_BYTES", answer_budget.STREAM_SET_OBJECT_BYTES)
     found: list[Any] = []
     page = request_.page
     while True:

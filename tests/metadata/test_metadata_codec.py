@@ -45,7 +45,7 @@ RECORDS: tuple[rec.Record, ...] = (
 
 
 def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, rec.SetObjectRanges):
+    if isinstance(left, rec.StreamSetObjectRanges):
         return all(_same(getattr(left, f.name), getattr(right, f.name)) for f in fields(left))
     if isinstance(left, np.ndarray):
         return bool(np.array_equal(left, right)) and left.dtype == right.dtype
@@ -117,7 +117,7 @@ def test_a_damaged_column_is_refused(kind: str, field: str, content: bytes, prob
     ("counts", "ends", "problem"),
     [
         ([0, 3], COLUMN[:2], "unequal lengths"),
-        ([1, 1], COLUMN, "counts 2 ranges in range_count, but holds 3"),
+        ([1, 1], COLUMN, "counts 2 ranges in range_count, but contains 3"),
         ([0, 3], COLUMN, None),
     ],
 )

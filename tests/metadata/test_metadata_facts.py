@@ -13,7 +13,7 @@ from streammeta.controller.metadata.tables.object_facts import ObjectFacts, fact
 from streammeta.controller.metadata.tables.values import SourceOperation, column
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.v1.records_pb2 import RecordSet
 from tests.metadata.rich_history import checkpoint
@@ -148,5 +148,5 @@ def test_a_checkpoint_without_the_section_is_read_with_everything_unknown() -> N
     kept = {name: sections[name] for name in sections if name != "object_facts"}
     write_checkpoint(old, snapshot_id, "c", kept)
     for file in (whole, old):
-        loaded = read_map(file, snapshot_id).cluster_metadata
+        loaded = read_metadata(file, snapshot_id).cluster_metadata
         assert loaded.state_hash() == world.map.state_hash()

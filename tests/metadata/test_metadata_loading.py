@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.errors import DamagedMetadataError
 from streammeta.controller.ids import SnapshotId
 from streammeta.controller.metadata.api.requests import (
     CreateStreams,
@@ -28,7 +28,7 @@ from streammeta.controller.metadata.tables import tables
 from streammeta.controller.metadata.tables.stream_index import StreamIndex
 from streammeta.controller.metadata.tables.tables import Table, roomy_zeros
 from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectState
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
@@ -100,7 +100,7 @@ def test_a_loaded_map_is_the_frozen_one_and_goes_on_as_it(seed: int) -> None:
     for _ in range(3):
         pair.commit(len(pair.uncommitted))
         snapshot_id, data = _written(pair.map)
-        loaded = read_map(io.BytesIO(data), snapshot_id).cluster_metadata
+        loaded = read_metadata(io.BytesIO(data), snapshot_id).cluster_metadata
         assert _derived(loaded) == _derived(pair.map)
         assert loaded.state_hash() == pair.map.state_hash()
         pair.map = loaded
@@ -117,7 +117,7 @@ def test_no_two_columns_of_a_loaded_map_share_memory() -> None:
     alike.write(OpenStreams(node=node, streams=tuple(StreamToOpen(n, 1) for n in range(50))))
     for pair in (alike, *(_random_pair(Random(seed)) for seed in range(2))):
         snapshot_id, data = _written(pair.map)
-        loaded: Any = read_map(io.BytesIO(data), snapshot_id).cluster_metadata
+        loaded: Any = read_metadata(io.BytesIO(data), snapshot_id).cluster_metadata
         parts = (loaded._streams, loaded._streams._past, loaded._objects, loaded._objects._ranges)
         columns = [array for part in parts for array in part._table._arrays.values()]
         assert len(columns) > 20
@@ -129,7 +129,7 @@ def test_no_two_columns_of_a_loaded_map_share_memory() -> None:
 def test_a_damaged_byte_in_any_section_is_refused() -> None:
     snapshot_id, data = _written(_random_pair(Random(1)).map)
     entries = CheckpointReader(io.BytesIO(data)).entries
-    read_map(io.BytesIO(data), snapshot_id)
+    read_metadata(io.BytesIO(data), snapshot_id)
     for entry in entries.values():
         if entry.name == "voters":
             continue  # the journal's check reads it
@@ -137,7 +137,7 @@ def test_a_damaged_byte_in_any_section_is_refused() -> None:
             damaged = bytearray(data)
             damaged[at] ^= 1 << at % 8
             with pytest.raises(CheckpointError, match=f"section '{entry.name}'"):
-                read_map(io.BytesIO(bytes(damaged)), snapshot_id)
+                read_metadata(io.BytesIO(bytes(damaged)), snapshot_id)
 
 
 def test_a_row_is_told_by_its_number_whichever_window_it_is_in() -> None:
@@ -151,7 +151,7 @@ def test_a_row_is_told_by_its_number_whichever_window_it_is_in() -> None:
         broken = sizes.copy()  # type: ignore[union-attr]
         broken[row] = -5
         changed = {**sections, "objects": {**sections["objects"], "object_size": broken}}
-        with pytest.raises(DamagedMapError, match="got -5") as caught:
+        with pytest.raises(DamagedMetadataError, match="got -5") as caught:
             ClusterMetadata.from_sections(changed, cluster_metadata.applied_end_offset)
         assert (caught.value.row, caught.value.field) == (row, "object_size")
 

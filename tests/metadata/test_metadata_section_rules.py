@@ -17,7 +17,7 @@ import pytest
 from streammeta.controller import features
 from streammeta.controller.errors import (
     ApiError,
-    DamagedMapError,
+    DamagedMetadataError,
     InvariantError,
     NewerLogError,
     RecoveringError,
@@ -30,7 +30,7 @@ from streammeta.controller.metadata.tables.section_checks import Refers
 from streammeta.controller.metadata.tables.values import NodeIdentity, ObjectState, column
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, write_checkpoint
 from tests.metadata.map_pair import told
 from tests.metadata.rich_history import histories, picked, recovering_views, width
@@ -140,7 +140,7 @@ def test_a_reference_to_nothing_is_refused_with_its_place(section: str, rule: Re
     for row in _asked(sections, section, rule).tolist():
         for value in {max(known, default=0) + 1, 2**31 - 2} | (set(range(9)) - known):
             broken = _changed(sections, section, rule.field, row, value)
-            with pytest.raises(DamagedMapError) as caught:
+            with pytest.raises(DamagedMetadataError) as caught:
                 _load(broken, end_offset)
             assert caught.value.section == section
             assert f"section '{section}', row " in str(caught.value)
@@ -172,9 +172,9 @@ def test_a_hostile_number_anywhere_is_refused_or_harms_no_read(section: str, row
             broken = _changed(sections, section, field, row, value)
             where = f"{section}, row {row}, {field}: {value}"
             try:
-                with told(where, DamagedMapError):
+                with told(where, DamagedMetadataError):
                     loaded = _load(broken, end_offset)
-            except DamagedMapError:
+            except DamagedMetadataError:
                 refused += 1
                 continue
             with suppress(ApiError), told(f"{where}, read", ApiError):
@@ -191,15 +191,15 @@ def test_rows_and_columns_that_are_missing_twice_or_in_disorder_are_refused(sect
         short = _with(sections, section, {field: columns[field][:-1]})
         without = {**sections, section: {k: v for k, v in columns.items() if k != field}}
         for broken in (short, without) if len(columns) > 1 else (without,):
-            with pytest.raises(DamagedMapError) as caught:
+            with pytest.raises(DamagedMetadataError) as caught:
                 _load(broken, end_offset)
             assert caught.value.section == section
-    with pytest.raises(DamagedMapError):
+    with pytest.raises(DamagedMetadataError):
         _load({**sections, section: picked(columns, [*range(rows), rows - 1])}, end_offset)
     if section in ("object_facts", "bucket_claim", *features.SECTIONS, "feature_level"):
         return  # older checkpoints have no such section, or not all maps have it
     gone = {name: given for name, given in sections.items() if name != section}
-    with pytest.raises(DamagedMapError, match=f"section '{section}'"):
+    with pytest.raises(DamagedMetadataError, match=f"section '{section}'"):
         _load(gone, end_offset)
 
 
@@ -225,7 +225,7 @@ def test_rows_in_disorder_are_refused(section: str) -> None:
     assert rows > 1
     for row in range(rows - 1):
         order = [*range(row), row + 1, row, *range(row + 2, rows)]
-        with pytest.raises(DamagedMapError):
+        with pytest.raises(DamagedMetadataError):
             _load({**sections, section: picked(sections[section], order)}, end_offset)
 
 
@@ -245,7 +245,7 @@ def test_an_offset_in_two_objects_is_refused() -> None:
             broken = _changed(sections, "object_ranges", "end_offset", row, end)
             try:
                 read_everything(_load(broken, end_offset))
-            except DamagedMapError as error:
+            except DamagedMetadataError as error:
                 found += error.field == "start_offset"
     assert found > 5
 
@@ -258,7 +258,7 @@ def test_a_damaged_pending_upload_is_told_by_the_file_it_is_in() -> None:
     write_checkpoint(file, SnapshotId(EndOffset(end_offset), Epoch(1)), ClusterId("c"), broken)
     snapshot_id = SnapshotId(EndOffset(end_offset), Epoch(1))
     with pytest.raises(CheckpointError, match=r"'pending_uploads'.*1000000"):
-        read_map(file, snapshot_id)
+        read_metadata(file, snapshot_id)
 
 
 HOSTILE_RECORDS = (-(2**63), -2, -1, 0, 5, 77, 2**31 - 1, 2**40, 2**63 - 1)

@@ -104,7 +104,7 @@ def test_tables_do_not_grow_while_objects_come_and_go() -> None:
         world.write(r.ExpireObjects(limit=10))
         held = np.array([first], dtype=np.int64)
         entry = world.map.applied_end_offset
-        expired = column(world.map.expired(NOW + 10_000, 10_000))
+        expired = column(world.map.list_expired(NOW + 10_000, 10_000))
         world.apply(
             ObjectsDestroyed(object_id=expired, marked_at_ms=NOW),
             ObjectsDestroyed(object_id=held, marked_at_ms=NOW),
@@ -125,7 +125,7 @@ def test_tables_do_not_grow_while_objects_come_and_go() -> None:
 def test_a_row_is_not_used_again_while_its_removal_can_be_undone() -> None:
     world = World()
     world.map.forget_undo(world.map.applied_end_offset)
-    expired = column(world.map.expired(NOW + 100_000, 10_000))
+    expired = column(world.map.list_expired(NOW + 100_000, 10_000))
     world.apply(ObjectsDestroyed(object_id=expired, marked_at_ms=NOW + 100_000))
     before, entry = world.map.state_hash(), world.map.applied_end_offset
     world.write(r.RemoveObjects(object_ids=tuple(range(50))))
@@ -193,7 +193,7 @@ def test_held_deletions_wait_and_a_longer_hold_stays() -> None:
     hold = r.HoldDeletions(hold_ms=5_000)
     assert world.write(hold).until_ms == NOW + 5_000
     assert world.write(r.HoldDeletions(hold_ms=1_000)).until_ms == NOW + 5_000
-    expired = column(world.map.expired(NOW + 100_000, 3))
+    expired = column(world.map.list_expired(NOW + 100_000, 3))
     world.apply(ObjectsDestroyed(object_id=expired, marked_at_ms=NOW))
     assert world.map.destroyed(NOW + 10_000, 10, NOW + 4_999) == ()
     assert world.restored().map.destroyed(NOW + 10_000, 10, NOW + 4_999) == ()

@@ -22,7 +22,7 @@ def sample(cls: type[Any], node_id: int = 7, rows: rec.Int64Column = _ROWS) -> A
         bool: True,
         str: "text",
         rec.Int64Column: rows,
-        rec.SetObjectRanges: rec.SetObjectRanges(
+        rec.StreamSetObjectRanges: rec.StreamSetObjectRanges(
             stream_id=column([0, 1, 2]), start_offset=column([0] * 3), end_offset=column([9] * 3)
         ),
         rec.Tags: (("key", "value"),),
@@ -139,7 +139,7 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
         object_size=column([100, 110, 120]),
         attributes=column([0, 1, 2]),
         range_count=column([2, 1, 3]),
-        ranges=rec.SetObjectRanges(
+        ranges=rec.StreamSetObjectRanges(
             stream_id=column([1, 2, 3, 1, 2, 4]),
             start_offset=column([0, 1, 2, 3, 4, 5]),
             end_offset=column([10, 11, 12, 13, 14, 15]),

@@ -18,7 +18,7 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata, FrozenParts, Section
 from streammeta.controller.metadata.tables.shared_views import SharedDictView, WindowView
 from streammeta.controller.metadata.tables.tables import TableView
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from tests.metadata.rich_history import (
     SEEDS,
@@ -310,7 +310,7 @@ def test_a_checkpoint_file_holds_every_cell() -> None:
 def test_a_map_from_a_checkpoint_file_has_every_section_as_it_was() -> None:
     for view in _some_views():
         snapshot_id, file = checkpoint(view)
-        loaded = read_map(file, snapshot_id).cluster_metadata
+        loaded = read_metadata(file, snapshot_id).cluster_metadata
         _same(loaded, plain(view.sections()), "loaded")
 
 

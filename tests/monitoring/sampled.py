@@ -11,7 +11,7 @@ from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
 from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.lifecycle.deletion import DeletionStatus
-from streammeta.controller.metadata.api.answers import MapSize
+from streammeta.controller.metadata.api.answers import MetadataSize
 from streammeta.controller.monitoring.history.loop_lag import LoopLag
 from streammeta.controller.monitoring.metrics.exposition import new_registry
 from streammeta.controller.monitoring.metrics.metrics import ControllerCollector, Sources
@@ -80,8 +80,8 @@ WORK = WorkSources(
     free_bytes=lambda: 1 << 40,
     checkpoints=CheckpointTally(times(2.0), 1, 5_000, 4_000),
     now_ms=lambda: 10_000,
-    map_used=lambda: {"streams": 1, "kv_keys": 7},
-    map_limits={"streams": 10, "kv_keys": 70},
+    metadata_used=lambda: {"streams": 1, "kv_keys": 7},
+    metadata_limits={"streams": 10, "kv_keys": 70},
     bucket=lambda: StoreMetrics({"put": OperationMetrics(calls=9, failures=1, seconds=0.5)}),
     sessions=lambda: {NodeState.ACTIVE: 5, NodeState.FENCED: 1},
     fenced=lambda: 4,
@@ -93,7 +93,7 @@ SOURCES = Sources(
     version="1.2.3",
     quorum=lambda: LEADING,
     applied=lambda: 49_000,
-    map_size=lambda: MapSize(
+    metadata_size=lambda: MetadataSize(
         streams=1,
         objects=9,
         prepared_objects=2,

@@ -62,7 +62,7 @@ CLOCKS = (
         "a leader 400 days ahead for 20 s: objects that nobody could delete for 400 days",
         """
         streammeta.controller.metadata.decisions.maintenance:
-        - return found + self._objects.destroyed_before(INT64_MAX, limit - len(found), future_ms)
+        - return found + self._objects.list_destroyed(INT64_MAX, limit - len(found), future_ms)
         + return found[: max(0, future_ms)]
         """,
         Tested(f"{_CLOCKS}::test_marks_of_a_fast_leader_are_deletable_after_the_delay"),

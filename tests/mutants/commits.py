@@ -149,7 +149,7 @@ COMMITS = (
         """
         streammeta.controller.metadata.decisions.commit_effects:
         - if error is not ErrorCode.NONE:
-        -     return (), replace(_refused(request, error), kv_results=results, trim_errors=errors)
+        -     return (), replace(_rejection(request, error), kv_results=results, trim_errors=errors)
         """,
         Tested(_TESTS + "test_an_effect_that_is_refused_refuses_the_commit_under_any_policy"),
     ),
@@ -172,7 +172,7 @@ COMMITS = (
         "what an offloaded ledger leaves behind when its ledger is gone",
         """
         streammeta.controller.metadata.cluster_metadata:
-        - return (record, *self._named.gone_with_keys(gone, now_ms)), answer
+        - return (record, *self._named.destroy_with_keys(deleted, now_ms)), answer
         + return (record,), answer
         """,
         Tested(_NAMED + "test_named_objects_go_with_their_owner_and_no_others"),
@@ -194,8 +194,8 @@ COMMITS = (
         "a success that is answered for values that nobody has put",
         """
         streammeta.controller.metadata.api.request_identity:
-        - return _signed(total + _of_effects(request))
-        + return _signed(total)
+        - return _to_signed(total + _sum_of_effects(request))
+        + return _to_signed(total)
         """,
         Tested(_TESTS + "test_a_repeat_with_other_effects_is_another_commit"),
     ),

@@ -19,7 +19,7 @@ DISK = (
         "fsyncgate, PostgreSQL 2018",
         """
         streammeta.controller.journal.journal:
-        - self._has_failed = True  # until the sync has succeeded
+        - self._has_failed = True
         - self._segments[-1].sync()
         + try:
         +     self._segments[-1].sync()
@@ -303,7 +303,7 @@ DISK = (
         "early KRaft cleared the file when it could not be read",
         """
         streammeta.controller.journal.state_files:
-        - raise JournalDamagedError(path, 0, "the file is missing, and with it the vote") from None
+        - raise JournalDamagedError(path, 0, "the file and the vote in it are missing") from None
         + return QuorumState(Epoch(0), None, None)
         streammeta.controller.journal.recovery:
         - if last_epoch > self.state.epoch:

@@ -134,7 +134,7 @@ SNAPSHOTS = (
         "the order of KIP-630: check, make durable, then cut",
         """
         streammeta.controller.journal.journal:
-        + self._begin_anew(snapshot_id)
+        + self._restart_log(snapshot_id)
           voters = self.snapshots.install(snapshot_id, total_bytes, digest)
         """,
         Tested(

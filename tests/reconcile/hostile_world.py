@@ -371,7 +371,9 @@ class World:
         start, end = described.streams[0].start_offset, described.streams[0].end_offset
         trim = r.StreamToTrim(stream_id, 1, self.rng.randint(start, start + (end - start) // 3))
         self.write(r.TrimStreams(node=node, streams=(trim,)))
-        self.write(r.DestroyDeadSetObjects(node_id=node.node_id, after_object_id=-1, limit=100))
+        self.write(
+            r.DestroyDeadStreamSetObjects(node_id=node.node_id, after_object_id=-1, limit=100)
+        )
 
     def _clean(self) -> None:
         """Do the leader's own work: expire, delete after a delay, forget."""

@@ -16,7 +16,7 @@ from streammeta.controller.recover.applying import Application
 from streammeta.controller.recover.errors import RecoveryError
 from streammeta.controller.recover.planning import RecoveryPlan
 from streammeta.controller.recover.survivor import read_survivor
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from tests.kit.crash_disk import CrashDisk, crashes
 from tests.recover.recover_world import (
     DIRECTORY,
@@ -57,7 +57,7 @@ def require_recovered(disk: CrashDisk, plan: RecoveryPlan, keys: int) -> None:
     assert start.snapshot_voters == plan.voters
     (snapshot,) = start.snapshots
     with journal.snapshots.open(snapshot) as file:
-        loaded = read_map(file, snapshot)
+        loaded = read_metadata(file, snapshot)
     assert loaded.cluster_metadata.size().keys == keys
     assert loaded.cluster_metadata.bucket_claim.cluster_uuid == NEW_UUID
     assert loaded.cluster_metadata.next_object_id == plan.next_object_id

@@ -104,7 +104,7 @@ def test_a_disk_of_before_that_returns_stops_and_is_left_as_it_was(tmp_path: Pat
         leader_of(cluster)
         shutil.copytree(recovering.lost(1), cluster.data_dir(1))
         cluster.spawn(1)
-        assert "is of before that" in recovering.end_of(1)
+        assert "is older than that" in recovering.end_of(1)
         assert recovering.inspect(1)["end_offset"] < planned["end_offset"]
         assert leader_of(cluster) == SURVIVOR
         # Recovered by mistake as well, it finds the bucket taken.
@@ -138,7 +138,7 @@ def test_a_majority_that_comes_back_after_all_is_superseded(tmp_path: Path) -> N
             wait_until(is_fenced, "the old majority to notice")
         cluster.start(SURVIVOR)
         for node_id in DEAD:
-            assert "is of before that" in recovering.end_of(node_id)
+            assert "is older than that" in recovering.end_of(node_id)
         wait_until(lambda: leader_of(cluster) == SURVIVOR, "the survivor to lead")
 
 

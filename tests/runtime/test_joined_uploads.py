@@ -12,7 +12,7 @@ from streammeta.controller.metadata.api.requests import (
     PrepareObjects,
     StreamToOpen,
 )
-from streammeta.controller.metadata.api.upload_batches import joined_uploads, split_answers
+from streammeta.controller.metadata.api.upload_batches import join_uploads, split_answers
 from streammeta.controller.metadata.tables.values import NodeIdentity, RangeColumns
 from streammeta.controller.runtime.writer.controller import MetadataController
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
@@ -85,7 +85,7 @@ async def test_joined_messages_end_like_messages_alone(seed: int) -> None:
     together, its_log = await prepared()
     alone, log = await prepared()
     for _ in range(2):  # the second time all of them are repeats
-        joined = joined_uploads(messages)
+        joined = join_uploads(messages)
         assert joined is not None
         answered = await committed(its_log, together.write(joined))
         answers = split_answers(answered.answer, messages)
@@ -101,7 +101,7 @@ async def test_joined_messages_end_like_messages_alone(seed: int) -> None:
 def test_messages_that_may_change_each_other_are_not_joined() -> None:
     one = uploads((1, {1: (0, 5)}))
     two = uploads((2, {2: (0, 5)}))
-    assert joined_uploads([one, two]) is not None
+    assert join_uploads([one, two]) is not None
     others = {
         "an object twice": one,
         "another node": uploads((3, {3: (0, 5)}), node=NodeIdentity(9, 1)),
@@ -110,4 +110,4 @@ def test_messages_that_may_change_each_other_are_not_joined() -> None:
         "facts of other objects": uploads((3, {3: (0, 5)}), crc32c=np.array([1, 2])),
     }
     for what, other in others.items():
-        assert joined_uploads([one, two, other]) is None, what
+        assert join_uploads([one, two, other]) is None, what

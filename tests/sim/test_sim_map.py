@@ -149,7 +149,7 @@ def test_starts_and_ends_only_grow() -> None:
                 object_size=column([1]),
                 attributes=column([0]),
                 range_count=column([1]),
-                ranges=record.SetObjectRanges(
+                ranges=record.StreamSetObjectRanges(
                     stream_id=column([3]), start_offset=column([0]), end_offset=column([1])
                 ),
             )

@@ -21,7 +21,7 @@ from streammeta.controller.runtime.persistence.metadata_checkpoint import (
     EarlyReading,
     FrozenCheckpoint,
     LoadedMetadata,
-    read_map,
+    read_metadata,
     snapshot_check,
 )
 from streammeta.controller.snapshot.checkpoint_file import FOOTER, CheckpointError, CheckpointReader
@@ -53,10 +53,10 @@ def counted() -> Iterator[list[LoadedMetadata]]:
     read: list[LoadedMetadata] = []
 
     def noted(file: Any, snapshot_id: SnapshotId) -> LoadedMetadata:
-        read.append(read_map(file, snapshot_id))
+        read.append(read_metadata(file, snapshot_id))
         return read[-1]
 
-    with patch.object(map_checkpoint, "read_map", noted):
+    with patch.object(map_checkpoint, "read_metadata", noted):
         yield read
 
 

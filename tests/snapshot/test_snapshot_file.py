@@ -16,9 +16,9 @@ from streammeta.controller.snapshot.checkpoint_file import (
     BATCH_ROWS,
     CheckpointError,
     CheckpointReader,
-    Rooms,
     write_checkpoint,
 )
+from streammeta.controller.snapshot.section_reading import ColumnBuffers
 
 ID = SnapshotId(EndOffset(1234), Epoch(5))
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -56,8 +56,8 @@ def test_what_is_written_is_read() -> None:
                 assert read[column] == values
 
 
-class _Given(Rooms):
-    """Rooms with nine rows to spare, one column narrower, and columns that are known."""
+class _Given(ColumnBuffers):
+    """Buffers with nine rows to spare, one column narrower, and columns that are known."""
 
     def __init__(self, narrow: str = "", **known: Any) -> None:
         self.made: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class _Given(Rooms):
 ROWS = 2 * BATCH_ROWS + 17
 
 
-def _read(columns: dict[str, Any], rooms: Rooms) -> dict[str, Any]:
+def _read(columns: dict[str, Any], rooms: ColumnBuffers) -> dict[str, Any]:
     read = CheckpointReader(io.BytesIO(_written({"s": columns}))).sections(rooms)["s"]
     for name, values in columns.items():
         np.testing.assert_array_equal(read[name], values)

@@ -11,7 +11,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.persistence.metadata_checkpoint import (
     FrozenCheckpoint,
-    read_map,
+    read_metadata,
     snapshot_check,
 )
 from streammeta.controller.snapshot.checkpoint_file import (
@@ -47,7 +47,7 @@ def test_the_voters_come_back(voters: VoterSet) -> None:
     assert CHECK(ID, io.BytesIO(whole)) == voters
     assert next(iter(CheckpointReader(io.BytesIO(whole)).entries)) == "voters"
     assert (
-        read_map(io.BytesIO(whole), ID).cluster_metadata.state_hash()
+        read_metadata(io.BytesIO(whole), ID).cluster_metadata.state_hash()
         == ClusterMetadata().state_hash()
     )
 

@@ -28,7 +28,7 @@ def copy_tree(copy: MetadataCopy) -> Directory:
     """Return the root of the tree of a copy.
 
     Raises:
-        DamagedMapError: its sections contradict each other.
+        DamagedMetadataError: its sections contradict each other.
     """
     cluster_metadata = ClusterMetadata.from_sections(
         _without_secrets(copy.sections), copy.end_offset

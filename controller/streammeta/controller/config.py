@@ -1,7 +1,7 @@
-"""Configuration of one controller process: identity, peers, places and durations.
+"""Configuration of one controller process: identity, peers, paths and durations.
 
-Checked as a whole when it is made, so that a process that starts has a configuration that works.
-Durations end in `_ms`. Reads no file and no environment; the command line does.
+It is validated as a whole on creation, so a process that starts has a valid configuration.
+Durations end in `_ms`. Files and the environment are read by the command line, not here.
 """
 
 import re
@@ -18,10 +18,10 @@ from streammeta.tls.files import TlsFiles
 from streammeta.tls.identity import KnownClusters
 
 CONTROLLER_ID_MAX = 999
-"""Broker ids start above."""
+"""Largest id of a controller. Ids of brokers are larger."""
 
 MEMORY_LIMIT_MB_MIN = 256
-"""A controller holds about 100 MiB before it has served a call."""
+"""Minimum memory limit. A controller uses about 100 MiB before its first call."""
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WILDCARDS = ("0.0.0.0", "[::]")
@@ -52,65 +52,64 @@ _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5}
 
 
 class ConfigError(ValueError):
-    """An invalid setting; the message names it and what is valid."""
+    """An invalid setting. The message names it and the valid values."""
 
 
 class AuditFailure(StrEnum):
-    """Calls that are refused while the audit log can't be written."""
+    """Calls that are rejected while the audit log cannot be written."""
 
     BLOCK_ADMIN = "block-admin"
-    """Those of operators, and those that destroy."""
+    """Calls of operators, and destructive calls."""
     BLOCK_ALL = "block-all"
-    """All but heartbeats and questions about health and leadership."""
+    """All calls except heartbeats and queries about health and leadership."""
     DROP = "drop"
-    """None."""
+    """No calls."""
 
 
 class PeerPlainText(StrEnum):
-    """Use of plain text between controllers that have files for TLS, while they are moved to it."""
+    """Plain text between controllers that have TLS files, during a migration to TLS."""
 
     NONE = "none"
-    """TLS alone."""
+    """TLS only."""
     TAKEN = "taken"
-    """Connections of both kinds are taken, those made speak TLS."""
+    """Both kinds of connections are accepted, outgoing ones use TLS."""
     SPOKEN = "spoken"
-    """Connections of both kinds are taken, those made speak plain text."""
+    """Both kinds of connections are accepted, outgoing ones use plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """One controller's settings.
+    """Settings of one controller.
 
-    `listen` and `peer_listen` are where this process binds for clients and for its peers,
-    `advertise` and `peer_advertise` where those reach it. `seeds` are controllers to ask for the
-    leader, by node id at their peers' addresses; an entry of this node itself is ignored.
-    `peer_overrides` say where to reach a peer whatever else is known of its address. `delete_rate`
-    is in objects a second. With `reflection` the contract is described to all that may connect;
-    with `tracing` calls that come with a trace are traced.
+    `listen` and `peer_listen` are the local addresses for clients and peers, `advertise` and
+    `peer_advertise` those at which they reach this process. `seeds` are controllers to ask for the
+    leader, by node id at their peer addresses. An entry of this node is ignored. `peer_overrides`
+    are addresses of peers that take precedence over all others. `delete_rate` is in objects per
+    second. `reflection` enables server reflection, and `tracing` continues traces of callers.
 
-    With `tls` clients and peers must show certificates; `peer_tls` are other files for peers. With
-    `tls_listen` too, clients do so there, and `listen` is plain text. Plain text beyond loopback
-    needs `insecure`. Files are looked at every `tls_reload_ms`; a connection of a client, or
-    over TLS of a peer, ends after `connection_age_ms`, so that those of certificates no longer
-    taken end too, and those whose callers do not read their answers.
+    With `tls` clients and peers must show certificates. `peer_tls` are separate files for peers.
+    With `tls_listen` clients use TLS there, and `listen` is plain text. Plain text outside loopback
+    needs `insecure`. Files are checked for changes every `tls_reload_ms`. Connections of clients,
+    and of peers over TLS, end after `connection_age_ms`, so that revoked certificates and callers
+    that do not read their answers cannot keep them.
 
-    At `memory_limit_mb` of resident memory calls that need more are refused; None is a share of
-    what the machine, or its control group, has.
+    At `memory_limit_mb` of resident memory, calls that need more are rejected. None is a share of
+    the memory of the machine or its control group.
 
-    At `token_listen` clients show a token in place of a certificate: one of `oidc_issuer` for
-    `oidc_audience`, signed by a key in the file or at the address `oidc_keys`, or that the issuer
-    publishes. What the token's claims stand for is in the policy. Where these clients reach this
-    controller is `token_advertise`, by default where it listens.
+    At `token_listen` clients show a token instead of a certificate: one issued by `oidc_issuer` for
+    `oidc_audience`, signed by a key in the file or at the address `oidc_keys`, or published by the
+    issuer. The policy maps claims to principals. `token_advertise` is the address at which these
+    clients reach this controller, by default `token_listen`.
 
-    With `http_listen` probes and metrics are served there, by the files `http_tls`, else by `tls`,
-    or with `http_plain_text` by none. `http_plain_text_pages` shows the status pages there too.
+    `http_listen` serves probes and metrics, with the files `http_tls` or else `tls`, or with
+    `http_plain_text` without TLS. `http_plain_text_pages` serves the status pages there as well.
 
-    Beside the rules of methods the file `policy` grants and denies calls.
+    The file `policy` grants and denies calls in addition to the rules of methods.
 
-    The leader copies the committed log to `backup_store` every `backup_interval_ms`; copies that no
+    The leader copies the committed log to `backup_store` every `backup_interval_ms`. Copies that no
     point of the last `backup_keep_ms` needs are removed.
 
-    Calls are recorded in `audit_log`, `-` being standard output; without it they are not.
+    Calls are recorded in `audit_log`, `-` being standard output. By default they are not recorded.
     """
 
     node_id: NodeId
@@ -177,37 +176,40 @@ class ControllerConfig:
         check_reachable("advertise", self.advertise)
         check_endpoint("peer-listen", self.peer_listen)
         check_reachable("peer-advertise", self.peer_advertise)
+
         for option in ("listen", "advertise"):
             _check_apart(option, getattr(self, option), getattr(self, f"peer_{option}"))
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
                 raise ConfigError(f"{option}: {getattr(self, name)}; must be at least 1")
+
         if self.memory_limit_mb is not None and self.memory_limit_mb < MEMORY_LIMIT_MB_MIN:
             raise ConfigError(
                 f"memory-limit-mb: {self.memory_limit_mb}; must be at least {MEMORY_LIMIT_MB_MIN}"
             )
         if self.delete_delay_ms < 0:
             raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}; must be at least 0")
+
         self._check_tls()
         self._check_tokens()
         self._check_http()
 
     @property
     def listeners(self) -> Sequence[tuple[str, str, bool]]:
-        """The options and addresses at which clients are served, and whether over TLS."""
+        """Options and addresses of the listeners for clients, and whether they use TLS."""
         if self.tls_listen is None:
             return (("listen", self.listen, self.tls is not None),)
         return (("listen", self.listen, False), ("tls-listen", self.tls_listen, True))
 
     @property
     def peer_files(self) -> TlsFiles | None:
-        """The files for TLS with peers; None: plain text."""
+        """Files for TLS with peers. None means plain text."""
         return self.peer_tls or self.tls
 
     @property
     def token_endpoint(self) -> str | None:
-        """Where clients with tokens reach this controller; None: nowhere."""
+        """Address at which clients with tokens reach this controller, or None."""
         return self.token_advertise or self.token_listen
 
     def _check_tokens(self) -> None:
@@ -220,40 +222,42 @@ class ControllerConfig:
         check_reachable("token-advertise", self.token_advertise or self.token_listen)
         if self.token_listen in (self.listen, self.tls_listen, self.peer_listen):
             raise ConfigError(
-                f"token-listen: {self.token_listen!r} is taken by another listener; give a port of "
-                "its own"
+                f"token-listen: {self.token_listen!r} is used by another listener: use a separate "
+                "port"
             )
+
         needed = {
             "--tls-ca, --tls-cert and --tls-key": self.tls,
-            "--policy, which says what the claims of tokens stand for": self.policy,
+            "--policy, which maps the claims of tokens": self.policy,
             "--oidc-issuer": self.oidc_issuer,
             "--oidc-audience": self.oidc_audience,
         }
         for what, given in needed.items():
             if not given:
                 raise ConfigError(f"token-listen: needs {what}")
+
         for option, address in (("oidc-issuer", self.oidc_issuer), ("oidc-keys", self.oidc_keys)):
             if "://" in address and not is_protected(address):
                 raise ConfigError(f"{option}: {address!r}; must begin with https://")
         if not self.oidc_keys and "://" not in self.oidc_issuer:
             raise ConfigError(
-                f"oidc-issuer: {self.oidc_issuer!r} is no address that publishes keys; give one "
+                f"oidc-issuer: {self.oidc_issuer!r} is not an address that publishes keys: use one "
                 "that begins with https://, or --oidc-keys"
             )
 
     @property
     def http_files(self) -> TlsFiles | None:
-        """The files for TLS of the listener for HTTP; None: plain text."""
+        """Files for TLS of the HTTP listener. None means plain text."""
         return None if self.http_plain_text else self.http_tls or self.tls
 
     @property
     def known_clusters(self) -> KnownClusters:
-        """Clusters whose certificates are accepted: also the one that this one continues."""
+        """Clusters whose certificates are accepted, including the predecessor of this one."""
         return KnownClusters(self.cluster_id, self.former_cluster_id or cluster_of(self.namespace))
 
     @property
     def shows_pages(self) -> bool:
-        """Whether the listener for HTTP shows the status pages."""
+        """Whether the HTTP listener serves the status pages."""
         return not self.http_plain_text or self.http_plain_text_pages
 
     def _check_http(self) -> None:
@@ -264,15 +268,17 @@ class ControllerConfig:
                 option = "http-plain-text" if self.http_tls is None else "http-tls-ca"
                 raise ConfigError(f"{option}: needs --http-listen")
             return
+
         check_endpoint("http-listen", self.http_listen)
         if self.http_listen in (
             *(self.listen, self.peer_listen),
             *(self.tls_listen, self.token_listen),
         ):
             raise ConfigError(
-                f"http-listen: {self.http_listen!r} is taken by another listener; give a port of "
-                "its own"
+                f"http-listen: {self.http_listen!r} is used by another listener: use a separate "
+                "port"
             )
+
         if self.http_plain_text and self.http_tls is not None:
             raise ConfigError(
                 "http-plain-text: excludes --http-tls-ca, --http-tls-cert, --http-tls-key"
@@ -283,9 +289,9 @@ class ControllerConfig:
             and not _is_loopback(_host(self.http_listen))
         ):
             raise ConfigError(
-                f"http-listen: {self.http_listen} is plain text, which lets others on the network "
-                "read the metrics; give --http-tls-ca, --http-tls-cert and --http-tls-key, or "
-                "--insecure if that is wanted"
+                f"http-listen: {self.http_listen} is plain text, so others on the network can "
+                "read the metrics: use --http-tls-ca, --http-tls-cert and --http-tls-key, or "
+                "--insecure if that is intended"
             )
 
     def _check_tls(self) -> None:
@@ -295,13 +301,15 @@ class ControllerConfig:
                 raise ConfigError("tls-listen: needs --tls-ca, --tls-cert and --tls-key")
             if self.tls_listen in (self.listen, self.peer_listen):
                 raise ConfigError(
-                    f"tls-listen: {self.tls_listen!r} is taken by another listener; give a port "
-                    "of its own"
+                    f"tls-listen: {self.tls_listen!r} is used by another listener: use a separate "
+                    "port"
                 )
+
         if self.peer_plain_text is not PeerPlainText.NONE and self.peer_files is None:
-            raise ConfigError("peer-plain-text: is for controllers that have files for TLS")
+            raise ConfigError("peer-plain-text: needs files for TLS")
         if self.insecure:
             return
+
         for option, address, is_encrypted in self.listeners:
             if not is_encrypted:
                 _check_loopback(option, address, "--tls-ca, --tls-cert and --tls-key")
@@ -312,7 +320,7 @@ class ControllerConfig:
 
 
 def is_protected(address: str) -> bool:
-    """Whether answers of a URL are those of its host: over TLS, or from this machine."""
+    """Return whether answers of a URL are authentic: over TLS, or from this machine."""
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""
@@ -324,13 +332,13 @@ def is_protected(address: str) -> bool:
 
 
 def check_controller_id(option: str, node_id: int) -> None:
-    """Raise `ConfigError` unless `node_id` can be a controller's."""
+    """Raise `ConfigError` unless `node_id` is a valid controller id."""
     if not 0 <= node_id <= CONTROLLER_ID_MAX:
         raise ConfigError(f"{option}: {node_id}; must be 0 to {CONTROLLER_ID_MAX}")
 
 
 def check_cluster_id(cluster_id: str, option: str = "cluster-id") -> None:
-    """Raise `ConfigError` unless `cluster_id` can be part of an object's key."""
+    """Raise `ConfigError` unless `cluster_id` is valid in an object's key."""
     if not _CLUSTER_ID.fullmatch(cluster_id):
         raise ConfigError(f"{option}: {cluster_id!r}; must be 1 to 64 letters, digits, '-' and '_'")
 
@@ -343,13 +351,13 @@ def check_endpoint(option: str, endpoint: str) -> None:
 
 
 def check_reachable(option: str, endpoint: str) -> None:
-    """Raise `ConfigError` unless `endpoint` is `host:port` that others could connect to."""
+    """Raise `ConfigError` unless `endpoint` is a `host:port` that others can connect to."""
     check_endpoint(option, endpoint)
     host, _, port = endpoint.rpartition(":")
     if host in _WILDCARDS or int(port) == 0:
         raise ConfigError(
-            f"{option}: {endpoint!r} is no address that others can connect to; give HOST:PORT as "
-            "they reach this controller"
+            f"{option}: {endpoint!r} is not an address that others can connect to: use the "
+            "HOST:PORT at which they reach this controller"
         )
 
 
@@ -367,35 +375,35 @@ def _is_loopback(host: str) -> bool:
 def _check_loopback(option: str, address: str, cure: str) -> None:
     if not _is_loopback(_host(address)):
         raise ConfigError(
-            f"{option}: {address} takes plain text from other machines, and every process "
-            f"that reaches it may do everything; give {cure}, or --insecure if that is wanted"
+            f"{option}: {address} accepts plain text from other machines, so every process "
+            f"that reaches it has full access: use {cure}, or --insecure if that is intended"
         )
 
 
 def _check_apart(option: str, for_clients: str, for_peers: str) -> None:
     if for_clients == for_peers:
         raise ConfigError(
-            f"peer-{option}: {for_peers!r} is what --{option} says; peers need a port of their own"
+            f"peer-{option}: {for_peers!r} equals --{option}: peers need a separate port"
         )
 
 
 def next_port(option: str, endpoint: str) -> str:
-    """Return the endpoint of the same host one port above.
+    """Return the endpoint on the same host with the next port.
 
     Raises:
-        ConfigError: `endpoint`, what `option` says, is malformed, or there is no such port.
+        ConfigError: `endpoint`, the value of `option`, is malformed, or has no next port.
     """
     check_endpoint(option, endpoint)
     host, _, port = endpoint.rpartition(":")
     if not 0 < int(port) < _PORT_MAX:
         raise ConfigError(
-            f"peer-listen: no port is next to that of --{option}, {endpoint!r}; give HOST:PORT"
+            f"peer-listen: there is no port after {endpoint!r} of --{option}: use HOST:PORT"
         )
     return f"{host}:{int(port) + 1}"
 
 
 def parse_peers(option: str, text: str) -> dict[NodeId, str]:
-    """Parse `ID@HOST:PORT,ID@HOST:PORT,...`; the empty text gives none.
+    """Parse `ID@HOST:PORT,ID@HOST:PORT,...`. An empty text returns no peers.
 
     Raises:
         ConfigError: an entry does not parse, or an id appears twice.
@@ -408,6 +416,6 @@ def parse_peers(option: str, text: str) -> dict[NodeId, str]:
         check_controller_id(option, int(node_id))
         check_reachable(option, endpoint)
         if NodeId(int(node_id)) in peers:
-            raise ConfigError(f"{option}: id {node_id} appears twice; name each controller once")
+            raise ConfigError(f"{option}: id {node_id} appears twice: name each controller once")
         peers[NodeId(int(node_id))] = endpoint
     return peers

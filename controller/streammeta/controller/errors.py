@@ -1,8 +1,8 @@
-"""Errors that the controller's packages raise, and the codes of per-item outcomes.
+"""Errors raised by the controller's packages, and the codes of per-item outcomes.
 
-An `ApiError` is an answer: the caller's request can't be met and nothing was changed. An
-`InvariantError` is a defect of ours: a state that must not exist. Per-item outcomes of a request
-are not exceptions at all but `ErrorCode` values in the reply. Nothing here knows gRPC.
+An `ApiError` is an answer: the request cannot be satisfied, and nothing was changed. An
+`InvariantError` is a defect: a state that must not exist. Per-item outcomes of a request are not
+exceptions but `ErrorCode` values in the reply. This module does not depend on gRPC.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Per-item outcomes; the numbers are those of the protobuf enum of the same name."""
+    """Per-item outcomes. The numbers equal those of the protobuf enum of the same name."""
 
     NONE = 0
     INVALID_REQUEST = 42
@@ -33,11 +33,11 @@ class ErrorCode(IntEnum):
 
 
 class ApiError(Exception):
-    """A request that is answered with a failure as a whole; nothing was changed."""
+    """A request that fails as a whole. Nothing was changed."""
 
 
 class InvalidRequestError(ApiError):
-    """The request is malformed: `field` names what is wrong, the message what would be right."""
+    """The request is malformed: `field` names the part, the message says what is valid."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -45,12 +45,12 @@ class InvalidRequestError(ApiError):
 
 
 class LimitExceededError(ApiError):
-    """The request, or what it would add to, is larger than a limit; refused before any append."""
+    """The request, or the state after it, exceeds a limit, and is rejected before any append."""
 
     def __init__(self, message: str, field: str = "", limit: int = 0) -> None:
-        """`field` names the limited part of the request or answer, `limit` is the most it may be.
+        """`field` names the limited part of the request or answer, `limit` is its maximum.
 
-        Without a field the message alone says what is limited.
+        Without a field the message names the limit.
         """
         super().__init__(message)
         self.field = field
@@ -58,11 +58,11 @@ class LimitExceededError(ApiError):
 
 
 class QuotaExceededError(LimitExceededError):
-    """The map holds as much of something as it may; waiting does not help."""
+    """The metadata has reached one of its limits. Waiting does not help."""
 
     def __init__(self, quota: str, limit: int, used: int, added: int) -> None:
         super().__init__(
-            f"{quota}: {used} of {limit} are used, {added} more are too many; delete some, or "
+            f"{quota}: {used} of {limit} are used, {added} more are too many: delete some, or "
             f"raise the limit on all controllers (--max-{quota.replace('_', '-')})"
         )
         self.quota = quota
@@ -71,12 +71,11 @@ class QuotaExceededError(LimitExceededError):
 
 
 class RateExceededError(LimitExceededError):
-    """A caller has asked too much of late; the same request is taken after `retry_after_ms`."""
+    """A caller exceeded its rate. The same request is accepted after `retry_after_ms`."""
 
     def __init__(self, principal: str, quota: str, limit: int, retry_after_ms: int) -> None:
         super().__init__(
-            f"{quota}: {principal} has used up its {limit} a second; "
-            f"try again in {retry_after_ms} ms"
+            f"{quota}: {principal} has used up its {limit} per second, retry in {retry_after_ms} ms"
         )
         self.quota = quota
         self.limit = limit
@@ -84,9 +83,9 @@ class RateExceededError(LimitExceededError):
 
 
 class BusyError(LimitExceededError):
-    """Too much is under way; nothing was changed, and the same request may be taken later.
+    """The controller is overloaded. Nothing was changed, and a retry may succeed.
 
-    `retry_after_ms` says when, as far as that is known.
+    `retry_after_ms` is the suggested delay, if known.
     """
 
     def __init__(self, message: str, retry_after_ms: int | None = None) -> None:
@@ -95,12 +94,12 @@ class BusyError(LimitExceededError):
 
 
 class MemoryHighError(BusyError):
-    """The process holds so much memory that calls like this one are refused for now."""
+    """The process uses so much memory that calls like this one are rejected for now."""
 
     def __init__(self, limit: int, used: int, retry_after_ms: int) -> None:
         super().__init__(
-            f"memory: the controller holds {used} bytes, its limit is {limit}; try again later, "
-            "send or ask for less at once, or raise the limit (--memory-limit-mb)",
+            f"memory: the controller uses {used} bytes, its limit is {limit}: retry later, "
+            "send or request less at once, or raise the limit (--memory-limit-mb)",
             retry_after_ms,
         )
         self.limit = limit
@@ -108,27 +107,27 @@ class MemoryHighError(BusyError):
 
 
 class SlowReaderError(BusyError):
-    """A caller took so long to read an answer that it was cut off."""
+    """A caller was cut off because it read an answer too slowly."""
 
 
 class TooManyPipelinesError(BusyError):
-    """As many commit pipelines are open as may be, on the connection or on the controller."""
+    """The maximum number of commit pipelines is open, on the connection or the controller."""
 
 
 class AuditUnavailableError(ApiError):
-    """A call must be on record, and the audit log can't be written."""
+    """A call must be audited, and the audit log cannot be written."""
 
     def __init__(self, why: str, *, took_effect: bool = False) -> None:
-        """`took_effect` is True if the call was decided before its outcome could not be written."""
+        """`took_effect`: the call was decided before writing its outcome failed."""
         self.why = why
         what = "it may have taken effect" if took_effect else "nothing was changed"
-        super().__init__(f"{why}: {what}; mend the audit log of this controller")
+        super().__init__(f"{why}: {what}, repair the audit log of this controller")
 
 
 class NotLeaderError(ApiError):
     """Another controller leads. `leader_id` is -1 and `leader_endpoint` empty if unknown.
 
-    `token_endpoint` is the leader's address for callers with tokens; empty: none, or unknown.
+    `token_endpoint` is the leader's address for callers with tokens. Empty means none, or unknown.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class NotLeaderError(ApiError):
         token_endpoint: str = "",
     ) -> None:
         where = f"controller {leader_id} at {leader_endpoint}" if leader_id >= 0 else "unknown yet"
-        super().__init__(f"this controller does not lead; the leader is {where}")
+        super().__init__(f"this controller is not the leader, the leader is {where}")
         self.leader_id = leader_id
         self.leader_endpoint = leader_endpoint
         self.epoch = epoch
@@ -147,16 +146,16 @@ class NotLeaderError(ApiError):
 
 
 class OutcomeUnknownError(ApiError):
-    """Leadership was lost while the request was being replicated: it may or may not take effect.
+    """Leadership was lost while the request was replicated: it may or may not take effect.
 
-    Repeating it with the same request id or object id is safe.
+    Retrying it with the same request id or object id is safe.
     """
 
 
 class FeatureLevelError(ApiError):
-    """The cluster can't go to a feature level; `blocked_by` are the controllers that lack it.
+    """The cluster cannot change to a feature level. `blocked_by` controllers do not support it.
 
-    Also of a new voter that can't run at the level in force.
+    Also raised for a new voter that does not support the present level.
     """
 
     def __init__(self, level: int, why: str, blocked_by: Sequence[int] = ()) -> None:
@@ -166,26 +165,26 @@ class FeatureLevelError(ApiError):
 
 
 class OffsetPassedError(ApiError):
-    """The map is beyond the offset that its hash was asked for, and can't go back."""
+    """The metadata is past the offset whose hash was requested, and cannot go back."""
 
     def __init__(self, at_offset: int, end_offset: int) -> None:
         super().__init__(
-            f"at_offset: {at_offset}; the map is at {end_offset} already, "
-            "ask for an offset that lies ahead"
+            f"at_offset: {at_offset}, but the metadata is already at {end_offset}, "
+            "request an offset above that"
         )
         self.at_offset = at_offset
         self.end_offset = end_offset
 
 
 class ObjectIdsNotReadyError(ApiError):
-    """Object ids are not claimed in the bucket yet, or for the moment can't be; try again."""
+    """Object ids are not claimed in the bucket yet, or temporarily cannot be. Retry later."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"no object ids can be issued yet: {why}; try again")
+        super().__init__(f"no object ids can be issued yet: {why}, retry")
 
 
 class BucketRefusedError(ApiError):
-    """The bucket is not this cluster's, or its marker can't be read; an operator has to act."""
+    """The bucket belongs to another cluster, or its marker is unreadable. An operator must act."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -194,12 +193,12 @@ class BucketRefusedError(ApiError):
 
 
 class SupersededError(ApiError):
-    """Another cluster, restored or recovered from this one, has taken its bucket over."""
+    """Another cluster, restored or recovered from this one, has taken over its bucket."""
 
     def __init__(self, cluster_id: str) -> None:
         super().__init__(
             f"nothing is written or deleted: cluster {cluster_id!r} was restored from a backup of "
-            "this one, or recovered from one of its disks, and owns the bucket now; connect to its "
+            "this one, or recovered from one of its disks, and owns the bucket now: connect to its "
             "controllers, and stop these"
         )
         self.cluster_id = cluster_id
@@ -212,75 +211,75 @@ class MarkerUnseenError(ApiError):
         since = "since it started" if age_ms is None else f"for {age_ms / 1000:.0f} s"
         super().__init__(
             "nothing was changed: this controller has not seen its cluster's marker in the bucket "
-            f"{since}, and another cluster may own the bucket by now: {why}; try again, and check "
+            f"{since}, and another cluster may own the bucket by now: {why}. Retry, and check "
             "that the controllers can reach the bucket"
         )
 
 
 class FencePendingError(ApiError):
-    """The cluster was restored or recovered, and the one before may still acknowledge changes."""
+    """The cluster was restored or recovered, and its predecessor may still acknowledge changes."""
 
     def __init__(self, left_ms: int) -> None:
         super().__init__(
             "nothing was changed: controllers of the cluster before this one may acknowledge "
-            f"changes for another {left_ms / 1000:.0f} s; try again after that time"
+            f"changes for another {left_ms / 1000:.0f} s, retry after that time"
         )
 
 
 class RecoveringError(ApiError):
-    """The cluster was restored, and what brokers wrote since the backup is not adopted yet."""
+    """The cluster was restored, and objects written since the backup are not adopted yet."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the cluster was restored from a backup and is in recovery mode: nothing was changed; "
-            "try again once an operator has run `streammeta restore adopt` and `streammeta "
+            "the cluster was restored from a backup and is in recovery mode: nothing was changed, "
+            "retry once an operator has run `streammeta restore adopt` and `streammeta "
             "restore finish`"
         )
 
 
-class MapOlderThanBucketError(ApiError):
-    """The map was restored to an earlier state: the bucket knows of ids issued after it."""
+class MetadataOlderThanBucketError(ApiError):
+    """The metadata was restored to an earlier state than the bucket's claim."""
 
     def __init__(self, issued_below: int, claimed: int) -> None:
         super().__init__(
-            "no object ids are issued and nothing is deleted: the map is older than the bucket, "
-            f"as it may have issued object ids below {issued_below}, and the bucket holds a claim "
-            f"on ids below {claimed}; the controllers were restored to an earlier state, or "
-            "another copy of this cluster uses the bucket. Start the controllers with their "
-            "newest data directories; see docs/operations/bucket.md"
+            "no object ids are issued and nothing is deleted: the metadata is older than the "
+            f"bucket. It may have issued object ids below {issued_below}, but the bucket contains "
+            f"a claim on ids below {claimed}. The controllers were restored to an earlier state, "
+            "or another copy of this cluster uses the bucket. Start the controllers with their "
+            "newest data directories, see docs/operations/bucket.md"
         )
         self.issued_below = issued_below
         self.claimed = claimed
 
 
 class NewerLogError(Exception):
-    """An entry of the log holds what only a newer version can read: the process stops.
+    """A log entry needs a newer version. The process stops.
 
-    Nothing is wrong with log or directory; the newer version goes on with them.
+    Log and directory are intact, and the newer version continues with them.
     """
 
 
 class LogOfBeforeError(Exception):
-    """The log here is of before a recovery from the loss of a majority: the process stops.
+    """The log is older than a recovery from the loss of a majority. The process stops.
 
-    Nothing is wrong with the directory, and it may hold commits that the recovered cluster lacks.
+    The directory is intact, and may contain commits that the recovered cluster has lost.
     """
 
     def __init__(self, sender: int, end_offset: int) -> None:
         super().__init__(
-            f"controller {sender} is of a cluster that was recovered from the loss of a majority; "
-            f"the log here, which ends at {end_offset}, is of before that and can't be continued"
+            f"controller {sender} belongs to a cluster recovered from the loss of a majority: "
+            f"the log here, which ends at {end_offset}, is older than that and cannot continue"
         )
 
 
 class InvariantError(Exception):
-    """A state that must not exist: a defect of ours. The process stops rather than go on."""
+    """A state that must not exist, which is a defect. The process stops."""
 
 
-class DamagedMapError(Exception):
-    """Sections of a checkpoint that contradict each other, or hold what no map can.
+class DamagedMetadataError(Exception):
+    """Sections of a checkpoint are inconsistent, or contain impossible values.
 
-    `section` and `field` say where, `row` in which row, counted from 0; -1 is the whole column.
+    `section` and `field` name the place, `row` is the row, counted from 0. -1 is the whole column.
     """
 
     def __init__(self, section: str, row: int, field: str, got: object, wanted: str) -> None:
@@ -292,7 +291,7 @@ class DamagedMapError(Exception):
         self.got = got
         self.wanted = wanted
 
-    def moved(self, rows: int) -> "DamagedMapError":
-        """Return the same error of a row that many rows further down."""
+    def moved(self, rows: int) -> "DamagedMetadataError":
+        """Return the same error for a row further down by `rows`."""
         row = self.row + rows if self.row >= 0 else self.row
-        return DamagedMapError(self.section, row, self.field, self.got, self.wanted)
+        return DamagedMetadataError(self.section, row, self.field, self.got, self.wanted)

@@ -1,36 +1,36 @@
-"""Identifiers: names for the integers and strings that must not be mixed up, and snapshot ids.
+"""Identifiers: types for integers and strings that must not be confused, and snapshot ids.
 
-An offset of the quorum's log is never an offset of a stream, and an exclusive end is never the
-last offset it contains; the type checker keeps them apart where these names are used.
+An offset of the quorum's log is never an offset of a stream, and an exclusive end is never the last
+offset before it. The type checker keeps them apart where these types are used.
 """
 
 from dataclasses import dataclass
 from typing import NewType
 
 NodeId = NewType("NodeId", int)
-"""A controller's or broker's id, >= 0. Brokers issued by the controller start at 1000."""
+"""Id of a controller or broker, >= 0. Ids issued to brokers start at 1000."""
 
 Epoch = NewType("Epoch", int)
-"""A quorum epoch (Raft's term). 0 is primordial and never has a leader."""
+"""A quorum epoch (Raft's term). 0 is the initial epoch and never has a leader."""
 
 EndOffset = NewType("EndOffset", int)
-"""An exclusive end in the quorum's log: everything below it is meant."""
+"""An exclusive end in the quorum's log, for everything below it."""
 
 ClusterId = NewType("ClusterId", str)
-"""A cluster's name, fixed when it is created; letters, digits, `-` and `_`, at most 64."""
+"""A cluster's name, fixed at creation: letters, digits, `-` and `_`, at most 64."""
 
 DirectoryId = NewType("DirectoryId", str)
-"""A UUID stored in a controller's data directory: the identity of the disk, not the node."""
+"""A UUID stored in a controller's data directory. It identifies the disk, not the node."""
 
 NONE_ID = -1
-"""Stands for "no object", "no stream" and "no node" in ids and on the wire."""
+"""Represents "no object", "no stream" and "no node" in ids and on the wire."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SnapshotId:
-    """A snapshot holds everything below `end_offset`, where a batch ends; its last is of `epoch`.
+    """Id of a snapshot of everything below `end_offset`. The last batch below it has `epoch`.
 
-    The end is exclusive, as all ends are (KAFKA-14618 was a mix-up of the two).
+    The end is exclusive, as all ends are (KAFKA-14618 confused the two).
     """
 
     end_offset: EndOffset

@@ -1,7 +1,7 @@
-"""Logging set-up, and nothing else: JSON lines on standard error, or readable ones on a terminal.
+"""Logging setup: JSON lines on standard error, or readable lines on a terminal.
 
-Events are past-tense snake_case facts; everything else about them is a key. A line that can't be
-written is dropped: logging must never stop the work it reports.
+Events are past-tense snake_case facts, and everything else about them is a key. A line that cannot
+be written is dropped: logging must never stop the work it reports.
 """
 
 import contextlib
@@ -20,9 +20,11 @@ def configure_logging(level: str = "info", *, as_json: bool | None = None) -> No
     """
     if as_json is None:
         as_json = not sys.stderr.isatty()
+
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     )
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -40,18 +42,18 @@ def configure_logging(level: str = "info", *, as_json: bool | None = None) -> No
 
 
 class _Dropping:
-    """A text file that drops what it can't write, as on a full disk or a closed pipe."""
+    """A text file that drops lines it cannot write, as on a full disk or a closed pipe."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        """Write `text` if that is possible; return its length."""
+        """Write `text` if possible and return its length."""
         with contextlib.suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Hand on what is buffered if that is possible."""
+        """Flush buffered text if possible."""
         with contextlib.suppress(OSError):
             self._file.flush()

@@ -1,6 +1,6 @@
-"""Times that something took, counted by classes: cheap to add to, and read by metrics.
+"""Histograms of durations: cheap to update, and read by metrics.
 
-Owns the classes alone; knows nothing of what is measured.
+Owns only the classes of durations, and does not know what is measured.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PER_DOUBLING = 4
-"""Classes of time in which the longest is twice the shortest: a quantile is exact to 19 %."""
+"""Classes per doubling of the duration, which makes a quantile exact to 19 %."""
 
 CLASSES = 102
-"""Classes of time; the first is up to a microsecond, the last is of half a minute or more."""
+"""Number of classes: the first is up to a microsecond, the last half a minute or more."""
 
 
 @dataclass(slots=True)
 class Times:
-    """Counts by class of time, and their sum in seconds."""
+    """Counts by class of duration, and their sum in seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * CLASSES)
     sum_s: float = 0.0
 
     def add(self, took_s: float, count: int = 1) -> None:
-        """Count that `count` of them took `took_s` seconds each."""
+        """Count `count` operations of `took_s` seconds each."""
         place = int(PER_DOUBLING * math.log2(took_s * 1e6)) + 1 if took_s > 1e-6 else 0
         self.counts[min(place, CLASSES - 1)] += count
         self.sum_s += took_s * count
 
     @property
     def total(self) -> int:
-        """Number of them."""
+        """Number of operations."""
         return sum(self.counts)
 
 
 def bound_s(place: int) -> float:
-    """Return the time in seconds that no member of a class exceeds; the last class has none."""
+    """Return the upper bound of a class in seconds. The last class has none."""
     return 1e-6 * math.exp2(place / PER_DOUBLING)
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float:
-    """Return the time in seconds that this share of `counts` did not exceed, NaN without any.
+    """Return the duration in seconds not exceeded by this share of `counts`, NaN if empty.
 
-    `counts` are those of `Times`, or differences of them.
+    `counts` belong to `Times`, or are differences of them.
     """
     wanted = share * sum(counts)
     if not wanted:

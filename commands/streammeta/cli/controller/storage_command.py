@@ -28,7 +28,7 @@ from streammeta.controller.journal.directory import (
     read_identity,
 )
 from streammeta.controller.journal.errors import DirectoryLockedError
-from streammeta.controller.journal.inspection import Inspection, stopped_directory
+from streammeta.controller.journal.inspection import Inspection, open_stopped_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import PosixFileSystem
 
@@ -244,7 +244,7 @@ def _list_damage(count: int) -> CommandError:
 @contextmanager
 def _inspect(data_dir: Path) -> Iterator[Inspection]:
     try:
-        with stopped_directory(data_dir) as (files, identity):
+        with open_stopped_directory(data_dir) as (files, identity):
             yield Inspection(data_dir, files, identity)
     except DirectoryLockedError as error:
         raise CommandError(

@@ -67,13 +67,13 @@ class MetadataSources:
 
     def tree(self) -> Directory:
         """Return the tree of the metadata that the shell browses, if it is not the cluster's."""
-        from streammeta.controller.errors import DamagedMapError
+        from streammeta.controller.errors import DamagedMetadataError
         from streammeta.shell.copy_tree import copy_tree
 
         copy = self.copy()
         try:
             return copy_tree(copy)
-        except DamagedMapError as error:
+        except DamagedMetadataError as error:
             raise CommandError("CHECKPOINT", f"{copy.name}: {error}", _HINT) from error
 
     def changes(self, from_offset: int | None) -> Iterator[Change]:

@@ -24,7 +24,7 @@ from streammeta.cli.recovery.predecessors import stopped_option, wait_for_fence
 from streammeta.cli.recovery.restore_command import open_objects, take_over
 from streammeta.controller.journal.directory import lock_directory
 from streammeta.controller.journal.errors import DirectoryLockedError, DirectoryNotFormattedError
-from streammeta.controller.journal.inspection import stopped_directory
+from streammeta.controller.journal.inspection import open_stopped_directory
 from streammeta.storage import json_files
 from streammeta.storage.cluster_files.bucket_marker import (
     read_claimed,
@@ -73,7 +73,7 @@ def inspect_command(*, data_dir: Path, file: Path | None, output: Output) -> Non
     """
     from streammeta.controller.recover.survivor import read_survivor
 
-    with _no_controller(), _refusals(), stopped_directory(data_dir) as (files, identity):
+    with _no_controller(), _refusals(), open_stopped_directory(data_dir) as (files, identity):
         report = read_survivor(data_dir, files, identity).report
     if file is not None:
         _write_new(file, json_files.encode(report))

@@ -21,7 +21,10 @@ from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import RecordCodecError, decode_records
-from streammeta.controller.runtime.persistence.metadata_checkpoint import LoadedMetadata, read_map
+from streammeta.controller.runtime.persistence.metadata_checkpoint import (
+    LoadedMetadata,
+    read_metadata,
+)
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
 from streammeta.storage.cluster_files.backup_files import (
@@ -74,7 +77,7 @@ def load_checkpoint(
 
     snapshot_id = SnapshotId(EndOffset(name.end_offset), Epoch(name.epoch))
     try:
-        loaded = read_map(io.BytesIO(data), snapshot_id)
+        loaded = read_metadata(io.BytesIO(data), snapshot_id)
     except CheckpointError as error:
         raise BackupDamagedError(name, str(error)) from error
 

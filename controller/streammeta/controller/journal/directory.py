@@ -1,9 +1,9 @@
 """Identity of a data directory: formatted once, checked before anything in it is touched.
 
 Names in a controller's directory: `meta.json`, `quorum-state`, `flushed-mark`, `damage.json`,
-`reserve`, `.lock`, `<20 digits>.log` and `<20 digits>-<10 digits>.checkpoint`, perhaps with
-`.tmp`, `.part` or `.damaged` after them, `snapshot-<process>-<number>.spool` for moments, and after
-a recovery `recovery-<number>.json` and the directory `recovery-<number>`. Other files are never
+`reserve`, `.lock`, `<20 digits>.log` and `<20 digits>-<10 digits>.checkpoint`, possibly with the
+suffix `.tmp`, `.part` or `.damaged`, temporarily `snapshot-<process>-<number>.spool`, and after a
+recovery `recovery-<number>.json` and the directory `recovery-<number>`. Other files are never
 touched.
 """
 
@@ -50,9 +50,9 @@ _LEFT_BY_FILE_SYSTEMS = {"lost+found"}
 
 @dataclass(frozen=True, slots=True)
 class DirectoryIdentity:
-    """Which node of which cluster a directory belongs to; `log_id` is part of every checksum.
+    """The node and cluster that a directory belongs to. `log_id` is part of every checksum.
 
-    `bootstrap_voters` vote until the log names others; empty for a node that joins a cluster.
+    `bootstrap_voters` vote until the log names others, empty for a node that joins a cluster.
     """
 
     cluster_id: ClusterId
@@ -80,16 +80,16 @@ def format_directory(
     first_checkpoint: FirstCheckpoint | None = None,
     files: FileSystem | None = None,
 ) -> DirectoryIdentity:
-    """Make an empty directory ready for one node, once.
+    """Prepare an empty directory for one node, once.
 
     The identity file is written last, so an interrupted format can be repeated. Without
-    `bootstrap_voters` the node joins a cluster that exists. `directory_id` is drawn at random
-    unless given here or among the voters. With `first_checkpoint` the log begins at its end.
+    `bootstrap_voters` the node joins an existing cluster. `directory_id` is random unless given
+    here or among the voters. With `first_checkpoint` the log begins at its end.
 
     Raises:
-        WrongDirectoryError: the directory holds anything already, or the node is not to vote.
+        WrongDirectoryError: the directory is not empty, or the node is not among the voters.
         DirectoryLockedError: another process uses it.
-        DiskFullError: there is no room; formatting can be repeated.
+        DiskFullError: the disk is full. Formatting can be repeated.
     """
     files = files or PosixFileSystem()
     voters = bootstrap_voters or VoterSet()
@@ -97,9 +97,10 @@ def format_directory(
     named_id = _directory_id_among(voters, node_id)
     if named_id and directory_id and named_id != directory_id:
         raise WrongDirectoryError(
-            f"directory id {directory_id} was asked for, but the voters name {named_id} for node "
-            f"{node_id}; give one of them"
+            f"directory id {directory_id} was requested, but the voters name {named_id} for node "
+            f"{node_id}: use one of them"
         )
+
     identity = DirectoryIdentity(
         cluster_id,
         node_id,
@@ -107,10 +108,12 @@ def format_directory(
         uuid.uuid4().bytes,
         voters,
     )
+
     files.make_directory(path)
     lock = lock_directory(files, path)
     try:
-        check_empty(path, files)  # again: another process may have formatted it meanwhile
+        # Again, because another process may have formatted it before the lock was taken.
+        check_empty(path, files)
         if first_checkpoint is not None:
             name = first_checkpoint.snapshot_id.file_name
             replace_file(files, path / name, [first_checkpoint.data])
@@ -118,6 +121,7 @@ def format_directory(
         state = QuorumState(epoch=epoch)
         state_files.write_quorum_state(files, path / state_files.STATE_NAME, state)
         state_files.FlushedMark.create(files, path / state_files.MARK_NAME, identity.log_id)
+        # The identity comes last, because it marks a complete format.
         state_files.replace_sealed_json(files, path / META_NAME, _to_fields(identity))
     finally:
         lock.release()
@@ -125,17 +129,17 @@ def format_directory(
 
 
 def evidence_name(generation: int) -> str:
-    """Return the name of the file that tells of a recovery from the loss of a majority."""
+    """Return the name of the file that describes a recovery from the loss of a majority."""
     return f"recovery-{generation}.json"
 
 
 def is_evidence(name: str) -> bool:
-    """Whether a file tells of a recovery."""
+    """Return whether a file describes a recovery."""
     return _EVIDENCE_NAME.fullmatch(name) is not None
 
 
 def lock_directory(files: FileSystem, path: Path) -> Lock:
-    """Claim a directory; raises DirectoryLockedError."""
+    """Claim a directory. Raises DirectoryLockedError."""
     try:
         return files.lock(path / LOCK_NAME)
     except DirectoryInUseError as error:
@@ -146,19 +150,19 @@ def check_empty(path: Path, files: FileSystem) -> None:
     """Raise WrongDirectoryError unless a directory may be formatted."""
     names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
     if META_NAME in names:
-        raise WrongDirectoryError(f"{path} is formatted already; it is used as it is")
+        raise WrongDirectoryError(f"{path} is already formatted: use it as it is")
     if foreign := sorted(names - _LEFT_BY_UNFINISHED_FORMAT):
         raise WrongDirectoryError(
-            f"{path} is not empty ({', '.join(foreign[:5])}); a controller needs a directory of "
-            "its own: give it an empty one"
+            f"{path} is not empty ({', '.join(foreign[:5])}): a controller needs its own "
+            "directory, use an empty one"
         )
     if (
         state_files.STATE_NAME in names
         and state_files.read_quorum_state(files, path / state_files.STATE_NAME) != QuorumState()
     ):
-        # An interrupted format leaves no votes: this node has been in use, and lost its identity.
+        # An interrupted format leaves no votes, so this node was in use and lost its identity.
         raise WrongDirectoryError(
-            f"{path} has no {META_NAME}, but a {state_files.STATE_NAME} with votes; they must not "
+            f"{path} has no {META_NAME}, but a {state_files.STATE_NAME} with votes, which must not "
             "be forgotten: restore the file, or replace the voter with an empty directory"
         )
 
@@ -170,36 +174,37 @@ def _directory_id_among(voters: VoterSet, node_id: NodeId) -> DirectoryId | None
     if voter is None:
         known = ", ".join(str(item.key.node_id) for item in voters)
         raise WrongDirectoryError(
-            f"node {node_id} is not among the voters ({known}); name it there, or format it as a "
+            f"node {node_id} is not among the voters ({known}): name it there, or format it as a "
             "node that joins"
         )
     return voter.key.directory_id
 
 
 def read_identity(path: Path, files: FileSystem) -> DirectoryIdentity:
-    """Read whose directory this is; changes nothing.
+    """Return the identity of a directory, changing nothing.
 
     Raises:
         DirectoryNotFormattedError: it is empty, missing, or its formatting was interrupted.
-        WrongDirectoryError: it holds files and is not a controller's.
+        WrongDirectoryError: it has files and is not a controller's.
         JournalDamagedError: the identity file is damaged.
     """
     names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
     if META_NAME not in names:
         if any(map(is_evidence, names)):
             raise WrongDirectoryError(
-                f"{path} has no {META_NAME}: its recovery was begun and not finished; repeat "
+                f"{path} has no {META_NAME}: its recovery was interrupted, repeat "
                 "`streammeta recover apply` with the same plan"
             )
         if foreign := sorted(names - _LEFT_BY_UNFINISHED_FORMAT):
             raise WrongDirectoryError(
-                f"{path} holds {', '.join(foreign[:5])} but no {META_NAME}: it is not a "
-                "controller's data directory; give an empty one, or the right one"
+                f"{path} contains {', '.join(foreign[:5])} but no {META_NAME}: it is not a "
+                "controller's data directory, use an empty one or the right one"
             )
         raise DirectoryNotFormattedError(
-            f"{path} is not formatted; format it for this node and cluster first: "
+            f"{path} is not formatted: format it for this node and cluster first with "
             "streammeta storage format"
         )
+
     fields = state_files.read_sealed_json(files, path / META_NAME, _META_VERSION)
     with state_files.malformed_fields(path / META_NAME):
         return DirectoryIdentity(
@@ -220,22 +225,22 @@ def check_identity(
 ) -> None:
     """Raise WrongDirectoryError unless the directory belongs to this node and cluster.
 
-    A `directory_id` of None stands for any.
+    A `directory_id` of None accepts any.
     """
     if identity.cluster_id != cluster_id:
         raise WrongDirectoryError(
             f"{path} belongs to cluster {identity.cluster_id!r}, this controller to "
-            f"{cluster_id!r}; give it its own directory or correct its cluster id"
+            f"{cluster_id!r}: use its own directory or correct its cluster id"
         )
     if identity.node_id != node_id:
         raise WrongDirectoryError(
-            f"{path} belongs to node {identity.node_id}, this controller is node {node_id}; "
-            "give it its own directory or correct its node id"
+            f"{path} belongs to node {identity.node_id}, this controller is node {node_id}: "
+            "use its own directory or correct its node id"
         )
     if directory_id is not None and identity.directory_id != directory_id:
         raise WrongDirectoryError(
-            f"{path} has directory id {identity.directory_id}, {directory_id} is expected; give "
-            "the directory with that id"
+            f"{path} has directory id {identity.directory_id}, but {directory_id} is expected: "
+            "use the directory with that id"
         )
 
 

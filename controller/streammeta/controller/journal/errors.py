@@ -1,16 +1,16 @@
-"""Errors of a data directory; each message names the file and the operator's next step."""
+"""Errors of a data directory. Each message contains the file and the operator's next step."""
 
 
 class JournalError(Exception):
-    """The data directory can't be used; nothing in it was changed."""
+    """The data directory cannot be used. Nothing in it was changed."""
 
 
 class DirectoryNotFormattedError(JournalError):
-    """The directory is empty or missing: it must be formatted first."""
+    """The directory is empty or missing, and must be formatted first."""
 
 
 class WrongDirectoryError(JournalError):
-    """The directory belongs to another node or cluster, or to no controller at all."""
+    """The directory belongs to another node or cluster, or not to a controller."""
 
 
 class DirectoryLockedError(JournalError):
@@ -18,14 +18,11 @@ class DirectoryLockedError(JournalError):
 
 
 class NewerVersionError(JournalError):
-    """The directory, or what the leader sends, holds what only a newer version can read."""
+    """The directory, or data sent by the leader, needs a newer version."""
 
 
 class JournalDamagedError(JournalError):
-    """Flushed bytes have changed or are missing, at `offset` of the file `path`.
-
-    `offset` is a position in the file, in bytes.
-    """
+    """Flushed bytes have changed or are missing, at byte `offset` of the file `path`."""
 
     def __init__(self, path: object, offset: int, what: str, advice: str = "") -> None:
         super().__init__(f"{path} is damaged at byte {offset}: {what}. {advice or REPLACE_VOTER}")
@@ -39,10 +36,10 @@ REPLACE_VOTER = (
     "from the quorum, format an empty directory with --join, and add it again"
 )
 RESTART_REPAIRS = (
-    "Start this node again: it sets the damaged part aside, fetches the missing part from the "
-    "leader, and does not vote until it has it back"
+    "Restart this node: it sets the damaged part aside, fetches the missing part from the leader, "
+    "and does not vote until it has restored it"
 )
 
 
 class BadSnapshotError(Exception):
-    """A snapshot file is incomplete or damaged; the message names the problem."""
+    """A snapshot file is incomplete or damaged. The message names the problem."""

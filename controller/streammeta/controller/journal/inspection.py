@@ -1,6 +1,6 @@
 """Read-only inspection of the data directory of a stopped node.
 
-Unlike recovery it continues after the first damage, so that an operator sees all of it.
+Unlike recovery it continues after damage, so that an operator sees all of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """One segment: where it begins, where its good batches end, and its bytes on disk."""
+    """A segment: its base offset, the end of its last good batch, and its size on disk."""
 
     name: str
     base_offset: EndOffset
@@ -49,7 +49,7 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """One snapshot's file."""
+    """A snapshot's file."""
 
     name: str
     snapshot_id: SnapshotId
@@ -57,15 +57,16 @@ class SnapshotFacts:
 
 
 @contextmanager
-def stopped_directory(path: Path) -> Iterator[tuple[FileSystem, DirectoryIdentity]]:
-    """Keep others from using a directory while it is looked into.
+def open_stopped_directory(path: Path) -> Iterator[tuple[FileSystem, DirectoryIdentity]]:
+    """Lock a stopped node's directory while it is inspected.
 
     Raises:
         DirectoryNotFormattedError, WrongDirectoryError, JournalDamagedError: as `read_identity`.
-        DirectoryLockedError: a node uses it.
+        DirectoryLockedError: a node uses the directory.
     """
     files = PosixFileSystem(read_only=True)
     identity = read_identity(path, files)
+    # A directory restored from a copy may have no lock file, and inspection creates no files.
     if LOCK_NAME not in files.names(path):
         yield files, identity
         return
@@ -80,10 +81,10 @@ def stopped_directory(path: Path) -> Iterator[tuple[FileSystem, DirectoryIdentit
 class Inspection:
     """Contents of a data directory, filled in by `run`.
 
-    `state` and `flushed_end` are None where they can't be read. `reserve_bytes` is the room kept
-    for a full disk: less than the whole once that was needed. `findings` are all damages; bytes
-    behind the last good batch that were never flushed are no damage but `torn_bytes`; zeros at the
-    end are room for the next batches and neither.
+    `state` and `flushed_end` are None if they cannot be read. `reserve_bytes` is the size of the
+    reserve, smaller after a full disk used it. `findings` are all damages. Unflushed bytes after
+    the last good batch are not damage but `torn_bytes`, and zeros at the end are room for the next
+    batches.
     """
 
     path: Path
@@ -110,16 +111,19 @@ class Inspection:
             state_files.STATE_NAME,
             lambda: state_files.read_quorum_state(files, path / state_files.STATE_NAME),
         )
+
         log_id = self.identity.log_id
         mark = self._intact(
             state_files.MARK_NAME,
             lambda: state_files.FlushedMark.open(files, path / state_files.MARK_NAME, log_id),
         )
         self.flushed_end = mark.end_offset if mark else None
+
         self.record = self._intact(
             state_files.DAMAGE_NAME, lambda: state_files.read_damage(files, path)
         )
         self.findings.extend(self.record.findings if self.record else ())
+
         self._read_snapshots(check_snapshot)
         self._read_segments(open_segments(files, path, log_id))
         newest = self.snapshots[-1].snapshot_id.end_offset if self.snapshots else EndOffset(0)
@@ -127,12 +131,13 @@ class Inspection:
         self.end_offset = self.segments[-1].end_offset if self.segments else newest
         self._check_ends(self.start_offset, max(self.end_offset, newest), newest)
         self._check_epoch()
+
         names = files.names(path)
         self.put_aside = tuple(name for name in names if name.endswith(".damaged"))
         self.reserve_bytes = _size(files, path / RESERVE_NAME) if RESERVE_NAME in names else 0
 
     def _intact(self, name: str, read: Callable[[], _T]) -> _T | None:
-        """Return what `read` returns, or None, with a finding, if the file is damaged."""
+        """Return the result of `read`, or None, with a finding, if the file is damaged."""
         try:
             return read()
         except JournalDamagedError as error:
@@ -159,6 +164,7 @@ class Inspection:
 
     def _read_segments(self, found: list[SegmentFile]) -> None:
         end: EndOffset | None = None
+
         for index, file in enumerate(found):
             if end is not None and file.base_offset != end:
                 self._note(file.path.name, 0, end, f"the log before it ends at offset {end}")
@@ -174,18 +180,21 @@ class Inspection:
             file.close()
 
     def _read_segment(self, segment: JournalSegment, *, is_last: bool) -> EndOffset:
-        """Read one segment, past every damage; return where its last good batch ends."""
+        """Read a segment past all damage and return the end of its last good batch."""
         end = segment.base_offset
         for position, frame in segment.frames_past_damage(segment.header_size):
             if isinstance(frame, Damage):
                 segment.size = position
+                # A crash may leave half a batch at the end of the log, if it was not flushed.
                 if is_last and self._is_torn(segment, end):
                     self.torn_bytes = _without_room(segment.file, position) - position
                     break
+
                 what = f"the batch at offset {end}: {frame.problem}"
                 self._note(segment.path.name, position, EndOffset(end), what)
                 end = frame.next_header.base_offset if frame.next_header else end
                 continue
+
             header, _ = frame
             self._check_order(segment, position, end, header)
             end = header.end_offset
@@ -198,7 +207,7 @@ class Inspection:
         name = segment.path.name
         if header.base_offset != end:
             what = f"a batch at offset {header.base_offset}, the log before it ends at {end}"
-            self._note(name, byte, EndOffset(end), what)
+            what = f"a batch at offset {header.base_offset}, but the log before it ends at {end}"
         last_epoch = self.epochs[-1].epoch if self.epochs else segment.previous_epoch
         if header.epoch < last_epoch:
             what = f"a batch of epoch {header.epoch} follows one of epoch {last_epoch}"
@@ -211,17 +220,17 @@ class Inspection:
 
     def _check_ends(self, start: EndOffset, end: EndOffset, newest: EndOffset) -> None:
         if start > newest:
-            what = f"the log begins at offset {start}, the newest snapshot ends at {newest}"
+            what = f"the log begins at offset {start}, but the newest snapshot ends at {newest}"
             self._note("*.log", 0, newest, what)
         if self.flushed_end is not None and end < self.flushed_end and not self.findings:
-            what = f"the log ends at offset {end}, {self.flushed_end} was flushed"
+            what = f"the log ends at offset {end}, but {self.flushed_end} was flushed"
             self._note("*.log", 0, end, what)
 
     def _check_epoch(self) -> None:
         state = self.state
         if state is not None and self.epochs and self.epochs[-1].epoch > state.epoch:
             last = self.epochs[-1]
-            what = f"it is of epoch {state.epoch}, the log of epoch {last.epoch}: votes are missing"
+            what = f"it has epoch {state.epoch}, the log epoch {last.epoch}: votes are missing"
             self._note(state_files.STATE_NAME, 0, last.start_offset, what)
 
     def _note(self, file: str, byte: int, offset: EndOffset, what: str) -> None:
@@ -229,7 +238,7 @@ class Inspection:
 
 
 def _without_room(file: File, position: int) -> int:
-    """Return where the bytes of a file end, from a position on, that are not zero to its end."""
+    """Return the end of the non-zero bytes of a file, from a position on."""
     end = position
     for piece in pieces_of(file, position):
         if used := len(piece.rstrip(b"\0")):

@@ -1,9 +1,9 @@
 """Recovery of a data directory: reads its log, cuts a torn tail, puts damage aside.
 
-A torn tail was never flushed; it is cut, as is the rest of an interrupted truncation. Damage is
-never repaired by forgetting: the promised end offset is noted durably, then the damaged segments
-are renamed to `<name>.damaged`, and the good log before them stays. Every step can be interrupted
-and is repeated at the next start. Memory is bounded by the tail that is kept and one batch.
+A torn tail was never flushed. It is cut, as is the rest of an interrupted truncation. Damage is
+never repaired by forgetting it: the promised end offset is recorded durably, then the damaged
+segments are renamed to `<name>.damaged`, and the good log before them stays. Every step can be
+interrupted and is repeated at the next start. Memory is bounded by the kept tail and one batch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _logger = structlog.get_logger(component="journal")
 
 @dataclass(slots=True)
 class _ScannedLog:
-    """Summary of batches read in order; `tail` holds the newest."""
+    """Summary of batches read in order. `tail` contains the newest."""
 
     start_offset: EndOffset
     start_epoch: Epoch
@@ -59,7 +59,7 @@ class _ScannedLog:
 
     @property
     def last_epoch(self) -> Epoch:
-        """Epoch of the last batch, or of the one before the log."""
+        """Epoch of the last batch, or of the batch before the log."""
         return self.epoch_starts[-1].epoch if self.epoch_starts else self.start_epoch
 
     def epoch_below(self, end_offset: EndOffset) -> Epoch:
@@ -68,18 +68,20 @@ class _ScannedLog:
         return self.epoch_starts[index - 1].epoch if index else self.start_epoch
 
     def take(self, batch: Batch) -> None:
-        """Add a batch; raises BadFrameError if it does not continue the log."""
+        """Add a batch. Raises BadFrameError if it does not continue the log."""
         if batch.base_offset != self.end_offset:
             raise BadFrameError(
-                f"its base offset is {batch.base_offset}, the log ends at {self.end_offset}"
+                f"its base offset is {batch.base_offset}, but the log ends at {self.end_offset}"
             )
         if batch.epoch < self.last_epoch:
-            raise BadFrameError(f"its epoch is {batch.epoch}, the one before is {self.last_epoch}")
+            raise BadFrameError(f"its epoch is {batch.epoch}, the previous one {self.last_epoch}")
+
         if batch.epoch > self.last_epoch or not self.epoch_starts:
             self.epoch_starts.append(EpochStart(batch.epoch, batch.base_offset))
         self.end_offset = batch.end_offset
         if batch.kind is BatchKind.CONTROL:
             self.control.append(batch)
+
         self.tail.append(batch)
         self.tail_held += batch.held_bytes
         while self.tail_held > _TAIL_BYTES and len(self.tail) > 1:
@@ -97,7 +99,7 @@ class _ScanDamage:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Result of reading the segments from the `first` on; those before it are useless."""
+    """Result of reading the segments from `first` on. Earlier ones are not needed."""
 
     first: int
     log: _ScannedLog
@@ -107,7 +109,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class Recovery:
-    """Recovers one directory, once. The mark tells damage from a torn tail."""
+    """Recovery of one directory, once. The mark distinguishes damage from a torn tail."""
 
     directory: Path
     files: FileSystem
@@ -120,18 +122,19 @@ class Recovery:
     _found: list[SegmentFile] = field(default_factory=list)
 
     def run(self) -> tuple[list[JournalSegment], LogStart]:
-        """Find the snapshots and the log, and put damage aside; return the segments and the start.
+        """Find snapshots and log, put damage aside, and return the segments and the log's start.
 
         Raises:
-            JournalDamagedError: the quorum-state is older than the log: its vote is not the last.
+            JournalDamagedError: the quorum-state is older than the log, so votes are missing.
         """
         self._remove_leftovers()
-        # A process that ended may have left data that a power failure would still take back.
+        # The last process may have left data that a power failure could still undo.
         self.mark.sync()
         self._record = state_files.read_damage(self.files, self.directory)
         self.snapshots.recover()
         self._base = self.snapshots.kept[-1] if self.snapshots.kept else NO_SNAPSHOT
         self._found = open_segments(self.files, self.directory, self.log_id)
+
         try:
             self._remove_truncated_segments()
             log = self._settle(self._read())
@@ -139,6 +142,7 @@ class Recovery:
             for file in self._found:
                 file.close()
             raise
+
         segments = [file.segment for file in self._found if file.segment is not None]
         self._catch_up_mark(segments, log.end_offset)
         self.snapshots.forget_below(log.start_offset)
@@ -158,7 +162,7 @@ class Recovery:
                 self._remove(self._found.pop())
 
     def _read(self) -> _Reading:
-        """Read the longest log that the newest snapshot can be followed by."""
+        """Read the longest log that continues the newest snapshot."""
         first = 0
         skipped: set[int] = set()
         while first < len(self._found):
@@ -167,8 +171,11 @@ class Recovery:
                 before = f"the newest snapshot ends at {self._base.end_offset}"
                 damage = _ScanDamage(first, 0, f"the log before it is missing: {before}")
                 log = self._empty_log()
+
             if damage is None:
                 return _Reading(first, log, None, frozenset(skipped))
+
+            # Damage below the newest snapshot is harmless if a later segment continues it.
             later = self._first_after(damage.index)
             if later is None:
                 return _Reading(first, log, damage, frozenset(skipped))
@@ -178,7 +185,7 @@ class Recovery:
         return _Reading(first, self._empty_log(), None, frozenset(skipped))
 
     def _scan(self, first: int) -> tuple[_ScannedLog, _ScanDamage | None]:
-        """Read from the `first` segment on, up to the end or the first damage."""
+        """Read from segment `first` on, up to the end or the first damage."""
         segment = self._found[first].segment
         base_offset = self._found[first].base_offset
         previous_epoch = segment.previous_epoch if segment else Epoch(0)
@@ -200,9 +207,10 @@ class Recovery:
             return _ScanDamage(
                 index,
                 0,
-                f"it follows epoch {segment.previous_epoch}, the log before it ends in "
+                f"it follows epoch {segment.previous_epoch}, but the log before it ends in "
                 f"{log.last_epoch}",
             )
+
         good_size = segment.size
         cut_end = self._cut_end
         try:
@@ -215,26 +223,28 @@ class Recovery:
             segment.rewind(good_size)
             if self._was_flushed(index, log.end_offset):
                 return _ScanDamage(index, good_size, f"the batch at {log.end_offset}: {error}")
+
+        # The rest was never flushed, or belongs to an interrupted truncation.
         if segment.file.size() > good_size:
             segment.cut(good_size)
         return None
 
     @property
     def _cut_end(self) -> EndOffset | None:
-        """End offset of an interrupted truncation; batches beyond it are leftovers."""
+        """End offset of an interrupted truncation. Later batches are leftovers."""
         return self.mark.end_offset if self.mark.is_cutting else None
 
     def _was_flushed(self, index: int, end_offset: EndOffset) -> bool:
         if self._cut_end is not None and end_offset >= self._cut_end:
             return False
         if index + 1 < len(self._found):
-            return True  # the next segment was begun after this one had been flushed
+            return True  # the next segment was begun after this one was flushed
         segment = self._found[index].segment
         assert segment is not None
         return self.mark.end_offset > end_offset or segment.vouches_beyond(end_offset)
 
     def _first_after(self, index: int) -> int | None:
-        """Return the first segment after a damaged one whose batches a snapshot has, or None."""
+        """Return the first later segment that continues the newest snapshot, or None."""
         for later in range(index + 1, len(self._found)):
             file = self._found[later]
             if file.segment is not None and file.base_offset <= self._base.end_offset:
@@ -245,16 +255,18 @@ class Recovery:
         end_offset, epoch = self._base.end_offset, self._base.epoch
         return _ScannedLog(end_offset, epoch, end_offset)
 
-    # -- deciding
+    # -- settling
 
     def _settle(self, reading: _Reading) -> _ScannedLog:
-        """Reduce the directory to the good log that `reading` found."""
+        """Reduce the directory to the good log found by `reading`."""
         log, damage = reading.log, reading.damage
         self._check_epoch(log)
+        # The log may only stay if it agrees with the newest snapshot about the batch at its end.
         reaches_base = (
             log.end_offset >= self._base.end_offset
             and log.epoch_below(self._base.end_offset) == self._base.epoch
         )
+
         promised_end = self._promised_end(damage)
         new_end = log.end_offset if reaches_base else self._base.end_offset
         is_replaced = log.end_offset >= self._base.end_offset and not reaches_base
@@ -262,13 +274,14 @@ class Recovery:
             self._note_lost(damage, log.end_offset, promised_end)
         elif damage is not None:
             self._tell(damage, log.end_offset, promised_end=None)
+
         self._drop_skipped(reading)
         if damage is not None:
             self._put_aside_from(damage.index - reading.first, damage.byte, keeps=reaches_base)
         if reaches_base:
             self.mark.lower(new_end)
             return log
-        # With nothing put aside the mark goes first: the removed batches are no promise then.
+        # Lower the mark before removing batches, so that they no longer count as promised.
         self.mark.lower(new_end)
         while self._found:
             self._remove(self._found.pop())
@@ -280,18 +293,19 @@ class Recovery:
             raise JournalDamagedError(
                 self.directory / state_files.STATE_NAME,
                 0,
-                f"it is of epoch {self.state.epoch}, the log of epoch {last_epoch}: an old file "
-                "was put in its place, and votes were forgotten",
+                f"it has epoch {self.state.epoch}, the log epoch {last_epoch}: the file was "
+                "replaced by an old one, and votes are missing",
             )
 
     def _promised_end(self, damage: _ScanDamage | None) -> EndOffset:
-        """Return the highest end offset that may have been acknowledged; too high only costs time.
+        """Return the highest end offset that may have been acknowledged. Too high only costs time.
 
-        The mark may be older than the last flush, so every batch behind the damage counts too.
+        The mark may be older than the last flush, so all batches after the damage count as well.
         """
         promised_end = self.mark.end_offset
         if damage is None:
             return promised_end
+
         promised_end = max(promised_end, self._found[-1].base_offset)
         position = max(SEGMENT_HEADER_SIZE, damage.byte)
         for file in self._found[damage.index :]:
@@ -300,7 +314,7 @@ class Recovery:
         return promised_end
 
     def _last_end_in(self, file: SegmentFile, position: int) -> EndOffset:
-        """Return the highest end of the batches from a byte on, also behind a bad header."""
+        """Return the highest end of the batches from a position on, even after a bad header."""
         opened = file.segment.file if file.segment else self.files.open(file.path)
         headers = batch_codec(self.log_id).headers_from(opened, position)
         ends = [header.end_offset for _, header in headers]
@@ -315,10 +329,11 @@ class Recovery:
             last = self._found[-1] if self._found else None
             name = last.path.name if last else "*.log"
             byte = last.segment.size if last and last.segment else 0
-            what = f"the log ends at {end_offset}, {promised_end} was flushed"
+            what = f"the log ends at {end_offset}, but {promised_end} was flushed"
         else:
             self._tell(damage, end_offset, promised_end=promised_end)
             name, byte, what = self._found[damage.index].path.name, damage.byte, damage.what
+
         finding = state_files.Finding(name, byte, end_offset, what)
         lost = LostEntries(promised_end, self.state.epoch)
         self._record = state_files.note_damage(
@@ -350,11 +365,12 @@ class Recovery:
         del self._found[: reading.first]
 
     def _put_aside_from(self, index: int, good_size: int, *, keeps: bool) -> None:
-        """Keep the damaged segments for the operator; the last first."""
+        """Keep the damaged segments for the operator, last first."""
         while len(self._found) > index + 1:
             self._rename_aside(self._found.pop())
         file = self._found[index]
         if keeps and file.segment is not None and good_size > 0:
+            # Copy before cutting: a crash in between leaves the damaged bytes in place.
             copy = file.path.with_name(file.path.name + ".damaged")
             replace_file(self.files, copy, pieces_of(file.segment.file))
             file.segment.cut(good_size)
@@ -374,7 +390,7 @@ class Recovery:
     def _catch_up_mark(self, segments: list[JournalSegment], end_offset: EndOffset) -> None:
         self.mark.end_cut()
         if end_offset > self.mark.end_offset:
-            # The tail may have reached the disk unflushed; from here on it counts as flushed.
+            # The tail may have reached the disk without a flush; from now on it counts as flushed.
             if segments:
                 segments[-1].sync()
             self.mark.advance(end_offset)

@@ -1,8 +1,8 @@
 """Reserved disk space for urgent writes on a full disk.
 
-A file of meaningless bytes: cut short, it makes room for elections and for the batches that a
-leader had appended when the disk became full. Its last part is kept for the quorum-state, which is
-replaced again and again. While the file is not whole the disk counts as full.
+A file of meaningless bytes. Truncating it makes room for elections, and for batches that a leader
+had appended when the disk became full. Its last part is kept for the quorum-state, which is
+replaced repeatedly. The disk counts as full until the file has its full size again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streammeta.storage.durable_files import DiskFullError, File, FileSystem
 RESERVE_NAME = "reserve"
 
 DEFAULT_RESERVE_BYTES = 1 << 20
-"""Bytes; many times the writes of an election, and little beside one segment."""
+"""Size in bytes: many times the writes of an election, and small compared with a segment."""
 
 _STATE_SHARE = 8
 """Divisor: this share of the reserve is kept for the quorum-state."""
@@ -24,10 +24,10 @@ _PIECE_BYTES = 64 << 10
 
 
 class Reserve:
-    """The reserve of one directory; its length alone counts, so a crash can't damage it."""
+    """The reserve of a directory. Only its length matters, so a crash cannot damage it."""
 
     def __init__(self, files: FileSystem, path: Path, size: int) -> None:
-        """Take the reserve as it is; `size` is how large it should be in bytes, 0 for none."""
+        """Open the reserve as it is. `size` is its full size in bytes, 0 for none."""
         self._files = files
         self._path = path
         self._wanted = size
@@ -35,27 +35,28 @@ class Reserve:
         if size and path.name in files.names(path.parent):
             self._file = files.open(path)
         self.shortage: DiskFullError | None = None
-        """Why the reserve is not whole; None while it is."""
+        """The reason why the reserve is short, None if it is complete."""
 
     def refill(self) -> None:
-        """Take as much room as there is, up to the whole reserve."""
+        """Allocate as much free space as possible, up to the full reserve."""
         try:
             self._grow(self._wanted)
         except DiskFullError as error:
+            # Keep the first reason: it tells when the disk became full.
             self.shortage = self.shortage or error
         else:
             self.shortage = None
 
     def release_for_log(self, why: DiskFullError) -> bool:
-        """Give up all but the last part; return whether that made room."""
+        """Release all but the last part and return whether that freed space."""
         return self._cut(self._wanted // _STATE_SHARE, why)
 
     def release_for_state(self, why: DiskFullError) -> bool:
-        """Give up the rest; return whether that made room."""
+        """Release the rest and return whether that freed space."""
         return self._cut(0, why)
 
     def keep_for_state(self) -> None:
-        """Take the last part again, as far as there is room, before anything else takes it."""
+        """Allocate the last part again, as far as possible, before another write uses the space."""
         if self._file is not None:
             with contextlib.suppress(DiskFullError):
                 self._grow(self._wanted // _STATE_SHARE)
@@ -69,7 +70,8 @@ class Reserve:
         if self._file is None or self._file.size() <= size:
             return False
         self._file.truncate(size)
-        self._file.sync()  # file systems may give blocks away only once the cut is durable
+        # File systems may free the blocks only once the truncation is durable.
+        self._file.sync()
         self.shortage = why
         return True
 
@@ -79,9 +81,11 @@ class Reserve:
                 return
             self._file = self._files.open(self._path, create=True)
             self._files.sync_directory(self._path.parent)
+
         length = self._file.size()
         if length >= wanted:
             return
+
         try:
             while length < wanted:
                 size = min(_PIECE_BYTES, wanted - length)
@@ -92,5 +96,5 @@ class Reserve:
 
 
 def _filling(size: int) -> bytes:
-    """Return bytes that a file system neither compresses nor leaves out."""
+    """Return bytes that a file system neither compresses nor omits."""
     return hashlib.shake_128(b"reserve").digest(size)

@@ -2,10 +2,10 @@
 
 A segment appears under its name only once its header is durable, so a bad header is always damage.
 Header, big-endian: magic `SMS2` · log id of 16 bytes · base offset u64 · epoch of the batch before
-the segment u64 (for a log that begins here) · CRC-32C u32 of all that. A batch is a frame of
-`streammeta.storage.segmented_log` with the magic `SMB1` and its epoch before its flushed end; the
-body is one u32 length for each payload, then the payloads. Behind the last batch of the last
-segment there may be room: bytes of zero, over which the next small batches are written.
+the segment u64 (for a log that begins here) · CRC-32C u32 of these fields. A batch is a frame of
+`streammeta.storage.segmented_log` with the magic `SMB1` and its epoch before its flushed end. The
+body is one u32 length for each payload, followed by the payloads. After the last batch of the last
+segment there may be room: zeros that the next small batches overwrite.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _HEADER_MAGIC = b"SMS2"
 _INDEX_INTERVAL = 16 << 10
 
 ROOM_BYTES = 256 << 10
-"""Room that is made at once, in bytes: for a thousand and more lone commits."""
+"""Size of room allocated at once, in bytes: enough for more than a thousand single commits."""
 
 SMALL_BYTES = 8 << 10
-"""Maximum size of a batch that asks for room, in bytes.
+"""Maximum size of a batch that allocates room, in bytes.
 
-The flush of a larger one takes its time for the bytes, and room would double them.
+The flush time of a larger batch depends on its bytes, and room would double them.
 """
 
 
 class BadSegmentError(Exception):
-    """A segment's header is not that of this log at this offset; the message says why."""
+    """A segment's header does not belong to this log and offset. The message says why."""
 
 
 def is_temporary_segment(name: str) -> bool:
-    """Whether a crash while a segment was created or copied left this file."""
+    """Return whether a crash while a segment was created or copied left this file."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
@@ -67,7 +67,7 @@ def batch_codec(log_id: bytes) -> FrameCodec:
 
 
 class JournalSegment(Segment):
-    """An open segment with its index; `size` is where the next batch begins."""
+    """An open segment with its index. `size` is the position of the next batch."""
 
     def __init__(
         self, path: Path, file: File, codec: FrameCodec, base_offset: int, previous_epoch: Epoch
@@ -75,7 +75,7 @@ class JournalSegment(Segment):
         super().__init__(path, file, codec, base_offset, SEGMENT_HEADER_SIZE)
         self.previous_epoch = previous_epoch
         self._room_end = 0
-        """End of the room that was made; nothing depends on it but the time that a flush takes."""
+        """End of the allocated room. It only affects the duration of flushes."""
         self._offsets = array("Q")
         self._positions = array("Q")
 
@@ -88,7 +88,7 @@ class JournalSegment(Segment):
         base_offset: EndOffset,
         previous_epoch: Epoch,
     ) -> JournalSegment:
-        """Create an empty segment, durably; raises DiskFullError with nothing left behind."""
+        """Create an empty segment, durably. Raises DiskFullError without leaving a file."""
         path = segment_path(directory, base_offset, _SUFFIX)
         fields = _FIELDS.pack(_HEADER_MAGIC, log_id, base_offset, previous_epoch)
         replace_file(files, path, [fields, _CHECKSUM.pack(google_crc32c.value(fields))])
@@ -96,7 +96,7 @@ class JournalSegment(Segment):
 
     @classmethod
     def open(cls, files: FileSystem, path: Path, log_id: bytes, base_offset: int) -> JournalSegment:
-        """Open a segment; raises BadSegmentError unless its header fits name and log."""
+        """Open a segment. Raises BadSegmentError unless its header matches name and log."""
         file = files.open(path)
         try:
             previous_epoch = _read_header(file, log_id, base_offset)
@@ -106,10 +106,10 @@ class JournalSegment(Segment):
         return cls(path, file, batch_codec(log_id), base_offset, previous_epoch)
 
     def scan(self) -> Iterator[Batch]:
-        """Yield all batches, and take them into the index.
+        """Yield all batches, and add them to the index.
 
         Raises:
-            BadFrameError: the bytes behind the last yielded batch, at `size`, are no batch.
+            BadFrameError: the bytes after the last yielded batch, at `size`, are not a batch.
         """
         self.rewind(self.header_size)
         frames = self.codec.frames(self.file, self.size)
@@ -120,19 +120,20 @@ class JournalSegment(Segment):
             yield batch
 
     def rewind(self, size: int) -> None:
-        """Set the end back to `size`; the batches beyond it leave the index."""
+        """Set the end back to `size`. Later batches leave the index."""
         keep = bisect_right(self._positions, size - 1)
         del self._offsets[keep:], self._positions[keep:]
         self.size = size
 
     def append_batch(self, batch: Batch, flushed_end: EndOffset, room: int = 0) -> None:
-        """Write a batch at the end; durable after `sync`.
+        """Write a batch at the end, durable after `sync`.
 
-        A small batch that finds no room left makes `room` bytes of it, if the disk has them: as
-        long as a batch lengthens no file, its flush has no metadata to write.
+        A small batch without room allocates `room` bytes if the disk has them. A flush that does
+        not extend the file has no metadata to write.
 
-        Raises DiskFullError with the half-written batch taken back.
+        Raises DiskFullError after removing a partly written batch.
         """
+        assert batch.base_offset >= self.base_offset, "the batch belongs to an earlier segment"
         position = self.size
         frame = self.codec.encode(
             encode_body(batch.payloads),
@@ -142,6 +143,7 @@ class JournalSegment(Segment):
             kind=batch.kind,
             count=len(batch.payloads),
         )
+
         if room and len(frame) <= SMALL_BYTES and position + len(frame) > self._room_end:
             self._append_with_room(frame, room)
         else:
@@ -153,12 +155,13 @@ class JournalSegment(Segment):
         try:
             self.append(frame, room)
         except DiskFullError:
-            self.append(frame)  # and no room is asked for until the log has grown by that much
+            # `_room_end` is kept: no room is requested until the log has grown by that much.
+            self.append(frame)
 
     def seal(self) -> None:
-        """Cut off the room that is left, durably: a tail is sound in a log's last segment only.
+        """Remove the remaining room, durably: only a log's last segment may have a tail.
 
-        Without a look at the file's length, to which a killed process may have cut it unflushed.
+        The file's length is not checked: a killed process may have cut it without a flush.
         """
         self.cut(self.size)
 
@@ -170,39 +173,43 @@ class JournalSegment(Segment):
         self._room_end = size
 
     def position_of(self, offset: EndOffset) -> int | None:
-        """Return where the batch that begins at `offset` begins, None if none does."""
+        """Return the position of the batch that begins at `offset`, or None."""
         for position, header in self._headers(offset):
             if header.base_offset >= offset:
                 return position if header.base_offset == offset else None
         return None
 
     def epoch_ending_at(self, end_offset: EndOffset) -> Epoch | None:
-        """Return the epoch of the batch that ends at `end_offset`, None if none does."""
+        """Return the epoch of the batch that ends at `end_offset`, or None."""
         for _, header in self._headers(end_offset - 1):
             if header.end_offset >= end_offset:
                 return Epoch(header.epoch) if header.end_offset == end_offset else None
         return None
 
     def read(self, offset: EndOffset, max_bytes: int) -> list[Batch]:
-        """Return whole batches from `offset`, at least one if there is any."""
+        """Return whole batches from `offset` on, at least one if available."""
         batches: list[Batch] = []
         budget = max_bytes
+
         for position, header in self._headers(offset):
             if header.base_offset < offset:
                 continue
+            # The first batch is returned whatever its size, so that a reader always advances.
             if batches and header.body_length > budget:
                 break
             body = self.file.read(position + FRAME_HEADER_SIZE, header.body_length)
             try:
                 header.check_body(body)
             except BadFrameError as error:
-                raise self._damaged(position, header.base_offset, error) from None
+                raise self._damage_error(position, header.base_offset, error) from None
+
             batches.append(decode_batch(header, body))
             budget -= header.body_length
+
         return batches
 
     def _note(self, base_offset: EndOffset, position: int) -> None:
-        """Take the batch at a byte into the index, unless one shortly before it is there."""
+        """Add the batch at a position to the index, unless an entry shortly before covers it."""
         if not self._positions or position - self._positions[-1] >= _INDEX_INTERVAL:
             self._offsets.append(base_offset)
             self._positions.append(position)
@@ -211,24 +218,28 @@ class JournalSegment(Segment):
         index = bisect_right(self._offsets, offset) - 1
         position = self._positions[index] if index >= 0 else self.header_size
         following = self._offsets[index] if index >= 0 else self.base_offset
+
+        # Walk from the nearest indexed batch before the offset.
         while position < self.size:
             data = self.file.read(position, FRAME_HEADER_SIZE)
             try:
                 header = self.codec.decode_header(data)
             except BadFrameError as error:
-                raise self._damaged(position, following, error) from None
+                raise self._damage_error(position, following, error) from None
             yield position, header
             position += header.size
             following = header.end_offset
 
-    def _damaged(self, position: int, offset: int, error: BadFrameError) -> JournalDamagedError:
+    def _damage_error(
+        self, position: int, offset: int, error: BadFrameError
+    ) -> JournalDamagedError:
         what = f"the batch at offset {offset}: {error}"
         return JournalDamagedError(self.path, position, what, RESTART_REPAIRS)
 
 
 @dataclass(slots=True)
 class SegmentFile:
-    """A segment's file; `segment` is None if its header is bad, for the reason in `problem`."""
+    """A segment's file. `segment` is None if its header is bad, for the reason in `problem`."""
 
     path: Path
     base_offset: EndOffset
@@ -242,7 +253,7 @@ class SegmentFile:
 
 
 def open_segments(files: FileSystem, directory: Path, log_id: bytes) -> list[SegmentFile]:
-    """Open every segment of a directory, in order of their offsets."""
+    """Open all segments of a directory, in offset order."""
     found = []
     for name in sorted(files.names(directory)):
         base_offset = segment_base(name, _SUFFIX)
@@ -258,7 +269,7 @@ def open_segments(files: FileSystem, directory: Path, log_id: bytes) -> list[Seg
 
 
 def decode_batch(header: FrameHeader, body: bytes) -> Batch:
-    """Return the batch of a checked frame."""
+    """Return the batch in a checked frame."""
     position = 4 * header.count
     payloads: list[bytes] = []
     for length in struct.unpack_from(f">{header.count}I", body):
@@ -283,7 +294,7 @@ def _read_header(file: File, log_id: bytes, expected_base: int) -> Epoch:
     if _CHECKSUM.unpack(data[_FIELDS.size :]) != (google_crc32c.value(data[: _FIELDS.size]),):
         raise BadSegmentError("its header's checksum does not match")
     if magic != _HEADER_MAGIC or found_log != log_id:
-        raise BadSegmentError("its header is that of another log")
+        raise BadSegmentError("its header belongs to another log")
     if base_offset != expected_base:
-        raise BadSegmentError(f"its header says it begins at offset {base_offset}")
+        raise BadSegmentError(f"its header has base offset {base_offset}")
     return Epoch(previous_epoch)

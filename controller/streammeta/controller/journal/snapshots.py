@@ -1,8 +1,8 @@
 """Snapshots in a data directory: written, downloaded, verified and leased to readers.
 
-Knows no snapshot's contents: a given function checks that a file is complete and intact. Names,
-with end offset and epoch: `<20 digits>-<10 digits>.checkpoint`, `.checkpoint.tmp` while written
-here, `.checkpoint.part` while downloaded, `.checkpoint.damaged` when found so.
+The contents of snapshots are opaque here. A given function checks that a file is complete and
+intact. Names, with end offset and epoch: `<20 digits>-<10 digits>.checkpoint`, with the suffix
+`.tmp` while written here, `.part` while downloaded, and `.damaged` if found damaged.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from streammeta.controller.quorum.voters import VoterSet
 from streammeta.storage import durable_files
 
 SnapshotCheck: TypeAlias = Callable[[SnapshotId, BinaryIO], VoterSet]
-"""Reads a whole file and returns the voters it names; raises BadSnapshotError unless it is
-complete, intact and the snapshot of this id."""
+"""Reads a whole file and returns the voters in it. Raises BadSnapshotError unless the file is
+complete, intact and the snapshot with this id."""
 
 IDLE_LEASE_S = 60.0
-"""A snapshot stays readable for this long after the last chunk was read, even if removed."""
+"""Seconds a snapshot stays readable after its last chunk was read, even if it was removed."""
 
 _TRUSTED_S = 5.0
-"""Seconds in which a file is not verified again: a reader may have timed out and come back."""
+"""Seconds in which a file is not verified again, for a reader that retries after a timeout."""
 
 _NAME = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
 _UNFINISHED_NAME = re.compile(r"^\d{20}-\d{10}\.checkpoint\.(tmp|part)$")
 
 _SYNC_EVERY_BYTES = 16 << 20
-"""Written and not flushed at most, so that no flush of the log waits behind a whole snapshot."""
+"""Maximum bytes written without a flush, so that no flush of the log waits for a whole snapshot."""
 
 _log = structlog.get_logger(component="journal")
 
 
 def parse_snapshot_name(name: str) -> SnapshotId | None:
-    """Return which snapshot a file holds, None for other files."""
+    """Return the id of the snapshot in a file, or None for other files."""
     match = _NAME.match(name)
     return SnapshotId(EndOffset(int(match[1])), Epoch(int(match[2]))) if match else None
 
 
 def is_unfinished_snapshot(name: str) -> bool:
-    """Whether a crash while a snapshot was written or downloaded left this file."""
+    """Return whether a crash while a snapshot was written or downloaded left this file."""
     return _UNFINISHED_NAME.match(name) is not None
 
 
 class SnapshotWriter:
-    """Takes the bytes of one snapshot, in order; used by one thread at a time."""
+    """Writer of one snapshot's bytes, in order, used by one thread at a time."""
 
     def __init__(
         self, files: durable_files.FileSystem, path: Path, snapshot_id: SnapshotId
     ) -> None:
-        """Begin an empty file; raises DiskFullError."""
+        """Begin an empty file. Raises DiskFullError."""
         self.snapshot_id = snapshot_id
         self.path = path
         self.size = 0
@@ -79,10 +79,11 @@ class SnapshotWriter:
         return self._digest.digest()
 
     def write(self, data: bytes) -> int:
-        """Take all of `data`; return its length. Raises DiskFullError with none of it taken."""
+        """Write all of `data`. Return its length. Raises DiskFullError without having written."""
         try:
             self._file.write(self.size, data)
         except durable_files.DiskFullError:
+            # A partial write must not count, because the chunk will be written again.
             if self._file.size() > self.size:
                 self._file.truncate(self.size)
             raise
@@ -98,7 +99,8 @@ class SnapshotWriter:
         self._synced_size = self.size
 
     def publish(self, path: Path) -> None:
-        """Give the sealed file its name, durably; raises DiskFullError with nothing changed."""
+        """Give the sealed file its name, durably. Raises DiskFullError with nothing changed."""
+        assert self._synced_size == self.size, "the snapshot was not sealed"
         self._files.rename(self.path, path)
         self._files.sync_directory(path.parent)
         self._file.close()
@@ -111,7 +113,7 @@ class SnapshotWriter:
 
 @dataclass
 class _Lease:
-    """A snapshot that is being read in chunks; its file stays open, removed or not."""
+    """A snapshot being read in chunks. Its file stays open even if it is removed."""
 
     file: durable_files.File
     size: int
@@ -126,7 +128,7 @@ class _Lease:
 class SnapshotStore:
     """The snapshots of one directory.
 
-    Reading and beginning a snapshot are for any thread, all else for the journal's.
+    Any thread may read or begin a snapshot. All other calls belong to the journal's thread.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class SnapshotStore:
         monotonic: Callable[[], float],
     ) -> None:
         self.kept: tuple[SnapshotId, ...] = ()
-        """The complete snapshots, ascending."""
+        """Complete snapshots, in ascending order."""
         self.newest_voters: VoterSet | None = None
         self._directory = directory
         self._files = files
@@ -151,47 +153,49 @@ class SnapshotStore:
     # -- inventory
 
     def recover(self) -> None:
-        """Find the complete and intact snapshots; log damaged ones and put them aside."""
+        """Find the complete and intact snapshots. Log damaged ones and put them aside."""
         kept = []
         for name in self._files.names(self._directory):
             if is_unfinished_snapshot(name):
                 self._files.remove(self._directory / name)
             elif (snapshot_id := parse_snapshot_name(name)) is not None:
                 kept.append(snapshot_id)
+
         voters = {}
         for snapshot_id in kept:
             try:
                 voters[snapshot_id] = self._check_file(self.path_of(snapshot_id), snapshot_id)
             except BadSnapshotError as error:
                 self._put_aside(snapshot_id, error)
+
         self.kept = tuple(sorted(voters))
         self.newest_voters = voters[self.kept[-1]] if self.kept else None
 
     def path_of(self, snapshot_id: SnapshotId) -> Path:
-        """Return where a snapshot is, or would be."""
+        """Return the path of a snapshot, which may not exist."""
         return self._directory / snapshot_id.file_name
 
     def forget_below(self, start_offset: EndOffset) -> None:
-        """Remove the snapshots that end below `start_offset`; open readers are not disturbed."""
+        """Remove snapshots that end below `start_offset`. Open readers continue."""
         with self._guard:
-            gone = [item for item in self.kept if item.end_offset < start_offset]
-            self.kept = tuple(item for item in self.kept if item not in gone)
-            for snapshot_id in gone:
+            removed = [item for item in self.kept if item.end_offset < start_offset]
+            self.kept = tuple(item for item in self.kept if item not in removed)
+            for snapshot_id in removed:
                 self._digests.pop(snapshot_id, None)
-        for snapshot_id in gone:
+        for snapshot_id in removed:
             self._files.remove(self.path_of(snapshot_id))
-        if gone:
+        if removed:
             self._files.sync_directory(self._directory)
 
     # -- writing one
 
     def begin(self, snapshot_id: SnapshotId) -> SnapshotWriter:
-        """Begin to write a snapshot of our own; raises DiskFullError."""
+        """Begin to write a snapshot of this node. Raises DiskFullError."""
         path = self.path_of(snapshot_id)
         return SnapshotWriter(self._files, path.with_name(path.name + ".tmp"), snapshot_id)
 
     def publish(self, writer: SnapshotWriter) -> None:
-        """Make a complete, sealed file a snapshot, durably; raises DiskFullError."""
+        """Make a complete, sealed file a snapshot, durably. Raises DiskFullError."""
         writer.publish(self.path_of(writer.snapshot_id))
         with self._guard:
             self.kept = tuple(sorted({*self.kept, writer.snapshot_id}))
@@ -200,10 +204,10 @@ class SnapshotStore:
     # -- downloading one
 
     def write_chunk(self, snapshot_id: SnapshotId, position: int, data: bytes) -> None:
-        """Add bytes to the download; position 0 begins it anew, and ends any other.
+        """Add bytes to the download. Position 0 restarts it, and ends any other.
 
         Raises:
-            DiskFullError: there is no room; the chunk may be written again.
+            DiskFullError: the disk is full. The chunk may be written again.
             ValueError: the chunk does not continue the download.
         """
         if position == 0:
@@ -211,6 +215,7 @@ class SnapshotStore:
             path = self.path_of(snapshot_id)
             part = path.with_name(path.name + ".part")
             self._download = SnapshotWriter(self._files, part, snapshot_id)
+
         download = self._download
         if download is None or download.snapshot_id != snapshot_id or download.size != position:
             have = (download.snapshot_id, download.size) if download else None
@@ -218,14 +223,15 @@ class SnapshotStore:
         download.write(data)
 
     def install(self, snapshot_id: SnapshotId, total_bytes: int, digest: bytes) -> VoterSet | None:
-        """Check the download and make it a snapshot, durably; return the voters it names.
+        """Check the download and make it a snapshot, durably, and return the voters in it.
 
-        None if it is not the announced file: then it is removed. Raises DiskFullError with nothing
-        changed.
+        Returns None and removes the file if it is not the announced one. Raises DiskFullError with
+        nothing changed.
         """
         download = self._download
         if download is None or download.snapshot_id != snapshot_id:
             return None
+
         try:
             if (download.size, download.digest) != (total_bytes, digest):
                 raise BadSnapshotError(
@@ -237,6 +243,7 @@ class SnapshotStore:
             _log.error("snapshot_refused", file=download.path.name, reason=str(error))
             self._drop_download()
             return None
+
         download.seal()
         self.publish(download)
         self._download = None
@@ -251,16 +258,16 @@ class SnapshotStore:
     # -- reading one
 
     def open(self, snapshot_id: SnapshotId) -> BinaryIO:
-        """Open a snapshot to read it from front to end; raises FileNotFoundError."""
+        """Open a snapshot to read it from the start. Raises FileNotFoundError."""
         return durable_files.as_binary_io(self._files.open(self.path_of(snapshot_id)))
 
     def read(self, snapshot_id: SnapshotId, position: int, max_bytes: int) -> SnapshotChunk | None:
-        """Return bytes of a snapshot, empty at its end; None if there is no such snapshot.
+        """Return bytes of a snapshot, empty at its end, or None if it does not exist.
 
-        A reader that goes chunk by chunk reads one file to its end, even if it was removed
+        A reader that proceeds chunk by chunk reads one file to its end, even if it is removed
         meanwhile, unless a minute passes between two chunks.
 
-        Raises JournalDamagedError if it is not intact.
+        Raises JournalDamagedError if the file is damaged.
         """
         lease = self._take_lease(snapshot_id)
         if lease is None:
@@ -276,7 +283,7 @@ class SnapshotStore:
                 lease.read_at = self._monotonic()
 
     def release_idle(self) -> None:
-        """Close the files whose lease has expired."""
+        """Close files whose lease has expired."""
         limit = self._monotonic() - IDLE_LEASE_S
         with self._guard:
             idle = [
@@ -307,7 +314,7 @@ class SnapshotStore:
             return lease
 
     def _digest_of(self, snapshot_id: SnapshotId, lease: _Lease) -> bytes:
-        """Return the digest, computed once, and not of a file that went bad meanwhile."""
+        """Return the digest, computed once, after a check that the file is still intact."""
         with lease.guard:
             if not lease.digest:
                 path = self.path_of(snapshot_id)
@@ -321,18 +328,19 @@ class SnapshotStore:
             return lease.digest
 
     def _begin_download(self, snapshot_id: SnapshotId, lease: _Lease) -> None:
-        """Verify the file unless this is its first download: the first may have been refused."""
+        """Verify the file unless this is its first download: a retry may mean that it was bad."""
         with lease.guard:
             was_begun, lease.was_begun = lease.was_begun, True
             now = self._monotonic()
             is_trusted = lease.verified_at is not None and now < lease.verified_at + _TRUSTED_S
             if not was_begun or is_trusted:
                 return
+
             if _digest(lease.file) != lease.digest:
                 raise JournalDamagedError(
                     self.path_of(snapshot_id),
                     0,
-                    "its bytes are no longer those that were written",
+                    "its bytes differ from those written",
                     RESTART_REPAIRS,
                 )
             lease.verified_at = self._monotonic()

@@ -1,11 +1,11 @@
-"""Small files beside the log: quorum-state, damage record, flushed mark, and sealed JSON.
+"""Small files next to the log: quorum-state, damage record, flushed mark, and sealed JSON.
 
 A sealed JSON file is one JSON object on one line, replaced as a whole. Its `checksum` is the
 CRC-32C of the object without it, written with sorted keys and no spaces.
 
-The flushed mark tells damage from a torn tail: it is written after each flush of the log and not
-itself flushed. A cut of the log is announced there, durably, before it begins: one that a crash
-interrupted is finished at the next start.
+The flushed mark distinguishes damage from a torn tail. It is written after each flush of the log,
+but not flushed itself. A cut of the log is announced there, durably, before it begins, so that the
+next start finishes a cut interrupted by a crash.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MARK_SLOTS = (0, 4096)
 
 
 def replace_sealed_json(files: FileSystem, path: Path, fields: Fields) -> None:
-    """Replace `path` durably and atomically: a crash leaves the old contents or the new.
+    """Replace `path` durably and atomically: a crash leaves the old contents or the new ones.
 
     Raises DiskFullError with the old contents in place.
     """
@@ -51,10 +51,10 @@ def replace_sealed_json(files: FileSystem, path: Path, fields: Fields) -> None:
 
 
 def read_sealed_json(files: FileSystem, path: Path, version: int) -> Fields:
-    """Read a file written by `replace_sealed_json`, of the `version` given.
+    """Read a file of the given `version` written by `replace_sealed_json`.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         JournalDamagedError: it is not JSON, or its checksum does not match.
         WrongDirectoryError: another release wrote it.
     """
@@ -63,6 +63,7 @@ def read_sealed_json(files: FileSystem, path: Path, version: int) -> Fields:
         data = file.read(0, file.size())
     finally:
         file.close()
+
     try:
         fields = dict(parse_json(data))
         checksum = fields.pop("checksum")
@@ -72,9 +73,10 @@ def read_sealed_json(files: FileSystem, path: Path, version: int) -> Fields:
         raise JournalDamagedError(
             path, 0, f"checksum {checksum} does not match its contents ({_checksum(fields)})"
         )
+
     if fields.get("version") != version:
         raise WrongDirectoryError(
-            f"{path} has version {fields.get('version')}, this release reads {version}; "
+            f"{path} has version {fields.get('version')}, this release reads {version}: "
             "use the release that wrote it"
         )
     return fields
@@ -108,7 +110,7 @@ def write_quorum_state(files: FileSystem, path: Path, state: QuorumState) -> Non
 
 
 def read_quorum_state(files: FileSystem, path: Path) -> QuorumState:
-    """Read the quorum-state; a missing file is damage, for formatting has written it.
+    """Read the quorum-state. A missing file is damage, because formatting writes it.
 
     Raises:
         JournalDamagedError: it is missing or damaged.
@@ -117,11 +119,12 @@ def read_quorum_state(files: FileSystem, path: Path) -> QuorumState:
     try:
         fields = read_sealed_json(files, path, _VERSION)
     except FileNotFoundError:
-        raise JournalDamagedError(path, 0, "the file is missing, and with it the vote") from None
+        raise JournalDamagedError(path, 0, "the file and the vote in it are missing") from None
     with malformed_fields(path):
         leader, voted = int(fields["leader_id"]), int(fields["voted_id"])
         directory = str(fields["voted_directory_id"])
         epoch = Epoch(int(fields["epoch"]))
+
     vote = ReplicaKey(NodeId(voted), DirectoryId(directory) if directory else None)
     return QuorumState(
         epoch,
@@ -132,7 +135,7 @@ def read_quorum_state(files: FileSystem, path: Path) -> QuorumState:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damaged place: file name, byte in it, end offset of the good log before it."""
+    """A damaged place: file name, byte in the file, end offset of the good log before it."""
 
     file: str
     byte: int
@@ -144,8 +147,8 @@ class Finding:
 class DamageRecord:
     """Promises this replica made before its log was damaged, and the places of the damage.
 
-    It is durable before anything damaged is put aside and until all is repaired, so the replica
-    neither votes nor acknowledges as if it still had the lost batches, however often it restarts.
+    It is durable before damaged files are put aside and until everything is repaired, so that the
+    replica never votes or acknowledges as if it still had the lost batches, even after restarts.
     """
 
     lost: LostEntries
@@ -153,7 +156,7 @@ class DamageRecord:
 
 
 def read_damage(files: FileSystem, directory: Path) -> DamageRecord | None:
-    """Return the record, None if nothing is damaged.
+    """Return the record, or None if nothing is damaged.
 
     Raises:
         JournalDamagedError: the record itself is damaged.
@@ -177,13 +180,14 @@ def note_damage(
     finding: Finding,
     lost: LostEntries,
 ) -> DamageRecord:
-    """Add to the record, durably; the highest of all promises counts."""
+    """Add a finding to the record, durably. The highest of all promises counts."""
     findings: tuple[Finding, ...] = (finding,)
     if earlier is not None:
         lost = LostEntries(
             max(lost.end_offset, earlier.lost.end_offset), max(lost.epoch, earlier.lost.epoch)
         )
         findings = (*(item for item in earlier.findings if item != finding), finding)
+
     record = DamageRecord(lost, findings[-_MAX_FINDINGS:])
     if record != earlier:
         fields = {
@@ -197,14 +201,14 @@ def note_damage(
 
 
 def clear_damage(files: FileSystem, directory: Path) -> None:
-    """Forget, durably, that there was any damage."""
+    """Remove the damage record, durably."""
     if DAMAGE_NAME in files.names(directory):
         files.remove(directory / DAMAGE_NAME)
         files.sync_directory(directory)
 
 
 class FlushedMark:
-    """How far the log was flushed; at worst it is older than the truth."""
+    """End offset up to which the log was flushed. At worst it is too old."""
 
     def __init__(self, file: File, log_id: bytes) -> None:
         self._file = file
@@ -218,6 +222,7 @@ class FlushedMark:
         file = files.open(path, create=True)
         try:
             mark = cls(file, log_id)
+            # Both slots, so that a torn write of one leaves the other.
             mark._write(EndOffset(0))
             mark._write(EndOffset(0))
             file.sync()
@@ -226,7 +231,7 @@ class FlushedMark:
 
     @classmethod
     def open(cls, files: FileSystem, path: Path, log_id: bytes) -> FlushedMark:
-        """Open the mark; raises JournalDamagedError if neither slot is whole."""
+        """Open the mark. Raises JournalDamagedError if neither slot is whole."""
         try:
             file = files.open(path)
         except FileNotFoundError:
@@ -240,29 +245,30 @@ class FlushedMark:
         return mark
 
     def advance(self, end_offset: EndOffset) -> None:
-        """Note that the log is flushed up to here; without room the mark stays older."""
+        """Record that the log is flushed up to here. On a full disk the mark stays older."""
         with contextlib.suppress(DiskFullError):
+            # An old mark only weakens the detection of damage. It never makes good data bad.
             self._write(end_offset)
 
     def lower(self, end_offset: EndOffset) -> None:
-        """Take the mark back, durably; raises DiskFullError with nothing changed."""
+        """Lower the mark, durably. Raises DiskFullError with nothing changed."""
         if end_offset < self.end_offset:
             self._write(end_offset)
             self._file.sync()
 
     def begin_cut(self, end_offset: EndOffset) -> None:
-        """Announce, durably, that a log flushed beyond `end_offset` is cut there."""
+        """Announce, durably, that a log flushed past `end_offset` is cut there."""
         self._write(end_offset, is_cutting=True)
         self._file.sync()
 
     def end_cut(self) -> None:
-        """Note, durably, that the cut was carried out; nothing to do without one."""
+        """Record, durably, that the cut is complete. Does nothing without one."""
         if self.is_cutting:
             self._write(self.end_offset)
             self._file.sync()
 
     def sync(self) -> None:
-        """Make the mark, as it is, durable."""
+        """Make the present mark durable."""
         self._file.sync()
 
     def close(self) -> None:

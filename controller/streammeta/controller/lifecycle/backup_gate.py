@@ -37,16 +37,16 @@ class BackupWait:
     def covered(
         self,
         due: Sequence[int],
-        map_end: int,
+        metadata_end: int,
         now_ms: int,
         choose: Callable[[Sequence[int]], Sequence[int]],
     ) -> Sequence[int]:
         """Return the due objects that `choose` takes of those in the backup; these are let go.
 
-        The others wait: new ones for `map_end`, the end of the log that the map is as of. Objects
-        that are due no more are dropped.
+        The others wait, new ones for `metadata_end`, the end of the log that the metadata reflects.
+        Objects that are no longer due are dropped.
         """
-        known, new = self._waits, _Wait(map_end, now_ms)
+        known, new = self._waits, _Wait(metadata_end, now_ms)
         self._waits = {one: known.get(one, new) for one in islice(due, WAITING_MAX)}
         end = self._backed_up_end()
         taken = choose([one for one, wait in self._waits.items() if wait.end_offset <= end])

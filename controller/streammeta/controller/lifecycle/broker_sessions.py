@@ -191,7 +191,7 @@ class Sessions:
             return ()
         pause_ms = now_ms - self._ticked_ms
         self._ticked_ms = now_ms
-        self._follow_map(now_ms, nodes)
+        self._follow_metadata(now_ms, nodes)
         if _is_stall(pause_ms, self.timeout_ms):
             self._renew_all(now_ms)
             return ()
@@ -200,7 +200,7 @@ class Sessions:
                 session.heard_ms = max(session.heard_ms, now_ms)
         return self._fence_silent(now_ms)
 
-    def _follow_map(self, now_ms: int, nodes: Iterable[SupervisedNode]) -> None:
+    def _follow_metadata(self, now_ms: int, nodes: Iterable[SupervisedNode]) -> None:
         present = set()
         for node in nodes:
             present.add(node.node_id)

@@ -26,7 +26,7 @@ from streammeta.controller.errors import (
     ApiError,
     BucketRefusedError,
     FencePendingError,
-    MapOlderThanBucketError,
+    MetadataOlderThanBucketError,
     ObjectIdsNotReadyError,
     SupersededError,
 )
@@ -98,20 +98,20 @@ class Issued:
     issued_below: int
 
 
-def claim_round(read_map: Callable[[], Issued]) -> Generator[Step, Any, int]:
+def claim_round(read_metadata: Callable[[], Issued]) -> Generator[Step, Any, int]:
     """Claim a new bound; return it: ids below it may be issued from then on.
 
     Raises:
-        MapOlderThanBucketError: the bucket holds a claim that the committed log lacks.
+        MetadataOlderThanBucketError: the bucket holds a claim that the committed log lacks.
     """
     claimed = yield ReadClaims()
-    if claimed > read_map().issued_below:
+    if claimed > read_metadata().issued_below:
         # A leader that was deposed without noticing sees the claims of its successor.
         yield ProveLeadership()
-        issued_below = read_map().issued_below
+        issued_below = read_metadata().issued_below
         if claimed > issued_below:
-            raise MapOlderThanBucketError(issued_below, claimed)
-    bound = next_bound(read_map())
+            raise MetadataOlderThanBucketError(issued_below, claimed)
+    bound = next_bound(read_metadata())
     yield CommitBound(bound)
     yield PutClaim(bound)
     return bound
@@ -254,7 +254,7 @@ class BucketClaims(LeaderTask[_Term]):
             return
         except (WrongBucketError, CorruptObjectError) as error:
             self._refuse(term, BucketRefusedError(str(error)))
-        except MapOlderThanBucketError as error:
+        except MetadataOlderThanBucketError as error:
             self._refuse(term, error)
         except SupersededError as error:
             self._refuse(term, error)
@@ -378,7 +378,7 @@ class BucketClaims(LeaderTask[_Term]):
             await self._call(term, lambda store: put_claim(store, self._namespace, claim))
         except ObjectExistsError:
             # Each bound is committed once: another log has led to the same one.
-            raise MapOlderThanBucketError(bound - 1, bound) from None
+            raise MetadataOlderThanBucketError(bound - 1, bound) from None
 
     # -- helpers
 

@@ -123,7 +123,7 @@ class Heartbeats:
 
         self._controller.lease.require()  # the node is heard, and may not rely on the answer
         # The rest is listed once these are done.
-        recoveries, _ = budget.fitting(self._recoveries.get(node.node_id, ()), _recovery_bytes)
+        recoveries, _ = budget.take_fitting(self._recoveries.get(node.node_id, ()), _recovery_bytes)
         return HeartbeatAnswer(
             error=error,
             may_shutdown=may_shutdown,

@@ -31,7 +31,7 @@ class InheritedIds:
         What is prepared afterwards this process has seen itself, and nobody can take it back.
         """
         if self._until_ms is None:
-            self._ids = frozenset(cluster_metadata.expired(INT64_MAX, IDS_MAX))
+            self._ids = frozenset(cluster_metadata.list_expired(INT64_MAX, IDS_MAX))
             self._until_ms = now_ms + KEPT_MS
 
     def is_over(self, now_ms: int) -> bool:

@@ -17,11 +17,11 @@ from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.lifecycle.tasks import PeriodicTask, in_thread
 from streammeta.controller.metadata.api.answers import (
     CheckObjectsAnswer,
-    DestroyDeadSetObjectsAnswer,
+    DestroyDeadStreamSetObjectsAnswer,
 )
 from streammeta.controller.metadata.api.requests import (
     CheckObjects,
-    DestroyDeadSetObjects,
+    DestroyDeadStreamSetObjects,
     ExpireObjects,
     HoldDeletions,
     SweepDeletedStreams,
@@ -107,7 +107,7 @@ class Expiry(_Sweep):
             self._controller.log_time.began_ms,
         )
         beyond_ms = began_ms + TTL_MS_MAX + JUMP_MS
-        doubted = cluster_metadata.expired(
+        doubted = cluster_metadata.list_expired(
             began_ms - JUMP_MS, EXPIRE_BATCH_MAX, beyond_ms=beyond_ms
         )
         if doubted:
@@ -122,7 +122,7 @@ class Expiry(_Sweep):
 
     def _is_due(self, request: ExpireObjects) -> bool:
         now_ms = self._controller.log_time.now_ms()
-        due = self._controller.cluster_metadata.expired(
+        due = self._controller.cluster_metadata.list_expired(
             now_ms, 1, request.since_ms, request.beyond_ms
         )
         return bool(due)
@@ -158,16 +158,16 @@ class SetObjectSweep(_Sweep):
                 if node.stream_set_object_count and (node.departed or is_fenced):
                     await self._sweep_node(node.node_id)
         except ApiError as error:
-            _log.info("sweep_postponed", request="DestroyDeadSetObjects", reason=str(error))
+            _log.info("sweep_postponed", request="DestroyDeadStreamSetObjects", reason=str(error))
 
     async def _sweep_node(self, node_id: int) -> None:
         after, destroyed = -1, 0
         while True:
-            request = DestroyDeadSetObjects(
+            request = DestroyDeadStreamSetObjects(
                 node_id=node_id, after_object_id=after, limit=SET_OBJECT_BATCH_MAX
             )
             answer = (await self._controller.write(request)).answer
-            assert isinstance(answer, DestroyDeadSetObjectsAnswer)
+            assert isinstance(answer, DestroyDeadStreamSetObjectsAnswer)
             destroyed += answer.destroyed
             after = answer.next_after
             if after < 0:

@@ -1,1 +1,1 @@
-"""The map: decides requests into records, replays records into columns. No I/O, no clock."""
+"""Cluster metadata: decides requests into records, replays records. No I/O, no clock."""

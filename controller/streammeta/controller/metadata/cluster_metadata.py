@@ -1,11 +1,12 @@
-"""The map: one replicated state machine made of the subjects' managers.
+"""Cluster metadata: one replicated state machine, composed of the registries.
 
-`decide` turns a request into records and an answer without changing anything; `apply` replays
-records; `query` reads. One owner calls it, never two at a time. Pure: no I/O, no clock (times come
-with the request), no randomness; replay depends on nothing but records and their offsets.
+`decide` turns a request into records and an answer without changing anything, `apply` replays
+records, `query` reads. There is one owner, which makes one call at a time. The module is pure: no
+I/O, no clock (times are part of requests), no randomness. Replay depends only on records and their
+offsets.
 
-Each applied entry keeps what undoes it until `forget_undo` says it is committed, so that losing
-leadership takes back what was replayed and never committed, newest first.
+Each applied entry keeps its undo actions until `forget_undo` reports it as committed. A controller
+that loses leadership thereby undoes the entries that were never committed, newest first.
 """
 
 from collections import deque
@@ -56,9 +57,9 @@ from streammeta.controller.records.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Records to append atomically, and the answer to give once they are committed.
+    """Records to append atomically, and the answer to return once they are committed.
 
-    Without records nothing changes; the answer still speaks of the latest state.
+    Without records nothing changes, but the answer still reflects the latest state.
     """
 
     records: tuple[Record, ...]
@@ -73,10 +74,11 @@ class _Applied:
 
 
 class ClusterMetadata:
-    """Streams, objects, nodes and keys, as of the log below `applied_end_offset`."""
+    """Streams, objects, nodes and keys, at the log offset `applied_end_offset`."""
 
     def __init__(self) -> None:
         self.applied_end_offset = 0
+        # Objects and nodes share these counts: a departed node stays while it has objects.
         set_objects = NodeObjects()
         self._objects = Objects(set_objects)
         self._streams = Streams(self._objects)
@@ -85,6 +87,7 @@ class ClusterMetadata:
         self._stream_decisions = StreamDecisions(self._streams, self._objects, self._nodes)
         self._kvs = KVs()
         self._bucket_claim = BucketClaim()
+
         self._repeats = Repeats(self._objects)
         self._uploads = Uploads(
             self._nodes, self._streams, self._objects, self._repeats, self._feature_level
@@ -93,6 +96,7 @@ class ClusterMetadata:
             self._nodes, self._streams, self._objects, self._uploads, self._repeats
         )
         self._effects = CommitEffects(self._stream_decisions, self._kvs, self._feature_level)
+
         self._recovery = Recovery()
         self._adoption = Adoption(
             self._nodes, self._streams, self._objects, self._repeats, self._recovery
@@ -117,10 +121,10 @@ class ClusterMetadata:
     def from_sections(
         cls, sections: Mapping[str, Mapping[str, Any]], end_offset: int
     ) -> "ClusterMetadata":
-        """Return the map a `FrozenMetadata` at `end_offset` had these sections of.
+        """Return the metadata with the given sections of a `FrozenMetadata` at `end_offset`.
 
         Raises:
-            DamagedMapError: they are not those of a map.
+            DamagedMetadataError: the sections break a rule.
         """
         cluster_metadata = cls()
         cluster_metadata.applied_end_offset = end_offset
@@ -141,25 +145,27 @@ class ClusterMetadata:
     # ---- the three verbs ----
 
     def decide(self, request: requests.WriteRequest, now_ms: int, offset: int) -> Decision:
-        """Judge a request against the latest state.
+        """Decide a request against the latest state.
 
         Args:
-            request: what is asked.
+            request: the request.
             now_ms: the leader's wall clock.
-            offset: log offset the records would be appended at.
+            offset: log offset of the records.
 
         Raises:
             InvalidRequestError: the request is malformed, or repeats an id with other content.
             LimitExceededError: the request is larger than a limit.
-            RecoveringError: the map is in recovery mode, which the request must wait for.
+            RecoveringError: the request must wait for the end of recovery mode.
         """
+        # Records may only follow the log that the decision is based on.
+        assert offset >= self.applied_end_offset, "the decision would precede applied entries"
         validate(request)
         self._recovery.require_allowed(request)
         records, answer = self._deciders[type(request)](request, now_ms, offset)
         return Decision(tuple(records), answer)
 
     def query(self, request: requests.ReadRequest) -> answers.Answer:
-        """Read the latest state; raises as `decide` does."""
+        """Read the latest state. Raises as `decide` does."""
         validate(request)
         return self._readers[type(request)](request)
 
@@ -167,55 +173,63 @@ class ClusterMetadata:
         """Replay one log entry, at or above `applied_end_offset`.
 
         Raises:
-            InvariantError: the records don't fit the map; what was replayed of them is undone.
-            NewerLogError: this version can't run at the feature level that they set; likewise.
+            InvariantError: the records do not fit the metadata. Their effects are undone.
+            NewerLogError: this version does not support the level they set. Likewise undone.
         """
         if offset < self.applied_end_offset:
             raise InvariantError(
-                f"log entry {offset} was to be replayed, but the map holds everything below "
-                f"{self.applied_end_offset}"
+                f"log entry {offset} was to be replayed, but everything below "
+                f"{self.applied_end_offset} has been applied"
             )
+
         entry = _Applied(offset, self.applied_end_offset)
         try:
             for record in records:
                 self._record_checks.check(record)
                 self._replayers[type(record)](record, offset, entry.undo)
         except Exception as error:
+            # A part of an entry must never stay: other replicas would differ.
             _undo(entry.undo)
             if isinstance(error, NewerLogError):
                 raise
-            raise InvariantError(f"log entry {offset} does not fit the map: {error}") from error
+            raise InvariantError(
+                f"log entry {offset} does not fit the metadata: {error}"
+            ) from error
+
         self._applied.append(entry)
         self.applied_end_offset = offset + 1
 
     # ---- undo ----
 
     def forget_undo(self, end_offset: int) -> None:
-        """Entries below `end_offset` are committed: they can't be undone any more."""
+        """Drop the undo actions of entries below `end_offset`, which are committed."""
         while self._applied and self._applied[0].offset < end_offset:
             for action in self._applied.popleft().undo.when_committed:
                 action()
 
     def undo_to(self, end_offset: int) -> None:
-        """Take back every entry at or above `end_offset`, newest first.
+        """Undo every entry at or above `end_offset`, newest first.
 
         Raises:
-            InvariantError: such an entry was committed; nothing has been undone.
+            InvariantError: such an entry is committed. Nothing was undone.
         """
         oldest = self._applied[0].applied_before if self._applied else self.applied_end_offset
         if end_offset < oldest:
             raise InvariantError(
-                f"undo to {end_offset} was asked for, but everything below {oldest} is committed"
+                f"undo to {end_offset} was requested, but everything below {oldest} is committed"
             )
+
         while self._applied and self._applied[-1].offset >= end_offset:
             entry = self._applied.pop()
             _undo(entry.undo)
             self.applied_end_offset = entry.applied_before
 
+        assert self.applied_end_offset <= end_offset, "entries above the new end are left"
+
     # ---- views ----
 
     def freeze(self) -> FrozenMetadata:
-        """Return an immutable view of the map as it is now, entries that may be undone included.
+        """Return an immutable view of the metadata, including entries that may be undone.
 
         Publish it only once everything below `applied_end_offset` is committed.
         """
@@ -233,26 +247,26 @@ class ClusterMetadata:
         return FrozenMetadata(self.applied_end_offset, parts)
 
     def state_hash(self) -> bytes:
-        """Return 32 bytes: maps that answer alike have equal hashes. Looks at the whole map."""
+        """Return 32 bytes, equal for equal metadata. Reads everything."""
         return self.freeze().digest()
 
-    def size(self) -> answers.MapSize:
-        """Count what the map holds."""
+    def size(self) -> answers.MetadataSize:
+        """Count the entities."""
         objects = self._objects
-        return answers.MapSize(
+        return answers.MetadataSize(
             streams=self._streams.live_count(),
             objects=len(objects),
             prepared_objects=objects.count(ObjectState.PREPARED),
             committed_objects=objects.count(ObjectState.COMMITTED),
             destroyed_objects=objects.count(ObjectState.MARK_DESTROYED),
-            stream_set_objects=objects.set_object_count(),
+            stream_set_objects=objects.stream_set_object_count(),
             nodes=len(self._nodes),
             keys=len(self._kvs),
             committed_bytes=objects.committed_bytes,
         )
 
     def used(self) -> Mapping[str, int]:
-        """Count what is limited; see `map_limits`."""
+        """Return the usage of each limit, see `MetadataLimits`."""
         return {
             "streams": self._streams.live_count(),
             "prepared_objects": self._objects.count(ObjectState.PREPARED),
@@ -263,45 +277,45 @@ class ClusterMetadata:
         }
 
     def ranges_of_streams(self) -> npt.NDArray[np.int32]:
-        """Return the number of ranges that objects hold of each stream, by stream id.
+        """Return each stream's number of ranges in objects, by stream id.
 
-        Streams beyond the end have none. Takes milliseconds for millions of streams.
+        Streams past the end have none. Takes milliseconds for millions of streams.
         """
         return self._objects.ranges_of_streams()
 
     def owned_sizes(self, at_once: int) -> Iterator[tuple[Int64Column, Int64Column, Int64Column]]:
         """Yield stream, node and size of committed objects, some rows at a time.
 
-        See `ObjectQueries.owned_sizes`. A piece of 65,536 rows takes a millisecond or two.
+        See `ObjectQueries.owned_sizes`. A piece of 65,536 rows takes one or two milliseconds.
         """
         return self._objects.owned_sizes(at_once)
 
     def has_node(self, node_id: int) -> bool:
-        """Return whether a node is known, departed ones included."""
+        """Return whether a node is known, including departed ones."""
         return self._nodes.get(node_id) is not None
 
     def kv_size(self, namespace: str, key: str) -> int:
-        """Return the bytes of a key and its value, -1 if there is no such key."""
+        """Return the bytes of a key and its value, or -1 if it does not exist."""
         return self._kvs.size_of(namespace, key)
 
     def kv_value(self, namespace: str, key: str) -> bytes | None:
-        """Return the value of a key, None if there is no such key."""
+        """Return the value of a key, or None if it does not exist."""
         return self._kvs.value_of(namespace, key)
 
     def nodes(self, node_ids: Sequence[int] = ()) -> Sequence[answers.NodeDescription]:
-        """Describe these nodes, or all, however many; callers far away ask `query`."""
+        """Return these nodes, or all, without a limit. Remote callers use `query`."""
         return self._reads.describe_nodes(node_ids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated for columns; dictionaries (tags, nodes, keys) come on top."""
+        """Bytes allocated for columns. Dictionaries (tags, nodes, keys) are not included."""
         return self._streams.nbytes + self._objects.nbytes
 
     def node(self, node_id: int) -> Node | None:
-        """Return a node as of now, or None if it never registered or is forgotten."""
+        """Return a node, or None if it never registered or was forgotten."""
         return self._nodes.get(node_id)
 
-    # ---- the life of objects ----
+    # ---- lifecycle of objects ----
 
     @property
     def bucket_claim(self) -> Claim:
@@ -315,7 +329,7 @@ class ClusterMetadata:
 
     @property
     def undecided(self) -> tuple[int, int] | None:
-        """Bounds of the ids that a restore has left undecided; None unless in recovery mode."""
+        """Bounds of the ids that a restore left undecided. None unless in recovery mode."""
         return self._recovery.undecided
 
     @property
@@ -323,24 +337,24 @@ class ClusterMetadata:
         """The object id that is issued next."""
         return self._objects.next_object_id
 
-    def expired(
+    def list_expired(
         self, now_ms: int, limit: int, since_ms: int = 0, beyond_ms: int = INT64_MAX
     ) -> tuple[int, ...]:
-        """Return at most `limit` prepared objects that `ExpireObjects` marks at `now_ms`."""
+        """Return at most `limit` prepared objects that `ExpireObjects` destroys at `now_ms`."""
         request = requests.ExpireObjects(limit=limit, since_ms=since_ms, beyond_ms=beyond_ms)
-        return self._upkeep.expired(request, now_ms)
+        return self._upkeep.list_expired(request, now_ms)
 
     def destroyed(self, marked_before_ms: int, limit: int, now_ms: int) -> tuple[int, ...]:
-        """Return at most `limit` objects marked destroyed before that time, oldest first.
+        """Return at most `limit` objects destroyed before that time, oldest first.
 
-        Those whose bytes are held at `now_ms` are left out.
+        Objects whose bytes are held at `now_ms` are skipped.
         """
-        return self._upkeep.deletable(marked_before_ms, limit, now_ms)
+        return self._upkeep.list_deletable(marked_before_ms, limit, now_ms)
 
     def uncommitted(self, object_ids: Sequence[int]) -> set[int]:
-        """Return those of some objects that the map has and that were never committed.
+        """Return the known objects that were never committed.
 
-        A mark does not change the kind of an object, and a commit gives it one.
+        A commit sets the kind of an object, and destroying it does not change the kind.
         """
         ids = np.array(object_ids, dtype=np.int64)
         rows = self._objects.rows(ids)
@@ -349,13 +363,13 @@ class ClusterMetadata:
         return set(ids[known][is_unused].tolist())
 
     def stream_ends(self, stream_ids: Int64Column) -> dict[int, int]:
-        """Return the end offsets of streams without the deleted ones.
+        """Return the end offsets of streams, without deleted ones.
 
-        A trim beyond the end raises it. A stream whose id was not issued yet ends at 0.
+        A trim above the end raises it. A stream whose id was not issued yet ends at 0.
         """
         is_issued = stream_ids < len(self._streams)
         issued = stream_ids[is_issued]
-        live = issued[self._streams.existing(issued)]
+        live = issued[self._streams.exist(issued)]
         ends = dict.fromkeys(stream_ids[~is_issued].tolist(), 0)
         ends.update(zip(live.tolist(), self._streams.end_offsets(live).tolist(), strict=True))
         return ends
@@ -366,7 +380,7 @@ class ClusterMetadata:
         return self._upkeep.hold
 
     def newest_stamp_ms(self, most_ms: int) -> int:
-        """Return the newest time of a commit or of a mark up to `most_ms`, -1 without any."""
+        """Return the newest time of a commit or mark up to `most_ms`, or -1."""
         return self._objects.newest_stamp_ms(most_ms)
 
     def has_sweepings(self) -> bool:
@@ -376,7 +390,7 @@ class ClusterMetadata:
     # ---- deciding ----
 
     def _make_deciders(self) -> dict[type, Callable[..., tuple[Sequence[Record], answers.Answer]]]:
-        # Each value takes exactly its key's type, which a dictionary's type can't say.
+        # Each function accepts exactly its key's type, which a dictionary's type cannot express.
         streams, uploads = self._stream_decisions, self._uploads
         upkeep, nodes = self._upkeep, self._nodes
         return {
@@ -389,25 +403,27 @@ class ClusterMetadata:
             requests.ReleaseStreams: _without_time(streams.release),
             requests.GetOpeningStreams: _without_time(self._decide_opening),
             requests.PrepareObjects: _with_time(self._decide_prepare),
-            requests.CommitStreamSetObject: self._decide_set_object,
+            requests.CommitStreamSetObject: self._decide_stream_set_object,
             requests.CommitUploads: _with_time(uploads.decide_batch),
             requests.CommitStreamObject: self._decide_stream_object,
-            requests.ExpireObjects: _with_time(_one(upkeep.decide_expire)),
-            requests.RemoveObjects: _without_time(_one(upkeep.decide_remove)),
-            requests.SweepDeletedStreams: _with_time(_one(upkeep.decide_sweep)),
-            requests.DestroyDeadSetObjects: _with_time(_one(upkeep.decide_destroy_dead)),
-            requests.HoldDeletions: _with_time(_one(upkeep.decide_hold)),
-            requests.ClaimBucket: _without_time(_one(self._bucket_claim.decide)),
-            requests.SetFeatureLevel: _without_time(_one(self._feature_level.decide)),
+            requests.ExpireObjects: _with_time(_as_list(upkeep.decide_expire)),
+            requests.RemoveObjects: _without_time(_as_list(upkeep.decide_remove)),
+            requests.SweepDeletedStreams: _with_time(_as_list(upkeep.decide_sweep)),
+            requests.DestroyDeadStreamSetObjects: _with_time(_as_list(upkeep.decide_destroy_dead)),
+            requests.HoldDeletions: _with_time(_as_list(upkeep.decide_hold)),
+            requests.ClaimBucket: _without_time(_as_list(self._bucket_claim.decide)),
+            requests.SetFeatureLevel: _without_time(_as_list(self._feature_level.decide)),
             requests.AdoptObjects: _with_time(self._adoption.decide),
-            requests.FinishRestore: _without_time(_one(self._recovery.decide_finish)),
-            requests.RegisterNode: _without_time(_one(nodes.decide_register)),
-            requests.UnregisterNode: _without_time(_one(self._decide_unregister)),
-            requests.GetNextNodeId: _without_time(_one(nodes.decide_next_id)),
-            requests.SetNodeLock: _without_time(_one(nodes.decide_lock)),
-            requests.SuperviseNode: _without_time(_one(nodes.decide_supervise)),
+            requests.FinishRestore: _without_time(_as_list(self._recovery.decide_finish)),
+            requests.RegisterNode: _without_time(_as_list(nodes.decide_register)),
+            requests.UnregisterNode: _without_time(_as_list(self._decide_unregister)),
+            requests.GetNextNodeId: _without_time(_as_list(nodes.decide_next_id)),
+            requests.SetNodeLock: _without_time(_as_list(nodes.decide_lock)),
+            requests.SuperviseNode: _without_time(_as_list(nodes.decide_supervise)),
             requests.AssignRecoveries: _without_time(nodes.decide_recoveries),
-            requests.PutKVs: lambda request, _, offset: _one(self._kvs.decide_put)(request, offset),
+            requests.PutKVs: lambda request, _, offset: _as_list(self._kvs.decide_put)(
+                request, offset
+            ),
             requests.DeleteKVs: _with_time(self._decide_delete_keys),
             requests.CommitNamedObjects: _with_time(self._named.decide_commit),
             requests.DeleteNamedObjects: _with_time(self._named.decide_delete),
@@ -418,6 +434,7 @@ class ClusterMetadata:
     ) -> tuple[Sequence[Record], answers.GetOpeningStreamsAnswer]:
         record: rec.NodeEpochSet | None = None
         error = ErrorCode.NONE
+        # Later pages and recoverers must not move the epoch: they only read.
         if request.page.page_token or request.recoverer is not None:
             error = self._nodes.check(
                 request.node, fence_failover=False, recoverer=request.recoverer
@@ -426,6 +443,7 @@ class ClusterMetadata:
             record, error = self._nodes.decide_epoch(request.node, failover=request.failover)
         if error is not ErrorCode.NONE:
             return (), answers.GetOpeningStreamsAnswer(error=error)
+
         answer = self._reads.opening_streams(request.node.node_id, request.page)
         changes = record is not None and answer.error is ErrorCode.NONE
         return (record,) if record is not None and changes else (), answer
@@ -450,13 +468,13 @@ class ClusterMetadata:
         self, request: requests.DeleteStreams, now_ms: int
     ) -> tuple[Sequence[Record], answers.Answer]:
         records, answer = self._stream_decisions.delete(request, now_ms)
-        gone = [
+        deleted = [
             stream_id
             for record in records
             if isinstance(record, rec.StreamsDeleted)
             for stream_id in record.stream_id.tolist()
         ]
-        return (*records, *self._named.gone_with_streams(gone, now_ms)), answer
+        return (*records, *self._named.destroy_with_streams(deleted, now_ms)), answer
 
     def _decide_delete_keys(
         self, request: requests.DeleteKVs, now_ms: int
@@ -464,23 +482,23 @@ class ClusterMetadata:
         record, answer = self._kvs.decide_delete(request)
         if record is None:
             return (), answer
-        gone = zip(record.namespaces, record.keys, strict=True)
-        return (record, *self._named.gone_with_keys(gone, now_ms)), answer
+        deleted = zip(record.namespaces, record.keys, strict=True)
+        return (record, *self._named.destroy_with_keys(deleted, now_ms)), answer
 
-    def _decide_set_object(
+    def _decide_stream_set_object(
         self, request: requests.CommitStreamSetObject, now_ms: int, offset: int
     ) -> Decided:
         if len(request.compacted_object_ids):
-            records, answer = self._compactions.decide_set_object(request, now_ms)
+            records, answer = self._compactions.decide_stream_set_object(request, now_ms)
         else:
             records, answer = self._uploads.decide(request, now_ms)
-        return self._effects.added(request, records, answer, offset)
+        return self._effects.add_effects(request, records, answer, offset)
 
     def _decide_stream_object(
         self, request: requests.CommitStreamObject, now_ms: int, offset: int
     ) -> Decided:
         records, answer = self._compactions.decide_stream_object(request, now_ms)
-        return self._effects.added(request, records, answer, offset)
+        return self._effects.add_effects(request, records, answer, offset)
 
     # ---- reading and replaying ----
 
@@ -491,7 +509,7 @@ class ClusterMetadata:
             requests.DescribeObjects: self._reads.describe_objects,
             requests.CheckObjects: self._reads.check_objects,
             requests.GetNodes: self._reads.get_nodes,
-            requests.ListStreamSetObjects: self._reads.list_set_objects,
+            requests.ListStreamSetObjects: self._reads.list_stream_set_objects,
             requests.GetKVs: self._kvs.get,
             requests.ListKVs: self._kvs.list,
             requests.DescribeNamedObjects: self._named.describe,
@@ -508,7 +526,7 @@ class ClusterMetadata:
             rec.RangesRemoved: streams.replay_ranges_removed,
             rec.StreamsDeleted: streams.replay_deleted,
             rec.ObjectsPrepared: objects.replay_prepared,
-            rec.StreamSetObjectsCommitted: uploads.replay_set_objects,
+            rec.StreamSetObjectsCommitted: uploads.replay_stream_set_objects,
             rec.StreamObjectsCommitted: uploads.replay_stream_objects,
             rec.NamedObjectsCommitted: objects.replay_named,
             rec.CommitRowsRejected: self._repeats.left_out.replay,
@@ -532,7 +550,8 @@ class ClusterMetadata:
             rec.RecoveryAssigned: nodes.replay_recovery_assigned,
             rec.KVsDeleted: self._kvs.replay_deleted,
         }
-        replayers = {kind: _ignoring_offset(replay) for kind, replay in anywhere.items()}
+        # Only versions of values depend on the log offset.
+        replayers = {kind: _ignore_offset(replay) for kind, replay in anywhere.items()}
         return {**replayers, rec.KVsPut: self._kvs.replay_put}
 
     def _replay_destroyed(self, record: rec.ObjectsDestroyed, undo: Undo) -> None:
@@ -540,12 +559,12 @@ class ClusterMetadata:
         self._nodes.forget_departed(undo)
 
     def _replay_unregistered(self, record: rec.NodeUnregistered, undo: Undo) -> None:
-        # Nothing of what is on its list is owed any more.
+        # The node may only leave without pending uploads, so its list has completed ones only.
         self._streams.drop_pending(record.node_id, undo)
         self._nodes.replay_unregistered(record, undo)
 
 
-def _ignoring_offset(replay: Callable[[Any, Undo], None]) -> Callable[[Any, int, Undo], None]:
+def _ignore_offset(replay: Callable[[Any, Undo], None]) -> Callable[[Any, int, Undo], None]:
     return lambda record, _offset, undo: replay(record, undo)
 
 
@@ -562,11 +581,11 @@ def _without_time(decide: Callable[..., Any]) -> Callable[..., Any]:
     return lambda request, _now_ms, _offset: decide(request)
 
 
-def _one(decide: Callable[..., tuple[Record | None, Any]]) -> Callable[..., Any]:
-    """Turn a decision of one record or none into one of several."""
+def _as_list(decide: Callable[..., tuple[Record | None, Any]]) -> Callable[..., Any]:
+    """Adapt a decision of at most one record to a sequence of records."""
 
-    def decided(*args: Any) -> tuple[Sequence[Record], Any]:
+    def decide_many(*args: Any) -> tuple[Sequence[Record], Any]:
         record, answer = decide(*args)
         return () if record is None else (record,), answer
 
-    return decided
+    return decide_many

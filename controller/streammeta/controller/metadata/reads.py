@@ -1,6 +1,6 @@
-"""Answers to reads. Nothing here changes the map.
+"""Answers to reads, which never change the metadata.
 
-Listings look at columns in id order from the page's token on, and at no more than a page needs.
+Listings examine columns in id order from the page's token on, and only as far as a page needs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +14,9 @@ from streammeta.controller.metadata.api import answers, requests
 from streammeta.controller.metadata.decisions.maintenance import BucketClaim
 from streammeta.controller.metadata.registries.nodes import Node, Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.stream_heads import Head
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
-from streammeta.controller.metadata.registries.streams import Head, Streams
+from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.values import (
     Int64Column,
     ObjectState,
@@ -29,11 +30,11 @@ from streammeta.controller.metadata.tables.values import (
 )
 
 OBJECTS_LIMIT_DEFAULT = 1_000
-"""Objects a query returns when it names no limit."""
+"""Number of objects returned by a query without a limit."""
 
 
 class Reads:
-    """Reads over all subjects."""
+    """Reads over all registries."""
 
     def __init__(
         self, streams: Streams, objects: ObjectQueries, nodes: Nodes, bucket_claim: BucketClaim
@@ -43,47 +44,53 @@ class Reads:
         self._nodes = nodes
         self._bucket_claim = bucket_claim
 
-    # ---- which objects hold a range ----
+    # ---- objects with a range ----
 
     def get_objects(self, request: requests.GetObjects) -> answers.GetObjectsAnswer:
-        """Return what holds each queried range.
+        """Return the objects that contain each queried range.
 
         Raises:
-            LimitExceededError: that is too much for one answer, and the answer may not stop.
+            LimitExceededError: the result exceeds one answer, and the answer may not stop.
         """
         asked = request.queries
         results: Sequence[answers.ObjectList]
         if isinstance(asked, requests.ObjectQueryColumns):
             results = self._slices_of_each(asked)
         else:
-            results, _ = budget.fitting(map(self._slices, asked), budget.object_list_bytes)
+            results, _ = budget.take_fitting(map(self._slices, asked), budget.object_list_bytes)
         if not request.may_stop:
             budget.require_all(len(results), len(asked), "queries", "set may_stop")
         return answers.GetObjectsAnswer(results=results)
 
     def _slices_of_each(self, asked: requests.ObjectQueryColumns) -> answers.ObjectLists:
-        """Answer many queries in a few steps for all, as many as fit."""
+        """Answer many queries by vector operations, as many as fit."""
         error = np.full(len(asked), int(ErrorCode.STREAM_NOT_EXIST))
         low, high, lost_end = (np.full(len(asked), NONE_ID) for _ in range(3))
-        known = self._streams.known(asked.stream_id)
+
+        known = self._streams.find_existing(asked.stream_id)
         low[known] = self._streams.start_offsets(asked.stream_id[known])
         high[known] = self._streams.end_offsets(asked.stream_id[known])
+
+        # A query ends early below the stream's start, or in a lost range. Others read the index.
         is_below = asked.start_offset[known] < low[known]
         error[known] = np.where(is_below, ErrorCode.OFFSET_NOT_MATCHED, ErrorCode.NONE)
         visible = known[~is_below]
         lost_end[visible] = self._streams.lost_ends(
             asked.stream_id[visible], asked.start_offset[visible]
         )
+
         there = visible[lost_end[visible] == NONE_ID]
         which, rows = self._objects.range_rows_of_each(
             asked.take(there),
             np.where(asked.limit[there] == 0, OBJECTS_LIMIT_DEFAULT, asked.limit[there]),
             budget.SLICES_MAX,
         )
+
         counts = np.zeros_like(error)
         counts[there] = np.bincount(which, minlength=len(there))
         fit = budget.lists_that_fit(counts)
         bounds = np.append(0, np.cumsum(counts[:fit]))
+
         return answers.ObjectLists(
             error=error[:fit],
             stream_start_offset=low[:fit],
@@ -97,10 +104,12 @@ class Reads:
         stream_id = query.stream_id
         if not self._streams.exists(stream_id):
             return answers.ObjectList(error=ErrorCode.STREAM_NOT_EXIST)
+
         low, high = self._streams.offsets(stream_id)
         if query.start_offset < low:
             error = ErrorCode.OFFSET_NOT_MATCHED
             return answers.ObjectList(error=error, stream_start_offset=low, stream_end_offset=high)
+
         lost_end = self._streams.lost_end(stream_id, query.start_offset)
         if lost_end >= 0:
             return answers.ObjectList(
@@ -109,6 +118,7 @@ class Reads:
                 stream_end_offset=high,
                 lost_end_offset=lost_end,
             )
+
         slices = self._objects.slices(
             stream_id, query.start_offset, query.end_offset, query.limit or OBJECTS_LIMIT_DEFAULT
         )
@@ -131,7 +141,7 @@ class Reads:
             found, after = self._objects.page_rows(first_id(request.page), page_size(request.page))
             token = token_of(after)
         described = map(self._objects.describe, found.tolist())
-        objects, following = budget.fitting(described, budget.object_bytes)
+        objects, following = budget.take_fitting(described, budget.object_bytes)
         return answers.DescribeObjectsAnswer(
             objects=objects,
             next_page_token=token if following is None else token_of(following.object_id),
@@ -139,7 +149,7 @@ class Reads:
         )
 
     def check_objects(self, request: requests.CheckObjects) -> answers.CheckObjectsAnswer:
-        """Return the states of ids."""
+        """Return the states of ids, and the cluster's claim on the bucket."""
         states = self._objects.states(column(request.object_ids))
         return answers.CheckObjectsAnswer(
             states=tuple(ObjectState(state) for state in states.tolist()),
@@ -151,10 +161,10 @@ class Reads:
     # ---- nodes ----
 
     def get_nodes(self, request: requests.GetNodes) -> answers.GetNodesAnswer:
-        """Return a page of nodes with what they own, or all.
+        """Return a page of nodes, or all nodes.
 
         Raises:
-            LimitExceededError: all are too much for one answer, or one alone is.
+            LimitExceededError: all nodes, or a single one, exceed an answer.
         """
         nodes = self._nodes_from(request.node_ids, first_id(request.page or PageRequest()))
         size = len(nodes) if request.page is None else page_size(request.page)
@@ -166,13 +176,14 @@ class Reads:
         return answers.GetNodesAnswer(nodes=found, next_page_token=token)
 
     def describe_nodes(self, node_ids: Sequence[int]) -> tuple[answers.NodeDescription, ...]:
-        """Return these nodes, or all, however many; for this process alone."""
+        """Return these nodes, or all, without a limit. For callers in this process only."""
         return tuple(self._describe_nodes(self._nodes_from(node_ids, 0), with_objects=False))
 
     def _nodes_from(self, node_ids: Sequence[int], first: int) -> list[Node]:
-        """Return these nodes, or all, from an id on."""
+        """Return these nodes, or all, from the id `first` on."""
         if node_ids:
-            asked = (self._nodes.get(each) for each in sorted(set(node_ids)) if each >= first)
+            requested = sorted(node_id for node_id in set(node_ids) if node_id >= first)
+            asked = (self._nodes.get(node_id) for node_id in requested)
             return [node for node in asked if node is not None]
         return [node for node in self._nodes.in_order() if node.node_id >= first]
 
@@ -183,10 +194,12 @@ class Reads:
 
     def _describe_node(self, node: Node, *, with_objects: bool) -> answers.NodeDescription:
         if with_objects:
-            held = self._nodes.set_object_count(node.node_id)
+            # Check the size first: describing very many objects would only fail later.
+            held = self._nodes.stream_set_object_count(node.node_id)
             what = f"node {node.node_id} with its {held} stream set objects"
-            size = budget.SET_OBJECT_BYTES * held
+            size = budget.STREAM_SET_OBJECT_BYTES * held
             budget.require_sendable(size, "include_stream_set_objects", what)
+
         return answers.NodeDescription(
             node_id=node.node_id,
             node_epoch=node.node_epoch,
@@ -194,7 +207,7 @@ class Reads:
             wal_config=node.wal_config,
             tags=node.tags,
             has_opening_streams=self._streams.open_count(node.node_id) > 0,
-            stream_set_object_count=self._nodes.set_object_count(node.node_id),
+            stream_set_object_count=self._nodes.stream_set_object_count(node.node_id),
             stream_set_objects=self._set_objects(node.node_id) if with_objects else (),
             locked=node.locked,
             pending_upload_count=len(self._streams.active_uploads(node.node_id)),
@@ -204,24 +217,26 @@ class Reads:
         )
 
     def _set_objects(self, node_id: int) -> tuple[answers.StreamSetObject, ...]:
-        """Return all set objects of a node, in its order."""
-        ids = self._objects.set_objects_of(node_id, -1, self._nodes.set_object_count(node_id))
-        return self._objects.describe_set_objects(ids, by_order=True)
+        """Return all stream set objects of a node, in its order."""
+        ids = self._objects.stream_set_objects_of(
+            node_id, -1, self._nodes.stream_set_object_count(node_id)
+        )
+        return self._objects.describe_stream_set_objects(ids, by_order=True)
 
-    def list_set_objects(
+    def list_stream_set_objects(
         self, request: requests.ListStreamSetObjects
     ) -> answers.ListStreamSetObjectsAnswer:
-        """Return one page of a node's set objects."""
+        """Return one page of a node's stream set objects."""
         node_id, size = request.node_id, page_size(request.page)
         if self._nodes.get(node_id) is None:
             return answers.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
-        size = min(size, budget.ANSWER_BYTES // budget.SET_OBJECT_BYTES)
-        ids = self._objects.set_objects_of(node_id, first_id(request.page) - 1, size + 1)
+        size = min(size, budget.ANSWER_BYTES // budget.STREAM_SET_OBJECT_BYTES)
+        ids = self._objects.stream_set_objects_of(node_id, first_id(request.page) - 1, size + 1)
         return answers.ListStreamSetObjectsAnswer(
             error=ErrorCode.NONE,
-            objects=self._objects.describe_set_objects(ids[:size]),
+            objects=self._objects.describe_stream_set_objects(ids[:size]),
             next_page_token=token_of(int(ids[size]) if len(ids) > size else -1),
-            total=self._nodes.set_object_count(node_id),
+            total=self._nodes.stream_set_object_count(node_id),
         )
 
     # ---- streams ----
@@ -241,22 +256,25 @@ class Reads:
             page = request.page
             rows, after = self._streams.page(first_id(page), page_size(page), owner)
             found, token = rows.tolist(), token_of(after)
-        described, following = budget.fitting(
+
+        described, following = budget.take_fitting(
             self._describe_streams(column(found), request), budget.stream_bytes
         )
         if following is not None:
             token = token_of(following.stream_id)
+
         return answers.DescribeStreamsAnswer(
             streams=described, next_page_token=token, total=self._streams.live_count()
         )
 
-    def _pending_of(self, stream_id: Int64Column) -> dict[int, list[answers.PendingUpload]]:
-        """Return what is owed of these streams, by start offset."""
+    def _list_pending(self, stream_id: Int64Column) -> dict[int, list[answers.PendingUpload]]:
+        """Return the pending uploads of these streams, by start offset."""
         found: dict[int, list[answers.PendingUpload]] = {}
         for node_id in self._streams.nodes_with_pending():
             spans = self._streams.active_uploads(node_id).of_streams(stream_id)
             for cells in spans.rows():
                 found.setdefault(cells[0], []).append(answers.PendingUpload(node_id, *cells))
+
         for uploads in found.values():
             uploads.sort(key=lambda upload: upload.start_offset)
         return found
@@ -264,7 +282,7 @@ class Reads:
     def _describe_streams(
         self, ids: Int64Column, request: requests.DescribeStreams
     ) -> Iterator[answers.StreamDescription]:
-        streams, pending = self._streams, self._pending_of(ids)
+        streams, pending = self._streams, self._list_pending(ids)
         columns = (ids, *streams.head_columns(ids), streams.range_indexes(ids))
         rows = zip(*(values.tolist() for values in columns), strict=True)
         for stream_id, *cells, range_index in rows:
@@ -294,13 +312,13 @@ class Reads:
         columns = (values.tolist() for values in held)
         return tuple(map(answers.StreamObjectRange, *columns))
 
-    # ---- what a node has open or owes ----
+    # ---- open streams and pending uploads of a node ----
 
     def opening_streams(self, node_id: int, page: PageRequest) -> answers.GetOpeningStreamsAnswer:
-        """Return one page of the streams open on the node and of the uploads it owes.
+        """Return one page of the node's open streams and pending uploads.
 
-        STREAM_INNER_ERROR, and nothing listed, if an upload is of no range of the node, or of a
-        stream it has open.
+        STREAM_INNER_ERROR, with an empty list, if an upload belongs to no range of the node, or to
+        a stream that it has open.
         """
         first, size = first_id(page), page_size(page)
         opened, after = self._streams.page_opened_by(node_id, first, size)
@@ -308,32 +326,35 @@ class Reads:
         if not len(owed):
             return answers.GetOpeningStreamsAnswer(
                 error=ErrorCode.NONE,
-                streams=self._open_streams(opened),
+                streams=self._describe_open(opened),
                 next_page_token=token_of(after),
             )
+
         owed = owed.take(owed.stream_id >= first)
         epochs = self._streams.owed_epochs(node_id, owed)
         ids = np.concatenate((opened, owed.stream_id))
         if epochs is None:
             return answers.GetOpeningStreamsAnswer(error=ErrorCode.STREAM_INNER_ERROR)
-        # The page ends where `size` streams of both kinds are on it.
+
+        # The page ends after `size` streams of both kinds together.
         listed = np.sort(ids if after < 0 else np.append(ids, after))
         end = int(listed[size]) if len(listed) > size else -1
         if end >= 0:
             opened, chosen = opened[opened < end], owed.stream_id < end
             owed, epochs = owed.take(chosen), epochs[chosen]
-        streams = (*self._open_streams(opened), *self._owed_streams(owed, epochs))
+
+        streams = (*self._describe_open(opened), *self._describe_owed(owed, epochs))
         by_id = tuple(sorted(streams, key=lambda stream: stream.stream_id))
         return answers.GetOpeningStreamsAnswer(
             error=ErrorCode.NONE, streams=by_id, next_page_token=token_of(end)
         )
 
-    def _open_streams(self, ids: Int64Column) -> tuple[answers.OpeningStream, ...]:
+    def _describe_open(self, ids: Int64Column) -> tuple[answers.OpeningStream, ...]:
         head = self._streams.head_columns(ids)
         columns = (ids, head.epoch, head.start_offset, head.end_offset)
         return tuple(map(answers.OpeningStream, *(values.tolist() for values in columns)))
 
-    def _owed_streams(
+    def _describe_owed(
         self, owed: StreamSpans, epochs: Int64Column
     ) -> tuple[answers.OpeningStream, ...]:
         low = self._streams.start_offsets(owed.stream_id)

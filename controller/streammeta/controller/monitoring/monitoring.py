@@ -15,7 +15,7 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.lifecycle.broker_sessions import Sessions
 from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.failover import Heartbeats
-from streammeta.controller.metadata.api.answers import MapSize
+from streammeta.controller.metadata.api.answers import MetadataSize
 from streammeta.controller.metadata.registries.limits import MetadataLimits
 from streammeta.controller.monitoring.history.loop_lag import LoopLag
 from streammeta.controller.monitoring.history.sampling import Sampler
@@ -69,7 +69,7 @@ class Parts:
     store: ObjectStore
     sessions: Sessions
     heartbeats: Heartbeats
-    map_limits: MetadataLimits
+    metadata_limits: MetadataLimits
     status: StatusParts | None
     """None: the status is not served."""
 
@@ -143,7 +143,7 @@ class Monitoring:
             version=metadata.version(DISTRIBUTION),
             quorum=parts.driver.describe,
             applied=lambda: parts.controller.committed_end,
-            map_size=self._map_size,
+            metadata_size=self._metadata_size,
             certificates=parts.tls.states,
             connections=self._connections,
             refused_connections={"peers": parts.peers.refused, "http": self._plane.refused},
@@ -176,8 +176,8 @@ class Monitoring:
             free_bytes=lambda: disk_usage(parts.data_dir).free,
             checkpoints=parts.driver.checkpointer.tally,
             now_ms=SystemClock().monotonic_ms,
-            map_used=self._map_used,
-            map_limits=asdict(parts.map_limits),
+            metadata_used=self._metadata_used,
+            metadata_limits=asdict(parts.metadata_limits),
             bucket=parts.store.metrics,
             sessions=parts.sessions.counts,
             fenced=lambda: parts.sessions.fenced,
@@ -185,13 +185,13 @@ class Monitoring:
             compactions=lambda: parts.heartbeats.assigned_compactions,
         )
 
-    def _map_size(self) -> MapSize:
+    def _metadata_size(self) -> MetadataSize:
         return self._parts.controller.cluster_metadata.size()  # a snapshot may replace the map
 
     def _reconcile_runs(self) -> ReportedRuns:
         return read_told(self._parts.controller.cluster_metadata.kv_value(NAMESPACE, KEY))
 
-    def _map_used(self) -> Mapping[str, int]:
+    def _metadata_used(self) -> Mapping[str, int]:
         return self._parts.controller.cluster_metadata.used()
 
     def _connections(self) -> Mapping[str, int]:

@@ -457,7 +457,7 @@ class ControllerNode:
             store=self._store,
             sessions=self._sessions,
             heartbeats=self._heartbeats,
-            map_limits=_map_limits(config),
+            metadata_limits=_metadata_limits(config),
             # Names and tags of streams are not for every caller that reaches a port in plain text.
             status=status if config.shows_pages else None,
         )
@@ -586,11 +586,11 @@ def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
 def _new_controller(
     config: ControllerConfig, clock: SystemClock, object_ids: ObjectIdGate, early: EarlyReading
 ) -> MetadataController:
-    limits, lease = _map_limits(config), MarkerLease(lease_clock_ms)
+    limits, lease = _metadata_limits(config), MarkerLease(lease_clock_ms)
     return MetadataController(ClusterMetadata(), clock, object_ids, early.read, limits, lease)
 
 
-def _map_limits(config: ControllerConfig) -> MetadataLimits:
+def _metadata_limits(config: ControllerConfig) -> MetadataLimits:
     return MetadataLimits(**{quota: getattr(config, f"max_{quota}") for quota in QUOTAS})
 
 

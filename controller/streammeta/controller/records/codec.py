@@ -1,9 +1,9 @@
-"""Record sets to bytes and back; the only place that knows `proto/streammeta/v1/records.proto`.
+"""Codec of record sets. The only module that knows `proto/streammeta/v1/records.proto`.
 
-A record class and its message have the same fields. Columns travel as little-endian int64 bytes
-and come back as read-only arrays over the received bytes, without a copy. What can't be read is
-refused as a whole: a record set is never replayed in part. So is what a newer version has added:
-to drop it would fork the map.
+A record class and its message have the same fields. Columns are encoded as little-endian int64
+bytes and decoded as read-only arrays over the received bytes, without a copy. A record set that
+cannot be read completely is rejected, since replaying a part of it would fork the metadata. The
+same holds for additions of newer versions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ _COLUMN_DTYPE = np.dtype("<i8")
 
 
 class RecordCodecError(Exception):
-    """Bytes that are no record set; the message says where and why."""
+    """Bytes that are not a record set. The message contains place and cause."""
 
 
 def encode_records(records: Sequence[rec.Record]) -> bytes:
@@ -41,55 +41,60 @@ def decode_records(payload: bytes) -> tuple[rec.Record, ...]:
 
     Raises:
         RecordCodecError: the bytes are damaged or empty.
-        NewerLogError: they hold a kind of record, or a field of one, that this version does not
+        NewerLogError: they contain a kind of record, or a field, that this version does not
             know.
     """
     try:
         record_set = RecordSet.FromString(payload)
     except DecodeError as error:
-        raise RecordCodecError(f"payload of {len(payload)} bytes is no record set") from error
+        raise RecordCodecError(f"payload of {len(payload)} bytes is not a record set") from error
     if not record_set.records:
-        raise RecordCodecError(f"payload of {len(payload)} bytes holds no record")
+        raise RecordCodecError(f"payload of {len(payload)} bytes contains no record")
     records = tuple(_decode(index, message) for index, message in enumerate(record_set.records))
     _refuse_unknown_fields(record_set, payload)
     return records
 
 
 def _refuse_unknown_fields(record_set: RecordSet, payload: bytes) -> None:
+    # Walking through all messages would cost as much as decoding them, comparing sizes does not.
     record_set.DiscardUnknownFields()
     if record_set.ByteSize() == len(payload):
-        return  # a walk through all messages would cost as much as decoding them
+        return
+
     for path, number in _unknown_fields(RecordSet.FromString(payload), "record set"):
         raise NewerLogError(
-            f"field {number} of {path} is one this version does not know; "
+            f"field {number} of {path} is unknown to this version: "
             "a newer controller wrote it, upgrade this one"
         )
 
 
 def _unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
-    """Yield (path of the message, number) of each field that its class does not know."""
-    unknown: Any = UnknownFieldSet(message)  # its stub leaves out that it is iterable
+    """Yield (path of the message, number) of each unknown field."""
+    unknown: Any = UnknownFieldSet(message)  # its stub omits that it is iterable
     yield from ((path, field.field_number) for field in unknown)
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for each in value if field.is_repeated else (value,):
-                yield from _unknown_fields(each, f"{path}.{field.name}")
+            for child in value if field.is_repeated else (value,):
+                yield from _unknown_fields(child, f"{path}.{field.name}")
 
 
 def _decode(index: int, message: Any) -> rec.Record:
     name = message.WhichOneof("kind")
     layout = _LAYOUTS_BY_NAME.get(name)
     if layout is None:
+        # An unknown kind is an unknown field of the message, so it has bytes but no kind.
         if not message.ByteSize():
             raise RecordCodecError(f"record {index} is empty")
         raise NewerLogError(
-            f"record {index} is of a kind this version does not know; "
+            f"record {index} is of a kind unknown to this version: "
             "a newer controller wrote it, upgrade this one"
         )
+
     try:
         record: rec.Record = layout.decode(getattr(message, name))
     except ValueError as error:
-        raise RecordCodecError(f"record {index} ({name}) holds a broken column: {error}") from error
+        raise RecordCodecError(f"record {index} ({name}) has a broken column: {error}") from error
+
     if type(record) is rec.StreamSetObjectsCommitted:
         _check_range_counts(index, record)
     return record
@@ -102,7 +107,7 @@ def _check_range_counts(index: int, record: rec.StreamSetObjectsCommitted) -> No
     if counted != rows:
         raise RecordCodecError(
             f"record {index} (stream_set_objects_committed) counts {counted} ranges in "
-            f"range_count, but holds {rows}"
+            f"range_count, but contains {rows}"
         )
 
 
@@ -134,7 +139,7 @@ def _decode_tag_sets(value: Any) -> tuple[rec.Tags, ...]:
     return tuple(_decode_tags(tag_set.tags) for tag_set in value)
 
 
-def _encode_ranges(message: Any, name: str, value: rec.SetObjectRanges) -> None:
+def _encode_ranges(message: Any, name: str, value: rec.StreamSetObjectRanges) -> None:
     _RANGES_LAYOUT.encode(getattr(message, name), value)
 
 
@@ -154,7 +159,7 @@ _CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
     tuple[rec.Tags, ...]: (_encode_tag_sets, _decode_tag_sets),
     tuple[str, ...]: (_encode_repeated, tuple),
     tuple[bytes, ...]: (_encode_repeated, tuple),
-    rec.SetObjectRanges: (_encode_ranges, _decode_ranges),
+    rec.StreamSetObjectRanges: (_encode_ranges, _decode_ranges),
 }
 _PARALLEL_TYPES = (rec.Int64Column, tuple[str, ...], tuple[bytes, ...])
 _MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
@@ -166,24 +171,25 @@ _MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
 
 
 class _Layout:
-    """Mapping of one record class to its message: fields, their codecs, and the columns."""
+    """Mapping of a record class to its message: fields, their codecs, and the columns."""
 
     def __init__(self, cls: type[Any]) -> None:
         hints = get_type_hints(cls, vars(rec))
         names = [field.name for field in fields(cls)]
         self.cls = cls
         self.name = _message_field(cls.__name__)
-        # Columns are most fields of most records, and have a loop of their own without calls.
+        # Most fields of most records are columns; they have their own loop without calls.
         self._columns = [name for name in names if hints[name] == rec.Int64Column]
         self._others = [
             (name, *_CODECS[hints[name]]) for name in names if name not in self._columns
         ]
         self._may_be_empty = _MAY_BE_EMPTY.get(cls, ())
+
         parallel = [name for name in names if hints[name] in _PARALLEL_TYPES]
         self._parallel = [name for name in parallel if name not in self._may_be_empty]
 
     def encode(self, message: Any, record: Any) -> None:
-        """Fill a message with a record; an empty column is left out, as it reads."""
+        """Fill a message with a record. An empty column is omitted, which reads as empty."""
         for name in self._columns:
             if len(value := getattr(record, name)):
                 column = value if value.dtype is _COLUMN_DTYPE else value.astype(_COLUMN_DTYPE)
@@ -192,11 +198,12 @@ class _Layout:
             encode(message, name, getattr(record, name))
 
     def decode(self, body: Any) -> Any:
-        """Return the record; raises ValueError unless its columns are whole and equally long."""
+        """Return the record. Raises ValueError unless its columns have equal lengths."""
         values = {name: decode(getattr(body, name)) for name, _, decode in self._others}
         for name in self._columns:
             column = getattr(body, name)
             values[name] = np.frombuffer(column, _COLUMN_DTYPE) if column else rec.EMPTY_COLUMN
+
         lengths = [len(values[name]) for name in self._parallel]
         lengths += [len(values[name]) for name in self._may_be_empty if len(values[name])]
         if lengths and lengths.count(lengths[0]) < len(lengths):
@@ -210,6 +217,6 @@ def _message_field(class_name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in spelled).lstrip("_")
 
 
-_RANGES_LAYOUT = _Layout(rec.SetObjectRanges)
+_RANGES_LAYOUT = _Layout(rec.StreamSetObjectRanges)
 _LAYOUTS = {cls: _Layout(cls) for cls in get_args(rec.Record)}
 _LAYOUTS_BY_NAME = {layout.name: layout for layout in _LAYOUTS.values()}

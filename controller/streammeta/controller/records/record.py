@@ -1,8 +1,8 @@
-"""Records: the facts a decision puts into the log, and the effect of each on replay.
+"""Records: the facts that a decision writes to the log, and the effect of each on replay.
 
-Replay is a pure function of the map, the records and their log offset: what needed a clock or a
-counter to decide is written into the record. Records are never judged again on replay. Where many
-rows change alike they are one record with columns (read-only int64 arrays of equal length).
+Replay is a pure function of the metadata, the records and their log offset. Values from a clock or
+a counter are therefore part of the record. Replay does not validate records again. Many rows that
+change alike are one record with columns (read-only int64 arrays of equal length).
 """
 
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Column: TypeAlias = npt.NDArray[np.int64]
-"""One column: row i is element i. No record, request or answer changes one once it is made."""
+"""One column: row i is element i. Columns of records, requests and answers never change."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
-"""Rows chosen of a column."""
+"""Selected rows of a column."""
 EMPTY_COLUMN: Int64Column = np.zeros(0, dtype=np.int64)
 EMPTY_COLUMN.setflags(write=False)
 Tags: TypeAlias = tuple[tuple[str, str], ...]
-"""(key, value) pairs, no key twice. In answers sorted by key."""
+"""(key, value) pairs with unique keys, in answers sorted by key."""
 
 FACT_COLUMNS = ("min_timestamp_ms", "max_timestamp_ms", "crc32c")
-"""In commits: between which times the records of each object are, and its CRC-32C.
+"""In commits: the time bounds of the records in each object, and the object's CRC-32C.
 
--1 is unknown; each column may be empty: all are unknown.
+-1 is unknown. Each column may be empty, which means that all are unknown.
 """
 
 
@@ -31,7 +31,7 @@ FACT_COLUMNS = ("min_timestamp_ms", "max_timestamp_ms", "crc32c")
 class StreamsCreated:
     """Appends `count` closed, empty streams (epoch -1, offsets 0) and remembers the request.
 
-    `tags` has one entry a stream, or none at all.
+    `tags` has one entry per stream, or none.
     """
 
     request_id: str
@@ -45,8 +45,8 @@ class StreamsCreated:
 class StreamsOpened:
     """Ends each stream's current range at the stream's end and begins the next one there.
 
-    The stream becomes OPENED under `stream_epoch`, owned by `node_id`. `tags` (one entry a row, or
-    none at all) are set where the stream has none.
+    The stream becomes OPENED under `stream_epoch`, owned by `node_id`. `tags` (one entry per row,
+    or none) are set on streams without tags.
     """
 
     node_id: int
@@ -57,17 +57,17 @@ class StreamsOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamsReopened:
-    """Makes closed streams OPENED again, in the same range and epoch."""
+    """Opens closed streams again, in the same range and epoch."""
 
     stream_id: Int64Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamsClosed:
-    """Makes streams CLOSED; where `end_offset` is not -1 the stream ends there from now on.
+    """Makes streams CLOSED. An `end_offset` other than -1 becomes the stream's end.
 
-    If that lies above the stream's end, its owner owes the upload of what lies between. The column
-    may be empty: all are -1.
+    If that is above the current end, the offsets in between become a pending upload of the owner.
+    The column may be empty, which means that all are -1.
     """
 
     stream_id: Int64Column
@@ -76,7 +76,7 @@ class StreamsClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamsTrimmed:
-    """Raises the start, and the end to at least the start; drops or clips past ranges below it."""
+    """Raises the start, and the end to at least the start. Drops or clips ranges below it."""
 
     stream_id: Int64Column
     start_offset: Int64Column
@@ -92,14 +92,14 @@ class RangesRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamsDeleted:
-    """Drops streams with their ranges and tags; what objects hold of them is dead from then on."""
+    """Drops streams with their ranges and tags. Their data in objects is dead from then on."""
 
     stream_id: Int64Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectsPrepared:
-    """Appends `count` PREPARED objects with that deadline and remembers the request."""
+    """Appends `count` PREPARED objects with a deadline and remembers the request."""
 
     request_id: str
     node_id: int
@@ -109,8 +109,8 @@ class ObjectsPrepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SetObjectRanges:
-    """Ranges of set objects behind each other, sorted by stream id, then start, in each object."""
+class StreamSetObjectRanges:
+    """Concatenated ranges of SSOs, in each object sorted by stream id, then start."""
 
     stream_id: Int64Column
     start_offset: Int64Column
@@ -119,13 +119,14 @@ class SetObjectRanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamSetObjectsCommitted:
-    """Makes prepared objects COMMITTED set objects of a node; each holds its part of `ranges`.
+    """Makes prepared objects COMMITTED stream set objects of a node, with their `ranges`.
 
-    Raises each existing stream's end to at least the row's end; unknown streams are passed over.
-    An upload's `data_time_ms` is its commit time, a compaction's the least of its sources'.
+    Raises each existing stream's end to at least the row's end. Unknown streams are skipped.
+    An upload's `data_time_ms` is its commit time, a compaction's the minimum of its sources.
 
-    Of the last three columns but one see `FACT_COLUMNS`. `content_digest` tells a repeat of the
-    commit from one with other content; 0 is unknown, and the column may be empty: all are.
+    The three columns after `ranges` are described at `FACT_COLUMNS`. `content_digest` identifies
+    the commit's content, so that a repeat differs from another commit. 0 is unknown, and the
+    column may be empty, which means that all are unknown.
     """
 
     node_id: int
@@ -136,7 +137,7 @@ class StreamSetObjectsCommitted:
     object_size: Int64Column
     attributes: Int64Column
     range_count: Int64Column
-    ranges: SetObjectRanges
+    ranges: StreamSetObjectRanges
     min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
@@ -145,10 +146,10 @@ class StreamSetObjectsCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamObjectsCommitted:
-    """Makes prepared objects COMMITTED, each holding its row's range; ends rise as above.
+    """Makes prepared objects COMMITTED, each with its row's range. Ends are raised as above.
 
-    The attributes say which are composites. Of the last three columns see `FACT_COLUMNS`; one
-    `content_digest`, as above, is that of all of them.
+    The attributes mark composites. The three columns after the offsets are described at
+    `FACT_COLUMNS`. `content_digest`, as above, is the digest of the whole commit.
     """
 
     committed_at_ms: int
@@ -166,7 +167,7 @@ class StreamObjectsCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedObjectsCommitted:
-    """Makes prepared objects COMMITTED that hold no stream; their names are in keys.
+    """Makes prepared objects without stream data COMMITTED. Their names are in keys.
 
     `crc32c` may be empty: all are unknown, -1.
     """
@@ -180,9 +181,9 @@ class NamedObjectsCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitRowsRejected:
-    """Remembers the verdicts of rows a commit left out, so that its repeat is answered alike.
+    """Remembers the verdicts of rows that a commit left out, for the answer to its repeat.
 
-    `content_digest` is the digest of that commit; 0 below the feature level that added it.
+    `content_digest` is the digest of the commit, 0 below the feature level that added it.
     """
 
     object_id: Int64Column
@@ -193,10 +194,10 @@ class CommitRowsRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectsDestroyed:
-    """Makes objects MARK_DESTROYED at `marked_at_ms`; they hold no ranges any more.
+    """Makes objects MARK_DESTROYED at `marked_at_ms` and drops their ranges.
 
-    `deep` sets the deep-delete bit of their attributes. What a composite links is not touched:
-    it is named too, or was linked to another composite before.
+    `deep` sets the deep-delete bit of their attributes. Objects linked to a composite do not
+    change: they are listed as well, or were linked to another composite before.
     """
 
     object_id: Int64Column
@@ -206,14 +207,14 @@ class ObjectsDestroyed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectsRemoved:
-    """Forgets objects; of those that were committed the id is kept in a bounded window."""
+    """Forgets objects. A bounded window remembers the ids of those that were committed."""
 
     object_id: Int64Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectsLinked:
-    """Makes objects LINKED: kept for a composite alone, no longer found by stream.
+    """Makes objects LINKED: kept only for a composite, no longer found by stream.
 
     Objects that are LINKED already change their composite.
     """
@@ -224,7 +225,7 @@ class ObjectsLinked:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectAttributesSet:
-    """Replaces the attributes of a committed object; its kind, size and times stay."""
+    """Replaces the attributes of a committed object. Its kind, size and times stay."""
 
     object_id: int
     attributes: int
@@ -232,7 +233,7 @@ class ObjectAttributesSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingUploadsSet:
-    """Sets what a node owes of streams; an empty range (start = end) takes it off the list."""
+    """Sets a node's pending uploads of streams. An empty range (start = end) removes one."""
 
     node_id: int
     stream_id: Int64Column
@@ -242,7 +243,7 @@ class PendingUploadsSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UploadsAbandoned:
-    """Takes what a node owes of streams off its list; those offsets are lost from now on."""
+    """Removes a node's pending uploads of streams. Their offsets are lost."""
 
     node_id: int
     stream_id: Int64Column
@@ -250,7 +251,7 @@ class UploadsAbandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeLocked:
-    """Locks or unlocks a node: streams it owned last can be opened by itself alone."""
+    """Locks or unlocks a node: only itself can open the streams that it owned last."""
 
     node_id: int
     locked: bool
@@ -258,9 +259,9 @@ class NodeLocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeUnregistered:
-    """Forgets a node, or, while it holds set objects, lets it depart; then the last one ends it.
+    """Forgets a node. While it has stream set objects it is departed until the last is gone.
 
-    Its id can be issued again once it is forgotten.
+    A forgotten node's id can be issued again.
     """
 
     node_id: int
@@ -268,7 +269,7 @@ class NodeUnregistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeIdIssued:
-    """Remembers the request; the id is not issued again before a node of it has come and gone."""
+    """Remembers the request. The id is not issued again until a node has used and left it."""
 
     request_id: str
     node_id: int
@@ -276,14 +277,14 @@ class NodeIdIssued:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeSupervised:
-    """The node sends heartbeats: from now on its silence means that it is gone."""
+    """The node sends heartbeats: from now on missing ones mean that it is dead."""
 
     node_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecoveryAssigned:
-    """Assigns the recovery of a node's data to a node; `target_id` -1: to none any more."""
+    """Assigns the recovery of a node's data to another node. `target_id` -1 means to nobody."""
 
     node_id: int
     target_id: int
@@ -293,7 +294,7 @@ class RecoveryAssigned:
 class DeletionsHeld:
     """Keeps the bytes of objects destroyed at or after `since_ms` until `until_ms`.
 
-    Replaces the earlier one.
+    Replaces an earlier hold.
     """
 
     since_ms: int
@@ -302,7 +303,7 @@ class DeletionsHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BucketClaimed:
-    """Sets the cluster's UUID, once and for all, and raises the bound of issuable object ids."""
+    """Sets the cluster's UUID permanently and raises the bound of issuable object ids."""
 
     cluster_uuid: str
     issued_below: int
@@ -310,16 +311,16 @@ class BucketClaimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureLevelSet:
-    """Raises the level: from here on log and checkpoints may hold what it adds."""
+    """Raises the level: from here on log and checkpoints may use its additions."""
 
     level: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectsReclaimed:
-    """Makes undecided ids, which a restored map does not know, PREPARED objects again.
+    """Makes undecided ids, unknown to restored metadata, PREPARED objects again.
 
-    What commits them follows in the same entry.
+    The records that commit them follow in the same entry.
     """
 
     object_id: Int64Column
@@ -328,14 +329,14 @@ class ObjectsReclaimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RestoreFinished:
-    """Ends recovery mode: no id is undecided any more."""
+    """Ends recovery mode: ids are no longer undecided."""
 
     undecided_below: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeRegistered:
-    """Creates or overwrites a node; a larger epoch ends its failover, recovery and departure."""
+    """Creates or replaces a node. A larger epoch ends its failover, recovery and departure."""
 
     node_id: int
     node_epoch: int
@@ -346,7 +347,7 @@ class NodeRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeEpochSet:
-    """Creates a node or overwrites its epoch and failover flag."""
+    """Creates a node or replaces its epoch and failover flag."""
 
     node_id: int
     node_epoch: int
@@ -355,7 +356,7 @@ class NodeEpochSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KVsPut:
-    """Stores values; their version is the record's log offset plus 1."""
+    """Stores values. Their version is the record's log offset plus 1."""
 
     namespaces: tuple[str, ...]
     keys: tuple[str, ...]
@@ -364,7 +365,7 @@ class KVsPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KVsDeleted:
-    """Deletes keys; a namespace without keys is gone."""
+    """Deletes keys. A namespace without keys disappears."""
 
     namespaces: tuple[str, ...]
     keys: tuple[str, ...]

@@ -1,11 +1,11 @@
-"""Selections of a log entry's records by kind, stream, node and key.
+"""Selection of a log entry's records by kind, stream, node and key.
 
-A row is left out only if the record shows that it is no change of what was asked for: of another
-kind, of another stream or node, or of none at all. Rows that name an object and not whose it is,
-such as `ObjectsDestroyed`, may concern any stream and any node, so they stay whatever streams and
-nodes are asked for; so do rows that name a stream and not its owner when nodes are asked for.
+A row is left out only if the record proves that it is irrelevant: its kind, stream or node is
+different, or it has none. Rows that name an object but not its owner, such as `ObjectsDestroyed`,
+may concern any stream and node, so they are always kept. So are rows that name a stream but not its
+owner when nodes are selected.
 
-Every record type has one rule here. Pure; knows neither the map nor the caller.
+Every record type has one rule here. The module is pure and knows neither metadata nor callers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 class Kind(Enum):
-    """Subjects of a change; one change may have several."""
+    """Subjects of a change. One change may have several."""
 
-    STREAM = auto()  # streams, their ranges and ends, and what is owed or lost of them
+    STREAM = auto()  # streams, their ranges and ends, pending uploads and lost offsets
     OBJECT = auto()
     NODE = auto()
     KV = auto()
@@ -34,9 +34,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A selection of changes by kind, stream and node; an empty set selects all.
+    """Selection of changes by kind, stream and node. An empty set selects all.
 
-    `kv_prefixes`, of (namespace, prefix), selects among the changes of keys alone.
+    `kv_prefixes`, pairs of (namespace, prefix), restricts changes of keys only.
     """
 
     kinds: frozenset[Kind] = frozenset()
@@ -50,23 +50,24 @@ class Selection:
         return not (self.kinds or self.stream_ids or self.node_ids or self.kv_prefixes)
 
     def streams(self, stream_id: Int64Column) -> Mask:
-        """Return which of these streams are asked for."""
+        """Return which of these streams are selected."""
         if not self.stream_ids:
             return np.ones(len(stream_id), dtype=np.bool_)
         if len(self.stream_ids) * len(stream_id) <= _FEW:
-            wanted = [each in self.stream_ids for each in stream_id.tolist()]
+            wanted = [stream in self.stream_ids for stream in stream_id.tolist()]
             return np.array(wanted, dtype=np.bool_)
         return np.isin(stream_id, np.fromiter(self.stream_ids, np.int64, len(self.stream_ids)))
 
     def has_node(self, *node_ids: int) -> bool:
-        """Return whether a change of these nodes is asked for."""
+        """Return whether changes of these nodes are selected."""
         return not self.node_ids or not self.node_ids.isdisjoint(node_ids)
 
     def has_keys(self, namespaces: Sequence[str], keys: Sequence[str]) -> list[bool]:
-        """Return which of these keys, each in its namespace, are asked for."""
+        """Return which of these keys, each in its namespace, are selected."""
         prefixes: dict[str, tuple[str, ...]] = {}
         for namespace, prefix in self.kv_prefixes:
             prefixes[namespace] = (*prefixes.get(namespace, ()), prefix)
+
         return [
             key.startswith(prefixes.get(namespace, ()))
             for namespace, key in zip(namespaces, keys, strict=True)
@@ -74,11 +75,11 @@ class Selection:
 
 
 _FEW = 4096
-"""Up to so many comparisons a set is faster than sorting."""
+"""Up to this number of comparisons a set is faster than sorting."""
 
 
 def select(records: Sequence[Record], selection: Selection) -> tuple[Record, ...] | None:
-    """Return what is asked for of one log entry's records, in order; None if that is nothing."""
+    """Return the selected records of one log entry, in order, or None without any."""
     if selection.is_everything:
         return tuple(records)
     chosen: list[Record] = []
@@ -91,21 +92,23 @@ def select(records: Sequence[Record], selection: Selection) -> tuple[Record, ...
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Of which kinds a record is, and how it is cut down."""
+    """Kinds of a record, and the function that reduces it to a selection."""
 
     kinds: frozenset[Kind]
     cut: Callable[[Any, Selection], Sequence[Record]]
 
 
 def _cut_created(record: rec.StreamsCreated, selection: Selection) -> Sequence[Record]:
-    """Streams that follow each other stay one record; `first_stream_id` and `count` say which."""
+    """Keep one record for each run of consecutive streams, as `first_stream_id` and `count`."""
     if not selection.has_node(record.node_id):
         return ()
+
     ids = np.arange(record.first_stream_id, record.first_stream_id + record.count)
     rows = np.flatnonzero(selection.streams(ids))
     if len(rows) == record.count:
         return (record,)
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
+
     return [
         replace(
             record,
@@ -120,26 +123,29 @@ def _cut_created(record: rec.StreamsCreated, selection: Selection) -> Sequence[R
 def _cut_set_objects(
     record: rec.StreamSetObjectsCommitted, selection: Selection
 ) -> Sequence[Record]:
-    """Objects without a row that is asked for go; the others keep the rows asked for."""
+    """Drop objects without a selected row. The others keep their selected rows."""
     if not selection.has_node(record.node_id):
         return ()
+
     wanted = selection.streams(record.ranges.stream_id)
     if wanted.all():
         return (record,)
+
     owner = np.repeat(np.arange(len(record.object_id)), record.range_count)
     range_count = np.bincount(owner[wanted], minlength=len(record.object_id)).astype(np.int64)
     objects = range_count > 0
     if not objects.any():
         return ()
+
     ranges = replace(record.ranges, **_cut_columns(record.ranges, wanted))
     record = replace(record, range_count=range_count, ranges=ranges)
     return (replace(record, **_cut_columns(record, objects)),)
 
 
 def _cut_rows(record: Any, selection: Selection) -> Sequence[Record]:
-    """Cut a record whose columns are parallel to `stream_id`, and whose node, if any, is `node_id`.
+    """Cut a record whose columns are parallel to `stream_id`. `node_id` is optional.
 
-    Columns that may be empty stay so.
+    Columns that may be empty stay empty.
     """
     if hasattr(record, "node_id") and not selection.has_node(record.node_id):
         return ()
@@ -162,29 +168,29 @@ def _cut_columns(record: Any, wanted: Mask) -> dict[str, Any]:
     return cut
 
 
-def _of_unnamed_owner(record: RecordT, _selection: Selection) -> Sequence[RecordT]:
-    """Objects by id alone: of whichever stream and node."""
+def _keep(record: RecordT, _selection: Selection) -> Sequence[RecordT]:
+    """Keep a record of objects by id, which may concern any stream and node."""
     return (record,)
 
 
-def _of_node(record: Any, selection: Selection) -> Sequence[Record]:
-    """Of a node and of no stream."""
+def _select_by_node(record: Any, selection: Selection) -> Sequence[Record]:
+    """Select a record by node. It concerns no stream."""
     wanted = not selection.stream_ids and selection.has_node(record.node_id)
     return (record,) if wanted else ()
 
 
-def _of_two_nodes(record: rec.RecoveryAssigned, selection: Selection) -> Sequence[Record]:
+def _select_by_two_nodes(record: rec.RecoveryAssigned, selection: Selection) -> Sequence[Record]:
     wanted = not selection.stream_ids and selection.has_node(record.node_id, record.target_id)
     return (record,) if wanted else ()
 
 
-def _of_neither(record: RecordT, selection: Selection) -> Sequence[RecordT]:
-    """Of no stream and of no node."""
+def _keep_unless_bound(record: RecordT, selection: Selection) -> Sequence[RecordT]:
+    """Keep a record that concerns neither a stream nor a node unless these are selected."""
     return () if selection.stream_ids or selection.node_ids else (record,)
 
 
 def _cut_keys(record: rec.KVsPut | rec.KVsDeleted, selection: Selection) -> Sequence[Record]:
-    """Of no stream and of no node; rows of keys that are not asked for go."""
+    """Drop rows whose keys are not selected. Keys concern neither a stream nor a node."""
     if selection.stream_ids or selection.node_ids:
         return ()
     if not selection.kv_prefixes:
@@ -194,7 +200,7 @@ def _cut_keys(record: rec.KVsPut | rec.KVsDeleted, selection: Selection) -> Sequ
 
 
 ANY: Final = None
-"""In place of a set of ids: any id may be concerned."""
+"""Instead of a set of ids: any id may be concerned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +211,13 @@ class _Mention:
     stream_ids: frozenset[int] | None
     node_ids: frozenset[int] | None
     keys: rec.KVsPut | rec.KVsDeleted | None = None
-    """The record itself, if it is one of few keys."""
+    """The record itself, if it contains only a few keys."""
 
 
 class EntryIndex:
     """Index of one log entry's records, for many selections.
 
-    `may_concern` costs a look-up, whatever the number of rows; it may err towards True.
+    `may_concern` costs one look-up regardless of the number of rows, and may return True wrongly.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -247,11 +253,11 @@ def _mention(record: Record) -> _Mention:
 
 
 _FEW_KEYS = 16
-"""Up to so many keys of a record are compared with every selection before it is cut."""
+"""Maximum number of keys of a record that are compared before it is cut."""
 
 
 def _streams_of(record: Any, rule: _Rule) -> frozenset[int] | None:
-    if rule.cut is _of_unnamed_owner:
+    if rule.cut is _keep:
         return ANY
     if rule.cut is _cut_created:
         return frozenset(range(record.first_stream_id, record.first_stream_id + record.count))
@@ -261,11 +267,11 @@ def _streams_of(record: Any, rule: _Rule) -> frozenset[int] | None:
 
 
 def _nodes_of(record: Any, rule: _Rule) -> frozenset[int] | None:
-    if rule.cut in (_of_neither, _cut_keys):
+    if rule.cut in (_keep_unless_bound, _cut_keys):
         return frozenset()
-    if rule.cut is _of_two_nodes:
+    if rule.cut is _select_by_two_nodes:
         return frozenset({record.node_id, record.target_id})
-    if rule.cut is not _of_unnamed_owner and hasattr(record, "node_id"):
+    if rule.cut is not _keep and hasattr(record, "node_id"):
         return frozenset({record.node_id})
     return ANY
 
@@ -281,27 +287,27 @@ _RULES: dict[type, _Rule] = {
     # Commits move the ends of streams.
     rec.StreamSetObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_set_objects),
     rec.StreamObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_rows),
-    rec.NamedObjectsCommitted: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    rec.NamedObjectsCommitted: _Rule(frozenset({Kind.OBJECT}), _keep),
     rec.CommitRowsRejected: _Rule(frozenset({Kind.OBJECT}), _cut_rows),
-    rec.ObjectsPrepared: _Rule(frozenset({Kind.OBJECT}), _of_node),
-    rec.ObjectsReclaimed: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    rec.RestoreFinished: _Rule(frozenset(Kind), _of_neither),
-    rec.ObjectsDestroyed: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    rec.ObjectsRemoved: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    rec.ObjectsLinked: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    rec.ObjectAttributesSet: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    rec.DeletionsHeld: _Rule(frozenset({Kind.OBJECT}), _of_neither),
-    rec.BucketClaimed: _Rule(frozenset({Kind.OBJECT}), _of_neither),
-    rec.FeatureLevelSet: _Rule(frozenset(Kind), _of_neither),
+    rec.ObjectsPrepared: _Rule(frozenset({Kind.OBJECT}), _select_by_node),
+    rec.ObjectsReclaimed: _Rule(frozenset({Kind.OBJECT}), _keep),
+    rec.RestoreFinished: _Rule(frozenset(Kind), _keep_unless_bound),
+    rec.ObjectsDestroyed: _Rule(frozenset({Kind.OBJECT}), _keep),
+    rec.ObjectsRemoved: _Rule(frozenset({Kind.OBJECT}), _keep),
+    rec.ObjectsLinked: _Rule(frozenset({Kind.OBJECT}), _keep),
+    rec.ObjectAttributesSet: _Rule(frozenset({Kind.OBJECT}), _keep),
+    rec.DeletionsHeld: _Rule(frozenset({Kind.OBJECT}), _keep_unless_bound),
+    rec.BucketClaimed: _Rule(frozenset({Kind.OBJECT}), _keep_unless_bound),
+    rec.FeatureLevelSet: _Rule(frozenset(Kind), _keep_unless_bound),
     rec.PendingUploadsSet: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
     rec.UploadsAbandoned: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
-    rec.NodeRegistered: _Rule(frozenset({Kind.NODE}), _of_node),
-    rec.NodeEpochSet: _Rule(frozenset({Kind.NODE}), _of_node),
-    rec.NodeLocked: _Rule(frozenset({Kind.NODE}), _of_node),
-    rec.NodeSupervised: _Rule(frozenset({Kind.NODE}), _of_node),
-    rec.NodeUnregistered: _Rule(frozenset({Kind.NODE}), _of_node),
-    rec.NodeIdIssued: _Rule(frozenset({Kind.NODE}), _of_node),
-    rec.RecoveryAssigned: _Rule(frozenset({Kind.NODE}), _of_two_nodes),
+    rec.NodeRegistered: _Rule(frozenset({Kind.NODE}), _select_by_node),
+    rec.NodeEpochSet: _Rule(frozenset({Kind.NODE}), _select_by_node),
+    rec.NodeLocked: _Rule(frozenset({Kind.NODE}), _select_by_node),
+    rec.NodeSupervised: _Rule(frozenset({Kind.NODE}), _select_by_node),
+    rec.NodeUnregistered: _Rule(frozenset({Kind.NODE}), _select_by_node),
+    rec.NodeIdIssued: _Rule(frozenset({Kind.NODE}), _select_by_node),
+    rec.RecoveryAssigned: _Rule(frozenset({Kind.NODE}), _select_by_two_nodes),
     rec.KVsPut: _Rule(frozenset({Kind.KV}), _cut_keys),
     rec.KVsDeleted: _Rule(frozenset({Kind.KV}), _cut_keys),
 }

@@ -26,7 +26,10 @@ from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import RecordCodecError, decode_records
 from streammeta.controller.recover.errors import RecoveryError
 from streammeta.controller.recover.report import Report, voters_text
-from streammeta.controller.runtime.persistence.metadata_checkpoint import read_map, snapshot_check
+from streammeta.controller.runtime.persistence.metadata_checkpoint import (
+    read_metadata,
+    snapshot_check,
+)
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 from streammeta.storage.durable_files import FileSystem, as_binary_io
 from streammeta.storage.segmented_log import BadFrameError
@@ -70,7 +73,7 @@ def _base(inspection: Inspection, base: SnapshotId) -> tuple[Replayed, VoterSet]
     with as_binary_io(inspection.files.open(path)) as file:
         named = snapshot_check(inspection.identity.cluster_id)(base, file) or first
         file.seek(0)
-        loaded = read_map(file, base)
+        loaded = read_metadata(file, base)
     position = Position(base.end_offset, loaded.log_hash)
     replayed = Replayed(loaded.cluster_metadata, position, base.epoch, 0)
     return replayed, named

@@ -1,1 +1,1 @@
-"""Checkpoint files: their format, writer and reader. Knows no map."""
+"""Checkpoint files: their format, writer and reader, independent of the metadata."""

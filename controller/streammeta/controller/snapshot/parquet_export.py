@@ -1,10 +1,10 @@
-"""A checkpoint's sections as Parquet files in a directory or bucket, for tools that query tables.
+"""Export of a checkpoint's sections as Parquet files to a directory or bucket.
 
-One file a section, named `<section>.parquet`, with the section's columns and types unchanged; then
-`manifest.json`, which names the cluster, the end offset and the rows of each file. The
-manifest is written first, naming the files to come, and again when they are complete, which it
-says: so what an export has left is known even if it was interrupted. Whatever the manifest at the
-target does not name is never deleted nor overwritten.
+There is one file per section, `<section>.parquet`, with the section's columns and types unchanged,
+and `manifest.json`, which contains the cluster, the end offset and the rows of each file. The
+manifest is written first, listing the files to come, and again once they are complete, which it
+states. The files of an export are therefore known even if it was interrupted. Files that are not in
+the manifest at the target are never deleted or overwritten.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ROW_GROUP_ROWS = 1 << 20
 
 
 class ExportError(ApiError):
-    """The target can't take the export; nothing there was changed."""
+    """The target cannot accept the export. Nothing there was changed."""
 
 
 class ExportTarget(Protocol):
-    """A directory or bucket of files by name; each appears whole or not at all."""
+    """A directory or bucket of files by name. Each appears completely or not at all."""
 
     def names(self) -> Iterator[str]:
-        """Every name that is there, foreign ones too."""
+        """Return all existing names, including foreign ones."""
         ...
 
     def read(self, name: str) -> bytes:
@@ -47,13 +47,13 @@ class ExportTarget(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Delete a file that may be gone already."""
+        """Delete a file, which may be missing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """One section's file; `bytes` is its size, 0 until it is written."""
+    """A section's file. `bytes` is its size, 0 until it is written."""
 
     section: str
     file: str
@@ -71,61 +71,67 @@ def export_parquet(
     overwrite: bool,
     progress: Progress = lambda _: None,
 ) -> list[ExportedFile]:
-    """Write every section of a checkpoint; only one is in memory at a time.
+    """Write every section of a checkpoint. Only one is in memory at a time.
 
     Raises:
-        ExportError: the target is not empty; with `overwrite`: files in the way are no export's.
+        ExportError: the target is not empty, or with `overwrite` a file to replace is foreign.
         CheckpointError: the checkpoint is damaged.
     """
     planned = [
         ExportedFile(entry.name, entry.name + SUFFIX, entry.rows)
         for entry in checkpoint.entries.values()
     ]
-    replaced = _make_room(target, overwrite, {one.file for one in planned})
-    left = [ExportedFile("", name, 0) for name in sorted(replaced - {one.file for one in planned})]
+    names = {file.file for file in planned}
+    replaced = _check_target(target, overwrite, names)
+    left = [ExportedFile("", name, 0) for name in sorted(replaced - names)]
+
+    # First the plan: a second export after a crash may then replace the files of this one.
     target.write(MANIFEST, _manifest(checkpoint, [*planned, *left], is_complete=False))
     written = []
-    for one in planned:
-        data = _parquet_bytes(checkpoint.table(one.section))
-        target.write(one.file, data)
-        written.append(replace(one, bytes=len(data)))
+    for file in planned:
+        data = _parquet_bytes(checkpoint.table(file.section))
+        target.write(file.file, data)
+        written.append(replace(file, bytes=len(data)))
         progress(written[-1])
-    for one in left:
-        target.delete(one.file)
+    for file in left:
+        target.delete(file.file)
+
     target.write(MANIFEST, _manifest(checkpoint, written, is_complete=True))
     return written
 
 
-def _make_room(target: ExportTarget, overwrite: bool, planned: set[str]) -> set[str]:
-    """Return the files of the export that is replaced."""
+def _check_target(target: ExportTarget, overwrite: bool, planned: set[str]) -> set[str]:
+    """Return the files of the replaced export."""
     names = set(target.names())
     if names and not overwrite:
         raise ExportError(
-            f"the target holds {len(names)} files, such as {min(names)!r}; choose an empty one, or "
-            "give --overwrite to replace an export"
+            f"the target contains {len(names)} files, such as {min(names)!r}: choose an empty one, "
+            "or use --overwrite to replace an export"
         )
     ours = _files_of(target.read(MANIFEST)) if MANIFEST in names else set()
     foreign = (planned & names) - ours
     if foreign:
         raise ExportError(
-            f"the target holds {min(foreign)!r}, which is not known to be of an export because no "
-            f"{MANIFEST} there names it; choose another target"
+            f"the target contains {min(foreign)!r}, which may not belong to an export, because no "
+            f"{MANIFEST} there lists it: choose another target"
         )
     return ours & names
 
 
 def _files_of(manifest: bytes) -> set[str]:
     try:
-        said = parse_json(manifest)
-        version, files = said["version"], {str(one["file"]) for one in said["files"]}
+        manifest_fields = parse_json(manifest)
+        version = manifest_fields["version"]
+        files = {str(file["file"]) for file in manifest_fields["files"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ExportError(
-            f"{MANIFEST} at the target is not that of an export ({error!r}); choose another target"
+            f"{MANIFEST} at the target does not belong to an export ({error!r}): "
+            "choose another target"
         ) from error
     if version != MANIFEST_VERSION:
         raise ExportError(
             f"{MANIFEST} at the target has version {version}, this program writes "
-            f"{MANIFEST_VERSION}; choose another target"
+            f"{MANIFEST_VERSION}: choose another target"
         )
     return files
 
@@ -133,15 +139,15 @@ def _files_of(manifest: bytes) -> set[str]:
 def _manifest(
     checkpoint: CheckpointReader, files: Sequence[ExportedFile], *, is_complete: bool
 ) -> memoryview:
-    said = {
+    content = {
         "version": MANIFEST_VERSION,
         "complete": is_complete,
         "cluster_id": checkpoint.cluster_id,
         "end_offset": checkpoint.id.end_offset,
         "epoch": checkpoint.id.epoch,
-        "files": [asdict(one) for one in files],
+        "files": [asdict(file) for file in files],
     }
-    return memoryview((json.dumps(said, indent=2) + "\n").encode())
+    return memoryview((json.dumps(content, indent=2) + "\n").encode())
 
 
 def _parquet_bytes(table: pa.Table) -> memoryview:

@@ -1,8 +1,8 @@
-"""Reads sections of a checkpoint before they are asked for, in a thread of its own.
+"""Read-ahead of a checkpoint's sections, in a separate thread.
 
-Reading a large section is mostly memory that is touched for the first time, checking and indexing
-the one before is mostly computing; both release the interpreter's lock most of the time. Knows the
-order in which sections will be asked for, and nothing of what they hold.
+Reading a large section mostly touches memory for the first time, while checking and indexing the
+previous one mostly computes. Both release the interpreter's lock most of the time. The module knows
+the order of the sections but not their contents.
 """
 
 from collections import deque
@@ -10,24 +10,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, Rooms
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
+from streammeta.controller.snapshot.section_reading import ColumnBuffers
 
 Columns: TypeAlias = dict[str, Any]
 
 LARGE_BYTES = 1 << 20
-"""No more than one section of this size or more is read ahead, because of the memory."""
+"""At most one section of this size or more is read ahead, to limit memory."""
 
 
 class ReadAhead(Mapping[str, Columns]):
-    """The sections of an open reader, which has no other use until this is closed.
+    """The sections of an open reader, which must not be used otherwise until this is closed.
 
-    Each is handed out once as it was read ahead; asked for again it is read again.
+    A section that was read ahead is returned once. Later accesses read it again.
     """
 
-    def __init__(self, reader: CheckpointReader, order: Sequence[str], rooms: Rooms) -> None:
-        """Begin; `order` names sections in the order they will be asked for, known or not."""
+    def __init__(
+        self, reader: CheckpointReader, order: Sequence[str], buffers: ColumnBuffers
+    ) -> None:
+        """Start reading. `order` lists sections in order of access, whether they exist or not."""
         self._entries = reader.entries
-        self._read: Callable[[str], Columns] = reader.sections(rooms).__getitem__
+        self._read: Callable[[str], Columns] = reader.sections(buffers).__getitem__
         self._left = deque(name for name in order if name in reader.entries)
         self._ahead: dict[str, Future[Columns]] = {}
         self._thread = ThreadPoolExecutor(1, "checkpoint-reader")
@@ -36,14 +39,14 @@ class ReadAhead(Mapping[str, Columns]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the section that is being read; drop what was read ahead."""
+        """Wait for the section being read, and drop sections read ahead."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._ahead.clear()
 
     def __getitem__(self, name: str) -> Columns:
-        """Return a section; raises as `CheckpointReader.columns` does."""
+        """Return a section. Raises as `CheckpointReader.columns` does."""
         section = self._ahead.pop(name, None) or self._thread.submit(self._read, name)
-        self._go_on()
+        self._read_next()
         return section.result()
 
     def __contains__(self, name: object) -> bool:
@@ -55,7 +58,7 @@ class ReadAhead(Mapping[str, Columns]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _go_on(self) -> None:
+    def _read_next(self) -> None:
         while self._left and not any(map(self._is_large, self._ahead)):
             name = self._left.popleft()
             self._ahead[name] = self._thread.submit(self._read, name)

@@ -1,8 +1,8 @@
-"""The section of a checkpoint that names the voters.
+"""The section of a checkpoint with the voters.
 
-A checkpoint outlives the log below it, so it carries the voters as of its end. A file without the
-section, as older versions wrote, names no voter; one without the column `client_endpoint`, which is
-left out while none is known, names the voters' other addresses alone.
+A checkpoint outlives the log below it, so it contains the voters at its end. Files of older
+versions do not have the section, and therefore no voters. The column `client_endpoint` is omitted
+while no such address is known.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ VOTERS_COLUMNS = ("node_id", "directory_id", "endpoint", "client_endpoint")
 
 
 def voters_section(voters: VoterSet) -> dict[str, Any]:
-    """Return the columns of the section; what is not known of a voter is an empty text."""
+    """Return the columns of the section. Unknown values are empty texts."""
     columns: dict[str, Any] = {
         "node_id": np.array([voter.key.node_id for voter in voters], dtype=np.int64),
         "directory_id": [voter.key.directory_id or "" for voter in voters],
@@ -31,10 +31,10 @@ def voters_section(voters: VoterSet) -> dict[str, Any]:
 
 
 def section_voters(reader: CheckpointReader) -> VoterSet:
-    """Return the voters as of the checkpoint's end.
+    """Return the voters at the checkpoint's end.
 
     Raises:
-        CheckpointError: the section is damaged, or names a node twice.
+        CheckpointError: the section is damaged, or contains a node twice.
     """
     if VOTERS_SECTION not in reader.entries:
         return VoterSet()

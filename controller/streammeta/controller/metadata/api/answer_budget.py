@@ -1,8 +1,8 @@
-"""Budget of an answer in bytes, and the sizes of what answers list.
+"""Budget of an answer in bytes, and the sizes of listed items.
 
-An answer ends where the next item would take it over the budget, so that one call costs a bounded
-time and memory whatever the map holds; the caller goes on behind it. Sizes are those on the wire or
-somewhat above. Items that take long to describe count for more than their bytes.
+An answer ends before the item that would exceed the budget, so that one call costs bounded time and
+memory regardless of the metadata's size. The caller continues with the next page. Sizes are those
+on the wire or slightly larger. Items that are slow to describe count for more than their bytes.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,23 +26,25 @@ from streammeta.controller.metadata.api.named_answers import NamedObject
 from streammeta.controller.metadata.tables.values import Int64Column, Tags
 
 ANSWER_BYTES = (4 << 20) - (256 << 10)
-"""Budget of the lists of an answer, in bytes; the rest of 4 MiB is for its other fields.
+"""Budget of the lists of an answer, in bytes. The rest of 4 MiB is for its other fields.
 
-Clients of gRPC in Java, Go and Python accept messages of 4 MiB unless they are set up otherwise.
+Clients of gRPC in Java, Go and Python accept messages of at most 4 MiB by default.
 """
 
 ITEM_BYTES_MAX = ANSWER_BYTES
 """Maximum size of one item of a list, in bytes."""
 
 ENTRY_BYTES_MAX = ANSWER_BYTES
-"""Maximum size of a log entry that a request makes, in bytes: a watch sends it in one message."""
+"""Maximum size of a request's log entry, in bytes: a watch sends it in one message."""
 
 RANGE_BYTES = 48
-"""Size of a stream's range or of a span of its offsets."""
+"""Size of a range of a stream."""
 
-SET_OBJECT_BYTES = 256
-"""Size of a listed set object."""
+STREAM_SET_OBJECT_BYTES = 256
+"""Size of a listed stream set object."""
 
+# Bytes per item. The large ones stand for time: describing a stream or an object takes about as
+# long as sending this number of bytes.
 _STREAM_BYTES = 4_096
 _STREAM_LISTS_BYTES = 12_288
 _OBJECT_BYTES = 8_192
@@ -56,17 +58,17 @@ _ERROR_BYTES = 2
 _TRIM_BYTES = 12
 
 SLICES_MAX = ANSWER_BYTES // _SLICE_BYTES
-"""Slices beyond which an answer to several queries is over its budget."""
+"""Number of slices above which an answer to several queries exceeds its budget."""
 
 Item = TypeVar("Item")
 
 
-def fitting(
+def take_fitting(
     items: Iterable[Item], size_of: Callable[[Item], int]
 ) -> tuple[tuple[Item, ...], Item | None]:
-    """Return the first items, as many as an answer may hold but one at least, and the next.
+    """Return the first items that fit into an answer, at least one, and the next item.
 
-    The latter is None if there are no more. Items are taken one by one, up to the next.
+    The next item is None at the end. The iterable is not consumed past the next item.
 
     Raises:
         LimitExceededError: one item alone is too large to be sent.
@@ -75,6 +77,7 @@ def fitting(
     left = ANSWER_BYTES
     for item in items:
         size = size_of(item)
+        # One oversized item would never fit, and paging could not get past it.
         require_sendable(size, "item", "one item of the answer")
         if fits and size > left:
             return tuple(fits), item
@@ -86,8 +89,8 @@ def fitting(
 def page_of(
     items: Iterable[Item], size: int, size_of: Callable[[Item], int]
 ) -> tuple[tuple[Item, ...], Item | None]:
-    """Return what `fitting` does, at most `size` items; raises as it does."""
-    found, following = fitting(islice(items, size + 1), size_of)
+    """Return the first items as `take_fitting` does, at most `size` of them."""
+    found, following = take_fitting(islice(items, size + 1), size_of)
     return (found[:size], found[size]) if len(found) > size else (found, following)
 
 
@@ -95,87 +98,90 @@ def require_sendable(size: int, field: str, what: str) -> None:
     """Raise `LimitExceededError` if one item of an answer is too large to be sent."""
     if size > ITEM_BYTES_MAX:
         raise LimitExceededError(
-            f"{what} is {size} bytes, at most {ITEM_BYTES_MAX}; "
-            "leave included lists out and read them page by page",
+            f"{what} is {size} bytes, at most {ITEM_BYTES_MAX}: "
+            "omit included lists and read them page by page",
             field,
             ITEM_BYTES_MAX,
         )
 
 
 def require_entry(size: int) -> None:
-    """Raise `LimitExceededError` if a request makes a log entry that a watch could not send."""
+    """Raise `LimitExceededError` if a request's log entry is too large for a watch message."""
     if size > ENTRY_BYTES_MAX:
         raise LimitExceededError(
-            f"request: its log entry is {size} bytes, at most {ENTRY_BYTES_MAX}; "
-            "divide it into smaller requests",
+            f"request: its log entry is {size} bytes, at most {ENTRY_BYTES_MAX}: "
+            "split it into smaller requests",
             "request",
             ENTRY_BYTES_MAX,
         )
 
 
 def require_all(fit: int, asked: int, field: str, instead: str = "") -> None:
-    """Raise unless an answer that must not stop holds all that was asked for.
+    """Raise unless an answer that must be complete contains all requested items.
 
     Raises:
-        LimitExceededError: only the first `fit` fit; `instead` says what takes the rest too.
+        LimitExceededError: only the first `fit` fit. `instead` names an alternative.
     """
     if fit < asked:
         raise LimitExceededError(
-            f"{field}: the answer to {asked} is over {ANSWER_BYTES} bytes; "
-            f"ask for at most {fit} at once" + (f", or {instead}" if instead else ""),
+            f"{field}: the answer to {asked} is over {ANSWER_BYTES} bytes: "
+            f"request at most {fit} at once" + (f", or {instead}" if instead else ""),
             field,
             ANSWER_BYTES,
         )
 
 
 def require_rest(used: int, field: str) -> None:
-    """Raise `LimitExceededError` if requests that share an answer fill more than it may hold."""
+    """Raise `LimitExceededError` if requests that share an answer exceed its budget together."""
     if used > ANSWER_BYTES:
         raise LimitExceededError(
-            f"{field}: the answer is over {ANSWER_BYTES} bytes; divide it into smaller messages",
+            f"{field}: the answer is over {ANSWER_BYTES} bytes: split it into smaller messages",
             field,
             ANSWER_BYTES,
         )
 
 
-def stream_bytes(one: StreamDescription) -> int:
+def stream_bytes(stream: StreamDescription) -> int:
     """Return the size of a described stream."""
-    spans = len(one.ranges) + len(one.stream_objects) + len(one.pending_uploads) + len(one.lost)
-    looked_up = _STREAM_LISTS_BYTES if one.ranges or one.stream_objects else 0
-    return _STREAM_BYTES + looked_up + _tags_bytes(one.tags) + RANGE_BYTES * spans
+    spans = len(stream.ranges) + len(stream.stream_objects)
+    spans += len(stream.pending_uploads) + len(stream.lost)
+    looked_up = _STREAM_LISTS_BYTES if stream.ranges or stream.stream_objects else 0
+    return _STREAM_BYTES + looked_up + _tags_bytes(stream.tags) + RANGE_BYTES * spans
 
 
-def object_bytes(one: ObjectDescription) -> int:
+def object_bytes(described: ObjectDescription) -> int:
     """Return the size of a described object."""
-    return _OBJECT_BYTES + _OBJECT_RANGE_BYTES * len(one.ranges.stream_id)
+    return _OBJECT_BYTES + _OBJECT_RANGE_BYTES * len(described.ranges.stream_id)
 
 
-def node_bytes(one: NodeDescription) -> int:
+def node_bytes(node: NodeDescription) -> int:
     """Return the size of a described node."""
-    held = SET_OBJECT_BYTES * len(one.stream_set_objects)
-    return _NODE_BYTES + text_bytes(one.wal_config) + _tags_bytes(one.tags) + held
+    listed = STREAM_SET_OBJECT_BYTES * len(node.stream_set_objects)
+    return _NODE_BYTES + text_bytes(node.wal_config) + _tags_bytes(node.tags) + listed
 
 
-def object_list_bytes(one: ObjectList) -> int:
+def object_list_bytes(result: ObjectList) -> int:
     """Return the size of the answer to one query."""
-    return _QUERY_BYTES + _SLICE_BYTES * len(one.objects)
+    return _QUERY_BYTES + _SLICE_BYTES * len(result.objects)
 
 
 def lists_that_fit(slices: Int64Column) -> int:
-    """Return how many answers to queries fit, but one at least, given their numbers of slices."""
+    """Return how many answers to queries fit, at least one, given their numbers of slices."""
     sizes = np.cumsum(_QUERY_BYTES + _SLICE_BYTES * slices)
     return max(1, int(sizes.searchsorted(ANSWER_BYTES, side="right")))
 
 
-def entry_bytes(one: KVEntry) -> int:
+def entry_bytes(entry: KVEntry) -> int:
     """Return the size of a listed key."""
-    return _LISTED_BYTES + text_bytes(one.key) + len(one.value)
+    return _LISTED_BYTES + text_bytes(entry.key) + len(entry.value)
 
 
-def named_bytes(one: NamedObject) -> int:
+def named_bytes(named: NamedObject) -> int:
     """Return the size of a described named object."""
-    owner = 0 if one.owner_key is None else len(one.owner_key.namespace) + len(one.owner_key.key)
-    return _LISTED_BYTES + text_bytes(one.name) + 4 * owner + _tags_bytes(one.metadata)
+    key = named.owner_key
+    # At most 4 bytes of UTF-8 per character.
+    owner = 0 if key is None else 4 * (len(key.namespace) + len(key.key))
+    return _LISTED_BYTES + text_bytes(named.name) + owner + _tags_bytes(named.metadata)
 
 
 def name_bytes(name: str) -> int:
@@ -183,21 +189,22 @@ def name_bytes(name: str) -> int:
     return _LISTED_BYTES + text_bytes(name)
 
 
-def commit_bytes(one: Answer) -> int:
-    """Return the size of the answer to one commit of several that share a message."""
-    match one:
+def commit_bytes(answer: Answer) -> int:
+    """Return the size of the answer to one of several commits that share a message."""
+    match answer:
         case CommitStreamSetObjectAnswer():
-            rows = len(one.range_errors) + len(one.stream_object_errors)
-            values = sum(value_bytes(result.value) for result in one.kv_results)
-            return _ENTRY_BYTES + _ERROR_BYTES * rows + values + _TRIM_BYTES * len(one.trim_errors)
+            rows = len(answer.range_errors) + len(answer.stream_object_errors)
+            values = sum(value_bytes(result.value) for result in answer.kv_results)
+            trims = _TRIM_BYTES * len(answer.trim_errors)
+            return _ENTRY_BYTES + _ERROR_BYTES * rows + values + trims
         case CommitUploadsAnswer():
-            return _ENTRY_BYTES + _ERROR_BYTES * (len(one.errors) + len(one.range_errors))
+            return _ENTRY_BYTES + _ERROR_BYTES * (len(answer.errors) + len(answer.range_errors))
         case _:
             return 0
 
 
 def value_bytes(value: bytes) -> int:
-    """Return the size of a value that was asked for by its key."""
+    """Return the size of a value read by its key."""
     return _ENTRY_BYTES + len(value)
 
 

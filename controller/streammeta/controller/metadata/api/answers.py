@@ -1,7 +1,7 @@
-"""Answers of the map, as plain values.
+"""Answers of the metadata, as plain values.
 
 Mirrors the responses in `proto/`: same fields, same meaning. Per-item outcomes are `ErrorCode`
-values; a request that fails as a whole raises instead.
+values. A request that fails as a whole raises an exception instead.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from streammeta.controller.metadata.tables.values import (
 
 
 class Answer:
-    """Answers of the map as a whole; the other classes are parts of them."""
+    """Base of complete answers. The other classes here are parts of them."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class CreateStreamsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class OpenedStream:
-    """One stream's outcome; offsets are -1 on error."""
+    """Outcome of one stream. Offsets are -1 on error."""
 
     error: ErrorCode
     start_offset: int = -1
@@ -55,14 +55,14 @@ class OpenStreamsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamErrorsAnswer(Answer):
-    """Answer to Close- and DeleteStreams: one outcome a stream, in request order."""
+    """Answer to Close- and DeleteStreams: one outcome per stream, in request order."""
 
     errors: tuple[ErrorCode, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimStreamsAnswer(Answer):
-    """One outcome a stream, in request order, and where each starts now; -1 if it was refused."""
+    """Outcome and start offset of each stream, in request order, -1 if the trim was rejected."""
 
     errors: tuple[ErrorCode, ...]
     start_offsets: tuple[int, ...]
@@ -70,7 +70,7 @@ class TrimStreamsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class OpeningStream:
-    """A stream open on the node, or an upload owed from `end_offset` to `upload_end_offset`."""
+    """A stream open on the node, or a pending upload up to `upload_end_offset`."""
 
     stream_id: int
     epoch: int
@@ -81,7 +81,7 @@ class OpeningStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetOpeningStreamsAnswer(Answer):
-    """One page, in stream id order; `next_page_token` is empty on the last."""
+    """One page, in stream id order. `next_page_token` is empty on the last."""
 
     error: ErrorCode
     streams: tuple[OpeningStream, ...] = ()
@@ -90,7 +90,7 @@ class GetOpeningStreamsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class StreamRange:
-    """One interval of ownership; the current one ends at the stream's end."""
+    """A period of ownership. The current one ends at the stream's end."""
 
     range_index: int
     epoch: int
@@ -101,7 +101,7 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True)
 class StreamObjectRange:
-    """The range that a stream object holds."""
+    """The range that a stream object contains."""
 
     object_id: int
     start_offset: int
@@ -120,7 +120,7 @@ class PendingUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonUploadsAnswer(Answer):
-    """Uploads given up and streams closed now, and how many are open on the node still."""
+    """Abandoned uploads, the number of closed streams and of streams still open on the node."""
 
     error: ErrorCode
     abandoned: tuple[PendingUpload, ...] = ()
@@ -130,7 +130,7 @@ class AbandonUploadsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDescription:
-    """One stream; epoch, range_index and node_id are -1 if it was never opened."""
+    """A stream. `epoch`, `range_index` and `node_id` are -1 if it was never opened."""
 
     stream_id: int
     epoch: int
@@ -148,7 +148,7 @@ class StreamDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeStreamsAnswer(Answer):
-    """One page; `total` counts all streams of the map."""
+    """One page. `total` counts all streams of the cluster."""
 
     streams: tuple[StreamDescription, ...]
     next_page_token: str
@@ -157,7 +157,7 @@ class DescribeStreamsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareObjectsAnswer(Answer):
-    """Ids are `first_object_id` and those after it; -1 on error."""
+    """The ids are `first_object_id` and its successors, -1 on error."""
 
     error: ErrorCode
     first_object_id: int = -1
@@ -166,7 +166,7 @@ class PrepareObjectsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVResult:
-    """The value now stored, or the one deleted; `version` 0 and `found` False if there is none."""
+    """The value now stored, or the deleted one. `version` 0 and `found` False if absent."""
 
     error: ErrorCode
     value: bytes = b""
@@ -176,12 +176,12 @@ class KVResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitStreamSetObjectAnswer(Answer):
-    """`error` for the whole, and one verdict (an `ErrorCode` number) a row.
+    """`error` for the whole commit, and one verdict (an `ErrorCode` number) per row.
 
-    When the call fails before rows are looked at, every verdict equals `error`. `kv_results` and
-    `trim_errors` have one item for each value to put and stream to trim, or none if the commit was
-    refused for its own sake. `trim_start_offsets` says where each trimmed stream starts now; it is
-    empty unless the commit was made.
+    If the call fails before its rows are examined, every verdict equals `error`. `kv_results` and
+    `trim_errors` have one item for each value to put and stream to trim, or none if the commit
+    itself was rejected. `trim_start_offsets` contains the new start of each trimmed stream, and is
+    empty unless the commit succeeded.
     """
 
     error: ErrorCode
@@ -194,9 +194,9 @@ class CommitStreamSetObjectAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitUploadsAnswer(Answer):
-    """One `ErrorCode` number an upload, and one a row of ranges, in request order.
+    """One `ErrorCode` number per upload, and one per row of ranges, in request order.
 
-    The rows of an upload that failed before they were looked at have its error.
+    If an upload fails before its rows are examined, they have its error.
     """
 
     errors: Int64Column
@@ -205,7 +205,7 @@ class CommitUploadsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitStreamObjectAnswer(Answer):
-    """The outcome, and those of what came with the commit, as in `CommitStreamSetObjectAnswer`."""
+    """The outcomes of the commit and its effects, as in `CommitStreamSetObjectAnswer`."""
 
     error: ErrorCode
     kv_results: tuple[KVResult, ...] = ()
@@ -215,16 +215,16 @@ class CommitStreamObjectAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorAnswer(Answer):
-    """The outcome of a call that answers nothing else."""
+    """The outcome of a call without other results."""
 
     error: ErrorCode
 
 
 class ObjectSlice(NamedTuple):
-    """One object and the part of the stream it holds.
+    """An object and the part of the stream in it.
 
-    The last three say what is known of the object's content, -1 being unknown: between which times
-    its records are, and the CRC-32C of its bytes.
+    The last three fields describe the object's content: the time bounds of its records and the
+    CRC-32C of its bytes. -1 is unknown.
     """
 
     object_id: int
@@ -240,9 +240,9 @@ class ObjectSlice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectSlices(Sequence[ObjectSlice]):
-    """Slices in columns: a row becomes an `ObjectSlice` when it is asked for.
+    """Slices in columns. A row becomes an `ObjectSlice` on access.
 
-    The last three columns are empty if nothing is known.
+    The last three columns are empty if no slice has known facts.
     """
 
     object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
@@ -278,11 +278,11 @@ class ObjectSlices(Sequence[ObjectSlice]):
 
     @property
     def has_facts(self) -> bool:
-        """Whether something is known of some object's content."""
+        """Whether content facts are known for any object."""
         return len(self.crc32c) > 0
 
     def places(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Return the first six fields of each slice, its kind as a number."""
+        """Iterate over the first six fields of each slice, its kind as a number."""
         columns = (
             self.object_id,
             self.kind,
@@ -294,12 +294,12 @@ class ObjectSlices(Sequence[ObjectSlice]):
         return zip(*[values.tolist() for values in columns], strict=True)
 
     def facts(self) -> Iterator[tuple[int, int, int]]:
-        """Return the last three fields of each slice; nothing without `has_facts`."""
+        """Iterate over the last three fields of each slice. Requires `has_facts`."""
         columns = (self.min_timestamp_ms, self.max_timestamp_ms, self.crc32c)
         return zip(*[values.tolist() for values in columns], strict=True)
 
 
-# Looking a member up by its number is slow; answers have thousands.
+# Looking an enum member up by its number is slow, and answers contain thousands.
 _KINDS = tuple(ObjectKind)
 
 _SLICE_COLUMNS = tuple(column.name for column in fields(ObjectSlices))
@@ -309,10 +309,10 @@ NO_SLICES = ObjectSlices()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectList:
-    """Contiguous slices; the first covers the start asked for, the last may reach beyond the end.
+    """Contiguous slices. The first covers the requested start, the last may pass the end.
 
     Stream offsets are -1 on STREAM_NOT_EXIST. `lost_end_offset` is -1 unless the start lies in
-    offsets that were given up; then there are no slices, and it says where these offsets end.
+    abandoned offsets. Then there are no slices, and it is the end of these offsets.
     """
 
     error: ErrorCode
@@ -324,10 +324,10 @@ class ObjectList:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectLists(Sequence[ObjectList]):
-    """Results in columns: one becomes an `ObjectList` when it is asked for.
+    """Results in columns. A result becomes an `ObjectList` on access.
 
-    The slices of all results stand behind each other; `bounds` says where those of each begin, and
-    where the last end.
+    The slices of all results are concatenated. `bounds` contains the first row of each result and
+    the end of the last one.
     """
 
     error: Int64Column
@@ -348,7 +348,8 @@ class ObjectLists(Sequence[ObjectList]):
 
     def __getitem__(self, at: int | slice) -> ObjectList | list[ObjectList]:
         if isinstance(at, slice):
-            return [self[each] for each in range(len(self))[at]]
+            return [self[index] for index in range(len(self))[at]]
+
         error, low, high, lost_end, _ = next(self.heads(at, at + 1))
         return ObjectList(
             error=ErrorCode(error),
@@ -362,7 +363,7 @@ class ObjectLists(Sequence[ObjectList]):
         return iter(self[:])
 
     def heads(self, first: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Return error, stream offsets, lost end and number of slices of some results."""
+        """Iterate over error, stream offsets, lost end and number of slices of some results."""
         counts = np.diff(self.bounds[first : end + 1])
         columns = (
             self.error,
@@ -376,14 +377,14 @@ class ObjectLists(Sequence[ObjectList]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetObjectsAnswer(Answer):
-    """Results in request order; fewer than queries if the request may stop."""
+    """Results in request order, fewer than queries if the request `may_stop`."""
 
     results: Sequence[ObjectList]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectDescription:
-    """One object; `ranges.stream_epoch` is empty. Of the last three see `ObjectSlice`."""
+    """An object. `ranges.stream_epoch` is empty. The last three fields are as in `ObjectSlice`."""
 
     object_id: int
     state: ObjectState
@@ -403,7 +404,7 @@ class ObjectDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeObjectsAnswer(Answer):
-    """One page; `total` counts all objects of the map."""
+    """One page. `total` counts all objects of the cluster."""
 
     objects: tuple[ObjectDescription, ...]
     next_page_token: str
@@ -412,9 +413,10 @@ class DescribeObjectsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckObjectsAnswer(Answer):
-    """States in request order; ids below `next_object_id` have been issued.
+    """States in request order. Ids below `next_object_id` have been issued.
 
-    `cluster_uuid` ("": none yet) and `issued_below` are the cluster's claim on its bucket.
+    `cluster_uuid` (empty: not claimed yet) and `issued_below` are the cluster's claim on its
+    bucket.
     """
 
     states: tuple[ObjectState, ...]
@@ -445,8 +447,8 @@ class SweepAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyDeadSetObjectsAnswer(Answer):
-    """The number of objects destroyed, and the largest id looked at; -1: it was the last."""
+class DestroyDeadStreamSetObjectsAnswer(Answer):
+    """The number of objects destroyed, and the largest id examined, -1 after the last one."""
 
     destroyed: int
     next_after: int
@@ -461,7 +463,7 @@ class HoldDeletionsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimBucketAnswer(Answer):
-    """The cluster's UUID and bound of object ids, as they are now."""
+    """The cluster's UUID and bound of object ids after the call."""
 
     cluster_uuid: str
     issued_below: int
@@ -469,9 +471,9 @@ class ClaimBucketAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdoptObjectsAnswer(Answer):
-    """One `ErrorCode` number an object, and one a row of ranges, in request order.
+    """One `ErrorCode` number per object, and one per row of ranges, in request order.
 
-    If one of them is an error, nothing was changed. An object that was adopted before has none.
+    If one of them is an error, nothing was changed. An object adopted before has none.
     """
 
     errors: Int64Column
@@ -487,7 +489,7 @@ class FinishRestoreAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetFeatureLevelAnswer(Answer):
-    """The level before and the one from now on."""
+    """The level before and after the call."""
 
     before: int
     level: int
@@ -509,7 +511,7 @@ class AssignRecoveriesAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class StreamSetObject:
-    """One set object of a node; what is not known of it (times, checksum) is -1."""
+    """A stream set object of a node. Unknown facts (times, checksum) are -1."""
 
     object_id: int
     order_id: int
@@ -523,7 +525,7 @@ class StreamSetObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDescription:
-    """One node, without its session, which the map does not know."""
+    """A node, without its session, which is not part of the metadata."""
 
     node_id: int
     node_epoch: int
@@ -550,7 +552,7 @@ class GetNodesAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListStreamSetObjectsAnswer(Answer):
-    """One page in object id order; `total` is how many the node holds."""
+    """One page in object id order. `total` counts all of the node's stream set objects."""
 
     error: ErrorCode
     objects: tuple[StreamSetObject, ...] = ()
@@ -560,14 +562,14 @@ class ListStreamSetObjectsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVResultsAnswer(Answer):
-    """Answer to Put-, Get- and DeleteKVs, in request order; GetKVs may stop before the end."""
+    """Answer to Put-, Get- and DeleteKVs, in request order. GetKVs may stop early."""
 
     results: tuple[KVResult, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEntry:
-    """One key of a listing."""
+    """A key of a listing."""
 
     key: str
     value: bytes
@@ -576,7 +578,7 @@ class KVEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListKVsAnswer(Answer):
-    """One page; `namespace_names` is filled only when namespaces were asked for."""
+    """One page. `namespace_names` is set only when namespaces were requested."""
 
     entries: tuple[KVEntry, ...] = ()
     next_page_token: str = ""
@@ -584,8 +586,8 @@ class ListKVsAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MapSize:
-    """Numbers of entities in the map; `committed_bytes` sums committed objects' sizes."""
+class MetadataSize:
+    """Numbers of entities in the metadata. `committed_bytes` sums committed objects' sizes."""
 
     streams: int
     objects: int

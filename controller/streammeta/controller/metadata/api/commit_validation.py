@@ -1,8 +1,8 @@
-"""Validation of commits before the map looks at its state, and the field checks all requests use.
+"""Validation of commits, and the field checks shared by all requests.
 
-An upload holds each stream once. The result of a compaction may hold a stream in several rows, of
-the set object and of stream objects, as long as each offset is in one. Errors name the field as in
-`proto/`, what was got and what was wanted. See `validation`.
+An upload contains each stream once. The result of a compaction may contain a stream in several rows
+of the SSO and of stream objects, provided that each offset is in one row only. Errors
+name the field as in `proto/`, its value and the expected value. See `validation`.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from streammeta.controller.metadata.api.requests import (
     CommitStreamObject,
     CommitStreamSetObject,
     CommitUploads,
-    as_uploads,
+    to_uploads,
 )
 from streammeta.controller.metadata.tables.object_facts import CRC32C_MAX, UNKNOWN
 from streammeta.controller.metadata.tables.values import (
@@ -38,7 +38,7 @@ from streammeta.rpc.method_facts import BATCH_MAX
 
 
 def fail(field: str, got: object, wanted: str) -> InvalidRequestError:
-    """Return the error that says so."""
+    """Return the error for a field with a wrong value."""
     return InvalidRequestError(field, f"got {got}, must be {wanted}")
 
 
@@ -57,12 +57,12 @@ def check_count(field: str, count: int, least: int = 1, most: int = BATCH_MAX) -
 
 
 def too_many(field: str, count: int, most: int = BATCH_MAX) -> LimitExceededError:
-    """Return the refusal of a list that is longer than one request may hold."""
+    """Return the error for a list longer than one request may contain."""
     return LimitExceededError(f"{field}: got {count}, at most {most} in one request", field, most)
 
 
 def check_no_repeat(field: str, values: Sequence[object]) -> None:
-    """Raise if a value is there twice."""
+    """Raise if a value appears twice."""
     if len(set(values)) != len(values):
         twice, _ = Counter(values).most_common(1)[0]
         raise InvalidRequestError(field, f"{twice} appears twice, must appear once")
@@ -77,30 +77,33 @@ def check_node(node: NodeIdentity) -> None:
 
 
 def all_between(values: Int64Column, low: int, high: int) -> bool:
-    """Return whether all numbers are in `[low, high]`, of which there is one at least."""
+    """Return whether all numbers are in `[low, high]`. Requires at least one."""
     if len(values) == 1:
-        # A vector operation costs much the same for one row as for hundreds.
-        one: int = values.item()
-        return low <= one <= high
+        # A vector operation costs about as much for one row as for hundreds.
+        single: int = values.item()
+        return low <= single <= high
     return bool(np.minimum.reduce(values) >= low and np.maximum.reduce(values) <= high)
 
 
 def raise_at(field: str, bad: np.ndarray, first_row: int, wanted: str) -> None:
-    """Raise for the first bad row; `first_row` is the number of the row that `bad` begins with."""
+    """Raise for the first bad row. `first_row` is the row number of the first flag in `bad`."""
     if np.count_nonzero(bad):
         row = int(np.argmax(bad)) + first_row
         raise InvalidRequestError(f"{field}[{row}]", f"must be {wanted}")
 
 
 COMMIT_ROWS_MAX = 20_000
-"""Ranges and stream objects in one commit."""
+"""Maximum number of ranges and stream objects in one commit."""
 OBJECT_SIZE_MAX = 1 << 46
-"""Bytes of one object: more than any store takes. No sum over the rows of a request overflows."""
+"""Maximum size of an object in bytes, above the limit of every store.
+
+Sums over the rows of a request do not overflow.
+"""
 
 _POLICIES = frozenset(OnConflict)
 _OPERATIONS = frozenset(SourceOperation)
 _MAY_BE_EMPTY = frozenset(("stream_epoch", "attributes", *FACT_COLUMNS))
-"""Columns that a table of rows may leave out."""
+"""Columns that a table of rows may omit."""
 _NAMES = {
     table: tuple(field.name for field in fields(table))
     for table in (RangeColumns, StreamObjectColumns)
@@ -110,7 +113,7 @@ _columns = {table: attrgetter(*names) for table, names in _NAMES.items()}
 
 
 def check_commit(request: CommitStreamSetObject) -> None:
-    """Check an upload, or what set objects are compacted to."""
+    """Check an upload or a compaction of stream set objects."""
     check_node(request.node)
     check_between("object_id", request.object_id, -1, INT64_MAX)
     check_between("order_id", request.order_id, -1, INT64_MAX)
@@ -119,9 +122,11 @@ def check_commit(request: CommitStreamSetObject) -> None:
     if request.on_conflict not in _POLICIES:
         raise fail("on_conflict", request.on_conflict, "REJECT_ALL or ACCEPT_VALID")
     _check_facts(request)
+
     ranges, stream_objects = request.ranges, request.stream_objects
     _check_columns("ranges", ranges, len(ranges.stream_id), _MAY_BE_EMPTY)
     _check_columns("stream_objects", stream_objects, len(stream_objects.stream_id), _MAY_BE_EMPTY)
+
     rows = len(ranges.stream_id) + len(stream_objects.stream_id)
     if rows > COMMIT_ROWS_MAX:
         raise LimitExceededError(
@@ -129,14 +134,18 @@ def check_commit(request: CommitStreamSetObject) -> None:
             "ranges",
             COMMIT_ROWS_MAX,
         )
+
+    # A replacement of attributes has no rows, which the checks below require.
     if _is_replace(request):
         return
+
     if request.object_id >= 0 and not len(ranges.stream_id):
         raise InvalidRequestError("ranges", "empty, but object_id names a stream set object")
     if request.object_id < 0 and len(ranges.stream_id):
         raise InvalidRequestError("object_id", "got -1, must name the object that holds the ranges")
     if not rows and not len(request.compacted_object_ids):
-        raise InvalidRequestError("stream_objects", "empty, as are ranges; nothing to commit")
+        raise InvalidRequestError("stream_objects", "empty, as are ranges: nothing to commit")
+
     compacts = len(request.compacted_object_ids) > 0
     _check_ranges(ranges, several=compacts)
     if len(stream_objects.stream_id):
@@ -148,7 +157,7 @@ def check_commit(request: CommitStreamSetObject) -> None:
 
 
 def _is_replace(request: CommitStreamSetObject) -> bool:
-    """Check the sources; return whether they say that only attributes are replaced."""
+    """Check the sources and return whether the request only replaces attributes."""
     if not len(request.compacted_object_ids):
         return False
     _check_source_ids("compacted_object_ids", request.compacted_object_ids)
@@ -164,7 +173,7 @@ def _is_replace(request: CommitStreamSetObject) -> bool:
 
 
 def check_commit_stream_object(request: CommitStreamObject) -> None:
-    """Check what stream objects are compacted to."""
+    """Check a compaction of stream objects."""
     check_node(request.node)
     check_between("object_id", request.object_id, -1, INT64_MAX)
     check_between("object_size", request.object_size, 0, OBJECT_SIZE_MAX)
@@ -172,11 +181,14 @@ def check_commit_stream_object(request: CommitStreamObject) -> None:
     check_between("stream_epoch", request.stream_epoch, 0, INT64_MAX)
     check_between("attributes", request.attributes, -(2**31), INT32_MAX)
     _check_facts(request)
+
     ids = request.source_object_ids
     _check_source_ids("source_object_ids", ids)
     _check_operations(request)
+    # A replacement of attributes keeps the object and its offsets.
     if ids.tolist() == [request.object_id]:
         return
+
     start, end = request.start_offset, request.end_offset
     if request.object_id < 0:
         if (start, end) != (-1, -1):
@@ -197,6 +209,7 @@ def check_commit_uploads(request: CommitUploads) -> None:
             "ranges",
             COMMIT_ROWS_MAX,
         )
+
     for name, values in (
         ("object_size", request.object_size),
         ("range_count", request.range_count),
@@ -206,13 +219,15 @@ def check_commit_uploads(request: CommitUploads) -> None:
     if not all_between(request.object_id, 0, INT64_MAX):
         raise_at("object_id", request.object_id < 0, 0, ">= 0")
     _check_sizes("object_size", request.object_size)
+
+    # A range count is at least 1, and limiting each keeps their sum from overflowing.
     counts = request.range_count
     if not all_between(counts, 1, COMMIT_ROWS_MAX):
-        # Together with the limit above this keeps their sum from overflowing.
         raise_at("range_count", (counts < 1) | (counts > COMMIT_ROWS_MAX), 0, "1 to all of ranges")
     ends = np.cumsum(counts) if objects > 1 else counts
     if (total := ends.item(-1)) != rows:
         raise InvalidRequestError("range_count", f"sums up to {total}, but ranges has {rows}")
+
     if objects > 1:
         _check_no_twin("object_id", request.object_id)
     _check_fact_columns("", request, objects)
@@ -221,17 +236,20 @@ def check_commit_uploads(request: CommitUploads) -> None:
 
 
 def check_adoption(request: AdoptObjects) -> None:
-    """Check objects that are to be adopted."""
-    check_commit_uploads(as_uploads(request))
+    """Check objects to adopt."""
+    check_commit_uploads(to_uploads(request))
+
     epochs, rows = request.ranges.stream_epoch, len(request.ranges.stream_id)
     if len(epochs) != rows:
         raise InvalidRequestError(
-            "ranges.stream_epoch", f"got {len(epochs)} rows, must be one a range, {rows}"
+            "ranges.stream_epoch", f"got {len(epochs)} rows, must be one per range, {rows}"
         )
     raise_at("ranges.stream_epoch", epochs < 0, 0, ">= 0")
+
     if len(request.after_gap) not in (0, rows):
         raise InvalidRequestError(
-            "ranges.after_gap", f"got {len(request.after_gap)} rows, must be one a range, or none"
+            "ranges.after_gap",
+            f"got {len(request.after_gap)} rows, must be one per range, or none",
         )
     check_count("replaced_object_ids", len(request.replaced), least=0)
     _check_source_ids("replaced_object_ids", request.replaced)
@@ -241,29 +259,34 @@ def check_adoption(request: AdoptObjects) -> None:
 def _check_ranges(
     ranges: RangeColumns, firsts: Int64Column | None = None, *, several: bool = False
 ) -> None:
-    """Check ranges of one object, or of several; then `firsts` are the others' first rows.
+    """Check the ranges of one object, or of several.
 
-    The columns are equally long.
-    With `several` an object may hold several ranges of a stream.
+    The columns have equal lengths. `firsts` are the first rows of all objects but the first. With
+    `several` an object may contain several ranges of a stream.
     """
     if not len(ranges.stream_id):
         return
     stream_id = ranges.stream_id
+    # Uploads of one range are frequent, and vectors would only slow them down.
     if len(stream_id) == 1:
         if (first := stream_id.item()) < 0:
             raise fail("ranges.stream_id[0]", first, ">= 0")
         _check_offsets("ranges", ranges.start_offset, ranges.end_offset)
         return
+
     below, before = stream_id[1:], stream_id[:-1]
     falls = below < before if several else below <= before
+    # Stream ids ascend within an object and start again with the next one.
     if firsts is not None and len(firsts):
         falls[firsts - 1] = False
         raise_at("ranges.stream_id", stream_id < 0, 0, ">= 0")
     elif stream_id[0] < 0:
         raise fail("ranges.stream_id[0]", stream_id[0], ">= 0")
+
     order = "not below the row before" if several else "above the row before"
     raise_at("ranges.stream_id", falls, 1, order)
     _check_offsets("ranges", ranges.start_offset, ranges.end_offset)
+
     if several:
         overlaps = (below == before) & (ranges.start_offset[1:] < ranges.end_offset[:-1])
         raise_at("ranges.start_offset", overlaps, 1, "the end of the row before, or above it")
@@ -286,25 +309,26 @@ def _check_streams_once(ranges: RangeColumns, rows: StreamObjectColumns) -> None
     """Check that an upload has each stream in one row."""
     check_no_repeat("stream_objects.stream_id", rows.stream_id.tolist())
     shared = np.isin(rows.stream_id, ranges.stream_id)
-    raise_at("stream_objects.stream_id", shared, 0, "a stream that is not in ranges too")
+    raise_at("stream_objects.stream_id", shared, 0, "a stream that is not in ranges as well")
 
 
 def _check_no_overlap(ranges: RangeColumns, rows: StreamObjectColumns) -> None:
-    """Check that what a compaction results in holds no offset twice; ranges have been checked."""
+    """Check that the results of a compaction contain no offset twice. Ranges are validated."""
     stream_id = np.concatenate((ranges.stream_id, rows.stream_id))
     start = np.concatenate((ranges.start_offset, rows.start_offset))
     end = np.concatenate((ranges.end_offset, rows.end_offset))
     order = np.lexsort((start, stream_id))
     same = stream_id[order[1:]] == stream_id[order[:-1]]
     overlaps = np.flatnonzero(same & (start[order[1:]] < end[order[:-1]]))
+
     if len(overlaps):
-        # One of the two is a stream object; the set object's rows come first.
+        # Ranges do not overlap each other, and come first: the later row is a stream object.
         first = int(overlaps[0])
         row = int(max(order[first], order[first + 1])) - len(ranges.stream_id)
         raise InvalidRequestError(
             f"stream_objects.start_offset[{row}]",
             f"offsets {rows.start_offset[row]} to {rows.end_offset[row]} of stream "
-            f"{rows.stream_id[row]} overlap those of another row; each offset must be in one",
+            f"{rows.stream_id[row]} overlap another row: each offset must be in one row",
         )
 
 
@@ -328,16 +352,20 @@ def _check_fact_columns(
     low, high, crc32c = columns.min_timestamp_ms, columns.max_timestamp_ms, columns.crc32c
     if not (len(low) or len(high) or len(crc32c)):
         return
+
     for name, values in zip(FACT_COLUMNS, (low, high, crc32c), strict=True):
         if len(values) not in (0, rows):
             raise InvalidRequestError(
-                f"{prefix}{name}", f"got {len(values)} rows, must be none or one an object, {rows}"
+                f"{prefix}{name}",
+                f"got {len(values)} rows, must be none or one per object, {rows}",
             )
+
     if len(low) != len(high):
         raise InvalidRequestError(
             f"{prefix}max_timestamp_ms",
-            f"got {len(high)} rows, but min_timestamp_ms has {len(low)}; give both or neither",
+            f"got {len(high)} rows, but min_timestamp_ms has {len(low)}: set both or neither",
         )
+
     raise_at(f"{prefix}min_timestamp_ms", low < UNKNOWN, 0, "-1 or more")
     crossed = (high < low) | ((low == UNKNOWN) & (high != UNKNOWN))
     raise_at(f"{prefix}max_timestamp_ms", crossed, 0, "min_timestamp_ms or more, -1 if that is -1")
@@ -349,16 +377,19 @@ def _check_operations(request: CommitStreamObject) -> None:
     sources, operations = len(request.source_object_ids), len(request.operations)
     if operations not in (0, sources):
         raise InvalidRequestError(
-            "operations", f"got {operations}, must be none or one a source, {sources}"
+            "operations", f"got {operations}, must be none or one per source, {sources}"
         )
+
     for index, operation in enumerate(request.operations):
         if operation not in _OPERATIONS:
             raise fail(f"operations[{index}]", operation, "DELETE, KEEP_DATA or DEEP_DELETE")
+
+    # KEEP_DATA leaves the source's bytes in place, and only a composite can link to them.
     composite = request.object_id >= 0 and request.attributes & KIND_MASK == COMPOSITE_BITS
     if SourceOperation.KEEP_DATA in request.operations and not composite:
         raise InvalidRequestError(
             "operations",
-            "KEEP_DATA, but no composite object results that could keep the data; "
+            "KEEP_DATA needs a composite object as the result, which keeps the data: "
             "bits 0-1 of attributes must be 1",
         )
 
@@ -368,6 +399,7 @@ def _check_source_ids(field: str, ids: Int64Column) -> None:
 
 
 def _check_no_twin(field: str, ids: Int64Column) -> None:
+    # Sorting finds that there is a duplicate, counting then finds its value for the error.
     ordered = np.sort(ids)
     if np.count_nonzero(ordered[1:] == ordered[:-1]):
         check_no_repeat(field, ids.tolist())

@@ -1,4 +1,4 @@
-"""Answers on named objects, as plain values; see `answers`."""
+"""Answers about named objects, as plain values, see `answers`."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from streammeta.controller.metadata.api.requests import OwnerKey
 from streammeta.controller.metadata.tables.values import Tags
 
 NAMES = "_streammeta/named"
-"""Namespace of the names."""
+"""Namespace of the names of objects."""
 
 OWNERS = "_streammeta/named-owners"
-"""Namespace of the keys that lead from owners to names."""
+"""Namespace of the keys that map owners to names."""
 
 OWN_NAMESPACES = frozenset((NAMES, OWNERS))
-"""Namespaces whose keys change with their objects alone."""
+"""Namespaces whose keys change only together with their objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class ObjectErrorsAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedObject:
-    """An object and its name; one of the owners is there."""
+    """An object and its name. It has exactly one of the two owners."""
 
     name: str
     object_id: int

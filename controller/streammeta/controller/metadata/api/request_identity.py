@@ -1,15 +1,15 @@
 """Identity of requests: keys of remembered requests, and digests that recognise repeats.
 
-Create, prepare and node id requests are remembered by `RequestKey` in bounded windows. Entries come
-in by replay and leave in order of arrival, so every replica forgets alike.
+Create, prepare and node id requests are remembered by `RequestKey` in bounded windows. Replay adds
+entries and evicts them in order of arrival, so every replica forgets the same ones.
 
-A commit's digest covers what it says of its objects: owner, order, sizes, attributes, ranges, known
-facts, sources; and the values put and streams trimmed with it. It leaves out what only says whether
-and how the commit is judged: request id, epochs, `failover`, `on_conflict`, conditions of values.
-It is a sum over rows, so their order does not matter, and one pass of vector operations makes the
-digests of a whole batch. It guards against mistakes, not
-against forgery: a caller that forges one deceives only itself. Not one bit of it may change between
-versions, since it is part of records and checkpoint files.
+A commit's digest covers its content: owner, order, sizes, attributes, ranges, known facts, sources,
+and the values put and streams trimmed with it. It leaves out the fields that only decide whether
+and how the commit is accepted: request id, epochs, `failover`, `on_conflict`, conditions of values.
+It is a sum over rows, so their order does not matter, and vector operations compute the digests of
+a whole batch in one pass. It protects against mistakes, not against forgery: a caller that forges
+one deceives only itself. Digests are part of records and checkpoint files, so the algorithm must
+never change between versions.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from streammeta.controller.metadata.tables.values import Int64Column, StreamObje
 from streammeta.controller.records.record import FACT_COLUMNS
 
 REQUESTS_MAX = 32_768
-"""Create and Prepare requests remembered."""
+"""Maximum number of create and prepare requests remembered."""
 REJECTED_ROWS_MAX = 65_536
-"""Rows left out of commits remembered."""
+"""Maximum number of rows left out of commits that are remembered."""
 REMOVED_OBJECTS_MAX = 131_072
-"""Committed objects remembered after they are removed."""
+"""Maximum number of committed objects remembered after they are removed."""
 
 _NO_TAGS = 1
 
@@ -46,7 +46,7 @@ class RequestKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """Two nodes may choose the same request id by accident; they are different requests."""
+    """Identity of a remembered request. Two nodes may choose the same request id by accident."""
 
     kind: RequestKind
     node_id: int
@@ -55,9 +55,9 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class IssuedIds:
-    """The first answer: `count` ids from `first_id`; `deadline_ms` is -1 for streams.
+    """The first answer: `count` ids from `first_id`. `deadline_ms` is -1 for streams.
 
-    `content_digest` is that of the streams' tags, see `digest_of_tags`; 0: unknown, or no
+    `content_digest` is the digest of the streams' tags, see `digest_of_tags`. 0: unknown, or no
     streams were created.
     """
 
@@ -67,35 +67,39 @@ class IssuedIds:
     content_digest: int = 0
 
     def require_count(self, key: RequestKey, count: int) -> None:
-        """Raise `InvalidRequestError` if a repeat asks for another number of ids."""
+        """Raise `InvalidRequestError` if a repeat requests another number of ids."""
         if self.count != count:
             raise InvalidRequestError(
                 "request_id",
-                f"{key.request_id!r} was used for {self.count} ids, now for {count}; "
-                "a new request needs a new id",
+                f"{key.request_id!r} was used for {self.count} ids, now for {count}: "
+                "use a new id for a new request",
             )
 
 
 def digest_of_tags(tags: Sequence[Tags]) -> int:
-    """Return a number that tells the tags of some streams from others; it is never 0."""
+    """Return a number, never 0, that identifies the tags of some streams."""
     if not any(tags):
         return _NO_TAGS
+
     state = hashlib.blake2b(digest_size=8)
-    for of_one in tags:
-        texts = [text.encode() for tag in sorted(of_one) for text in tag]
+    for stream_tags in tags:
+        # Tags are a set: sort them, so that a repeat in another order is recognised.
+        texts = [text.encode() for tag in sorted(stream_tags) for text in tag]
         state.update(b"%d;" % len(texts))
+        # Length prefixes keep adjacent texts apart: ("ab", "c") differs from ("a", "bc").
         for text in texts:
             state.update(b"%d:" % len(text) + text)
+
     return int.from_bytes(state.digest(), "little", signed=True) or _NO_TAGS
 
 
 NO_DIGEST = 0
-"""Of objects that are not committed, or were by a version that kept none."""
+"""Digest of objects that are not committed, or were committed by a version without digests."""
 
 _Unsigned = npt.NDArray[np.uint64]
 
 _FEW_ROWS = 8
-"""Rows that are mixed one by one, because vectors would not be faster."""
+"""Up to this number of rows scalar code is faster than vectors."""
 
 _MASK = (1 << 64) - 1
 _MIX = 0xD6E8FEB86659FD93
@@ -104,17 +108,18 @@ _MIX_SCALAR = np.uint64(_MIX)
 
 
 class _Multipliers:
-    """Odd constants, another sequence for each kind of row: as numbers, and as a vector."""
+    """Odd constants, a different sequence for each kind of row: as numbers, and as a vector."""
 
     def __init__(self, kind: int, count: int) -> None:
         state, self.numbers = (kind * 0x9E3779B97F4A7C15) & _MASK, list[int]()
         for _ in range(count):
             state = (state + 0x9E3779B97F4A7C15) & _MASK
-            self.numbers.append(_mixed(state) | 1)
+            # An odd factor is invertible modulo 2**64, so no bit of a cell is lost.
+            self.numbers.append(_mix(state) | 1)
         self.vector: _Unsigned = np.array(self.numbers, dtype=np.uint64)
 
 
-def _mixed(value: int) -> int:
+def _mix(value: int) -> int:
     for _ in range(2):
         value = ((value ^ (value >> 32)) * _MIX) & _MASK
     return value ^ (value >> 32)
@@ -131,9 +136,9 @@ _TRIM = _Multipliers(8, 2)
 
 
 def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
-    """Return the digest of an upload, or of what set objects were compacted to."""
+    """Return the digest of an upload or of a compaction of stream set objects."""
     compacts = len(request.compacted_object_ids) > 0
-    head = _of_cells(
+    head = _mix_cells(
         _COMPACTION if compacts else _UPLOAD,
         (
             request.object_id,
@@ -146,20 +151,23 @@ def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
             request.crc32c,
         ),
     )
+
     ranges, others = request.ranges, request.stream_objects
     columns = (ranges.stream_id, ranges.start_offset, ranges.end_offset)
     total = head + _sum_of_rows(_RANGE, columns)
     if len(others.stream_id):
         total += _sum_of_rows(_STREAM_OBJECT, _stream_object_columns(others))
+
     if compacts:
         ids = request.compacted_object_ids
-        total += _of_sources(ids, np.ones_like(ids))
-    return _signed(total + _of_effects(request))
+        total += _sum_of_sources(ids, np.ones_like(ids))
+
+    return _to_signed(total + _sum_of_effects(request))
 
 
 def digest_of_merge(request: requests.CommitStreamObject) -> int:
-    """Return the digest of what stream objects were compacted to."""
-    total = _of_cells(
+    """Return the digest of a compaction of stream objects."""
+    total = _mix_cells(
         _MERGE,
         (
             request.object_id,
@@ -173,47 +181,52 @@ def digest_of_merge(request: requests.CommitStreamObject) -> int:
             request.crc32c,
         ),
     )
+
     ids = request.source_object_ids
     operations = np.array(request.operations or (1,) * len(ids), dtype=np.int64)
-    return _signed(total + _of_sources(ids, operations) + _of_effects(request))
+    return _to_signed(total + _sum_of_sources(ids, operations) + _sum_of_effects(request))
 
 
 def digests_of_uploads(request: requests.CommitUploads) -> Int64Column:
-    """Return the digest of each upload: that of the same upload as a commit of its own."""
+    """Return the digest of each upload, the same as if it were committed alone."""
     ids, ranges = request.object_id, request.ranges
     count = len(ids)
     if count == 1 and len(ranges.stream_id) <= _FEW_ROWS:
-        return np.array([_digest_of_one(request)])
+        return np.array([_digest_of_upload(request)])
+
     node_id = np.full(count, request.node.node_id)
-    facts = (_filled(getattr(request, name), count, -1) for name in FACT_COLUMNS)
+    facts = (_fill_empty(getattr(request, name), count, -1) for name in FACT_COLUMNS)
     nothing = np.zeros(count, dtype=np.int64)
-    totals = _of_rows(_UPLOAD, (ids, node_id, ids, request.object_size, nothing, *facts))
-    rows = _of_rows(_RANGE, (ranges.stream_id, ranges.start_offset, ranges.end_offset))
+    # The order id equals the object id, and a plain upload has no attributes.
+    totals = _mix_rows(_UPLOAD, (ids, node_id, ids, request.object_size, nothing, *facts))
+    rows = _mix_rows(_RANGE, (ranges.stream_id, ranges.start_offset, ranges.end_offset))
     firsts = np.cumsum(request.range_count) - request.range_count
     totals += np.add.reduceat(rows, firsts)
+
+    # 0 means that no digest is known.
     totals[totals == NO_DIGEST] = 1
     return totals.view(np.int64)
 
 
-def _digest_of_one(request: requests.CommitUploads) -> int:
+def _digest_of_upload(request: requests.CommitUploads) -> int:
     object_id = request.object_id.item()
     columns = (request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
     facts = [column.item() if len(column) else -1 for column in columns]
     cells = (object_id, request.node.node_id, object_id, request.object_size.item(), 0, *facts)
     ranges = request.ranges
     rows = (ranges.stream_id, ranges.start_offset, ranges.end_offset)
-    return _signed(_of_cells(_UPLOAD, cells) + _sum_of_rows(_RANGE, rows))
+    return _to_signed(_mix_cells(_UPLOAD, cells) + _sum_of_rows(_RANGE, rows))
 
 
-def _of_effects(request: requests.CommitStreamSetObject | requests.CommitStreamObject) -> int:
-    """Return the digest of values put and streams trimmed with a commit; 0 if there are none."""
+def _sum_of_effects(request: requests.CommitStreamSetObject | requests.CommitStreamObject) -> int:
+    """Return the digest of values put and streams trimmed with a commit, 0 without any."""
     total = 0
     for item in request.kv_puts:
         texts = (item.namespace.encode(), item.key.encode(), item.value)
         # A row of zeros would add nothing, hence the 1.
-        total += _of_cells(_PUT, (1, _digest_of_texts(texts)))
+        total += _mix_cells(_PUT, (1, _digest_of_texts(texts)))
     for trim in request.trims:
-        total += _of_cells(_TRIM, (trim.stream_id + 1, trim.new_start_offset))
+        total += _mix_cells(_TRIM, (trim.stream_id + 1, trim.new_start_offset))
     return total
 
 
@@ -224,8 +237,8 @@ def _digest_of_texts(texts: Sequence[bytes]) -> int:
     return int.from_bytes(state.digest(), "little", signed=True)
 
 
-def _of_sources(ids: Int64Column, operations: Int64Column) -> int:
-    # A row of zeros would add nothing to a sum, as if it were missing; operations begin at 1.
+def _sum_of_sources(ids: Int64Column, operations: Int64Column) -> int:
+    # A row of zeros would not change the sum, as if it were missing; operations begin at 1.
     return _sum_of_rows(_SOURCE, (ids, operations))
 
 
@@ -237,22 +250,22 @@ def _stream_object_columns(rows: StreamObjectColumns) -> tuple[Int64Column, ...]
         rows.stream_id,
         rows.start_offset,
         rows.end_offset,
-        _filled(rows.attributes, count, 0),
-        *(_filled(getattr(rows, name), count, -1) for name in FACT_COLUMNS),
+        _fill_empty(rows.attributes, count, 0),
+        *(_fill_empty(getattr(rows, name), count, -1) for name in FACT_COLUMNS),
     )
 
 
-def _filled(values: Int64Column, count: int, value: int) -> Int64Column:
-    """Return a column that may be empty, which means `value` in each row."""
+def _fill_empty(values: Int64Column, count: int, value: int) -> Int64Column:
+    """Return the column, or one with `value` in each row if it is empty."""
     return values if len(values) else np.full(count, value, dtype=np.int64)
 
 
-def _of_cells(multipliers: _Multipliers, cells: Sequence[int]) -> int:
-    return _mixed(sum(map(mul, multipliers.numbers, cells)) & _MASK)
+def _mix_cells(multipliers: _Multipliers, cells: Sequence[int]) -> int:
+    return _mix(sum(map(mul, multipliers.numbers, cells)) & _MASK)
 
 
-def _of_rows(multipliers: _Multipliers, columns: Sequence[Int64Column]) -> _Unsigned:
-    """Return a number for each row, what `_of_cells` returns for its cells."""
+def _mix_rows(multipliers: _Multipliers, columns: Sequence[Int64Column]) -> _Unsigned:
+    """Return a number for each row, equal to `_mix_cells` of its cells."""
     factors = multipliers.vector
     total: _Unsigned = columns[0].view(np.uint64) * factors[0]
     for values, factor in zip(columns[1:], factors[1:], strict=True):
@@ -266,12 +279,12 @@ def _of_rows(multipliers: _Multipliers, columns: Sequence[Int64Column]) -> _Unsi
 
 def _sum_of_rows(multipliers: _Multipliers, columns: Sequence[Int64Column]) -> int:
     if len(columns[0]) > _FEW_ROWS:
-        return int(np.add.reduce(_of_rows(multipliers, columns)))
+        return int(np.add.reduce(_mix_rows(multipliers, columns)))
     rows = zip(*[column.tolist() for column in columns], strict=True)
-    return sum([_of_cells(multipliers, cells) for cells in rows])
+    return sum([_mix_cells(multipliers, cells) for cells in rows])
 
 
-def _signed(total: int) -> int:
+def _to_signed(total: int) -> int:
     total &= _MASK
     if total == NO_DIGEST:
         return 1

@@ -1,8 +1,7 @@
-"""Requests to the map, as plain values.
+"""Requests to the metadata, as plain values.
 
 Mirrors the requests in `proto/`: same fields, same meaning, columns as read-only numpy int64
-arrays. Knows nothing of protobuf and checks nothing; `validation` does that before the map looks
-at its state.
+arrays. Does not depend on protobuf. `validation` checks requests before they reach the metadata.
 """
 
 from collections.abc import Sequence
@@ -24,13 +23,13 @@ from streammeta.controller.metadata.tables.values import (
 
 
 class WriteRequest:
-    """Requests that may change the map; `ClusterMetadata.decide` takes them."""
+    """Base of requests that may change the metadata, for `ClusterMetadata.decide`."""
 
     __slots__ = ()
 
 
 class ReadRequest:
-    """Requests that read the map; `ClusterMetadata.query` takes them."""
+    """Base of requests that only read the metadata, for `ClusterMetadata.query`."""
 
     __slots__ = ()
 
@@ -44,7 +43,7 @@ class NewStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateStreams(WriteRequest):
-    """Create closed, empty streams; a repeated `request_id` gets the first answer."""
+    """Create closed, empty streams. A repeated `request_id` returns the first answer."""
 
     request_id: str
     node: NodeIdentity
@@ -53,7 +52,7 @@ class CreateStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class StreamToOpen:
-    """One stream of OpenStreams."""
+    """A stream to open."""
 
     stream_id: int
     stream_epoch: int
@@ -71,7 +70,7 @@ class OpenStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class StreamToClose:
-    """One stream of CloseStreams; up to `end_offset` uploads follow, None: all is committed."""
+    """A stream to close. Uploads follow up to `end_offset`, None means that all is committed."""
 
     stream_id: int
     stream_epoch: int
@@ -80,7 +79,7 @@ class StreamToClose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseStreams(WriteRequest):
-    """Give up ownership of streams; `recoverer` closes them for a node that it recovers."""
+    """Give up ownership of streams. `recoverer` closes them for a node that it recovers."""
 
     node: NodeIdentity
     streams: tuple[StreamToClose, ...]
@@ -89,10 +88,10 @@ class CloseStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class StreamToTrim:
-    """One stream of TrimStreams.
+    """A stream to trim.
 
-    `appended_end_offset` is the end of what the owner has appended, which ends the trim; None: not
-    given, and the trim ends at `new_start_offset`.
+    A trim does not pass `appended_end_offset`, the end of the records the owner has appended. With
+    None a trim ends at `new_start_offset`.
     """
 
     stream_id: int
@@ -111,7 +110,7 @@ class TrimStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class StreamToDelete:
-    """One stream of DeleteStreams; `stream_epoch` -1 if it was never opened."""
+    """A stream to delete. `stream_epoch` is -1 if it was never opened."""
 
     stream_id: int
     stream_epoch: int
@@ -119,7 +118,7 @@ class StreamToDelete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteStreams(WriteRequest):
-    """Delete closed streams for good."""
+    """Delete closed streams permanently."""
 
     node: NodeIdentity
     streams: tuple[StreamToDelete, ...]
@@ -127,9 +126,9 @@ class DeleteStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetOpeningStreams(WriteRequest):
-    """Register a node's epoch for fencing (first page only) and list the streams it has open.
+    """Register a node's epoch for fencing (first page only) and list its open streams.
 
-    With `failover` another node asks, `recoverer` if it says so, to recover what it lists.
+    With `failover` another node, `recoverer` if it names itself, asks in order to recover them.
     """
 
     node: NodeIdentity
@@ -151,7 +150,7 @@ class DescribeStreams(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareObjects(WriteRequest):
-    """Issue consecutive object ids; a repeated `request_id` gets the first answer."""
+    """Issue consecutive object ids. A repeated `request_id` returns the first answer."""
 
     request_id: str
     node: NodeIdentity
@@ -161,7 +160,7 @@ class PrepareObjects(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVToPut:
-    """One value to put; `expected_version` None: no condition, 0: only if absent."""
+    """A value to put. `expected_version` None means no condition, 0 only if absent."""
 
     key: str
     value: bytes
@@ -172,12 +171,12 @@ class KVToPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitStreamSetObject(WriteRequest):
-    """Register an upload, or with `compacted_object_ids` what these set objects were compacted to.
+    """Register an upload, or a compaction of the SSOs in `compacted_object_ids`.
 
-    A repeated `object_id` gets the first answer. `object_id` -1: there is no set object, as when
-    everything was split into stream objects or has expired. Time bounds and `crc32c` say what is
-    known of the set object's content, see `StreamObjectColumns`. `kv_puts` and `trims` take effect
-    if and only if the commit does. `recoverer` uploads for a node that it recovers, by `failover`.
+    A repeated `object_id` returns the first answer. `object_id` -1 means that the commit has no
+    SSO, because all data was split into stream objects or has expired. Time bounds and `crc32c`
+    describe the SSO's content, see `StreamObjectColumns`. `kv_puts` and `trims` take effect if and
+    only if the commit does. With `failover`, `recoverer` uploads for a node that it recovers.
     """
 
     node: NodeIdentity
@@ -200,11 +199,11 @@ class CommitStreamSetObject(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitUploads(WriteRequest):
-    """Register uploads, one row a set object, judged one after the other.
+    """Register uploads, one row per stream set object, decided in order.
 
-    The first `range_count[0]` rows of `ranges` are the first object's, and so on. A bad range
-    rejects its own upload. An object's order is its id. The last three say what is known of the
-    objects' content, see `StreamObjectColumns`; each may be empty.
+    The first `range_count[0]` rows of `ranges` belong to the first object, and so on. A bad range
+    rejects its own upload only. An object's order id is its object id. The last three columns
+    describe the objects' content, see `StreamObjectColumns`. Each may be empty.
     """
 
     node: NodeIdentity
@@ -219,11 +218,11 @@ class CommitUploads(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitStreamObject(WriteRequest):
-    """Register what stream objects of one stream were compacted to; `object_id` -1: to nothing.
+    """Register a compaction of stream objects of one stream. `object_id` -1 means no result.
 
-    `operations` has one entry a source, or is empty: DELETE for each. Offsets are -1 without a
-    result. Time bounds and `crc32c` say what is known of the result's content, see
-    `StreamObjectColumns`. `kv_puts` and `trims` are as in `CommitStreamSetObject`.
+    `operations` has one entry per source, or is empty: DELETE for all. Offsets are -1 without a
+    result. Time bounds and `crc32c` describe the result's content, see `StreamObjectColumns`.
+    `kv_puts` and `trims` are as in `CommitStreamSetObject`.
     """
 
     node: NodeIdentity
@@ -253,7 +252,7 @@ class OwnerKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedObjectToCommit:
-    """A prepared object and its name; a stream or a key owns it, and it goes with that."""
+    """A prepared object and its name. It is deleted together with its owner, a stream or a key."""
 
     object_id: int
     name: str
@@ -266,7 +265,7 @@ class NamedObjectToCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitNamedObjects(WriteRequest):
-    """Give names to objects that hold no stream: all of them, or none."""
+    """Name objects that contain no stream data: all of them, or none."""
 
     node: NodeIdentity
     objects: tuple[NamedObjectToCommit, ...]
@@ -274,7 +273,7 @@ class CommitNamedObjects(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedObjectToDelete:
-    """A name to take away; `object_id` None: whichever object has it."""
+    """A name to delete. `object_id` None means whichever object has it."""
 
     name: str
     object_id: int | None = None
@@ -282,7 +281,7 @@ class NamedObjectToDelete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteNamedObjects(WriteRequest):
-    """Take names away and destroy their objects."""
+    """Delete names and destroy their objects."""
 
     node: NodeIdentity
     objects: tuple[NamedObjectToDelete, ...]
@@ -290,7 +289,7 @@ class DeleteNamedObjects(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeNamedObjects(ReadRequest):
-    """Read named objects by name, or those with a prefix, page by page in name order."""
+    """Read named objects by name or prefix, page by page in name order."""
 
     names: tuple[str, ...] = ()
     prefix: str = ""
@@ -299,7 +298,10 @@ class DescribeNamedObjects(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonUploads(WriteRequest):
-    """Give up what a node owes of these streams, or of all; close what a process of it has open."""
+    """Give up a node's pending uploads of these streams, or of all.
+
+    Also closes the open streams of the process with the epoch `close_streams_of_epoch`.
+    """
 
     node_id: int
     stream_ids: tuple[int, ...] = ()
@@ -308,7 +310,7 @@ class AbandonUploads(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class ObjectQuery:
-    """The range to find objects of; `end_offset` -1: as far as `limit` (0: 1000) allows."""
+    """A range to find objects for. `end_offset` -1 means as far as `limit` (0: 1000) allows."""
 
     stream_id: int
     start_offset: int
@@ -318,7 +320,7 @@ class ObjectQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectQueryColumns(Sequence[ObjectQuery]):
-    """Queries in columns; one becomes an `ObjectQuery` when it is asked for."""
+    """Queries in columns. A row becomes an `ObjectQuery` on access."""
 
     stream_id: Int64Column
     start_offset: Int64Column
@@ -351,10 +353,7 @@ Queries: TypeAlias = tuple[ObjectQuery, ...] | ObjectQueryColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetObjects(ReadRequest):
-    """Read which objects hold ranges of streams; of the first queries only if it `may_stop`.
-
-    Many queries are given in columns.
-    """
+    """Read which objects contain ranges of streams. `may_stop` allows only the first ones."""
 
     queries: Queries
     may_stop: bool = False
@@ -370,16 +369,16 @@ class DescribeObjects(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckObjects(ReadRequest):
-    """Read the states of ids, issued or not."""
+    """Read the states of object ids, issued or not."""
 
     object_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireObjects(WriteRequest):
-    """Mark prepared objects past their deadline destroyed, at most `limit` of them.
+    """Destroy prepared objects whose deadline has passed, at most `limit` of them.
 
-    Deadlines before `since_ms` are left out. Deadlines from `beyond_ms` on count as passed.
+    Deadlines before `since_ms` are skipped. Deadlines from `beyond_ms` on count as passed.
     """
 
     limit: int
@@ -389,23 +388,23 @@ class ExpireObjects(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveObjects(WriteRequest):
-    """Forget destroyed objects whose bytes are gone; other ids are passed over."""
+    """Forget destroyed objects whose bytes are deleted. Other ids are ignored."""
 
     object_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepDeletedStreams(WriteRequest):
-    """Destroy stream objects of streams that were deleted, at most `limit` of them."""
+    """Destroy stream objects of deleted streams, at most `limit` of them."""
 
     limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyDeadSetObjects(WriteRequest):
-    """Destroy set objects of a node that hold nothing of any stream any more.
+class DestroyDeadStreamSetObjects(WriteRequest):
+    """Destroy a node's stream set objects that no longer contain live data of any stream.
 
-    Looks at its `limit` committed set objects with the smallest ids above `after_object_id`.
+    Examines its `limit` committed SSOs with the smallest ids above `after_object_id`.
     """
 
     node_id: int
@@ -415,16 +414,16 @@ class DestroyDeadSetObjects(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldDeletions(WriteRequest):
-    """Keep the bytes of objects destroyed from now on for `hold_ms`; a longer hold stays."""
+    """Keep the bytes of objects destroyed from now on for `hold_ms`. A longer hold wins."""
 
     hold_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimBucket(WriteRequest):
-    """Give the cluster a UUID unless it has one, and let object ids below a bound be issued.
+    """Set the cluster's UUID unless it has one, and raise the bound of issuable object ids.
 
-    The UUID that is there stays; so does a higher bound.
+    An existing UUID and a higher bound stay.
     """
 
     cluster_uuid: str
@@ -433,12 +432,13 @@ class ClaimBucket(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdoptObjects(WriteRequest):
-    """Take objects of before a restore, found in the bucket, into the restored map, all or none.
+    """Adopt objects found in the bucket into metadata restored from an earlier backup.
 
-    Columns as in `CommitUploads`; the ranges may be parts of what an object holds. The epoch of
-    each is the largest among its records. `replaced` are objects of the map that leave it, as the
-    ranges have what is left of theirs. `after_gap` has 1 for each range that may begin after its
-    stream's end, offsets in between being lost; it may be empty.
+    All objects are adopted, or none. Columns are as in `CommitUploads`, except that the ranges may
+    be parts of an object's ranges, and an object's epoch is the largest among its records.
+    `replaced` are known objects whose remaining data the ranges contain. They are destroyed.
+    `after_gap` is 1 for each range that may begin after its stream's end, the offsets in between
+    being lost. It may be empty.
     """
 
     object_id: Int64Column
@@ -452,8 +452,8 @@ class AdoptObjects(WriteRequest):
     after_gap: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
 
-def as_uploads(request: AdoptObjects) -> CommitUploads:
-    """Return the same objects as uploads of no node."""
+def to_uploads(request: AdoptObjects) -> CommitUploads:
+    """Return the same objects as uploads of no particular node."""
     own = ("replaced", "after_gap")
     names = (part.name for part in fields(request) if part.name not in own)
     columns = {name: getattr(request, name) for name in names}
@@ -462,15 +462,12 @@ def as_uploads(request: AdoptObjects) -> CommitUploads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRestore(WriteRequest):
-    """End recovery mode; harmless if it is over."""
+    """End recovery mode. Changes nothing if it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetFeatureLevel(WriteRequest):
-    """Raise the cluster's feature level, which all controllers are known to read.
-
-    A level that is there already, or a higher one, stays.
-    """
+    """Set the cluster's feature level, which all controllers support."""
 
     level: int
 
@@ -484,7 +481,7 @@ class UnregisterNode(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetNextNodeId(WriteRequest):
-    """Issue a node id; a repeated `request_id` gets the first answer."""
+    """Issue a node id. A repeated `request_id` returns the first answer."""
 
     request_id: str
 
@@ -499,21 +496,21 @@ class SetNodeLock(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperviseNode(WriteRequest):
-    """Remember that a node sends heartbeats, so that its silence means something."""
+    """Remember that a node sends heartbeats, so that missing ones mean that it is dead."""
 
     node: NodeIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseStreams(WriteRequest):
-    """Fence a process that has no write-ahead log and is gone, and close its open streams."""
+    """Fence a dead process that has no write-ahead log, and close its open streams."""
 
     node: NodeIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTarget:
-    """The node to recover the data of a node's process; `target_id` -1: none any more."""
+    """The node that recovers the data of another node's process. `target_id` -1 means nobody."""
 
     node_id: int
     node_epoch: int
@@ -522,16 +519,16 @@ class RecoveryTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignRecoveries(WriteRequest):
-    """Assign recoveries of nodes' data; what no longer fits the nodes is passed over."""
+    """Assign recoveries of nodes' data. An assignment that no longer applies is skipped."""
 
     targets: tuple[RecoveryTarget, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterNode(WriteRequest):
-    """Register a broker process; a larger epoch fences older ones.
+    """Register a broker process. A larger epoch fences older ones.
 
-    `process_id` tells processes of one epoch apart; empty: unknown.
+    `process_id` distinguishes processes of one epoch. Empty means unknown.
     """
 
     node: NodeIdentity
@@ -542,7 +539,7 @@ class RegisterNode(WriteRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetNodes(ReadRequest):
-    """Read nodes by id or all; without a page all of them must fit in one answer."""
+    """Read all nodes or those with the ids. Without a page all must fit in one answer."""
 
     node_ids: tuple[int, ...] = ()
     include_stream_set_objects: bool = False
@@ -551,7 +548,7 @@ class GetNodes(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListStreamSetObjects(ReadRequest):
-    """Read one node's committed set objects page by page, in object id order."""
+    """Read one node's committed stream set objects page by page, in object id order."""
 
     node_id: int
     page: PageRequest = field(default_factory=PageRequest)
@@ -559,14 +556,14 @@ class ListStreamSetObjects(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutKVs(WriteRequest):
-    """Put values, each on its own condition."""
+    """Put values, each with its own condition."""
 
     items: tuple[KVToPut, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVKey:
-    """One key; `expected_version` is a condition of deletes only."""
+    """A key. `expected_version` is a condition of deletes only."""
 
     key: str
     namespace: str = ""
@@ -575,7 +572,7 @@ class KVKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetKVs(ReadRequest):
-    """Read values; those of the first keys only if it `may_stop`."""
+    """Read values. With `may_stop` the answer may cover only the first keys."""
 
     keys: tuple[KVKey, ...]
     may_stop: bool = False
@@ -583,14 +580,14 @@ class GetKVs(ReadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteKVs(WriteRequest):
-    """Delete keys, each on its own condition."""
+    """Delete keys, each with its own condition."""
 
     keys: tuple[KVKey, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListKVs(ReadRequest):
-    """Read keys with a prefix in key order, or with `namespaces` the namespaces."""
+    """Read the keys with a prefix in key order, or the namespaces if `namespaces` is set."""
 
     namespace: str = ""
     prefix: str = ""

@@ -1,8 +1,8 @@
-"""Uploads of several calls or messages as one `CommitUploads`, which is decided in vectors.
+"""Several uploads as one `CommitUploads`, which is decided by vector operations.
 
-A single upload is plain if `CommitUploads` can say all of it. Joined uploads are judged as they
-would be alone, one after the other. A single upload that is not simply accepted is decided again,
-alone: the answers to its kind of request say more.
+A single upload is plain if `CommitUploads` can express it completely. Joined uploads are decided
+in order, as they would be alone. A single upload that is not simply accepted is decided again
+alone, because the answer to its kind of request is more detailed.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from streammeta.rpc.method_facts import BATCH_MAX
 def is_plain(request: CommitStreamSetObject) -> bool:
     """Return whether an upload may be joined with others.
 
-    It need not be well-formed, but its columns must be as long as each other: joined ones are
+    It need not be well-formed, but its columns must have equal lengths, because joined columns are
     checked together.
     """
     ranges = request.ranges
@@ -69,12 +69,13 @@ class UploadBatch:
         return len(self._uploads)
 
     def add(self, upload: CommitStreamSetObject) -> bool:
-        """Add an upload; return False if it must go with another batch.
+        """Add an upload and return False if it needs another batch.
 
-        One call has room for so many only, and an object once: a repeat is decided after it.
+        A batch has a limited size and contains an object once: a repeat is decided later.
         """
         rows = len(upload.ranges.stream_id)
         is_full = len(self._uploads) == BATCH_MAX or self._rows + rows > COMMIT_ROWS_MAX
+
         if is_full or upload.object_id in self._uploads:
             return False
         self._uploads[upload.object_id] = upload
@@ -89,15 +90,16 @@ class UploadBatch:
             object_id=np.array([upload.object_id for upload in uploads]),
             object_size=np.array([upload.object_size for upload in uploads]),
             range_count=np.array([len(upload.ranges.stream_id) for upload in uploads]),
-            ranges=_joined_ranges([upload.ranges for upload in uploads]),
-            **_joined_facts(uploads),
+            ranges=_join_ranges([upload.ranges for upload in uploads]),
+            **_join_facts(uploads),
         )
 
     def answers(self, answer: CommitUploadsAnswer) -> dict[int, CommitStreamSetObjectAnswer]:
-        """Return the answers of the uploads that were simply accepted, by object id."""
+        """Return the answers of the accepted uploads, by object id."""
         accepted: dict[int, CommitStreamSetObjectAnswer] = {}
         stop = 0
         errors, range_errors = answer.errors.tolist(), answer.range_errors
+
         for upload, error in zip(self._uploads.values(), errors, strict=True):
             start, stop = stop, stop + len(upload.ranges.stream_id)
             verdicts = range_errors[start:stop]
@@ -107,13 +109,15 @@ class UploadBatch:
                     range_errors=verdicts,
                     stream_object_errors=EMPTY_COLUMN,
                 )
+
         return accepted
 
 
-def joined_uploads(requests: Sequence[CommitUploads]) -> CommitUploads | None:
-    """Return requests of one node as one, in their order, or None if that may change an answer.
+def join_uploads(requests: Sequence[CommitUploads]) -> CommitUploads | None:
+    """Join requests of one node in their order and return None if that may change an answer.
 
-    Each must be whole by itself, and together they must fit into one request, with no object twice.
+    Each request must have complete columns. Together they must fit into one request, in which no
+    object appears twice.
     """
     ids = [request.object_id for request in requests]
     object_id = np.concatenate(ids)
@@ -121,22 +125,24 @@ def joined_uploads(requests: Sequence[CommitUploads]) -> CommitUploads | None:
     rows = sum(len(request.ranges.stream_id) for request in requests)
     if count > BATCH_MAX or rows > COMMIT_ROWS_MAX or len(set(object_id.tolist())) < count:
         return None
+
     if not all(request.node == requests[0].node and _is_whole(request) for request in requests):
         return None
+
     return CommitUploads(
         node=requests[0].node,
         object_id=object_id,
         object_size=np.concatenate([request.object_size for request in requests]),
         range_count=np.concatenate([request.range_count for request in requests]),
-        ranges=_joined_ranges([request.ranges for request in requests]),
-        **_joined_fact_columns(requests),
+        ranges=_join_ranges([request.ranges for request in requests]),
+        **_join_fact_columns(requests),
     )
 
 
 def split_answers(
     answer: CommitUploadsAnswer, requests: Sequence[CommitUploads]
 ) -> list[CommitUploadsAnswer]:
-    """Return the answer to each of the joined requests."""
+    """Return the answer to each joined request."""
     answers, upload, row = [], 0, 0
     for request in requests:
         upload_stop = upload + len(request.object_id)
@@ -152,7 +158,7 @@ def split_answers(
 
 
 def _is_whole(request: CommitUploads) -> bool:
-    """Return whether each column has its rows: those of another request must not make up for it."""
+    """Return whether each column has its own rows and borrows none of another request."""
     ranges, rows = request.ranges, len(request.ranges.stream_id)
     return (
         len(request.object_id) == len(request.object_size) == len(request.range_count)
@@ -162,9 +168,11 @@ def _is_whole(request: CommitUploads) -> bool:
     )
 
 
-def _joined_fact_columns(requests: Sequence[CommitUploads]) -> dict[str, Int64Column]:
+def _join_fact_columns(requests: Sequence[CommitUploads]) -> dict[str, Int64Column]:
     if not any(len(column) for request in requests for column in _facts(request)):
         return {}
+
+    # Requests without facts get rows of unknowns, so that the joined columns stay aligned.
     parts = [
         [
             column if len(column) else np.full_like(request.object_id, UNKNOWN)
@@ -178,7 +186,7 @@ def _joined_fact_columns(requests: Sequence[CommitUploads]) -> dict[str, Int64Co
     }
 
 
-def _joined_ranges(parts: Sequence[RangeColumns]) -> RangeColumns:
+def _join_ranges(parts: Sequence[RangeColumns]) -> RangeColumns:
     return RangeColumns(
         stream_id=np.concatenate([part.stream_id for part in parts]),
         stream_epoch=np.concatenate([part.stream_epoch for part in parts]),
@@ -187,8 +195,8 @@ def _joined_ranges(parts: Sequence[RangeColumns]) -> RangeColumns:
     )
 
 
-def _joined_facts(uploads: Sequence[CommitStreamSetObject]) -> dict[str, Int64Column]:
-    """Return the columns of known facts; none if nothing is known of any object."""
+def _join_facts(uploads: Sequence[CommitStreamSetObject]) -> dict[str, Int64Column]:
+    """Return the columns of known facts, or none if all facts are unknown."""
     columns = {name: [getattr(upload, name) for upload in uploads] for name in FACT_COLUMNS}
     if all(value == UNKNOWN for values in columns.values() for value in values):
         return {}

@@ -1,7 +1,7 @@
-"""Validation of requests before the map looks at its state.
+"""Validation of requests before they reach the metadata.
 
-Every check here depends on the request alone. A malformed request raises `InvalidRequestError`
-naming the field as in `proto/`, one over a limit `LimitExceededError`; neither changes anything.
+The checks depend on the request alone. A malformed request raises `InvalidRequestError` with the
+field's name in `proto/`, one over a limit `LimitExceededError`. Neither changes anything.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ def validate(request: requests.WriteRequest | requests.ReadRequest) -> None:
 
 
 def _check_fields(request: Any) -> None:
-    """Check each field by the rule for its name; flags have none."""
+    """Check each field by the rule for its name. Fields without a rule accept every value."""
     for name in request.__dataclass_fields__:
         check = _FIELDS.get(name)
         if check is not None:
@@ -87,7 +87,7 @@ def _length(longest: int) -> Callable[[str, str], None]:
 
 
 def _too_long(field: str, most: int) -> LimitExceededError:
-    return LimitExceededError(f"{field}: a text or value is over {most} bytes", field, most)
+    return LimitExceededError(f"{field}: a text or value exceeds {most} bytes", field, most)
 
 
 def _check_wal_config(field: str, text: str) -> None:
@@ -122,7 +122,7 @@ def _check_id_page(_: str, page: PageRequest | None) -> None:
     token = page.page_token
     if not token:
         return
-    # The length comes first: `int` refuses very long texts with an error of its own.
+    # Check the length first: `int` rejects very long texts with an error of its own kind.
     is_number = len(token) <= _ID_DIGITS_MAX and token.isascii() and token.isdecimal()
     if not is_number or int(token) > INT64_MAX:
         got = repr(token if len(token) <= _ID_DIGITS_MAX else f"{token[:_ID_DIGITS_MAX]}...")
@@ -224,8 +224,10 @@ def _check_assign_recoveries(request: requests.AssignRecoveries) -> None:
         check_between(f"{field}.node_id", target.node_id, 0, INT32_MAX)
         check_between(f"{field}.node_epoch", target.node_epoch, 0, INT64_MAX)
         check_between(f"{field}.target_id", target.target_id, -1, INT32_MAX)
+        # A node cannot recover itself: its restart is a recovery already.
         if target.target_id == target.node_id:
             raise fail(f"{field}.target_id", target.target_id, "another node than node_id")
+
     check_no_repeat("targets.node_id", [target.node_id for target in request.targets])
 
 
@@ -277,7 +279,7 @@ def _check_opening(request: requests.GetOpeningStreams) -> None:
 
 def _check_recoverer(recoverer: NodeIdentity, node: NodeIdentity, *, may_recover: bool) -> None:
     if not may_recover:
-        raise fail("recoverer", "one", "absent from all but uploads and readings with failover")
+        raise fail("recoverer", "one", "set only for uploads and GetOpeningStreams with failover")
     check_between("recoverer.node_id", recoverer.node_id, 0, INT32_MAX)
     check_between("recoverer.node_epoch", recoverer.node_epoch, 0, INT64_MAX)
     if recoverer.node_id == node.node_id:
@@ -287,12 +289,12 @@ def _check_recoverer(recoverer: NodeIdentity, node: NodeIdentity, *, may_recover
 def _check_effects(
     request: requests.CommitStreamSetObject | requests.CommitStreamObject, *, has_result: bool
 ) -> None:
-    """Check what comes with a commit; one without a result of its own would not be known again."""
+    """Check values and trims of a commit. Without a result a repeat could not be recognised."""
     if not has_result:
         raise InvalidRequestError(
             "kv_puts" if request.kv_puts else "trims",
-            "the commit has no result that its repeat would be known by; "
-            "send them by PutKVs or TrimStreams",
+            "need a commit that creates an object, so that a retry can be recognised: "
+            "use PutKVs or TrimStreams",
         )
     if request.kv_puts:
         _check_puts("kv_puts", request.kv_puts)
@@ -301,11 +303,11 @@ def _check_effects(
 
 
 def _check_no_name(field: str, namespace: str) -> None:
-    """Check that keys are none of those that lead to named objects."""
+    """Check that a namespace is not reserved for named objects."""
     if namespace in OWN_NAMESPACES:
         raise InvalidRequestError(
             f"{field}.namespace",
-            f"{namespace!r} changes with named objects alone; commit or delete those",
+            f"{namespace!r} changes only with named objects: commit or delete those",
         )
 
 
@@ -327,7 +329,9 @@ def _check_named(field: str, items: Sequence[Any]) -> None:
 def _check_commit_named(request: requests.CommitNamedObjects) -> None:
     check_node(request.node)
     _check_named("objects", request.objects)
+
     check_no_repeat("objects.object_id", [item.object_id for item in request.objects])
+
     for index, item in enumerate(request.objects):
         field = f"objects[{index}]"
         check_between(f"{field}.object_size", item.object_size, 0, OBJECT_SIZE_MAX)
@@ -336,7 +340,7 @@ def _check_commit_named(request: requests.CommitNamedObjects) -> None:
         _check_tags(f"{field}.metadata", item.metadata)
         if (item.owner_key is None) == (item.owner_stream_id < 0):
             raise InvalidRequestError(
-                f"{field}.owner_key", "wanted it or owner_stream_id, and not both"
+                f"{field}.owner_key", "must be set, or owner_stream_id, but not both"
             )
         if item.owner_key is not None:
             owner = item.owner_key
@@ -362,6 +366,8 @@ def _check_kv_keys(request: requests.GetKVs | requests.DeleteKVs) -> None:
     for index, key in enumerate(request.keys):
         _check_key(f"keys[{index}]", key.namespace, key.key)
         _check_version(f"keys[{index}]", key.expected_version)
+
+    # Keys may be read several times and in any namespace, but deleted only once.
     if isinstance(request, requests.DeleteKVs):
         for index, key in enumerate(request.keys):
             _check_no_name(f"keys[{index}]", key.namespace)
@@ -374,6 +380,7 @@ def _check_list_kvs(request: requests.ListKVs) -> None:
 
 def _check_get_objects(request: requests.GetObjects) -> None:
     asked = request.queries
+    # Columns are validated at once. Row by row only finds the field to name in the error.
     if isinstance(asked, requests.ObjectQueryColumns) and _are_sound(asked):
         return
     for index, query in enumerate(asked):
@@ -386,11 +393,12 @@ def _check_get_objects(request: requests.GetObjects) -> None:
 
 
 def _are_sound(asked: requests.ObjectQueryColumns) -> bool:
-    """Return whether no query is malformed, in a few steps for all."""
+    """Return whether all queries are well-formed, checked by vector operations."""
     starts, ends = asked.start_offset, asked.end_offset
     rows = {len(values) for values in (asked.stream_id, starts, ends, asked.limit)}
     if len(rows) > 1:
         raise fail("queries", f"columns of {sorted(rows)} rows", "as many rows in each")
+
     sound = (asked.stream_id >= 0) & (starts >= 0) & ((ends == NONE_ID) | (ends >= starts))
     sound &= (asked.limit >= 0) & (asked.limit <= BATCH_MAX)
     return bool(np.all(sound))
@@ -422,17 +430,17 @@ _FIELDS: dict[str, Callable[[str, Any], None]] = {
     "ttl_ms": _between(TTL_MS_MIN, TTL_MS_MAX),
     "wal_config": _check_wal_config,
 }
-"""Rules for fields that mean the same in every request that is checked by them."""
+"""Rules for fields that have the same meaning in all requests checked by `_check_fields`."""
 
 _LISTS: Mapping[type, tuple[RequestList, ...]] = {
     kind: tuple(limit for limit in facts.request_lists if limit.field in kind.__dataclass_fields__)
     for method, facts in METHODS.items()
     if (kind := getattr(requests, method.rpartition(".")[2], None)) is not None
 }
-"""Lists with a limit by request; where the request has columns instead, its check counts rows."""
+"""Lists with a limit by request. Where the request has columns instead, its check counts rows."""
 
-# Each value takes exactly its key's type, which a dictionary's type can't say. Requests that are
-# not named have their fields checked.
+# Each function accepts exactly its key's type, which the type of a dictionary cannot express.
+# Requests that are not listed have their fields checked by name.
 _CHECKS: dict[type, Callable[..., None]] = {
     requests.CreateStreams: _check_create_streams,
     requests.OpenStreams: _check_open_streams,

@@ -1,8 +1,8 @@
-"""Effects that come with a commit: values put and streams trimmed, all of them, or no commit.
+"""Effects of commits: values put and streams trimmed, all together with the commit or not at all.
 
-Judged once the commit is accepted for its own sake, against the state before it, by the rules of
-PutKVs and TrimStreams, whose records they have behind those of the commit. One that is refused
-refuses the commit. A repeat of a commit changes nothing: its effects were made with it.
+They are decided once the commit itself is accepted, against the state before it, by the rules of
+PutKVs and TrimStreams, and their records follow the commit's records. A rejected effect rejects the
+commit. A repeat changes nothing, because the effects were applied together with the first commit.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from streammeta.controller.metadata.registries.stream_decisions import StreamDec
 from streammeta.controller.records import record as rec
 
 EFFECTS_LEVEL = 3
-"""Feature level from which commits may have effects: leaders below it know nothing of them."""
+"""Feature level from which commits may have effects. Leaders below it do not know them."""
 
 Commit: TypeAlias = CommitStreamSetObject | CommitStreamObject
 CommitAnswer: TypeAlias = CommitStreamSetObjectAnswer | CommitStreamObjectAnswer
@@ -31,45 +31,50 @@ Decided: TypeAlias = tuple[Sequence[rec.Record], CommitAnswer]
 
 
 class CommitEffects:
-    """Adds the effects of commits to what was decided on the commits."""
+    """Adds the effects of commits to the decisions on the commits."""
 
     def __init__(self, streams: StreamDecisions, kvs: KVs, level: FeatureLevel) -> None:
         self._streams = streams
         self._kvs = kvs
         self._level = level
 
-    def added(
+    def add_effects(
         self,
         request: Commit,
         records: Sequence[rec.Record],
         answer: CommitAnswer,
         offset: int,
     ) -> Decided:
-        """Return records and answer with those of the effects; `offset` is where they will be.
+        """Return records and answer including the effects. `offset` is the records' log offset.
 
         Raises:
             FeatureLevelError: the cluster is below `EFFECTS_LEVEL`.
-            LimitExceededError: the values that stand in the way are too much for one answer.
+            LimitExceededError: the conflicting values exceed one answer.
         """
         if not (request.kv_puts or request.trims):
             return records, answer
         self._level.require(EFFECTS_LEVEL, "kv_puts and trims of a commit")
+
         if answer.error is not ErrorCode.NONE:
             return records, answer
+        # An accepted commit without records is a repeat.
         if not records:
-            results = self._kvs.put_before(request.kv_puts)
+            results = self._kvs.list_earlier_puts(request.kv_puts)
             done = (ErrorCode.NONE,) * len(request.trims)
             starts = self._streams.starts_of([item.stream_id for item in request.trims])
             return records, replace(
                 answer, kv_results=results, trim_errors=done, trim_start_offsets=starts
             )
+
         put, results = self._kvs.decide_put_all(request.kv_puts, offset)
         trimmed, errors, starts = self._streams.trim_of_node(
             request.node.node_id, request.trims, _raised_ends(records)
         )
-        error = _first_error(results, errors)
+
+        error = _find_first_error(results, errors)
         if error is not ErrorCode.NONE:
-            return (), replace(_refused(request, error), kv_results=results, trim_errors=errors)
+            return (), replace(_rejection(request, error), kv_results=results, trim_errors=errors)
+
         effects = [*([put] if request.kv_puts else ()), *trimmed]
         return (*records, *effects), replace(
             answer, kv_results=results, trim_errors=errors, trim_start_offsets=starts
@@ -81,7 +86,7 @@ def _raised_ends(records: Sequence[rec.Record]) -> dict[int, int]:
     ends: dict[int, int] = {}
     for record in records:
         if isinstance(record, rec.StreamSetObjectsCommitted):
-            rows: rec.SetObjectRanges | rec.StreamObjectsCommitted = record.ranges
+            rows: rec.StreamSetObjectRanges | rec.StreamObjectsCommitted = record.ranges
         elif isinstance(record, rec.StreamObjectsCommitted):
             rows = record
         else:
@@ -92,12 +97,12 @@ def _raised_ends(records: Sequence[rec.Record]) -> dict[int, int]:
     return ends
 
 
-def _first_error(results: Sequence[KVResult], errors: Sequence[ErrorCode]) -> ErrorCode:
+def _find_first_error(results: Sequence[KVResult], errors: Sequence[ErrorCode]) -> ErrorCode:
     every = (*(result.error for result in results), *errors)
     return next((error for error in every if error), ErrorCode.NONE)
 
 
-def _refused(request: Commit, error: ErrorCode) -> CommitAnswer:
+def _rejection(request: Commit, error: ErrorCode) -> CommitAnswer:
     if isinstance(request, CommitStreamSetObject):
         return failed_commit(request, error)
     return CommitStreamObjectAnswer(error=error)

@@ -1,18 +1,18 @@
-"""The rules that judge commits: continuity of uploads, coverage of compactions, repeats.
+"""Rules for commits: continuity of uploads, coverage of compactions, repeats.
 
-A row of an upload continues its stream at the stream's end, or at what the node still owes of it
-after a fast close. A row below the stream's start, or of a deleted stream, is accepted without
-effect, because its bytes are in the object anyway. A verdict is an `ErrorCode` number.
+A row of an upload continues its stream at the stream's end, or continues a pending upload left by a
+fast close. A row below the stream's start, or of a deleted stream, is accepted without effect,
+because its bytes are in the object anyway. A verdict is an `ErrorCode` number.
 
-Compacted ranges must hold exactly what their sources hold. Coverage works on live parts alone,
-those above the start of an existing stream. Live ranges of objects never overlap, nor do outputs,
-so a stream's ranges are contiguous if their lengths add up to the distance from the first start to
-the last end; no sorting is needed to check that.
+Compacted ranges must contain exactly the data of their sources. Coverage considers only live parts,
+those above the start of an existing stream. Live ranges of objects never overlap, and neither do
+outputs. A stream's ranges are therefore contiguous if their lengths add up to the distance from the
+first start to the last end, and checking that needs no sorting.
 
-An object remembers the digest of its commit, also after it was compacted away and, for a bounded
-number of objects, after it was removed. `left_out_rows` remembers the verdicts of rows that a
-commit left out. An object without a known digest was committed by a version that kept none: its
-repeats are accepted as honest.
+An object remembers the digest of its commit, even after it was compacted away and, for a bounded
+number of objects, after it was removed. `left_out_rows` remembers the verdicts of rows that commits
+left out. An object without a known digest was committed by a version without digests, and its
+repeats are accepted.
 """
 
 from bisect import bisect_right
@@ -29,8 +29,9 @@ from streammeta.controller.metadata.api.request_identity import NO_DIGEST
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject
 from streammeta.controller.metadata.decisions.left_out_rows import LeftOutRows
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
+from streammeta.controller.metadata.registries.stream_heads import DELETED, Head
 from streammeta.controller.metadata.registries.stream_ranges import NO_SPANS, StreamSpans
-from streammeta.controller.metadata.registries.streams import DELETED, Head, Streams
+from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.values import (
     EMPTY_COLUMN,
     INT64_MAX,
@@ -42,7 +43,7 @@ from streammeta.controller.metadata.tables.values import (
     StreamState,
 )
 
-# Members of an enum are slow to look up; these are looked up for every commit.
+# Looking enum members up is slow, and every commit needs these.
 _OPENED = int(StreamState.OPENED)
 _PREPARED = int(ObjectState.PREPARED)
 _STREAM_NOT_EXIST = int(ErrorCode.STREAM_NOT_EXIST)
@@ -50,9 +51,9 @@ _STREAM_NOT_EXIST = int(ErrorCode.STREAM_NOT_EXIST)
 
 @dataclass(slots=True, eq=False)
 class Ahead:
-    """Effects of the uploads before this one in its batch.
+    """Effects of the preceding uploads of a batch.
 
-    `owed` is the node's list of pending uploads; `ends` has the streams whose end they raised.
+    `owed` is the node's list of pending uploads, `ends` the new ends of streams.
     """
 
     owed: StreamSpans = NO_SPANS
@@ -60,22 +61,24 @@ class Ahead:
 
 
 class Continuity:
-    """Judges ranges, no stream twice, against the streams; epochs may be missing."""
+    """Checks of ranges, at most one per stream, against the streams. Epochs are optional."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
 
     def all_continue(self, node_id: int, rows: RangeColumns, *, repeats: bool) -> bool:
-        """Return whether every row continues a stream of a node that owes nothing.
+        """Return whether every row continues its stream and the node has no pending upload.
 
-        With `repeats` a stream may have several rows, each to continue the one before.
+        With `repeats` a stream may have several rows, each continuing the one before.
         """
         streams, ids = self._streams, rows.stream_id
         if len(ids) == 1:
             return self._continues(node_id, rows)
         if np.maximum.reduce(ids) >= len(streams):
             return False
+
         head = streams.head_columns(ids)
+        # Internal commits carry no epochs: they use the present ones.
         given = rows.stream_epoch if len(rows.stream_epoch) else head.epoch
         if np.count_nonzero(_may_write(node_id, given, head)) < len(ids):
             return False
@@ -84,7 +87,7 @@ class Continuity:
         return bool(np.count_nonzero(rows.start_offset == head.end_offset) == len(ids))
 
     def _continues(self, node_id: int, rows: RangeColumns) -> bool:
-        """Do as `all_continue` for one row, by its cells: vectors would cost several times more."""
+        """Do the same for a single row by its cells, because vectors cost several times more."""
         stream_id = rows.stream_id.item()
         if stream_id >= len(self._streams):
             return False
@@ -93,29 +96,33 @@ class Continuity:
         is_good = _may_write(node_id, given, head) and rows.start_offset.item() == head.end_offset
         return bool(is_good)
 
-    def judge(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
-        """Return one verdict a row."""
+    def check(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
+        """Return one verdict per row."""
         ids = rows.stream_id
         if not len(ids):
             return EMPTY_COLUMN
         issued = ids < len(self._streams)
         if np.count_nonzero(issued) == len(ids):
-            return self._judge_issued(node_id, rows, ahead)
-        # A stream that was never created is an error; one that is gone is not.
+            return self._check_issued(node_id, rows, ahead)
+        # A stream that was never created is an error, a deleted one is not.
         verdicts = np.full(len(ids), _STREAM_NOT_EXIST)
-        verdicts[issued] = self._judge_issued(node_id, rows.ranges_at(issued), ahead)
+        verdicts[issued] = self._check_issued(node_id, rows.ranges_at(issued), ahead)
         return verdicts
 
-    def _judge_issued(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
+    def _check_issued(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
         at = rows.stream_id
         epochs, state, owner, low, high = self._streams.head_columns(at)
+        # A stream's end is where the uploads before this one have left it.
         if ahead.ends:
             pairs = zip(at.tolist(), high.tolist(), strict=True)
             high = np.array([ahead.ends.get(stream, end) for stream, end in pairs], np.int64)
+
         given = rows.stream_epoch if len(rows.stream_epoch) else epochs
         start, end = rows.start_offset, rows.end_offset
+        # The upload was assembled before the stream was trimmed past its end.
         crosses_trim = (high == low) & (start < low)
-        # The last one that holds is the verdict.
+
+        # Later cases override earlier ones, so the last match is the verdict.
         return _last_of(
             (~((start == high) | crosses_trim), ErrorCode.OFFSET_NOT_MATCHED),
             (owner != node_id, ErrorCode.STREAM_FENCED),
@@ -129,12 +136,14 @@ class Continuity:
     def _owed_cases(
         self, rows: RangeColumns, low: Int64Column, owed: StreamSpans
     ) -> tuple[tuple[Mask, ErrorCode], ...]:
-        """Let the node upload what it owes of a stream, whichever node has the stream now."""
+        """Accept pending uploads of a node regardless of the stream's present owner."""
         if not len(owed):
             return ()
+
         at = owed.row_of(rows.stream_id)
         first, end = owed.start_offset[at], owed.end_offset[at]
         active = (at >= 0) & (np.maximum(low, first) < end)
+
         formed_before_trim = (first <= low) & (rows.start_offset < low)
         right = (rows.start_offset == np.maximum(low, first)) | formed_before_trim
         right &= rows.end_offset <= end
@@ -143,16 +152,17 @@ class Continuity:
             (active & right, ErrorCode.NONE),
         )
 
-    def owed_after(
+    def advance_owed(
         self, owed: StreamSpans, stream_id: Int64Column, end: Int64Column
     ) -> StreamSpans:
-        """Return what a node owes once it uploaded streams up to `end`.
+        """Return a node's pending uploads after it uploaded streams up to `end`.
 
-        Same rows; those with nothing left to upload are empty.
+        The rows stay the same. Completed ones become empty.
         """
         at = owed.row_of(stream_id)
         live = self._streams.live_starts(owed)
         moved = (at >= 0) & (end > self._streams.start_offsets(np.where(at >= 0, stream_id, 0)))
+
         starts = owed.start_offset.copy()
         starts[at[moved]] = end[moved]
         over = live >= owed.end_offset
@@ -161,18 +171,18 @@ class Continuity:
 
 
 def _may_write(node_id: int, epoch: Any, head: Head[Any]) -> Any:
-    """Say whether streams are open on a node in these epochs; of one's cells, or row by row."""
+    """Return whether streams are open on a node in these epochs, for cells or columns."""
     return (head.state == _OPENED) & (head.node_id == node_id) & (head.epoch == epoch)
 
 
 def has_twins(ids: Int64Column) -> bool:
-    """Return whether some id is there twice."""
+    """Return whether an id appears twice."""
     ordered = np.sort(ids)
     return bool(np.count_nonzero(ordered[1:] == ordered[:-1]))
 
 
 def _chains(rows: RangeColumns, ends: Int64Column) -> bool:
-    """Return whether each row continues its stream: the row before it, or else the stream's end."""
+    """Return whether each row continues the row before it or else its stream's end."""
     if not has_twins(rows.stream_id):
         return bool(np.count_nonzero(rows.start_offset == ends) == len(ends))
     order = np.argsort(rows.stream_id, kind="stable")
@@ -189,14 +199,16 @@ def _last_of(*cases: tuple[Mask, ErrorCode]) -> Int64Column:
     return verdicts
 
 
-def judge(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
-    """Return which outputs reach beyond a contiguous run of the sources, and whether all is held.
+def check_coverage(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
+    """Return which outputs exceed a contiguous run of the sources, and whether all are covered.
 
-    Both are live parts. Outputs are sorted by stream id, and those of a stream overlap none of the
-    others; sources are in any order. All is held if the outputs cover every source.
+    Both are live parts. Outputs are sorted by stream id and do not overlap each other, sources may
+    be in any order. Sources are covered if the outputs contain every offset of them.
     """
     if not len(outputs):
         return np.zeros(0, dtype=np.bool_), not len(sources)
+
+    # Fast path: per stream, outputs and sources span the same offsets without a hole.
     first = np.flatnonzero(np.concatenate(([True], np.diff(outputs.stream_id) > 0)))
     streams = outputs.stream_id[first]
     at = np.minimum(streams.searchsorted(sources.stream_id), len(streams) - 1)
@@ -208,13 +220,14 @@ def judge(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
         exact &= held == high - low
         if np.count_nonzero(exact) == len(streams):
             return np.zeros(len(outputs), dtype=np.bool_), True
-    return _judge_by_runs(outputs, sources)
+
+    return _check_coverage_by_runs(outputs, sources)
 
 
 def _extents(
     owner: Int64Column, spans: StreamSpans, owners: int
 ) -> tuple[Int64Column, Int64Column, Int64Column]:
-    """Return each owner's lowest start, highest end and length of all its spans."""
+    """Return each owner's smallest start, largest end and total length of spans."""
     low = np.full(owners, INT64_MAX, dtype=np.int64)
     high = np.zeros(owners, dtype=np.int64)
     held = np.zeros(owners, dtype=np.int64)
@@ -224,26 +237,27 @@ def _extents(
     return low, high, held
 
 
-def _judge_by_runs(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
-    """Do what `judge` does where a stream is in several pieces, or to say what does not fit."""
+def _check_coverage_by_runs(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
+    """Do as `check_coverage` if a stream is in several pieces, or to find the misfits."""
     order = np.lexsort((sources.start_offset, sources.stream_id))
     runs: dict[int, list[tuple[int, int]]] = {}
     missing = 0
-    for stream_id, low, high in sources.take(order).merged().rows():
+    for stream_id, low, high in sources.take(order).merge().rows():
         runs.setdefault(stream_id, []).append((low, high))
         missing += high - low
+
     outside = np.zeros(len(outputs), dtype=np.bool_)
     for row, (stream_id, start, end) in enumerate(outputs.rows()):
         of_stream = runs.get(stream_id, [])
         place = bisect_right(of_stream, start, key=lambda run: run[0]) - 1
         outside[row] = place < 0 or end > of_stream[place][1]
         missing -= end - start
-    # Outputs that overlap nothing and lie within the sources cover them if they are as long.
+    # Disjoint outputs within the sources cover them if their total lengths are equal.
     return outside, not missing and not outside.any()
 
 
 class Repeat(Enum):
-    """Relation of a commit to those made before, and to the objects it names."""
+    """Relation of a commit to earlier commits and to the objects it names."""
 
     NEW = 0
     SAME = 1
@@ -251,7 +265,7 @@ class Repeat(Enum):
     NO_OBJECT = 3
 
 
-REFUSED = {
+REJECTED = {
     Repeat.OTHER_CONTENT: ErrorCode.OBJECT_CONTENT_MISMATCH,
     Repeat.NO_OBJECT: ErrorCode.OBJECT_NOT_EXIST,
 }
@@ -259,14 +273,14 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdicts:
-    """One `ErrorCode` number a row; `covered`: the results hold all that their sources do."""
+    """One `ErrorCode` number per row. `covered`: the results contain all data of the sources."""
 
     ranges: Int64Column
     stream_objects: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     covered: bool = True
 
     def error(self) -> ErrorCode:
-        """Return the first row's error that is one; without one, that something is missing."""
+        """Return the first error of a row, or the error for missing data, or NONE."""
         for verdicts in (self.ranges, self.stream_objects):
             if np.count_nonzero(verdicts):
                 return ErrorCode(int(verdicts[np.argmax(verdicts != 0)]))
@@ -284,7 +298,7 @@ class Verdicts:
 
 
 class Repeats:
-    """Commits that were made before, by the ids of their objects."""
+    """Earlier commits, by the ids of their objects."""
 
     def __init__(self, objects: ObjectQueries) -> None:
         self._objects = objects
@@ -292,14 +306,14 @@ class Repeats:
 
     @property
     def left_out(self) -> LeftOutRows:
-        """The rows that commits have left out."""
+        """The rows left out by commits."""
         return self._left_out
 
-    def judge(self, object_ids: Iterable[int], digest: int) -> Repeat:
-        """Compare a commit with those that committed any of these objects.
+    def compare(self, object_ids: Iterable[int], digest: int) -> Repeat:
+        """Compare a commit with the earlier commits of any of these objects.
 
-        One equal digest suffices: an object that the first commit left out may have come with
-        another commit since.
+        One equal digest suffices: an object left out by the first commit may have been committed
+        by another since.
         """
         found = [self._objects.commit_digest(object_id) for object_id in object_ids]
         known = {made_with for made_with in found if made_with is not None}
@@ -307,17 +321,17 @@ class Repeats:
             return Repeat.NEW
         return Repeat.SAME if digest in known or NO_DIGEST in known else Repeat.OTHER_CONTENT
 
-    def of_object(self, object_id: int, digest: int) -> Repeat:
-        """Compare the commit of an object, which must be prepared, with the one it had."""
+    def compare_object(self, object_id: int, digest: int) -> Repeat:
+        """Compare the commit of an object, which must be prepared, with its earlier commit."""
         if self._objects.is_prepared(object_id):
             return Repeat.NEW
-        repeat = self.judge((object_id,), digest)
+        repeat = self.compare((object_id,), digest)
         return Repeat.NO_OBJECT if repeat is Repeat.NEW else repeat
 
-    def refuse_unusable(self, object_id: Int64Column, verdicts: Int64Column) -> None:
-        """Overwrite the verdicts of rows whose stream object can't be committed.
+    def reject_unusable(self, object_id: Int64Column, verdicts: Int64Column) -> None:
+        """Overwrite the verdicts of rows whose stream object cannot be committed.
 
-        The object comes before the stream: a row without an object can't be committed at all.
+        This error takes precedence: a row without its object cannot be committed at all.
         """
         verdicts[self._objects.states(object_id) != _PREPARED] = ErrorCode.OBJECT_NOT_EXIST
         verdicts[self._objects.was_committed(object_id)] = ErrorCode.INVALID_REQUEST
@@ -325,9 +339,9 @@ class Repeats:
     def first_answer(
         self, request: CommitStreamSetObject, digest: int
     ) -> CommitStreamSetObjectAnswer:
-        """Return the answer that this commit, which was made, got the first time.
+        """Return the answer that this commit got the first time.
 
-        REJECT_ALL can't have been the policy if rows were left out: it is another commit then.
+        Under REJECT_ALL no rows can have been left out. If some were, it is a different commit.
         """
         rows = request.stream_objects
         ranges = self.range_verdicts(request.object_id, request.ranges.stream_id, digest)
@@ -339,11 +353,11 @@ class Repeats:
         )
 
     def range_verdicts(self, object_id: int, stream_id: Int64Column, digest: int) -> Int64Column:
-        """Return the first verdict about each range of a set object that was committed."""
+        """Return the first verdict on each range of a committed stream set object."""
         owners = np.full(len(stream_id), object_id)
         verdicts = self._left_out.verdicts(digest, owners, stream_id)
         if np.count_nonzero(verdicts) and (row := self._objects.row(object_id)) >= 0:
-            # Without a digest the verdict may be about another commit that named this object.
+            # Without a digest the verdict may belong to another commit that named this object.
             held = self._objects.spans(np.array([row])).stream_id
             verdicts[np.isin(stream_id, held)] = 0
         return verdicts
@@ -351,10 +365,10 @@ class Repeats:
     def _stream_object_verdicts(
         self, object_id: Int64Column, stream_id: Int64Column, digest: int
     ) -> Int64Column:
-        """Return the first verdict about each stream object of a commit that was made.
+        """Return the first verdict on each stream object of a committed request.
 
-        An object that came with this commit was accepted. Any other one was left out, also if its
-        verdict is no longer remembered.
+        An object committed together with the request was accepted. All others were left out, even
+        if their verdicts are no longer remembered.
         """
         if not len(object_id):
             return EMPTY_COLUMN
@@ -363,7 +377,7 @@ class Repeats:
         may_have_come = came | np.array([of_object == NO_DIGEST for of_object in made_with])
 
         unknown = np.full(len(object_id), int(ErrorCode.OFFSET_NOT_MATCHED))
-        self.refuse_unusable(object_id, unknown)
+        self.reject_unusable(object_id, unknown)
         verdicts = self._left_out.verdicts(digest, object_id, stream_id)
         verdicts = np.where((verdicts == 0) & ~may_have_come, unknown, verdicts)
         verdicts[came] = 0
@@ -371,7 +385,7 @@ class Repeats:
 
 
 def failed_commit(request: CommitStreamSetObject, error: ErrorCode) -> CommitStreamSetObjectAnswer:
-    """Return the answer to a commit that failed before its rows were looked at."""
+    """Return the answer to a commit that failed before its rows were examined."""
     return CommitStreamSetObjectAnswer(
         error=error,
         range_errors=np.full(len(request.ranges.stream_id), int(error)),

@@ -1,14 +1,14 @@
-"""Compactions: judges commits of objects that replace others holding the same ranges.
+"""Compactions: decisions on commits of objects that replace others with the same ranges.
 
-What the sources hold above the start of streams that exist must be held by the results, all of it
-and nothing else; then the index swaps rows of sources for rows of results within one log entry, and
-no reader ever sees a hole or an overlap. Ranges below a stream's start, or of streams that are
-gone, are dead: results may hold them or not. The results' own commit is replayed by `uploads`.
+The results must contain exactly the data of the sources above the start of existing streams. The
+index then swaps the sources' rows for the results' rows within one log entry, so that no reader
+ever sees a hole or an overlap. Ranges below a stream's start, or of deleted streams, are dead:
+results may contain them or not. The commits of results are replayed by `uploads`.
 
-A result holds no record that is in none of the sources. So results that come without time bounds
-get the bounds of all sources together: they may be wider than needed, which look-ups by time must
-live with anyway, and without them one compaction would make its streams' times unknown for good.
-Checksums are of other bytes and are not passed on.
+A result contains no record that is not in a source. Results without time bounds therefore get the
+bounds of all sources together. These may be too wide, which look-ups by time must tolerate anyway,
+but without them one compaction would make its streams' times unknown forever. Checksums describe
+other bytes and are not passed on.
 """
 
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ from streammeta.controller.metadata.api.answers import (
 from streammeta.controller.metadata.api.request_identity import digest_of_commit, digest_of_merge
 from streammeta.controller.metadata.api.requests import CommitStreamObject, CommitStreamSetObject
 from streammeta.controller.metadata.decisions.commit_rules import (
-    REFUSED,
+    REJECTED,
     Repeat,
     Repeats,
     Verdicts,
+    check_coverage,
     failed_commit,
-    judge,
 )
-from streammeta.controller.metadata.decisions.uploads import Uploads, set_object_record
+from streammeta.controller.metadata.decisions.uploads import Uploads, stream_set_object_record
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
@@ -56,7 +56,7 @@ _NOT_FOUND = ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
 
 
 class Compactions:
-    """Decides CommitStreamSetObject with sources, and CommitStreamObject."""
+    """Decisions on CommitStreamSetObject with sources, and on CommitStreamObject."""
 
     def __init__(
         self,
@@ -72,30 +72,33 @@ class Compactions:
         self._uploads = uploads
         self._repeats = repeats
 
-    # ---- set objects ----
+    # ---- stream set objects ----
 
-    def decide_set_object(
+    def decide_stream_set_object(
         self, request: CommitStreamSetObject, now_ms: int
     ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
-        """Judge a compaction of set objects; the request is well-formed."""
+        """Decide a compaction of stream set objects. The request is well-formed."""
         error = self._nodes.check(request.node, fence_failover=not request.failover)
         if error is not _NONE:
             return [], failed_commit(request, error)
+
         ids = request.compacted_object_ids
         rows = self._objects.rows(ids)
-        fit = self._objects.are_set_objects_of(rows, request.node.node_id)
+        fit = self._objects.are_stream_set_objects_of(rows, request.node.node_id)
         if ids.tolist() == [request.object_id]:
             records, error = self._replace_attributes(request, rows, fit)
             return records, failed_commit(request, error)
+
         digest = digest_of_commit(request)
         repeat = self._set_repeat(request, digest)
         if repeat is Repeat.SAME:
             return [], self._repeats.first_answer(request, digest)
-        if repeat in REFUSED:
-            return [], failed_commit(request, REFUSED[repeat])
-        if not fit.all() or not _usable(ids, request.object_id):
+        if repeat in REJECTED:
+            return [], failed_commit(request, REJECTED[repeat])
+
+        if not fit.all() or not _are_usable(ids, request.object_id):
             return [], failed_commit(request, _NOT_FOUND)
-        verdicts = self._judge_set(request, rows)
+        verdicts = self._check_results(request, rows)
         error = verdicts.error()
         if error is not _NONE:
             return [], verdicts.answer(error)
@@ -104,18 +107,19 @@ class Compactions:
 
     def _set_repeat(self, request: CommitStreamSetObject, digest: int) -> Repeat:
         if request.object_id >= 0:
-            return self._repeats.of_object(request.object_id, digest)
+            return self._repeats.compare_object(request.object_id, digest)
         results = request.stream_objects.object_id
         if len(results):
-            # All results are committed together, so the first one tells.
-            return self._repeats.judge((int(results[0]),), digest)
+            # All results were committed together, so the first one decides.
+            return self._repeats.compare((int(results[0]),), digest)
+        # Without a result only the sources show that the commit was made.
         gone = self._were_destroyed(request.compacted_object_ids, dropped=EMPTY_COLUMN)
         return Repeat.SAME if gone else Repeat.NEW
 
     def _were_destroyed(self, ids: Int64Column, dropped: Int64Column) -> bool:
-        """Return whether all sources are gone that a compaction without result replaced.
+        """Return whether all sources of a compaction without result were destroyed.
 
-        Those of `dropped` may never have been committed, but not all of them.
+        Objects in `dropped` need not have been committed, but at least one source must.
         """
         states = self._objects.states(ids)
         gone = (states == ObjectState.MARK_DESTROYED) | (states == ObjectState.REMOVED)
@@ -123,7 +127,7 @@ class Compactions:
         excused = (states == ObjectState.MARK_DESTROYED) & np.isin(ids, dropped)
         return bool(gone.all() and committed.any() and (committed | excused).all())
 
-    def _judge_set(self, request: CommitStreamSetObject, rows: Int64Column) -> Verdicts:
+    def _check_results(self, request: CommitStreamSetObject, rows: Int64Column) -> Verdicts:
         ranges, others = request.ranges, request.stream_objects
         stream_id = np.concatenate((ranges.stream_id, others.stream_id))
         outputs = StreamSpans(
@@ -131,33 +135,36 @@ class Compactions:
             np.concatenate((ranges.start_offset, others.start_offset)),
             np.concatenate((ranges.end_offset, others.end_offset)),
         )
-        verdicts, covered = self._judge_outputs(outputs, self._live_parts(rows))
+        verdicts, covered = self._check_outputs(outputs, self._live_parts(rows))
         of_ranges, of_others = np.split(verdicts, [len(ranges.stream_id)])
         if len(others.object_id):
-            self._repeats.refuse_unusable(others.object_id, of_others)
+            self._repeats.reject_unusable(others.object_id, of_others)
         return Verdicts(of_ranges, of_others, covered)
 
-    def _judge_outputs(
+    def _check_outputs(
         self, outputs: StreamSpans, sources: StreamSpans
     ) -> tuple[Int64Column, bool]:
-        """Judge outputs, which don't overlap, against the live parts of what they replace."""
+        """Check outputs, which do not overlap, against the live parts of their sources."""
         verdicts = np.zeros(len(outputs), dtype=np.int64)
         issued = np.flatnonzero(outputs.stream_id < len(self._streams))
         if len(issued) < len(outputs):
-            # No source holds anything of a stream that was never created.
+            # No source contains data of a stream that was never created.
             verdicts[outputs.stream_id >= len(self._streams)] = ErrorCode.OFFSET_NOT_MATCHED
+
         starts = self._streams.live_starts(outputs.take(issued))
         live = starts < outputs.end_offset[issued]
         rows = issued[live]
+        # Row order within a stream does not matter to the check.
         order = np.argsort(outputs.stream_id[rows])
         rows = rows[order]
         parts = StreamSpans(outputs.stream_id[rows], starts[live][order], outputs.end_offset[rows])
-        outside, covered = judge(parts, sources)
+
+        outside, covered = check_coverage(parts, sources)
         verdicts[rows[outside]] = ErrorCode.OFFSET_NOT_MATCHED
         return verdicts, covered
 
     def _live_parts(self, rows: Int64Column) -> StreamSpans:
-        """Return what objects hold above the starts of streams that exist."""
+        """Return the parts of objects above the starts of existing streams."""
         spans = self._objects.spans(rows)
         starts = self._streams.live_starts(spans)
         live = starts < spans.end_offset
@@ -173,10 +180,11 @@ class Compactions:
                 request = replace(request, order_id=self._objects.least_order_id(rows))
             facts = _result_facts(request, bounds)
             oldest = self._objects.least_data_time_ms(rows)
-            yield set_object_record(
+            yield stream_set_object_record(
                 request, request.ranges, facts, digest, now_ms, data_time_ms=oldest
             )
-        others = _bounded(request.stream_objects, bounds)
+
+        others = _fill_bounds(request.stream_objects, bounds)
         every = np.ones(len(others.stream_id), dtype=np.bool_)
         yield from self._uploads.stream_object_records(others, every, digest, now_ms)
         yield rec.ObjectsDestroyed(object_id=request.compacted_object_ids, marked_at_ms=now_ms)
@@ -186,7 +194,7 @@ class Compactions:
     def decide_stream_object(
         self, request: CommitStreamObject, now_ms: int
     ) -> tuple[list[rec.Record], CommitStreamObjectAnswer]:
-        """Judge a compaction of stream objects; the request is well-formed."""
+        """Decide a compaction of stream objects. The request is well-formed."""
         records, error = self._decide_stream_object(request, now_ms)
         return records, CommitStreamObjectAnswer(error=error)
 
@@ -199,21 +207,25 @@ class Compactions:
             error = self._streams.ownership(request.stream_id, request.stream_epoch, node_id)
         if error is not _NONE:
             return [], error
+
         ids = request.source_object_ids
         rows = self._objects.rows(ids)
         fit = self._objects.are_objects_of_stream(rows, request.stream_id)
         if ids.tolist() == [request.object_id]:
             return self._replace_attributes(request, rows, fit)
-        sources = _Sources(ids, rows, _operations(request))
+
+        sources = _Sources(ids, rows, _read_operations(request))
         digest = digest_of_merge(request)
         repeat = self._merge_repeat(request, sources, digest)
         if repeat is Repeat.SAME:
             return [], _NONE
-        if repeat in REFUSED:
-            return [], REFUSED[repeat]
+        if repeat in REJECTED:
+            return [], REJECTED[repeat]
+
         error = self._source_error(request, sources, fit)
         if error is not _NONE:
             return [], error
+
         self._objects.require_room(request.object_size, EMPTY_COLUMN)
         return list(self._stream_object_records(request, sources, digest, now_ms)), _NONE
 
@@ -221,7 +233,7 @@ class Compactions:
         self, request: CommitStreamObject, sources: "_Sources", digest: int
     ) -> Repeat:
         if request.object_id >= 0:
-            return self._repeats.of_object(request.object_id, digest)
+            return self._repeats.compare_object(request.object_id, digest)
         dropped = sources.ids[sources.operations == SourceOperation.DELETE]
         return Repeat.SAME if self._were_destroyed(sources.ids, dropped) else Repeat.NEW
 
@@ -229,13 +241,17 @@ class Compactions:
         self, request: CommitStreamObject, sources: "_Sources", fit: Mask
     ) -> ErrorCode:
         rows = sources.rows
+        # A source that was never committed may be dropped, but contributes no data.
         dropped = self._objects.are_in_state(rows, ObjectState.PREPARED)
         dropped &= sources.operations == SourceOperation.DELETE
-        if not (fit | dropped).all() or not _usable(sources.ids, request.object_id):
+        if not (fit | dropped).all() or not _are_usable(sources.ids, request.object_id):
             return _NOT_FOUND
+
         kept = sources.operations == SourceOperation.KEEP_DATA
+        # A composite has no data of its own that another composite could link to.
         if (self._objects.kinds(rows[kept]) == ObjectKind.COMPOSITE).any():
             return ErrorCode.INVALID_REQUEST
+
         outputs = StreamSpans()
         if request.object_id >= 0:
             outputs = StreamSpans(
@@ -243,7 +259,7 @@ class Compactions:
                 column([request.start_offset]),
                 column([request.end_offset]),
             )
-        verdicts, covered = self._judge_outputs(outputs, self._live_parts(rows))
+        verdicts, covered = self._check_outputs(outputs, self._live_parts(rows))
         return _NONE if covered and not verdicts.any() else ErrorCode.OFFSET_NOT_MATCHED
 
     def _stream_object_records(
@@ -267,9 +283,12 @@ class Compactions:
                 content_digest=digest,
                 **facts.columns(),
             )
+
+        # A composite keeps linked objects of its sources whose data it still covers.
         kept_above = request.start_offset if composite else None
         linked = [sources.with_operation(SourceOperation.KEEP_DATA)]
         destroyed: list[rec.ObjectsDestroyed] = []
+
         for operation in (SourceOperation.DELETE, SourceOperation.DEEP_DELETE):
             named = sources.with_operation(operation)
             kept, gone = self._links_of(named, kept_above)
@@ -280,7 +299,9 @@ class Compactions:
                 destroyed.append(
                     rec.ObjectsDestroyed(object_id=ids, marked_at_ms=now_ms, deep=deep)
                 )
+
         held = np.concatenate(linked)
+        # Links come first: objects linked to a destroyed composite would be destroyed with it.
         if len(held):
             yield rec.ObjectsLinked(composite_id=request.object_id, object_id=held)
         yield from destroyed
@@ -288,15 +309,15 @@ class Compactions:
     def _links_of(
         self, composites: Int64Column, kept_above: int | None
     ) -> tuple[Int64Column, Int64Column]:
-        """Return what objects link: what of it ends above an offset, and the rest."""
-        ids = self._objects.linked_to(composites)
+        """Return the objects linked to composites: those that end above an offset, and the rest."""
+        ids = self._objects.list_linked(composites)
         if kept_above is None or not len(ids):
             return EMPTY_COLUMN, ids
-        # A linked object holds one range.
+        # A linked object has one range.
         kept = self._objects.spans(self._objects.rows(ids)).end_offset > kept_above
         return ids[kept], ids[~kept]
 
-    # ---- attributes alone ----
+    # ---- attributes only ----
 
     def _replace_attributes(
         self,
@@ -318,14 +339,14 @@ class Compactions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sources:
-    """Sources of a compaction of stream objects, with what is done to each."""
+    """Sources of a compaction of stream objects, with the operation on each."""
 
     ids: Int64Column
     rows: Int64Column
     operations: Int64Column
 
     def with_operation(self, operation: SourceOperation) -> Int64Column:
-        """Return the ids that this is done to."""
+        """Return the ids of sources with an operation."""
         named: Int64Column = self.ids[self.operations == operation]
         return named
 
@@ -338,8 +359,8 @@ def _result_facts(
     return facts_of_one(*bounds, request.crc32c)
 
 
-def _bounded(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObjectColumns:
-    """Return rows with these time bounds where they have none."""
+def _fill_bounds(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObjectColumns:
+    """Return the rows with these time bounds where their own are unknown."""
     low, high = bounds
     if high == UNKNOWN:
         return rows
@@ -354,13 +375,13 @@ def _bounded(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObject
     )
 
 
-def _operations(request: CommitStreamObject) -> Int64Column:
+def _read_operations(request: CommitStreamObject) -> Int64Column:
     if request.operations:
         return column(request.operations)
     return np.full(len(request.source_object_ids), int(SourceOperation.DELETE), dtype=np.int64)
 
 
-def _usable(ids: Int64Column, object_id: int) -> bool:
-    """Return whether no source is named twice, and none is the result."""
+def _are_usable(ids: Int64Column, object_id: int) -> bool:
+    """Return whether no source appears twice or is the result."""
     named = set(ids.tolist())
     return len(named) == len(ids) and object_id not in named

@@ -1,11 +1,11 @@
 """Rows that commits left out under ACCEPT_VALID, so that a repeat gets the first answer.
 
-A verdict belongs to one row of one commit, hence the commit's digest in the key: the same object
-may be left out of several commits, and come with another one later. Below the feature level that
-records the digest it is `NO_DIGEST`, and a newer verdict about the same object and stream replaces
-the older one.
+A verdict belongs to one row of one commit, so the key contains the commit's digest: the same object
+may be left out of several commits and be committed by another one later. Below the feature level
+that records the digest it is `NO_DIGEST`, and a newer verdict on the same object and stream
+replaces the older one.
 
-Entries come in by replay and leave in order of arrival, so every replica forgets alike.
+Replay adds entries and evicts them in order of arrival, so every replica forgets the same ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streammeta.controller.records.record import CommitRowsRejected
 
 
 class RowKey(NamedTuple):
-    """One row of one commit."""
+    """A row of a commit."""
 
     content_digest: int
     object_id: int
@@ -37,7 +37,7 @@ class LeftOutRows:
         self._errors: Window[RowKey, int] = Window(REJECTED_ROWS_MAX)
 
     def verdicts(self, digest: int, object_id: Int64Column, stream_id: Int64Column) -> Int64Column:
-        """Return the `ErrorCode` number of each row of a commit; 0 if none is remembered."""
+        """Return the `ErrorCode` number of each row of a commit, 0 if not remembered."""
         if not len(self._errors):
             return np.zeros(len(object_id), dtype=np.int64)
         rows = zip(object_id.tolist(), stream_id.tolist(), strict=True)
@@ -58,7 +58,7 @@ class LeftOutRows:
         self._errors.load(entries)
 
     def replay(self, record: CommitRowsRejected, undo: Undo) -> None:
-        """See `CommitRowsRejected`."""
+        """Replay `CommitRowsRejected`."""
         for object_id, stream_id, error in zip(
             record.object_id.tolist(), record.stream_id.tolist(), record.error.tolist(), strict=True
         ):

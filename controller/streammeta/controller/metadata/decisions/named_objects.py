@@ -1,10 +1,10 @@
-"""Named objects: objects that hold no stream, found by the names that brokers gave them.
+"""Named objects: objects without stream data, found by names that brokers chose.
 
-The object itself is in the registry of objects, under an id that was prepared as any other, and its
-bytes lie under the key of that id: so expiry, deletion, backups and reconciliation know it without
-its name. What the name says is the value of a key, in a namespace that is the cluster's own; a
-second key leads from the owner, a stream or a key, to the name. All of it changes in one entry of
-the log, so neither names without objects nor objects without names ever remain.
+The object itself is in the registry of objects under an id prepared like any other, and its bytes
+are stored under the key of that id. Expiry, deletion, backups and reconciliation therefore need no
+names. A name is a key in a reserved namespace, and its value describes the object. A second key
+maps the owner, a stream or a key, to the name. All of them change in one log entry, so that names
+without objects and objects without names are impossible.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from streammeta.controller.metadata.api.named_answers import (
     NamedObject,
     ObjectErrorsAnswer,
 )
-from streammeta.controller.metadata.decisions.commit_rules import REFUSED, Repeat, Repeats
+from streammeta.controller.metadata.decisions.commit_rules import REJECTED, Repeat, Repeats
 from streammeta.controller.metadata.registries.feature_level import FeatureLevel
 from streammeta.controller.metadata.registries.kv import KVs
 from streammeta.controller.metadata.registries.nodes import Nodes
@@ -34,13 +34,13 @@ from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Tags, col
 from streammeta.controller.records import record as rec
 
 NAMED_LEVEL = 3
-"""Feature level from which there are named objects."""
+"""Feature level from which named objects exist."""
 
 PER_OWNER_MAX = 1_000
-"""Maximum number of objects of one owner."""
+"""Maximum number of named objects of one owner."""
 
 WITH_OWNERS_MAX = 10_000
-"""Maximum number of objects destroyed with their owners in one request."""
+"""Maximum number of named objects destroyed with their owners in one request."""
 
 _NONE = ErrorCode.NONE
 
@@ -54,7 +54,7 @@ class _Entry:
     owner_key: requests.OwnerKey | None
     metadata: Tags
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         content: dict[str, Any] = {"id": self.object_id, "tags": self.metadata}
         if self.owner_key is None:
             content["stream"] = self.owner_stream_id
@@ -63,7 +63,7 @@ class _Entry:
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
-    def decoded(cls, value: bytes) -> "_Entry":
+    def decode(cls, value: bytes) -> "_Entry":
         content = json.loads(value)
         return cls(
             object_id=content["id"],
@@ -88,7 +88,7 @@ def _of_key(namespace: str, key: str) -> str:
 
 
 class NamedObjects:
-    """Decides and reads what has to do with names; replay is that of keys and objects."""
+    """Decisions and queries about named objects. Replay is up to keys and objects."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class NamedObjects:
     def decide_commit(
         self, request: requests.CommitNamedObjects, now_ms: int
     ) -> tuple[Sequence[rec.Record], ObjectErrorsAnswer]:
-        """Commit all objects or none; those that were committed before are as good as new ones.
+        """Commit all objects or none. Already committed ones count as new ones.
 
         Raises:
             FeatureLevelError: the cluster is below `NAMED_LEVEL`.
@@ -121,15 +121,18 @@ class NamedObjects:
         error = self._nodes.check(request.node)
         if error is not _NONE:
             return (), ObjectErrorsAnswer(errors=(error,) * len(request.objects))
+
         digests = [_digest(item) for item in request.objects]
         repeats = [
-            self._repeats.of_object(item.object_id, digest)
+            self._repeats.compare_object(item.object_id, digest)
             for item, digest in zip(request.objects, digests, strict=True)
         ]
         errors = tuple(map(self._verdict, request.objects, repeats))
+
         fresh = [place for place, repeat in enumerate(repeats) if repeat is Repeat.NEW]
         if any(errors) or not fresh:
             return (), ObjectErrorsAnswer(errors=errors)
+
         chosen = [request.objects[place] for place in fresh]
         self._require_room(chosen)
         records = self._commit_records(chosen, [digests[place] for place in fresh], now_ms)
@@ -138,8 +141,8 @@ class NamedObjects:
     def _verdict(self, item: requests.NamedObjectToCommit, repeat: Repeat) -> ErrorCode:
         if repeat is Repeat.SAME:
             return _NONE
-        if repeat in REFUSED:
-            return REFUSED[repeat]
+        if repeat in REJECTED:
+            return REJECTED[repeat]
         if self._kvs.value_of(NAMES, item.name) is not None:
             return ErrorCode.KEY_EXIST
         if item.owner_key is None:
@@ -154,12 +157,14 @@ class NamedObjects:
         for item in items:
             prefix = _entry(item).owner_prefix()
             added[prefix] = added.get(prefix, 0) + 1
+
+        # The listing is bounded, so the check costs no more than the limit.
         for prefix, count in added.items():
             has = len(list(itertools.islice(self._names_of(prefix), PER_OWNER_MAX)))
             if has + count > PER_OWNER_MAX:
                 raise LimitExceededError(
                     f"objects: {prefix} has {has} named objects, at most {PER_OWNER_MAX} of one "
-                    "owner; delete some, or let several keys own them",
+                    "owner: delete some, or let several keys own them",
                     "objects",
                     PER_OWNER_MAX,
                 )
@@ -185,7 +190,7 @@ class NamedObjects:
             rec.KVsPut(
                 namespaces=(NAMES,) * len(items) + (OWNERS,) * len(items),
                 keys=(*names, *owners),
-                values=(*(entry.encoded() for entry in entries), *((b"",) * len(items))),
+                values=(*(entry.encode() for entry in entries), *((b"",) * len(items))),
             ),
         )
 
@@ -203,26 +208,30 @@ class NamedObjects:
         ]
         return self._destruction(names, now_ms), ObjectErrorsAnswer(errors=errors)
 
-    def gone_with_streams(self, stream_ids: Iterable[int], now_ms: int) -> Sequence[rec.Record]:
-        """Return what destroys the objects of streams that are deleted.
+    def destroy_with_streams(self, stream_ids: Iterable[int], now_ms: int) -> Sequence[rec.Record]:
+        """Return the records that destroy the objects of deleted streams.
 
         Raises:
-            LimitExceededError: they are too many for one request.
+            LimitExceededError: there are too many for one request.
         """
-        return self._gone_with(map(_of_stream, stream_ids), now_ms)
+        return self._destroy_with(map(_of_stream, stream_ids), now_ms)
 
-    def gone_with_keys(self, keys: Iterable[tuple[str, str]], now_ms: int) -> Sequence[rec.Record]:
-        """Return what destroys the objects of keys that are deleted; raises as for streams."""
-        return self._gone_with((_of_key(*key) for key in keys), now_ms)
+    def destroy_with_keys(
+        self, keys: Iterable[tuple[str, str]], now_ms: int
+    ) -> Sequence[rec.Record]:
+        """Return the records that destroy the objects of deleted keys. Raises as for streams."""
+        return self._destroy_with((_of_key(*key) for key in keys), now_ms)
 
-    def _gone_with(self, prefixes: Iterable[str], now_ms: int) -> Sequence[rec.Record]:
+    def _destroy_with(self, prefixes: Iterable[str], now_ms: int) -> Sequence[rec.Record]:
+        # Most clusters have no named objects, and deletions must not pay for them.
         if not self._kvs.has_any(OWNERS):
             return ()
         owned = itertools.chain.from_iterable(map(self._names_of, prefixes))
         names = list(itertools.islice(owned, WITH_OWNERS_MAX + 1))
+
         if len(names) > WITH_OWNERS_MAX:
             raise LimitExceededError(
-                f"over {WITH_OWNERS_MAX} named objects would go with their owners; "
+                f"more than {WITH_OWNERS_MAX} named objects would be deleted with their owners: "
                 "delete fewer at once, or the named objects first",
                 "owners",
                 WITH_OWNERS_MAX,
@@ -232,7 +241,7 @@ class NamedObjects:
     def _destruction(self, names: Sequence[str], now_ms: int) -> Sequence[rec.Record]:
         if not names:
             return ()
-        entries = [_Entry.decoded(self._kvs.value_of(NAMES, name) or b"") for name in names]
+        entries = [_Entry.decode(self._kvs.value_of(NAMES, name) or b"") for name in names]
         owners = [entry.owner_prefix() + name for entry, name in zip(entries, names, strict=True)]
         return (
             rec.KVsDeleted(
@@ -248,7 +257,7 @@ class NamedObjects:
     # ---- reading ----
 
     def describe(self, request: requests.DescribeNamedObjects) -> DescribeNamedObjectsAnswer:
-        """Return one page; a token is the last name of a page."""
+        """Return one page. A token is the last name of a page."""
         token = request.page.page_token
         if request.names:
             names: Iterable[str] = sorted({name for name in request.names if name > token})
@@ -256,23 +265,25 @@ class NamedObjects:
             after = max(request.prefix, token)
             listed = self._kvs.keys_from(NAMES, after, request.prefix)
             names = (name for name in listed if name != token)
+
         found = (
             self._describe(name, entry)
             for name in names
             if (entry := self._entry_of(name)) is not None
         )
+
         objects, following = budget.page_of(found, page_size(request.page), budget.named_bytes)
         last = "" if following is None else objects[-1].name
         return DescribeNamedObjectsAnswer(objects=objects, next_page_token=last)
 
     def _describe(self, name: str, entry: _Entry) -> NamedObject:
-        one = self._objects.describe(int(self._objects.rows(column([entry.object_id]))[0]))
+        described = self._objects.describe(int(self._objects.rows(column([entry.object_id]))[0]))
         return NamedObject(
             name=name,
             object_id=entry.object_id,
-            object_size=one.object_size,
-            crc32c=one.crc32c,
-            committed_at_ms=one.timestamp_ms,
+            object_size=described.object_size,
+            crc32c=described.crc32c,
+            committed_at_ms=described.timestamp_ms,
             owner_stream_id=entry.owner_stream_id,
             owner_key=entry.owner_key,
             metadata=entry.metadata,
@@ -280,7 +291,7 @@ class NamedObjects:
 
     def _entry_of(self, name: str) -> _Entry | None:
         value = self._kvs.value_of(NAMES, name)
-        return None if value is None else _Entry.decoded(value)
+        return None if value is None else _Entry.decode(value)
 
     def _names_of(self, prefix: str) -> Iterator[str]:
         return (key.removeprefix(prefix) for key in self._kvs.keys_from(OWNERS, prefix, prefix))
@@ -298,7 +309,7 @@ def _entry(item: requests.NamedObjectToCommit) -> _Entry:
 
 
 def _digest(item: requests.NamedObjectToCommit) -> int:
-    """Return a number that tells the content of a commit from others; it is never 0."""
-    content = [item.name, item.object_size, item.crc32c, _entry(item).encoded().decode()]
+    """Return a number, never 0, that identifies the content of a commit."""
+    content = [item.name, item.object_size, item.crc32c, _entry(item).encode().decode()]
     state = hashlib.blake2b(json.dumps(content).encode(), digest_size=8)
     return int.from_bytes(state.digest(), "little", signed=True) or 1

@@ -1,8 +1,8 @@
-"""Checks records before replay: what a record names must exist, in the state it needs.
+"""Checks of records before replay: the entities they name must exist, in the required state.
 
-Decisions make no other records, so one that fails here was damaged or made by a controller with a
-defect. It is refused as a whole, before it changes anything. Rows of columns are checked at once;
-nothing is judged again that only a request could tell.
+Decisions only produce records that pass, so one that fails was damaged, or written by a faulty
+controller. It is rejected as a whole, before it changes anything. Columns are checked by vector
+operations. Conditions that depend on the request are not checked again.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from streammeta.controller.errors import InvariantError
 from streammeta.controller.metadata.api.commit_validation import all_between
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
-from streammeta.controller.metadata.registries.streams import DELETED, Streams
+from streammeta.controller.metadata.registries.stream_heads import DELETED
+from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.values import (
     INT64_MAX,
     Int64Column,
@@ -38,50 +39,50 @@ _CLOSED = int(StreamState.CLOSED)
 
 
 class RecordChecks:
-    """Checks records of every kind against the map they are to be replayed on."""
+    """Checks of all kinds of records against the metadata they are to be replayed on."""
 
     def __init__(self, streams: Streams, objects: ObjectQueries, nodes: Nodes) -> None:
         self._streams = streams
         self._objects = objects
         self._nodes = nodes
         self._checks: dict[type, Callable[[Any], None]] = {
-            rec.StreamsCreated: self._created,
-            rec.StreamsOpened: self._opened,
-            rec.StreamsReopened: lambda record: self._live(record.stream_id, _CLOSED),
-            rec.StreamsClosed: self._closed,
-            rec.StreamsTrimmed: self._trimmed,
-            rec.RangesRemoved: self._ranges_removed,
-            rec.StreamsDeleted: lambda record: self._live(record.stream_id),
-            rec.ObjectsPrepared: self._prepared,
-            rec.StreamSetObjectsCommitted: self._set_objects,
-            rec.StreamObjectsCommitted: self._stream_objects,
-            rec.NamedObjectsCommitted: lambda record: self._committable(
+            rec.StreamsCreated: self._check_created,
+            rec.StreamsOpened: self._check_opened,
+            rec.StreamsReopened: lambda record: self._check_live(record.stream_id, _CLOSED),
+            rec.StreamsClosed: self._check_closed,
+            rec.StreamsTrimmed: self._check_trimmed,
+            rec.RangesRemoved: self._check_ranges_removed,
+            rec.StreamsDeleted: lambda record: self._check_live(record.stream_id),
+            rec.ObjectsPrepared: self._check_prepared,
+            rec.StreamSetObjectsCommitted: self._check_set_objects,
+            rec.StreamObjectsCommitted: self._check_stream_objects,
+            rec.NamedObjectsCommitted: lambda record: self._check_committable(
                 record.object_id, record.object_size
             ),
-            rec.ObjectsDestroyed: lambda record: self._in_state(
+            rec.ObjectsDestroyed: lambda record: self._check_in_state(
                 record.object_id, _PREPARED, _COMMITTED, _LINKED
             ),
-            rec.ObjectsReclaimed: self._reclaimed,
-            rec.ObjectsRemoved: lambda record: self._in_state(record.object_id, _DESTROYED),
-            rec.ObjectsLinked: self._linked,
-            rec.ObjectAttributesSet: lambda record: self._in_state(
+            rec.ObjectsReclaimed: self._check_reclaimed,
+            rec.ObjectsRemoved: lambda record: self._check_in_state(record.object_id, _DESTROYED),
+            rec.ObjectsLinked: self._check_linked,
+            rec.ObjectAttributesSet: lambda record: self._check_in_state(
                 np.array([record.object_id]), _COMMITTED
             ),
-            rec.PendingUploadsSet: self._pending,
-            rec.UploadsAbandoned: self._abandoned,
-            rec.NodeLocked: self._node,
-            rec.NodeUnregistered: self._node,
-            rec.NodeSupervised: self._node,
-            rec.RecoveryAssigned: self._node,
-            rec.NodeRegistered: self._node_epoch,
-            rec.NodeEpochSet: self._node_epoch,
-            rec.NodeIdIssued: lambda record: _not_negative("node_id", record.node_id),
+            rec.PendingUploadsSet: self._check_pending,
+            rec.UploadsAbandoned: self._check_abandoned,
+            rec.NodeLocked: self._check_node,
+            rec.NodeUnregistered: self._check_node,
+            rec.NodeSupervised: self._check_node,
+            rec.RecoveryAssigned: self._check_node,
+            rec.NodeRegistered: self._check_node_epoch,
+            rec.NodeEpochSet: self._check_node_epoch,
+            rec.NodeIdIssued: lambda record: _require_not_negative("node_id", record.node_id),
         }
 
     def check(self, record: Record) -> None:
-        """Raise `InvariantError` if a record does not fit the map.
+        """Raise `InvariantError` if a record does not fit the metadata.
 
-        Kinds that name nothing of the map need no check.
+        Kinds that refer to no existing entity need no check.
         """
         check = self._checks.get(type(record))
         if check is None:
@@ -93,41 +94,42 @@ class RecordChecks:
 
     # ---- streams ----
 
-    def _created(self, record: rec.StreamsCreated) -> None:
-        self._node(record)
-        _positive("count", record.count)
+    def _check_created(self, record: rec.StreamsCreated) -> None:
+        self._check_node(record)
+        _require_positive("count", record.count)
         if len(record.tags) not in (0, record.count):
             raise InvariantError(f"tags: {len(record.tags)} for {record.count} streams")
 
-    def _opened(self, record: rec.StreamsOpened) -> None:
-        self._node(record)
-        self._live(record.stream_id)
+    def _check_opened(self, record: rec.StreamsOpened) -> None:
+        self._check_node(record)
+        self._check_live(record.stream_id)
         later = record.stream_epoch > self._streams.epochs(record.stream_id)
         _require("stream_epoch", later, record.stream_epoch, "above the stream's")
         if len(record.tags) not in (0, len(record.stream_id)):
             raise InvariantError(f"tags: {len(record.tags)} for {len(record.stream_id)} streams")
 
-    def _closed(self, record: rec.StreamsClosed) -> None:
-        self._live(record.stream_id, _OPENED)
+    def _check_closed(self, record: rec.StreamsClosed) -> None:
+        self._check_live(record.stream_id, _OPENED)
         _require("end_offset", record.end_offset >= -1, record.end_offset, "-1 or more")
 
-    def _trimmed(self, record: rec.StreamsTrimmed) -> None:
-        self._live(record.stream_id)
+    def _check_trimmed(self, record: rec.StreamsTrimmed) -> None:
+        self._check_live(record.stream_id)
         forward = record.start_offset >= self._streams.start_offsets(record.stream_id)
         _require("start_offset", forward, record.start_offset, "the stream's or above")
 
-    def _ranges_removed(self, record: rec.RangesRemoved) -> None:
+    def _check_ranges_removed(self, record: rec.RangesRemoved) -> None:
         ids = record.stream_id
-        self._issued("stream_id", ids)
-        good = self._streams.existing(ids)
+        self._check_issued("stream_id", ids)
+        good = self._streams.exist(ids)
         _require("stream_id", good, ids, "a stream that exists")
         past = (record.range_index >= 0) & (record.range_index < self._streams.range_indexes(ids))
-        _require("range_index", past, record.range_index, "that of a range before the current one")
+        _require("range_index", past, record.range_index, "a range before the current one")
 
-    def _live(self, stream_id: Int64Column, state: int | None = None) -> None:
-        """Check that streams exist, in that state if one is given, none twice."""
-        self._issued("stream_id", stream_id)
-        _once("stream_id", stream_id)
+    def _check_live(self, stream_id: Int64Column, state: int | None = None) -> None:
+        """Check that streams exist, in the given state if any, each named once."""
+        self._check_issued("stream_id", stream_id)
+        _require_unique("stream_id", stream_id)
+
         states = self._streams.states(stream_id)
         if state is None:
             _require("stream_id", states != DELETED, stream_id, "a stream that exists")
@@ -135,62 +137,62 @@ class RecordChecks:
             wanted = f"a stream that is {StreamState(state).name}"
             _require("stream_id", states == state, stream_id, wanted)
 
-    def _issued(self, field: str, stream_id: Int64Column) -> None:
+    def _check_issued(self, field: str, stream_id: Int64Column) -> None:
         count = len(self._streams)
         if len(stream_id) == 1 and 0 <= stream_id.item() < count:
             return
-        # Read as unsigned, a negative id is a very large one.
+        # As an unsigned number a negative id is very large, so one comparison finds both errors.
         if len(stream_id) and np.maximum.reduce(stream_id.view(np.uint64)) >= count:
             good = (stream_id >= 0) & (stream_id < count)
             _require(field, good, stream_id, f"one of the {count} streams ever created")
 
     # ---- objects ----
 
-    def _prepared(self, record: rec.ObjectsPrepared) -> None:
-        self._node(record)
-        _positive("count", record.count)
-        _not_negative("deadline_ms", record.deadline_ms)
+    def _check_prepared(self, record: rec.ObjectsPrepared) -> None:
+        self._check_node(record)
+        _require_positive("count", record.count)
+        _require_not_negative("deadline_ms", record.deadline_ms)
 
-    def _reclaimed(self, record: rec.ObjectsReclaimed) -> None:
+    def _check_reclaimed(self, record: rec.ObjectsReclaimed) -> None:
         ids = record.object_id
         if not len(ids):
             raise InvariantError("object_id: none")
-        _once("object_id", ids)
+        _require_unique("object_id", ids)
         issued = (ids >= 0) & (ids < self._objects.next_object_id)
         _require("object_id", issued, ids, "an id that was issued")
         _require("object_id", self._objects.rows(ids) < 0, ids, "an id that no object has")
-        _not_negative("deadline_ms", record.deadline_ms)
+        _require_not_negative("deadline_ms", record.deadline_ms)
 
-    def _set_objects(self, record: rec.StreamSetObjectsCommitted) -> None:
-        self._node(record)
-        self._committable(record.object_id, record.object_size)
+    def _check_set_objects(self, record: rec.StreamSetObjectsCommitted) -> None:
+        self._check_node(record)
+        self._check_committable(record.object_id, record.object_size)
         if len(record.range_count) > 1 or record.range_count.item() < 0:
             good = record.range_count >= 0
             _require("range_count", good, record.range_count, "0 or more")
-        self._ranges(record.ranges)
+        self._check_ranges(record.ranges)
 
-    def _stream_objects(self, record: rec.StreamObjectsCommitted) -> None:
-        self._committable(record.object_id, record.object_size)
-        self._ranges(record)
+    def _check_stream_objects(self, record: rec.StreamObjectsCommitted) -> None:
+        self._check_committable(record.object_id, record.object_size)
+        self._check_ranges(record)
 
-    def _committable(self, object_id: Int64Column, object_size: Int64Column) -> None:
+    def _check_committable(self, object_id: Int64Column, object_size: Int64Column) -> None:
         if not len(object_id):
             raise InvariantError("object_id: none")
         if len(object_id) > 1 or not self._objects.is_prepared(object_id.item()):
-            self._in_state(object_id, _PREPARED)
+            self._check_in_state(object_id, _PREPARED)
         if not all_between(object_size, 0, INT64_MAX):
             _require("object_size", object_size >= 0, object_size, "0 or more")
 
-    def _ranges(self, ranges: Any) -> None:
-        self._issued("stream_id", ranges.stream_id)
+    def _check_ranges(self, ranges: Any) -> None:
+        self._check_issued("stream_id", ranges.stream_id)
         start, end = ranges.start_offset, ranges.end_offset
         if len(start) == 1 and 0 <= start.item() < end.item():
             return
         good = (start >= 0) & (start < end)
         _require("start_offset", good, start, "0 or more, and below end_offset")
 
-    def _linked(self, record: rec.ObjectsLinked) -> None:
-        self._in_state(record.object_id, _COMMITTED, _LINKED)
+    def _check_linked(self, record: rec.ObjectsLinked) -> None:
+        self._check_in_state(record.object_id, _COMMITTED, _LINKED)
         kinds = self._objects.kinds(self._objects.rows(record.object_id))
         of_stream = (kinds != _SET) & (kinds != _NAMED)
         _require("object_id", of_stream, record.object_id, "a stream object")
@@ -201,11 +203,12 @@ class RecordChecks:
                 f"composite_id: names object {record.composite_id}, must be a committed composite"
             )
 
-    def _in_state(self, object_id: Int64Column, *states: int) -> None:
-        """Check that objects exist in one of these states, none twice."""
+    def _check_in_state(self, object_id: Int64Column, *states: int) -> None:
+        """Check that objects exist in one of these states, each named once."""
         rows = self._objects.rows(object_id)
         if len(rows) and np.minimum.reduce(rows) < 0:
             _require("object_id", rows >= 0, object_id, "an object that exists")
+
         found = self._objects.row_states(rows)
         good = found == states[0]
         for state in states[1:]:
@@ -213,17 +216,17 @@ class RecordChecks:
         if np.count_nonzero(good) < len(good):
             wanted = " or ".join(ObjectState(state).name for state in states)
             _require("object_id", good, object_id, f"an object that is {wanted}")
-        _once("object_id", object_id)
+        _require_unique("object_id", object_id)
 
-    # ---- nodes, and what they owe ----
+    # ---- nodes and their pending uploads ----
 
-    def _node(self, record: Any) -> None:
+    def _check_node(self, record: Any) -> None:
         if self._nodes.get(record.node_id) is None:
-            raise InvariantError(f"node_id: names node {record.node_id}, which there is not")
+            raise InvariantError(f"node_id: names node {record.node_id}, which does not exist")
 
-    def _node_epoch(self, record: rec.NodeRegistered | rec.NodeEpochSet) -> None:
-        _not_negative("node_id", record.node_id)
-        _not_negative("node_epoch", record.node_epoch)
+    def _check_node_epoch(self, record: rec.NodeRegistered | rec.NodeEpochSet) -> None:
+        _require_not_negative("node_id", record.node_id)
+        _require_not_negative("node_epoch", record.node_epoch)
         node = self._nodes.get(record.node_id)
         if node is not None and record.node_epoch < node.node_epoch:
             raise InvariantError(
@@ -231,19 +234,19 @@ class RecordChecks:
                 f"epoch {node.node_epoch}"
             )
 
-    def _pending(self, record: rec.PendingUploadsSet) -> None:
-        self._node(record)
-        self._issued("stream_id", record.stream_id)
-        _once("stream_id", record.stream_id)
+    def _check_pending(self, record: rec.PendingUploadsSet) -> None:
+        self._check_node(record)
+        self._check_issued("stream_id", record.stream_id)
+        _require_unique("stream_id", record.stream_id)
         start, end = record.start_offset, record.end_offset
         _require("start_offset", (start >= 0) & (start <= end), start, "0 to end_offset")
 
-    def _abandoned(self, record: rec.UploadsAbandoned) -> None:
-        self._node(record)
+    def _check_abandoned(self, record: rec.UploadsAbandoned) -> None:
+        self._check_node(record)
         owed = self._streams.pending_of(record.node_id).stream_id
         good = np.isin(record.stream_id, owed)
-        _require("stream_id", good, record.stream_id, "a stream that the node owes an upload of")
-        _once("stream_id", record.stream_id)
+        _require("stream_id", good, record.stream_id, "a stream with a pending upload of the node")
+        _require_unique("stream_id", record.stream_id)
 
 
 def _require(field: str, good: Mask, values: Int64Column, wanted: str) -> None:
@@ -252,7 +255,7 @@ def _require(field: str, good: Mask, values: Int64Column, wanted: str) -> None:
         raise InvariantError(f"{field}[{row}]: names {values[row]}, must be {wanted}")
 
 
-def _once(field: str, values: Int64Column) -> None:
+def _require_unique(field: str, values: Int64Column) -> None:
     if len(values) < 2:
         return
     ordered = np.sort(values)
@@ -261,11 +264,11 @@ def _once(field: str, values: Int64Column) -> None:
         raise InvariantError(f"{field}: names {twins[0]} twice")
 
 
-def _positive(field: str, value: int) -> None:
+def _require_positive(field: str, value: int) -> None:
     if value < 1:
         raise InvariantError(f"{field}: {value}, must be 1 or more")
 
 
-def _not_negative(field: str, value: int) -> None:
+def _require_not_negative(field: str, value: int) -> None:
     if value < 0:
         raise InvariantError(f"{field}: {value}, must be 0 or more")

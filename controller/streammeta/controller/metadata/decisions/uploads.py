@@ -1,8 +1,8 @@
-"""Uploads: judges commits of new objects against the map, and replays what was accepted.
+"""Uploads: decisions on commits of new objects, and replay of all commits.
 
-A batch of uploads whose rows all continue their streams is judged as one; any other is judged
-upload by upload, each with the effects of those before it. What makes a row acceptable is known to
-`continuity`; what is compacted to what is known to `compactions`, whose commits are replayed here.
+A batch of uploads whose rows all continue their streams is decided as one. Any other batch is
+decided upload by upload, each with the effects of the preceding ones. The rules for rows are in
+`commit_rules`. Compactions are decided in `compactions`, and their commits are replayed here.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from streammeta.controller.metadata.api.request_identity import (
 )
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.decisions.commit_rules import (
-    REFUSED,
+    REJECTED,
     Ahead,
     Continuity,
     Repeat,
@@ -37,7 +37,7 @@ from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.objects import Objects
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
-from streammeta.controller.metadata.tables.object_facts import Facts, facts_of_one, known_columns
+from streammeta.controller.metadata.tables.object_facts import Facts, facts_of_one, select_facts
 from streammeta.controller.metadata.tables.tables import Undo
 from streammeta.controller.metadata.tables.values import (
     Int64Column,
@@ -49,16 +49,16 @@ from streammeta.controller.metadata.tables.values import (
 )
 from streammeta.controller.records import record as rec
 
-# Members of an enum are slow to look up; these are looked up for every commit.
+# Looking enum members up is slow, and every commit needs these.
 _NONE = ErrorCode.NONE
 _PREPARED = int(ObjectState.PREPARED)
 
 _DIGESTS_OF_LEFT_OUT_ROWS = FIELDS["CommitRowsRejectedRecord", "content_digest"]
-"""Feature level from which a left-out row is remembered by its commit."""
+"""Feature level from which left-out rows are remembered with their commit's digest."""
 
 
 class Uploads:
-    """Decides CommitUploads and CommitStreamSetObject; replays every commit."""
+    """Decisions on CommitUploads and CommitStreamSetObject, and replay of every commit."""
 
     def __init__(
         self,
@@ -80,84 +80,95 @@ class Uploads:
     def decide(
         self, request: CommitStreamSetObject, now_ms: int
     ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
-        """Judge an upload; the request is well-formed and no compaction."""
+        """Decide an upload. The request is well-formed and not a compaction."""
         error = self._nodes.check(
             request.node, fence_failover=not request.failover, recoverer=request.recoverer
         )
         if error is not _NONE:
             return [], failed_commit(request, error)
+
         if request.order_id < 0 <= request.object_id:
             request = replace(request, order_id=request.object_id)
+
         digest = digest_of_commit(request)
         repeat = self._repeat_of(request, digest)
         if repeat is Repeat.SAME:
             return [], self._repeats.first_answer(request, digest)
-        if repeat in REFUSED:
-            return [], failed_commit(request, REFUSED[repeat])
-        verdicts = self._judge(request)
+        if repeat in REJECTED:
+            return [], failed_commit(request, REJECTED[repeat])
+
+        verdicts = self._check(request)
         error = verdicts.error()
         if error is not _NONE and (
             request.on_conflict is OnConflict.REJECT_ALL or not verdicts.any_valid()
         ):
             return [], verdicts.answer(error)
+
         self._objects.require_room(request.object_size, request.stream_objects.object_size)
         records = list(self._records(request, verdicts, digest, now_ms))
+        # Verdicts of left-out rows are remembered: a repeat must get the same answer.
         if error is not _NONE:
             has_digests = self._feature_level.current >= _DIGESTS_OF_LEFT_OUT_ROWS
             left_out_of = digest if has_digests else NO_DIGEST
-            records.append(_rejections(request, verdicts, left_out_of))
+            records.append(_rejection_record(request, verdicts, left_out_of))
         return records, verdicts.answer(_NONE)
 
     def _repeat_of(self, request: CommitStreamSetObject, digest: int) -> Repeat:
         if request.object_id >= 0:
-            return self._repeats.of_object(request.object_id, digest)
-        return self._repeats.judge(request.stream_objects.object_id.tolist(), digest)
+            return self._repeats.compare_object(request.object_id, digest)
+        return self._repeats.compare(request.stream_objects.object_id.tolist(), digest)
 
-    def _judge(self, request: CommitStreamSetObject) -> Verdicts:
+    def _check(self, request: CommitStreamSetObject) -> Verdicts:
         rows = request.stream_objects
-        ranges = self._judge_rows(request.node.node_id, request.ranges)
+        ranges = self._check_rows(request.node.node_id, request.ranges)
         if not len(rows.stream_id):
             return Verdicts(ranges)
-        verdicts = self._judge_rows(request.node.node_id, rows)
-        self._repeats.refuse_unusable(rows.object_id, verdicts)
+        verdicts = self._check_rows(request.node.node_id, rows)
+        self._repeats.reject_unusable(rows.object_id, verdicts)
         return Verdicts(ranges, verdicts)
 
-    def _judge_rows(self, node_id: int, rows: RangeColumns) -> Int64Column:
+    def _check_rows(self, node_id: int, rows: RangeColumns) -> Int64Column:
         owed = self._streams.pending_of(node_id)
         may_be_simple = len(rows.stream_id) and not len(owed)
         if may_be_simple and self._continuity.all_continue(node_id, rows, repeats=False):
             return np.zeros(len(rows.stream_id), dtype=np.int64)
-        return self._continuity.judge(node_id, rows, Ahead(owed))
+        return self._continuity.check(node_id, rows, Ahead(owed))
 
     def _records(
         self, request: CommitStreamSetObject, verdicts: Verdicts, digest: int, now_ms: int
     ) -> Iterator[rec.Record]:
         ranges = request.ranges
+
         if np.count_nonzero(verdicts.ranges):
             ranges = ranges.ranges_at(verdicts.ranges == 0)
         if request.object_id >= 0:
             facts = facts_of_one(request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
-            yield set_object_record(request, ranges, facts, digest, now_ms, data_time_ms=now_ms)
+            yield stream_set_object_record(
+                request, ranges, facts, digest, now_ms, data_time_ms=now_ms
+            )
+
         rows, owed = request.stream_objects, self._streams.pending_of(request.node.node_id)
         if not (len(rows.stream_id) or len(owed)):
             return
         good = verdicts.stream_objects == 0
         yield from self.stream_object_records(rows, good, digest, now_ms)
+
         if len(owed):
             stream_id = np.concatenate((ranges.stream_id, rows.stream_id[good]))
             end = np.concatenate((ranges.end_offset, rows.end_offset[good]))
-            after = self._continuity.owed_after(owed, stream_id, end)
+            after = self._continuity.advance_owed(owed, stream_id, end)
             yield from _owed_changes(request.node.node_id, owed, after)
 
     def stream_object_records(
         self, rows: StreamObjectColumns, valid: Mask, digest: int, now_ms: int
     ) -> Iterator[rec.Record]:
-        """Yield what commits the chosen rows; those of streams that are gone are destroyed too.
+        """Yield the records that commit the valid rows and destroy objects of deleted streams.
 
-        `digest` is that of the commit they come with.
+        `digest` is the digest of their commit.
         """
         if not valid.any():
             return
+
         attributes = rows.attributes if len(rows.attributes) else np.zeros_like(rows.object_id)
         stream_id, object_id = rows.stream_id[valid], rows.object_id[valid]
         yield rec.StreamObjectsCommitted(
@@ -169,11 +180,11 @@ class Uploads:
             start_offset=rows.start_offset[valid],
             end_offset=rows.end_offset[valid],
             content_digest=digest,
-            **known_columns(rows, valid).columns(),
+            **select_facts(rows, valid).columns(),
         )
-        gone = ~self._streams.existing(stream_id)
+        gone = ~self._streams.exist(stream_id)
         if gone.any():
-            # No reader and no compaction will ever need an object of a deleted stream.
+            # Readers and compactions will never need an object of a deleted stream.
             yield rec.ObjectsDestroyed(object_id=object_id[gone], marked_at_ms=now_ms, deep=True)
 
     # ---- deciding a batch ----
@@ -181,13 +192,14 @@ class Uploads:
     def decide_batch(
         self, request: CommitUploads, now_ms: int
     ) -> tuple[list[rec.Record], CommitUploadsAnswer]:
-        """Judge uploads one after the other; the request is well-formed."""
+        """Decide uploads one after the other. The request is well-formed."""
         error = self._nodes.check(request.node)
         if error is not _NONE:
             return [], CommitUploadsAnswer(
                 errors=np.full(len(request.object_id), int(error)),
                 range_errors=np.full(len(request.ranges.stream_id), int(error)),
             )
+
         digests = digests_of_uploads(request)
         if not self._all_can_be_committed(request):
             return self._decide_in_turn(request, digests, now_ms)
@@ -202,6 +214,7 @@ class Uploads:
         node_id, ids = request.node.node_id, request.object_id
         if len(self._streams.pending_of(node_id)):
             return False
+        # With pending uploads or several rows per stream, rows depend on those before them.
         several = len(ids) > 1
         if not self._continuity.all_continue(node_id, request.ranges, repeats=several):
             return False
@@ -219,14 +232,15 @@ class Uploads:
         errors = np.zeros(len(count), dtype=np.int64)
         row_errors = np.zeros(len(rows.stream_id), dtype=np.int64)
         accepted = np.zeros(len(count), dtype=np.bool_)
+
         stops = np.cumsum(count).tolist()
         for index, (object_id, stop) in enumerate(
             zip(request.object_id.tolist(), stops, strict=True)
         ):
             part = slice(stop - int(count[index]), stop)
-            repeat = self._repeats.of_object(object_id, int(digests[index]))
-            if repeat in REFUSED:
-                errors[index] = row_errors[part] = REFUSED[repeat]
+            repeat = self._repeats.compare_object(object_id, int(digests[index]))
+            if repeat in REJECTED:
+                errors[index] = row_errors[part] = REJECTED[repeat]
             elif repeat is Repeat.SAME:
                 row_errors[part] = self._repeats.range_verdicts(
                     object_id, rows.stream_id[part], int(digests[index])
@@ -236,19 +250,21 @@ class Uploads:
                 row_errors[part] = verdicts.ranges
                 errors[index] = verdicts.error()
                 accepted[index] = not errors[index]
+
         records: list[rec.Record] = []
         if accepted.any():
-            chosen = some_uploads(request, accepted)
+            chosen = select_uploads(request, accepted)
             self._objects.require_room(0, chosen.object_size)
             records.append(uploads_record(chosen, digests[accepted], now_ms))
             records.extend(_owed_changes(node_id, owed, turn.owed))
         return records, CommitUploadsAnswer(errors=errors, range_errors=row_errors)
 
     def _take_turn(self, node_id: int, rows: RangeColumns, turn: Ahead) -> Int64Column:
-        """Judge one upload and, if it is accepted, let those after it see its effects."""
-        verdicts = self._continuity.judge(node_id, rows, turn)
+        """Check one upload and, if it is accepted, apply its effects to `turn`."""
+        verdicts = self._continuity.check(node_id, rows, turn)
         if np.count_nonzero(verdicts):
             return verdicts
+
         high = self._streams.end_offsets(rows.stream_id)
         for stream_id, end, before in zip(
             rows.stream_id.tolist(), rows.end_offset.tolist(), high.tolist(), strict=True
@@ -256,45 +272,47 @@ class Uploads:
             if end > turn.ends.get(stream_id, before):
                 turn.ends[stream_id] = end
         if len(turn.owed):
-            turn.owed = self._continuity.owed_after(turn.owed, rows.stream_id, rows.end_offset)
+            turn.owed = self._continuity.advance_owed(turn.owed, rows.stream_id, rows.end_offset)
         return verdicts
 
     # ---- replaying ----
 
-    def replay_set_objects(self, record: rec.StreamSetObjectsCommitted, undo: Undo) -> None:
-        """See `StreamSetObjectsCommitted`."""
-        rows = self._objects.replay_set_objects(record, undo)
+    def replay_stream_set_objects(self, record: rec.StreamSetObjectsCommitted, undo: Undo) -> None:
+        """Replay `StreamSetObjectsCommitted`."""
+        rows = self._objects.replay_stream_set_objects(record, undo)
         streams, ends = record.ranges.stream_id, record.ranges.end_offset
         if len(record.object_id) == 1 or not self._may_have_twins(record.ranges):
             self._advance(streams, ends, rows, undo)
             return
-        for turn in _turns(streams):
+        # Lists are appended to by vectors, which need each stream once.
+        for turn in _split_turns(streams):
             self._advance(streams[turn], ends[turn], rows[turn], undo)
 
-    def _may_have_twins(self, ranges: rec.SetObjectRanges) -> bool:
-        """Return whether a stream may be there twice; not if all rows continue what there is."""
+    def _may_have_twins(self, ranges: rec.StreamSetObjectRanges) -> bool:
+        """Return whether a stream may appear twice. Not if all rows continue theirs."""
         expected = self._streams.end_offsets(ranges.stream_id)
         if np.count_nonzero(ranges.start_offset == expected) == len(expected):
             return False
         return has_twins(ranges.stream_id)
 
     def replay_stream_objects(self, record: rec.StreamObjectsCommitted, undo: Undo) -> None:
-        """See `StreamObjectsCommitted`."""
+        """Replay `StreamObjectsCommitted`."""
         rows = self._objects.replay_stream_objects(record, undo)
         self._advance(record.stream_id, record.end_offset, rows, undo)
 
     def _advance(
         self, streams: Int64Column, ends: Int64Column, rows: Int64Column, undo: Undo
     ) -> None:
-        """Raise streams' ends and put range rows into their lists.
+        """Raise the ends of streams and add range rows to their lists.
 
-        A stream whose end rises must not be there twice. Compactions raise none.
+        A stream whose end rises must appear once. Compactions raise no end.
         """
         if len(streams) == 1 and self._streams.exists(stream_id := streams.item()):
             is_newest = self._streams.raise_end(stream_id, ends.item(), undo)
             self._objects.link_range(streams, rows, undo, is_newest=is_newest)
             return
-        existing = self._streams.existing(streams)
+
+        existing = self._streams.exist(streams)
         if np.count_nonzero(existing) < len(existing):
             streams, ends, rows = streams[existing], ends[existing], rows[existing]
         if not len(streams):
@@ -303,8 +321,8 @@ class Uploads:
         self._objects.link_ranges(streams, rows, ends > before, undo)
 
 
-def _turns(stream_id: Int64Column) -> list[Int64Column]:
-    """Split rows so that no part has a stream twice: first rows first, then second ones, ..."""
+def _split_turns(stream_id: Int64Column) -> list[Int64Column]:
+    """Split rows so that no part has a stream twice: first occurrences, then second ones, ..."""
     order = np.argsort(stream_id, kind="stable")
     ids = stream_id[order]
     first = np.concatenate(([True], ids[1:] != ids[:-1]))
@@ -313,7 +331,7 @@ def _turns(stream_id: Int64Column) -> list[Int64Column]:
     return [order[turn == number] for number in range(int(turn.max()) + 1)]
 
 
-def set_object_record(
+def stream_set_object_record(
     request: CommitStreamSetObject,
     ranges: RangeColumns,
     facts: Facts,
@@ -322,7 +340,7 @@ def set_object_record(
     *,
     data_time_ms: int,
 ) -> rec.StreamSetObjectsCommitted:
-    """Return what commits a request's set object with these ranges and facts."""
+    """Return the record that commits a request's SSO with these ranges and facts."""
     return rec.StreamSetObjectsCommitted(
         node_id=request.node.node_id,
         committed_at_ms=now_ms,
@@ -332,7 +350,7 @@ def set_object_record(
         object_size=np.array([request.object_size]),
         attributes=np.array([request.attributes]),
         range_count=np.array([len(ranges.stream_id)]),
-        ranges=ranges.recorded(),
+        ranges=ranges.to_record(),
         content_digest=np.array([digest]),
         **facts.columns(),
     )
@@ -341,7 +359,7 @@ def set_object_record(
 def uploads_record(
     request: CommitUploads, digests: Int64Column, now_ms: int
 ) -> rec.StreamSetObjectsCommitted:
-    """Return what commits all set objects of a request."""
+    """Return the record that commits all stream set objects of a request."""
     return rec.StreamSetObjectsCommitted(
         node_id=request.node.node_id,
         committed_at_ms=now_ms,
@@ -351,28 +369,28 @@ def uploads_record(
         object_size=request.object_size,
         attributes=np.zeros(len(request.object_id), dtype=np.int64),
         range_count=request.range_count,
-        ranges=request.ranges.recorded(),
+        ranges=request.ranges.to_record(),
         content_digest=digests,
-        **known_columns(request).columns(),
+        **select_facts(request).columns(),
     )
 
 
-def some_uploads(request: CommitUploads, chosen: Mask) -> CommitUploads:
-    """Return a request with some of its uploads."""
+def select_uploads(request: CommitUploads, chosen: Mask) -> CommitUploads:
+    """Return a request with a subset of its uploads."""
     return CommitUploads(
         node=request.node,
         object_id=request.object_id[chosen],
         object_size=request.object_size[chosen],
         range_count=request.range_count[chosen],
         ranges=request.ranges.ranges_at(np.repeat(chosen, request.range_count)),
-        **known_columns(request, chosen).columns(),
+        **select_facts(request, chosen).columns(),
     )
 
 
 def _owed_changes(
     node_id: int, before: StreamSpans, after: StreamSpans
 ) -> Iterator[rec.PendingUploadsSet]:
-    """Yield the change from `before` to `after`, whose rows are of the same streams."""
+    """Yield the change from `before` to `after`, which have the same streams in order."""
     changed = before.start_offset != after.start_offset
     if np.count_nonzero(changed):
         spans = after.take(changed)
@@ -384,7 +402,7 @@ def _owed_changes(
         )
 
 
-def _rejections(
+def _rejection_record(
     request: CommitStreamSetObject, verdicts: Verdicts, digest: int
 ) -> rec.CommitRowsRejected:
     bad, bad_objects = verdicts.ranges != 0, verdicts.stream_objects != 0

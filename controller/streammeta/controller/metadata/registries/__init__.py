@@ -1,1 +1,1 @@
-"""Registries of streams, objects, nodes and keys: what the metadata holds."""
+"""Registries of streams, objects, nodes and keys: the content of the metadata."""

@@ -1,6 +1,6 @@
-"""The replicated feature level, never beyond what this version reads.
+"""Replicated feature level, at most the highest that this version supports.
 
-It is lowered only where no level between has changed what log and checkpoints hold.
+It is lowered only if no level in between changed the format of log or checkpoints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from streammeta.controller.records import record as rec
 
 
 class FeatureLevel:
-    """The cluster's level, see `features`."""
+    """The cluster's feature level, see `features`."""
 
     def __init__(self) -> None:
         self._current = BASE_LEVEL
@@ -26,7 +26,7 @@ class FeatureLevel:
         return self._current
 
     def require(self, level: int, what: str) -> None:
-        """Require a level for something that a request asks for, named in the error.
+        """Require a feature level for `what`, the subject of a request.
 
         Raises:
             FeatureLevelError: the cluster is below it.
@@ -34,18 +34,18 @@ class FeatureLevel:
         if self._current < level:
             raise FeatureLevelError(
                 level,
-                f"{what} need feature level {level}, and the cluster is at {self._current}; raise "
+                f"{what} need feature level {level}, and the cluster is at {self._current}: raise "
                 "it once all controllers run this version (streammeta features upgrade)",
             )
 
     def load(self, level: int) -> None:
-        """Set the level of an empty map."""
+        """Set the level of empty metadata."""
         self._current = level
 
     def decide(
         self, request: SetFeatureLevel
     ) -> tuple[rec.FeatureLevelSet | None, SetFeatureLevelAnswer]:
-        """Set the level; no record and the level in force if it can't be lowered so far."""
+        """Set the level. Returns no record if it is unchanged or cannot be lowered that far."""
         before = self._current
         if request.level == before or data_changes(request.level, before):
             return None, SetFeatureLevelAnswer(before=before, level=before)
@@ -53,11 +53,11 @@ class FeatureLevel:
         return record, SetFeatureLevelAnswer(before=before, level=request.level)
 
     def replay(self, record: rec.FeatureLevelSet, undo: Undo) -> None:
-        """See `FeatureLevelSet`.
+        """Replay `FeatureLevelSet`.
 
         Raises:
-            InvariantError: the level does not change, or not in a way that it may.
-            NewerLogError: this version can't run at it.
+            InvariantError: the level does not change, or the change is not allowed.
+            NewerLogError: this version does not support it.
         """
         if record.level == self._current or data_changes(record.level, self._current):
             raise InvariantError(
@@ -66,6 +66,6 @@ class FeatureLevel:
         if not self._levels.include(record.level):
             raise NewerLogError(
                 f"the cluster is at feature level {record.level}, and this version runs at "
-                f"{self._levels}; start a version that runs at level {record.level}"
+                f"{self._levels}: start a version that runs at level {record.level}"
             )
         undo.assign(self, "_current", record.level)

@@ -1,7 +1,7 @@
 """Keys and values, in namespaces, with versions.
 
-A version is the log offset that wrote the value, plus 1, so 0 can stand for an absent key. Knows no
-other subject.
+A version is the log offset of the record that wrote the value, plus 1, so 0 denotes an absent key.
+This registry does not depend on the others.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from streammeta.controller.records.record import KVsDeleted, KVsPut
 
 @dataclass(frozen=True, slots=True)
 class StoredValue:
-    """A value and the version it has."""
+    """A value and its version."""
 
     value: bytes
     version: int
@@ -50,17 +50,17 @@ class KVs:
         return self._bytes
 
     def size_of(self, namespace: str, key: str) -> int:
-        """Return the size of a key and its value, -1 if there is no such key."""
+        """Return the size of a key and its value, or -1 if it does not exist."""
         stored = self._values.get((namespace, key))
         return -1 if stored is None else kv_bytes(namespace, key, stored.value)
 
     def value_of(self, namespace: str, key: str) -> bytes | None:
-        """Return the value of a key, None if there is no such key."""
+        """Return the value of a key, or None if it does not exist."""
         stored = self._values.get((namespace, key))
         return None if stored is None else stored.value
 
     def keys_from(self, namespace: str, key: str, prefix: str) -> Iterator[str]:
-        """Yield the keys of a namespace that have a prefix, in order, from one on."""
+        """Yield a namespace's keys with a prefix, in order, from `key` on."""
         for found in self._keys.at_or_above((namespace, key)):
             if found[0] != namespace or not found[1].startswith(prefix):
                 return
@@ -71,7 +71,7 @@ class KVs:
         return next(self.keys_from(namespace, "", ""), None) is not None
 
     def snapshot(self) -> SharedDictView[tuple[str, str], StoredValue]:
-        """Return an immutable view of all values as they are now."""
+        """Return an immutable view of all current values."""
         return self._values.view()
 
     def load(self, values: Mapping[tuple[str, str], StoredValue]) -> None:
@@ -83,14 +83,14 @@ class KVs:
     # ---- deciding ----
 
     def decide_put(self, request: PutKVs, offset: int) -> tuple[KVsPut | None, KVResultsAnswer]:
-        """Store the values whose condition holds; `offset` is where the record will be.
+        """Store values whose condition holds. `offset` is the offset of the record.
 
         Raises:
-            LimitExceededError: the values, stored now or before, are too much for one answer.
+            LimitExceededError: the stored and existing values exceed one answer.
         """
         stored: list[KVToPut] = []
         results = []
-        for item, current in self._with_current(request.items):
+        for item, current in self._pair_with_current(request.items):
             if _may_put(item, current):
                 stored.append(item)
                 results.append(_result(StoredValue(item.value, offset + 1)))
@@ -105,42 +105,43 @@ class KVs:
     def decide_put_all(
         self, items: Sequence[KVToPut], offset: int
     ) -> tuple[KVsPut, tuple[KVResult, ...]]:
-        """Judge values that are stored together or not at all: by the caller, if none has an error.
+        """Decide values that the caller stores all, if none has an error, or not at all.
 
-        The result of each that would be stored has its version alone.
+        The result of an accepted value contains only its version.
 
         Raises:
-            LimitExceededError: the values that stand in the way are too much for one answer.
+            LimitExceededError: the conflicting values exceed one answer.
         """
         results = tuple(
             _result(current, ErrorCode.KEY_EXIST) if not _may_put(item, current) else _put(offset)
-            for item, current in self._with_current(items)
+            for item, current in self._pair_with_current(items)
         )
         _require_answerable("kv_puts", results)
         return _record(items), results
 
-    def put_before(self, items: Sequence[KVToPut]) -> tuple[KVResult, ...]:
-        """Return the version of each value that was put once and is there still, else none."""
+    def list_earlier_puts(self, items: Sequence[KVToPut]) -> tuple[KVResult, ...]:
+        """Return the version of each value that is still stored as it was put, or no result."""
         return tuple(
             KVResult(error=ErrorCode.NONE, version=current.version, found=True)
             if current is not None and current.value == item.value
             else _result(None)
-            for item, current in self._with_current(items)
+            for item, current in self._pair_with_current(items)
         )
 
-    def _with_current(
+    def _pair_with_current(
         self, items: Sequence[KVToPut]
     ) -> Iterator[tuple[KVToPut, StoredValue | None]]:
         return ((item, self._values.get((item.namespace, item.key))) for item in items)
 
     def decide_delete(self, request: DeleteKVs) -> tuple[KVsDeleted | None, KVResultsAnswer]:
-        """Delete the keys that exist and whose condition holds.
+        """Delete existing keys whose condition holds.
 
         Raises:
-            LimitExceededError: their values are too much for one answer.
+            LimitExceededError: their values exceed one answer.
         """
         deleted: list[tuple[str, str]] = []
         results = []
+
         for item in request.keys:
             current = self._values.get((item.namespace, item.key))
             if current is None:
@@ -150,10 +151,12 @@ class KVs:
             else:
                 deleted.append((item.namespace, item.key))
                 results.append(_result(current))
+
         _require_answerable("keys", results)
         answer = KVResultsAnswer(results=tuple(results))
         if not deleted:
             return None, answer
+
         record = KVsDeleted(
             namespaces=tuple(namespace for namespace, _ in deleted),
             keys=tuple(key for _, key in deleted),
@@ -163,25 +166,25 @@ class KVs:
     # ---- reading ----
 
     def get(self, request: GetKVs) -> KVResultsAnswer:
-        """Return values; an absent key is no error.
+        """Return values. An absent key is not an error.
 
         Raises:
-            LimitExceededError: they are too much for one answer, and the answer may not stop.
+            LimitExceededError: they exceed one answer, and the answer may not stop.
         """
         found = (self._values.get((key.namespace, key.key)) for key in request.keys)
-        results, _ = budget.fitting(map(_result, found), _result_bytes)
+        results, _ = budget.take_fitting(map(_result, found), _result_bytes)
         if not request.may_stop:
             budget.require_all(len(results), len(request.keys), "keys", "set may_stop")
         return KVResultsAnswer(results=results)
 
     def list(self, request: ListKVs) -> ListKVsAnswer:
-        """Return one page of keys, or of namespaces; a token is the last key of a page."""
+        """Return one page of keys or namespaces. A token is the last key of a page."""
         if request.namespaces:
             return self._list_namespaces(request)
         size, token = page_size(request.page), request.page.page_token
         after = max(request.prefix, token)
         matching = self.keys_from(request.namespace, after, request.prefix)
-        # Only the token's own key was on the page before; there is no key without a name.
+        # Only the token's own key was on the previous page. No key is empty.
         listed = (
             self._entry((request.namespace, key), keys_only=request.keys_only)
             for key in matching
@@ -194,7 +197,7 @@ class KVs:
     def _list_namespaces(self, request: ListKVs) -> ListKVsAnswer:
         wanted = self._namespaces_from(max(request.prefix, request.page.page_token))
         matching = itertools.takewhile(lambda name: name.startswith(request.prefix), wanted)
-        # The next name, not the last: the default namespace has the empty name, which ends a list.
+        # The token is the next name: the default namespace's empty name would end the listing.
         found, following = budget.page_of(matching, page_size(request.page), budget.name_bytes)
         return ListKVsAnswer(namespace_names=found, next_page_token=following or "")
 
@@ -204,22 +207,22 @@ class KVs:
         return KVEntry(key=key[1], value=value, version=stored.version)
 
     def _namespaces_from(self, name: str) -> Iterator[str]:
-        """Yield the namespaces that have keys, in order, from a name on."""
+        """Yield the namespaces with keys, in order, from a name on."""
         while (key := next(self._keys.at_or_above((name, "")), None)) is not None:
             yield key[0]
-            name = key[0] + "\0"  # no name is between the two
+            name = key[0] + "\0"  # the immediate successor of the name
 
     # ---- replaying ----
 
     def replay_put(self, record: KVsPut, offset: int, undo: Undo) -> None:
-        """See `KVsPut`."""
+        """Replay `KVsPut`."""
         for namespace, key, value in zip(
             record.namespaces, record.keys, record.values, strict=True
         ):
             self._set((namespace, key), StoredValue(value, offset + 1), undo)
 
     def replay_deleted(self, record: KVsDeleted, undo: Undo) -> None:
-        """See `KVsDeleted`."""
+        """Replay `KVsDeleted`."""
         for namespace, key in zip(record.namespaces, record.keys, strict=True):
             self._set((namespace, key), None, undo)
 
@@ -245,7 +248,7 @@ class KVs:
 
 
 def _require_answerable(field: str, results: Sequence[KVResult]) -> None:
-    fit, _ = budget.fitting(results, _result_bytes)
+    fit, _ = budget.take_fitting(results, _result_bytes)
     budget.require_all(len(fit), len(results), field)
 
 
@@ -262,7 +265,7 @@ def _record(items: Sequence[KVToPut]) -> KVsPut:
 
 
 def _put(offset: int) -> KVResult:
-    """Return the result of a value that a record at `offset` stores, without the value."""
+    """Return the result of a value stored by a record at `offset`, without the value."""
     return KVResult(error=ErrorCode.NONE, version=offset + 1, found=True)
 
 

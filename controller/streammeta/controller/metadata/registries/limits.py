@@ -1,8 +1,8 @@
-"""Limits of the map: how many streams, keys and so on it may hold, and how many bytes of them.
+"""Limits of the metadata: maximum numbers of streams, keys and so on, and of their bytes.
 
-Judges what a decision would add, against what the map holds now; so every leader with the same
-limits says the same, and a repeat that adds nothing is answered as ever. What is there already is
-never touched: limits may be lowered at any time.
+Checks the growth by a decision against current usage, so every leader with the same limits decides
+alike, and a repeat that adds nothing is never rejected. Existing data is never touched, so limits
+may be lowered at any time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streammeta.controller.records import record as rec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataLimits:
-    """Maximum numbers of what the map holds; bytes are those of texts and values alone."""
+    """Maximum numbers of entities. Bytes count texts and values only."""
 
     streams: int = 50_000_000
     prepared_objects: int = 5_000_000
@@ -29,18 +29,18 @@ class MetadataLimits:
 
 
 class Usage(Protocol):
-    """The part of the map that is counted."""
+    """The usage of the metadata that limits are checked against."""
 
     def used(self) -> Mapping[str, int]:
-        """Return how much there is of each limit, by its name; costs nothing."""
+        """Return the usage of each limit by name. Must be cheap."""
         ...
 
     def has_node(self, node_id: int) -> bool:
-        """Return whether the map knows a node."""
+        """Return whether a node is known."""
         ...
 
     def kv_size(self, namespace: str, key: str) -> int:
-        """Return the bytes of a key and its value, -1 if there is no such key."""
+        """Return the bytes of a key and its value, or -1 if it does not exist."""
         ...
 
 
@@ -48,10 +48,10 @@ _Growth = Mapping[str, int]
 
 
 def require_room(usage: Usage, records: Sequence[Any], limits: MetadataLimits) -> None:
-    """Raise unless what these records add is within the limits.
+    """Raise unless the growth by these records is within the limits.
 
     Raises:
-        QuotaExceededError: one limit would be exceeded.
+        QuotaExceededError: a limit would be exceeded.
     """
     for record in records:
         grows = _GROWTH.get(type(record))
@@ -69,24 +69,24 @@ def _require(usage: Usage, growth: _Growth, limits: MetadataLimits) -> None:
             raise QuotaExceededError(quota, limit, used[quota], added)
 
 
-def _of_streams(record: rec.StreamsCreated, _: Usage) -> _Growth:
+def _growth_by_streams(record: rec.StreamsCreated, _: Usage) -> _Growth:
     return {"streams": record.count, "tag_bytes": tags_bytes(record.tags)}
 
 
-def _of_opened(record: rec.StreamsOpened, _: Usage) -> _Growth:
-    # Those that have tags already keep theirs; this is an upper bound.
+def _growth_by_opening(record: rec.StreamsOpened, _: Usage) -> _Growth:
+    # An upper bound: streams that have tags keep them.
     return {"tag_bytes": tags_bytes(record.tags)}
 
 
-def _of_prepared(record: rec.ObjectsPrepared, _: Usage) -> _Growth:
+def _growth_by_prepared(record: rec.ObjectsPrepared, _: Usage) -> _Growth:
     return {"prepared_objects": record.count}
 
 
-def _of_node(record: rec.NodeRegistered | rec.NodeEpochSet, usage: Usage) -> _Growth:
+def _growth_by_node(record: rec.NodeRegistered | rec.NodeEpochSet, usage: Usage) -> _Growth:
     return {"nodes": 0 if usage.has_node(record.node_id) else 1}
 
 
-def _of_values(record: rec.KVsPut, usage: Usage) -> _Growth:
+def _growth_by_values(record: rec.KVsPut, usage: Usage) -> _Growth:
     keys = added = 0
     for namespace, key, value in zip(record.namespaces, record.keys, record.values, strict=True):
         before = usage.kv_size(namespace, key)
@@ -96,24 +96,24 @@ def _of_values(record: rec.KVsPut, usage: Usage) -> _Growth:
 
 
 _GROWTH: Mapping[type, Callable[[Any, Usage], _Growth]] = {
-    rec.StreamsCreated: _of_streams,
-    rec.StreamsOpened: _of_opened,
-    rec.ObjectsPrepared: _of_prepared,
-    rec.NodeRegistered: _of_node,
-    rec.NodeEpochSet: _of_node,
-    rec.KVsPut: _of_values,
+    rec.StreamsCreated: _growth_by_streams,
+    rec.StreamsOpened: _growth_by_opening,
+    rec.ObjectsPrepared: _growth_by_prepared,
+    rec.NodeRegistered: _growth_by_node,
+    rec.NodeEpochSet: _growth_by_node,
+    rec.KVsPut: _growth_by_values,
 }
-"""Records that make the map grow where it is limited."""
+"""Records that increase a limited usage."""
 
 QUOTAS = tuple(part.name for part in fields(MetadataLimits))
 """Names of all limits."""
 
 
 def kv_bytes(namespace: str, key: str, value: bytes) -> int:
-    """Return what a key and its value count for."""
+    """Return the counted bytes of a key and its value."""
     return len(namespace) + len(key) + len(value)
 
 
 def tags_bytes(tags: Iterable[Tags]) -> int:
-    """Return what the tags of several streams count for."""
-    return sum(len(key) + len(value) for one in tags for key, value in one)
+    """Return the counted bytes of several streams' tags."""
+    return sum(len(key) + len(value) for stream_tags in tags for key, value in stream_tags)

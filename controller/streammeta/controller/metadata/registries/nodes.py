@@ -1,8 +1,8 @@
-"""The registry of nodes: brokers, the epochs of their newest processes, fencing, and node ids.
+"""Registry of nodes: brokers, the epochs of their newest processes, fencing, and node ids.
 
-One registry serves fencing and registration. A node that unregisters while it holds set objects
-departs: it is kept until the last of them is gone, so that they can be compacted in its name.
-Whether a node is alive is not known here.
+One registry serves fencing and registration. A node that unregisters while it has stream set
+objects is departed: it remains until the last of them is removed, so that they can be compacted in
+its name. The registry does not know whether a node is alive.
 """
 
 import itertools
@@ -46,19 +46,19 @@ from streammeta.controller.records.record import (
 )
 
 _PROCESS_IDS = FIELDS["NodeRegisteredRecord", "process_id"]
-"""Feature level from which the processes of one epoch are told apart."""
+"""Feature level from which processes of one epoch are distinguished."""
 
 NODE_ID_MIN = 1_000
-"""The first id of the counter; those below are left to nodes named by hand."""
+"""First id of the counter. Smaller ids are reserved for manually numbered nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One broker.
+    """A broker.
 
-    `failover`: another node recovers its data. `locked`: streams it owned last can be opened by
-    itself alone. `departed`: unregistered, but it holds set objects. `recovered_by`: the node that
-    recovers its data, or -1. `supervised`: it has sent heartbeats, so its silence means failure.
+    `failover`: another node recovers its data. `locked`: only itself can open streams that it owned
+    last. `departed`: unregistered, but it still has stream set objects. `recovered_by`: the node
+    that recovers its data, or -1. `supervised`: it sends heartbeats, so missing ones mean failure.
     """
 
     node_id: int
@@ -75,7 +75,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesView:
-    """Everything the registry of nodes holds; nodes are in id order."""
+    """Immutable content of the registry of nodes, nodes in id order."""
 
     in_order: list[Node]
     last_issued_id: int
@@ -84,7 +84,7 @@ class NodesView:
 
 
 class Nodes:
-    """Nodes by id, and which ids were issued and can be issued again."""
+    """Nodes by id, issued ids, and ids that can be issued again."""
 
     def __init__(self, set_objects: NodeObjects, feature_level: FeatureLevel) -> None:
         self._set_objects = set_objects
@@ -99,11 +99,11 @@ class Nodes:
         return len(self._nodes)
 
     def get(self, node_id: int) -> Node | None:
-        """Return a node, or None if it never registered or is forgotten."""
+        """Return a node, or None if it never registered or was forgotten."""
         return self._nodes.get(node_id)
 
     def lowest_id(self) -> int:
-        """Return the least id of a node that is known, -1 if there is none."""
+        """Return the smallest id of a known node, or -1."""
         return min(self._nodes, default=-1)
 
     def in_order(self) -> list[Node]:
@@ -111,7 +111,7 @@ class Nodes:
         return [self._nodes[node_id] for node_id in sorted(self._nodes)]
 
     def view(self) -> NodesView:
-        """Return an immutable view of the registry as it is now."""
+        """Return an immutable view of the current registry."""
         return NodesView(
             in_order=self.in_order(),
             last_issued_id=self._last_issued_id,
@@ -120,12 +120,12 @@ class Nodes:
         )
 
     def is_locked(self, node_id: int) -> bool:
-        """Return whether only the node itself may open streams it owned last."""
+        """Return whether only the node itself may open streams that it owned last."""
         node = self._nodes.get(node_id)
         return node is not None and node.locked
 
-    def set_object_count(self, node_id: int) -> int:
-        """Return how many committed set objects a node holds."""
+    def stream_set_object_count(self, node_id: int) -> int:
+        """Return a node's number of committed stream set objects."""
         return self._set_objects.get(node_id)
 
     def check(
@@ -135,11 +135,11 @@ class Nodes:
         fence_failover: bool = True,
         recoverer: NodeIdentity | None = None,
     ) -> ErrorCode:
-        """Return NONE if this process may speak for its node.
+        """Return NONE if this process may act for its node.
 
-        An epoch newer than the registered one passes and is not recorded. `fence_failover` False
-        lets calls pass that others make in the name of a node that is recovered or has departed.
-        One that names itself as `recoverer` must be the node that the recovery is assigned to.
+        An epoch newer than the registered one is accepted and not recorded. `fence_failover` False
+        accepts calls made in the name of a recovered or departed node. A caller that names itself
+        as `recoverer` must be the node that the recovery is assigned to.
         """
         node = self._nodes.get(identity.node_id)
         if node is None:
@@ -166,7 +166,7 @@ class Nodes:
     def decide_register(self, request: RegisterNode) -> tuple[NodeRegistered | None, ErrorAnswer]:
         """Create or replace a node unless a newer process, or another of its epoch, registered.
 
-        A process that is fenced, or has unregistered, can't register again: a newer one can.
+        A fenced or unregistered process cannot register again, but a newer one can.
         """
         identity = request.node
         node = self._nodes.get(identity.node_id)
@@ -174,6 +174,8 @@ class Nodes:
         if error is not ErrorCode.NONE:
             return None, ErrorAnswer(error=error)
         _check_growth(identity, node)
+
+        # A process without an id may have registered before its broker was upgraded.
         process_id = request.process_id if self._feature_level.current >= _PROCESS_IDS else ""
         if node is not None and node.node_epoch == identity.node_epoch and node.process_id:
             process_id = process_id or node.process_id
@@ -190,6 +192,7 @@ class Nodes:
             node.process_id,
         ):
             return None, answer
+
         record = NodeRegistered(
             node_id=identity.node_id,
             node_epoch=identity.node_epoch,
@@ -204,16 +207,18 @@ class Nodes:
     ) -> tuple[NodeEpochSet | None, ErrorCode]:
         """Set a node's epoch and failover flag unless a newer process has registered.
 
-        Only a newer process ends a failover: the fenced one does not lift its own fence.
+        Only a newer process ends a failover: a fenced process cannot lift its own fence.
         """
         node = self._nodes.get(identity.node_id)
         error = self._check_registration(identity, fence_failover=not failover)
         if error is not ErrorCode.NONE:
             return None, error
         _check_growth(identity, node)
+
         known = (identity.node_epoch, failover)
         if node is not None and (node.node_epoch, node.failover) == known:
             return None, ErrorCode.NONE
+
         record = NodeEpochSet(
             node_id=identity.node_id, node_epoch=identity.node_epoch, failover=failover
         )
@@ -223,6 +228,7 @@ class Nodes:
         self, identity: NodeIdentity, *, fence_failover: bool = True
     ) -> ErrorCode:
         """Return NONE if this process may register: it is newer, or known and not fenced."""
+        # A larger epoch passes even if the older process is fenced.
         node = self._nodes.get(identity.node_id)
         if node is None or node.node_epoch < identity.node_epoch:
             return ErrorCode.NONE
@@ -231,10 +237,10 @@ class Nodes:
     def decide_unregister(
         self, identity: NodeIdentity, *, owes_streams: bool
     ) -> tuple[NodeUnregistered | None, ErrorAnswer]:
-        """Forget a node, or let it depart.
+        """Forget a node, or mark it departed.
 
-        `owes_streams`: it has streams open or uploads pending. A node that is gone already, or has
-        departed, is answered NONE.
+        `owes_streams`: it has open streams or pending uploads. The answer for a forgotten or
+        departed node is NONE.
         """
         error = self.check(identity, fence_failover=False)
         node = self._nodes.get(identity.node_id)
@@ -267,7 +273,7 @@ class Nodes:
         return NodeSupervised(node_id=node.node_id), ErrorAnswer(error=ErrorCode.NONE)
 
     def decide_next_id(self, request: GetNextNodeId) -> tuple[NodeIdIssued | None, NodeIdAnswer]:
-        """Issue the smallest id that is free again, else one above all others."""
+        """Issue the smallest id that is free again, or one above all others."""
         issued = self._requests.get(_request_key(request.request_id))
         if issued is not None:
             return None, NodeIdAnswer(node_id=issued.first_id)
@@ -280,23 +286,26 @@ class Nodes:
             return min(self._free_ids)
         above_issued = max(NODE_ID_MIN, self._last_issued_id + 1)
         node_id = max(above_issued, max(self._nodes, default=-1) + 1)
-        if node_id > INT32_MAX:  # a very large one was chosen by hand; there is room below
+        if node_id > INT32_MAX:  # somebody chose a very large id, but smaller ones are free
             node_id = next(
                 number for number in itertools.count(above_issued) if not self.get(number)
             )
         if node_id > INT32_MAX:
             raise LimitExceededError(
-                f"no node id is left below {INT32_MAX}; unregister some", "node_id", INT32_MAX
+                f"all node ids up to {INT32_MAX} are in use: unregister some nodes",
+                "node_id",
+                INT32_MAX,
             )
         return node_id
 
     def decide_recoveries(
         self, request: AssignRecoveries
     ) -> tuple[list[RecoveryAssigned], AssignRecoveriesAnswer]:
-        """Assign recoveries, each if the node's process is still the one meant."""
+        """Assign recoveries of processes that are still the newest of their node."""
         records = []
         for target in request.targets:
             node = self._nodes.get(target.node_id)
+            # The process restarted or left since the leader looked.
             if node is None or node.node_epoch != target.node_epoch:
                 continue
             if node.recovered_by != target.target_id:
@@ -306,7 +315,7 @@ class Nodes:
     # ---- replaying ----
 
     def replay_registered(self, record: NodeRegistered, undo: Undo) -> None:
-        """See `NodeRegistered`."""
+        """Replay `NodeRegistered`."""
         before = self._of_epoch(record.node_id, record.node_epoch)
         after = replace(
             before,
@@ -317,12 +326,12 @@ class Nodes:
         self._set(after, undo)
 
     def replay_epoch_set(self, record: NodeEpochSet, undo: Undo) -> None:
-        """See `NodeEpochSet`."""
+        """Replay `NodeEpochSet`."""
         before = self._of_epoch(record.node_id, record.node_epoch)
         self._set(replace(before, failover=record.failover), undo)
 
     def _of_epoch(self, node_id: int, node_epoch: int) -> Node:
-        """Return the node as it is for that process: a new one has nothing to be recovered."""
+        """Return the node as that process sees it. A new process needs no recovery."""
         node = self._nodes.get(node_id)
         if node is None:
             return Node(node_id, node_epoch)
@@ -338,13 +347,13 @@ class Nodes:
         )
 
     def replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
-        """See `NodeUnregistered`."""
-        # Its heartbeats are not waited for any more.
+        """Replay `NodeUnregistered`."""
+        # A departed node sends no heartbeats.
         self._set(replace(self._nodes[record.node_id], departed=True, supervised=False), undo)
         self.forget_departed(undo)
 
     def forget_departed(self, undo: Undo) -> None:
-        """Forget the departed nodes that hold no set object any more, and free their ids."""
+        """Forget departed nodes without stream set objects, and free their ids."""
         if not self._departed:
             return
         gone = [node_id for node_id in sorted(self._departed) if not self._set_objects.get(node_id)]
@@ -355,19 +364,19 @@ class Nodes:
             undo.assign(self, "_free_ids", self._free_ids.union(free))
 
     def replay_locked(self, record: NodeLocked, undo: Undo) -> None:
-        """See `NodeLocked`."""
+        """Replay `NodeLocked`."""
         self._set(replace(self._nodes[record.node_id], locked=record.locked), undo)
 
     def replay_supervised(self, record: NodeSupervised, undo: Undo) -> None:
-        """See `NodeSupervised`."""
+        """Replay `NodeSupervised`."""
         self._set(replace(self._nodes[record.node_id], supervised=True), undo)
 
     def replay_recovery_assigned(self, record: RecoveryAssigned, undo: Undo) -> None:
-        """See `RecoveryAssigned`."""
+        """Replay `RecoveryAssigned`."""
         self._set(replace(self._nodes[record.node_id], recovered_by=record.target_id), undo)
 
     def replay_id_issued(self, record: NodeIdIssued, undo: Undo) -> None:
-        """See `NodeIdIssued`."""
+        """Replay `NodeIdIssued`."""
         undo.assign(self, "_last_issued_id", max(self._last_issued_id, record.node_id))
         undo.assign(self, "_free_ids", self._free_ids - {record.node_id})
         self._requests.put(_request_key(record.request_id), IssuedIds(record.node_id, 1), undo)
@@ -408,7 +417,7 @@ class Nodes:
 
 
 def _request_key(request_id: str) -> RequestKey:
-    # The caller has no node id yet.
+    # The caller has no node id yet, so only the request id identifies it.
     return RequestKey(RequestKind.NEXT_NODE_ID, -1, request_id)
 
 

@@ -1,15 +1,14 @@
 """Directory of objects: the table row of every object id.
 
-Ids come from a counter and most objects live shortly, so ids in use are dense among the newest and
-ever sparser among older ones. The newest ids index a ring of row numbers directly, which grows with
-them up to its limit. What survives of its oldest part when that is needed anew moves to sorted
-segments of (id, row) pairs; a segment of which half is gone is rewritten, and joined with its
-neighbour if both fit into one. So memory depends on the objects there are, not on the ids ever
-issued, and no call ever looks at more than one part of the ring or one segment for each of its ids'
-neighbourhoods.
+Ids come from a counter and most objects are short-lived, so ids in use are dense among the newest
+and increasingly sparse among older ones. The newest ids index a ring of row numbers directly, which
+grows with them up to its limit. When its oldest part is needed again, the surviving ids move to
+sorted segments of (id, row) pairs. A segment that is half empty is rewritten, and merged with its
+neighbour if both fit into one. Memory therefore depends on the number of existing objects, not on
+the ids ever issued, and each id costs a look at one part of the ring or one segment.
 
-An id whose removal may still be undone is hidden: it is not found, but keeps its place. Knows
-nothing of objects but their ids.
+An id whose removal may still be undone is hidden: it is not found, but keeps its place. The module
+knows only the ids of objects.
 """
 
 import bisect
@@ -23,17 +22,18 @@ from streammeta.controller.errors import InvariantError
 from streammeta.controller.metadata.tables.values import Int64Column
 
 RING_IDS = 1 << 21
-"""Ids looked up directly, at most: the newest ones."""
+"""Maximum number of ids looked up directly, the newest ones."""
 PART_IDS = 1 << 15
-"""Ids of the ring that are retired at a time; pairs in one segment, at most."""
+"""Number of ring ids retired at a time, and the maximum number of pairs in a segment."""
 
 _ABSENT = -1
-_HIDDEN = -2  # and below: row r is hidden as -2 - r
+# And below: row r is hidden as -2 - r, so hiding twice restores it.
+_HIDDEN = -2
 
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """Sorted ids with their rows; `live` of the rows are not absent."""
+    """Sorted ids with their rows. `live` rows are not absent."""
 
     ids: Int64Column
     rows: npt.NDArray[np.int32]
@@ -45,7 +45,7 @@ class _Segment:
         return _Segment(self.ids[kept], self.rows[kept], self.live)
 
     def with_more(self, ids: Int64Column, rows: npt.NDArray[np.int32]) -> "_Segment":
-        """Return the segment with live pairs of higher ids added."""
+        """Return the segment extended by live pairs with larger ids."""
         return _Segment(
             np.concatenate((self.ids, ids)),
             np.concatenate((self.rows, rows)),
@@ -54,7 +54,7 @@ class _Segment:
 
 
 class ObjectDirectory:
-    """Rows by object id. `ring_ids` and `part_ids` are powers of two; the latter divides."""
+    """Rows by object id. `ring_ids` and `part_ids` are powers of two, the latter smaller."""
 
     def __init__(self, ring_ids: int = RING_IDS, part_ids: int = PART_IDS) -> None:
         self.next_id = 0
@@ -62,7 +62,7 @@ class ObjectDirectory:
         self._part = part_ids
         self._ring = np.zeros(part_ids, dtype=np.int32)
         self._mask = part_ids - 1
-        self._first = 0  # the ring holds the ids from here up to next_id
+        self._first = 0  # the ring contains the ids from here up to next_id
         self._segments: list[_Segment] = []
         self._segment_firsts: list[int] = []
 
@@ -75,7 +75,7 @@ class ObjectDirectory:
     # ---- reading ----
 
     def row(self, object_id: int) -> int:
-        """Return an id's row; it is negative if there is none."""
+        """Return an id's row, negative if it does not exist."""
         if self._first <= object_id < self.next_id:
             return self._ring.item(object_id & self._mask)
         place = bisect.bisect_right(self._segment_firsts, object_id) - 1
@@ -87,24 +87,27 @@ class ObjectDirectory:
         return int(segment.rows[at]) if found else _ABSENT
 
     def rows(self, object_ids: Int64Column) -> Int64Column:
-        """Return ids' rows; they are negative where there is none."""
+        """Return ids' rows, negative where an id does not exist."""
         if len(object_ids) == 1:
             return np.array([self.row(object_ids.item())])
+
         in_ring = (object_ids >= self._first) & (object_ids < self.next_id)
         rows: Int64Column = self._ring[object_ids & self._mask].astype(np.int64)
         if np.count_nonzero(in_ring) == len(object_ids):
             return rows
+
         rows[~in_ring] = _ABSENT
         for segment, asked, at in self._in_segments(np.flatnonzero(~in_ring), object_ids):
             rows[asked] = segment.rows[at]
         return rows
 
     def from_id(self, first_id: int) -> Iterator[tuple[Int64Column, Int64Column]]:
-        """Yield (ids, rows) of what there is from an id on, in id order, part by part."""
+        """Yield (ids, rows) of the existing ids from `first_id` on, in id order, in parts."""
         place = max(0, bisect.bisect_right(self._segment_firsts, first_id) - 1)
         for segment in self._segments[place:]:
             chosen = (segment.rows >= 0) & (segment.ids >= first_id)
             yield segment.ids[chosen], segment.rows[chosen].astype(np.int64)
+
         start = max(first_id, self._first)
         while start < self.next_id:
             end = min((start // self._part + 1) * self._part, self.next_id)
@@ -116,7 +119,7 @@ class ObjectDirectory:
     # ---- changing ----
 
     def append(self, first_id: int, rows: Int64Column) -> None:
-        """Put in the ids from `first_id` on, which is the next id."""
+        """Add consecutive ids from `first_id` on, which must be the next id."""
         if first_id != self.next_id:
             raise InvariantError(f"object {first_id} is not the next one, {self.next_id} is")
         for start in range(0, len(rows), self._part):
@@ -126,6 +129,8 @@ class ObjectDirectory:
                     self._grow()
                 else:
                     self._retire()
+
+            # The chunk may wrap around the end of the ring.
             at = self.next_id & self._mask
             room = len(self._ring) - at
             self._ring[at : at + len(chunk)] = chunk[:room]
@@ -133,7 +138,7 @@ class ObjectDirectory:
             self.next_id += len(chunk)
 
     def insert(self, object_ids: Int64Column, rows: Int64Column) -> None:
-        """Put in ids below the next one that are not there, none twice; in no order."""
+        """Add missing ids below the next one, in any order, each once."""
         in_ring = object_ids >= self._first
         self._ring[object_ids[in_ring] & self._mask] = rows[in_ring]
         older = object_ids[~in_ring]
@@ -141,7 +146,7 @@ class ObjectDirectory:
         self._insert_older(older[order], rows[~in_ring][order].astype(np.int32))
 
     def _insert_older(self, ids: Int64Column, rows: npt.NDArray[np.int32]) -> None:
-        """Put sorted ids into the segments that they lie in; one that grows too large is cut."""
+        """Add sorted ids to the segments they belong to. Split segments that grow too large."""
         while len(ids):
             place = max(0, bisect.bisect_right(self._segment_firsts, int(ids[0])) - 1)
             end = len(ids)
@@ -149,18 +154,20 @@ class ObjectDirectory:
                 end = int(ids.searchsorted(self._segment_firsts[place + 1]))
             here = _Segment(ids[:end], rows[:end], end)
             if self._segments:
-                here = _merged(self._segments[place].without_absent(), here)
+                here = _merge(self._segments[place].without_absent(), here)
                 self._drop(place)
+
             for start in range(0, len(here.ids), self._part):
                 part = slice(start, start + self._part)
                 cut = _Segment(here.ids[part], here.rows[part], len(here.ids[part]))
                 self._segments.insert(place, cut)
                 self._segment_firsts.insert(place, int(cut.ids[0]))
                 place += 1
+
             ids, rows = ids[end:], rows[end:]
 
     def truncate(self, next_id: int) -> None:
-        """Take back the newest ids: `next_id` and above."""
+        """Remove the newest ids: `next_id` and above."""
         self.next_id = next_id
         if next_id >= self._first:
             return
@@ -174,16 +181,16 @@ class ObjectDirectory:
             self._replace(len(self._segments) - 1, _Segment(last.ids[:kept], rows, _live(rows)))
 
     def toggle(self, object_ids: Int64Column) -> None:
-        """Hide ids, none twice; those that are hidden are found again."""
+        """Hide visible ids and show hidden ones, each once."""
         self._put(object_ids, _HIDDEN - self.rows(object_ids))
 
     def remove(self, object_ids: Int64Column) -> None:
-        """Forget ids that are there, hidden or not, none twice."""
+        """Forget existing ids, hidden or not, each once."""
         for segment in self._put(object_ids, np.full(len(object_ids), _ABSENT, dtype=np.int64)):
             self._tidy(segment)
 
     def _put(self, object_ids: Int64Column, rows: Int64Column) -> list[_Segment]:
-        """Overwrite the rows of ids that are there; return which segments were written."""
+        """Overwrite the rows of existing ids and return the segments written."""
         in_ring = object_ids >= self._first
         self._ring[object_ids[in_ring] & self._mask] = rows[in_ring]
         if np.count_nonzero(in_ring) == len(object_ids):
@@ -196,19 +203,23 @@ class ObjectDirectory:
         return written
 
     def load(self, object_ids: Int64Column, next_id: int) -> None:
-        """Fill an empty directory with ids that ascend; the first is in row 0, and so on."""
+        """Fill an empty directory with ascending ids. The first has row 0, and so on."""
         self.next_id = next_id
         size = len(self._ring)
         while size < min(next_id, self._ring_max):
             size *= 2
         self._ring = np.zeros(size, dtype=np.int32)
         self._mask = size - 1
+
         self._first = max(0, next_id - len(self._ring))
+
+        # Ids too old for the ring fill segments.
         older = int(object_ids.searchsorted(self._first))
         for start in range(0, older, self._part):
             end = min(start + self._part, older)
             rows = np.arange(start, end, dtype=np.int32)
             self._add_segment(_Segment(object_ids[start:end].copy(), rows, len(rows)))
+
         if next_id > self._first:
             self._ring[: next_id - self._first if self._first == 0 else None] = _ABSENT
         for start in range(older, len(object_ids), self._part):
@@ -218,14 +229,14 @@ class ObjectDirectory:
     # ---- parts ----
 
     def _live_in_ring(self, start: int, end: int) -> tuple[Int64Column, npt.NDArray[np.int32]]:
-        # start and end lie in one part, which never wraps around the ring's end.
+        # Both are in one part, and a part never wraps around the end of the ring.
         at = start & self._mask
         rows = self._ring[at : at + end - start]
         live = np.flatnonzero(rows != _ABSENT)
         return live + start, rows[live]
 
     def _grow(self) -> None:
-        """Double the ring: of an id's two places there, one is that of the new mask."""
+        """Double the ring. Under the new mask an id has one of its two copies."""
         self._ring = np.concatenate((self._ring, self._ring))
         self._mask = len(self._ring) - 1
 
@@ -243,11 +254,13 @@ class ObjectDirectory:
     def _in_segments(
         self, asked: Int64Column, object_ids: Int64Column
     ) -> Iterator[tuple[_Segment, Int64Column, Int64Column]]:
-        """Yield, per segment, which of the asked ids it holds, and where in it."""
+        """Yield, per segment, which of the asked ids it contains, and their indexes in it."""
         if not self._segments:
             return
         ids = object_ids[asked]
+        # A segment contains ids from its first one up to the next segment's.
         places = np.searchsorted(np.array(self._segment_firsts), ids, side="right") - 1
+
         for place in np.unique(places[places >= 0]).tolist():
             segment = self._segments[place]
             here = np.flatnonzero(places == place)
@@ -256,13 +269,14 @@ class ObjectDirectory:
             yield segment, asked[here[held]], at[held]
 
     def _tidy(self, segment: _Segment) -> None:
-        """Rewrite a segment of which half is gone, and join it with the one before if it fits."""
+        """Rewrite a half-empty segment, and merge it with its predecessor if both fit into one."""
         if 2 * segment.live > len(segment.ids):
             return
         place = bisect.bisect_left(self._segment_firsts, int(segment.ids[0]))
         if not segment.live:
             self._drop(place)
             return
+
         tidied = segment.without_absent()
         before = self._segments[place - 1].without_absent() if place else None
         if before is not None and before.live + tidied.live <= self._part:
@@ -283,11 +297,11 @@ class ObjectDirectory:
         del self._segment_firsts[place]
 
 
-def _merged(one: _Segment, other: _Segment) -> _Segment:
-    """Return one segment with the pairs of two that share no id; all are live."""
-    ids = np.concatenate((one.ids, other.ids))
+def _merge(left: _Segment, right: _Segment) -> _Segment:
+    """Return one segment with the pairs of two live segments that share no id."""
+    ids = np.concatenate((left.ids, right.ids))
     order = np.argsort(ids)
-    return _Segment(ids[order], np.concatenate((one.rows, other.rows))[order], len(ids))
+    return _Segment(ids[order], np.concatenate((left.rows, right.rows))[order], len(ids))
 
 
 def _live(rows: npt.NDArray[np.int32]) -> int:

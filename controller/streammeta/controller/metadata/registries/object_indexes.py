@@ -1,12 +1,12 @@
-"""Indexes and counts derived from tables' rows, kept by replay so that no request has to scan.
+"""Indexes and counts derived from table rows, maintained by replay so that requests never scan.
 
-`ExpiryIndex` holds object ids bucketed by the second they expire. An entry is a hint: the index
-asks the objects which of its ids still expire, and drops a second that holds none. So no entry has
-to be removed when an object changes state, and undo may add ids that are present already.
+`ExpiryIndex` buckets object ids by the second in which they expire. An entry is a hint: the index
+asks the objects which ids still expire, and drops a second without any. So a state change need not
+remove an entry, and undo may add an id twice.
 
-`NodeObjects` groups ids into spans of consecutive ones and counts each node's set objects by span,
-so a node's objects are listed without looking at those of others. `ObjectLinks` finds the objects
-linked to a composite, `ObjectCounts` counts objects by state, `NodeCounts` a node's open streams.
+`NodeObjects` counts each node's stream set objects by span of consecutive ids, so that listing one
+node's objects does not touch the others. `ObjectLinks` finds the objects linked to a
+composite. `ObjectCounts` counts objects by state, `NodeCounts` the open streams of nodes.
 """
 
 import bisect
@@ -23,13 +23,13 @@ from streammeta.controller.metadata.tables.tables import Undo
 from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Int64Column, ObjectState
 
 ExpiryTimes: TypeAlias = Callable[[Int64Column], Int64Column]
-"""Maps ids to the time each expires, in ms; -1 if it does not expire any more."""
+"""Maps ids to expiry times in ms, -1 for ids that no longer expire."""
 
 _SLOT_MS = 1_000
 
 
 class _Slot:
-    """The ids of one second. Ids that follow each other are kept as one run."""
+    """The ids of one second. Consecutive ids form one run."""
 
     __slots__ = ("_chunks", "_runs")
 
@@ -58,7 +58,7 @@ class _Slot:
 
 
 class ExpiryIndex:
-    """Object ids by the second they expire; `expiry_times` says which still do."""
+    """Object ids by expiry second. `expiry_times` returns the current times of ids."""
 
     def __init__(self, expiry_times: ExpiryTimes) -> None:
         self._expiry_times = expiry_times
@@ -90,16 +90,18 @@ class ExpiryIndex:
             self.add_ids(number * _SLOT_MS, part)
 
     def before(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
-        """Return at most `limit` ids that expire before `time_ms`, earliest first; they stay.
+        """Return at most `limit` ids that expire before `time_ms`, earliest first. They stay.
 
-        Ids that expire before `since_ms` are left out.
+        Ids that expire before `since_ms` are skipped.
         """
         found: list[int] = []
         first = bisect.bisect_left(self._order, since_ms // _SLOT_MS)
         for number in self._order[first : bisect.bisect_right(self._order, time_ms // _SLOT_MS)]:
             ids, times = self._expiring(number)
+            # Entries are hints: all ids of this second have changed their state since.
             if not len(ids):
                 self._drop(number)
+
             low, high = np.searchsorted(times, (since_ms, time_ms))
             found.extend(ids[low:high].tolist())
             if len(found) >= limit:
@@ -115,7 +117,7 @@ class ExpiryIndex:
         return slot
 
     def _expiring(self, number: int) -> tuple[Int64Column, Int64Column]:
-        """Return the ids of a slot that expire in its second, earliest first, and their times."""
+        """Return the ids of a slot that still expire in its second, by time, and the times."""
         ids = self._slots[number].ids()
         times = self._expiry_times(ids)
         right = (times >= 0) & (times // _SLOT_MS == number)
@@ -131,39 +133,39 @@ class ExpiryIndex:
 _SPAN_SHIFT = 8
 """A span has 256 ids."""
 _FEW = 64
-"""Objects that are counted one by one, because sorting them would not be faster."""
+"""Up to this number objects are counted in a loop, which is faster than sorting."""
 
 
 class NodeObjects:
-    """Counts of objects by node and span; nodes that never held any hold none."""
+    """Counts of objects by node and span. Unknown nodes have none."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._spans: dict[int, dict[int, int]] = {}
 
     def get(self, node_id: int) -> int:
-        """Return how many objects a node holds."""
+        """Return a node's number of objects."""
         return self._counts[node_id]
 
     def total(self) -> int:
-        """Return how many there are."""
+        """Return the number of all objects."""
         return self._counts.total()
 
     def spans_from(self, node_id: int, first_id: int) -> Int64Column:
-        """Return the numbers of a node's spans, ascending, from the one of an id on."""
+        """Return the numbers of a node's spans in order, from the span of an id on."""
         held = self._spans.get(node_id, {})
         numbers = np.fromiter(held, np.int64, len(held))
         return np.sort(numbers[numbers >= first_id >> _SPAN_SHIFT])
 
     def add(self, node_id: int, object_ids: Int64Column, undo: Undo) -> None:
-        """Count objects that a node holds from now on."""
+        """Count a node's new objects."""
         self._change(node_id, object_ids, 1)
         undo.append(lambda: self._change(node_id, object_ids, -1))
 
     def remove(
         self, node_ids: npt.NDArray[np.integer], object_ids: Int64Column, undo: Undo
     ) -> None:
-        """Count objects no longer; `node_ids` names the holder of each."""
+        """Stop counting objects. `node_ids` names the node of each."""
         for node_id in np.unique(node_ids).tolist():
             self._remove(node_id, object_ids[node_ids == node_id], undo)
 
@@ -172,7 +174,7 @@ class NodeObjects:
         undo.append(lambda: self._change(node_id, object_ids, 1))
 
     def load(self, node_ids: Int64Column, object_ids: Int64Column) -> None:
-        """Count from nothing."""
+        """Count the objects of an empty index."""
         for node_id in np.unique(node_ids).tolist():
             self._change(node_id, object_ids[node_ids == node_id], 1)
 
@@ -212,15 +214,15 @@ class ObjectLinks:
         self._linked: dict[int, Int64Column] = {}
 
     def of(self, composite_id: int) -> Int64Column:
-        """Return what is linked to an object."""
+        """Return the objects linked to a composite."""
         return self._linked.get(composite_id, EMPTY_COLUMN)
 
     def add(self, composite_id: int, object_ids: Int64Column, undo: Undo) -> None:
-        """Link objects that are linked to no other."""
+        """Link objects that are not linked yet."""
         undo.put(self._linked, composite_id, np.union1d(self.of(composite_id), object_ids))
 
     def remove(self, composite_ids: Int64Column, object_ids: Int64Column, undo: Undo) -> None:
-        """Take links away, given as pairs."""
+        """Remove links, given as pairs."""
         for composite_id in np.unique(composite_ids).tolist():
             gone = object_ids[composite_ids == composite_id]
             left = np.setdiff1d(self.of(composite_id), gone, assume_unique=True)
@@ -235,7 +237,7 @@ class ObjectLinks:
 
 
 COMMITTED_BYTES_MAX = 1 << 62
-"""Bytes that all committed objects may have together; their sum fits into 64 bits."""
+"""Maximum total size of committed objects in bytes, which fits into 64 bits."""
 _STATES = len(ObjectState)
 _COMMITTED = int(ObjectState.COMMITTED)
 _LOW = 31
@@ -243,48 +245,49 @@ _LOW_BITS = (1 << _LOW) - 1
 
 
 class ObjectCounts:
-    """Objects by `ObjectState`, and how many bytes the committed ones take."""
+    """Numbers of objects by `ObjectState`, and the bytes of committed ones."""
 
     def __init__(self) -> None:
         self._of_state = [0] * _STATES
         self.committed_bytes = 0
 
     def of(self, state: ObjectState) -> int:
-        """Return how many objects are in a state."""
+        """Return the number of objects in a state."""
         return self._of_state[state]
 
     def present(self) -> int:
-        """Return how many objects there are."""
+        """Return the number of all objects."""
         return sum(self._of_state)
 
     def change(self, state: int, count: int, size: int = 0) -> None:
-        """Add `count` objects in a state, of `size` bytes together; both may be negative."""
+        """Add `count` objects with `size` bytes in total to a state. Both may be negative."""
         self._of_state[state] += count
         if state == _COMMITTED:
             self.committed_bytes += size
 
     def require_room(self, object_size: int, others: Int64Column) -> None:
-        """Raise `LimitExceededError` if with objects of these sizes the sum of all is too large."""
+        """Raise `LimitExceededError` if objects of these sizes exceed the maximum total size."""
         more = object_size + (exact_sum(others) if len(others) else 0)
         if self.committed_bytes + more > COMMITTED_BYTES_MAX:
             raise LimitExceededError(
-                f"object_size: {more} bytes are too many; committed objects have "
-                f"{self.committed_bytes} together, {COMMITTED_BYTES_MAX} is the limit",
+                f"object_size: {more} bytes exceed the limit: committed objects have "
+                f"{self.committed_bytes} in total, the limit is {COMMITTED_BYTES_MAX}",
                 "object_size",
                 COMMITTED_BYTES_MAX,
             )
 
     def add(self, states: npt.NDArray[np.integer], sizes: Int64Column, sign: int) -> None:
-        """Add (sign 1) or take away (-1) objects given by their states and sizes."""
+        """Add (sign 1) or subtract (-1) objects, given by their states and sizes."""
         for state, count in enumerate(np.bincount(states, minlength=_STATES).tolist()):
             self._of_state[state] += sign * count
         self.committed_bytes += sign * exact_sum(sizes[states == _COMMITTED])
 
 
 def exact_sum(sizes: Int64Column) -> int:
-    """Return the sum of sizes that are not negative, however large they are."""
+    """Return the sum of non-negative sizes without overflow."""
     if len(sizes) == 1:
         return int(sizes[0])
+    # Sum high and low halves separately, since 64 bits could overflow.
     low = int((sizes & _LOW_BITS).sum())
     return (int((sizes >> _LOW).sum()) << _LOW) + low
 
@@ -292,9 +295,9 @@ def exact_sum(sizes: Int64Column) -> int:
 _COUNTED_BELOW = 1 << 16
 
 
-def _times(node_ids: npt.NDArray[np.integer]) -> dict[int, int]:
-    """Return how often each node is named; nothing is sorted if ids are few, as they mostly are."""
-    # A stream that was never opened has node -1.
+def _count_by_node(node_ids: npt.NDArray[np.integer]) -> dict[int, int]:
+    """Return how often each node is named. Small ids, the usual case, need no sorting."""
+    # A stream that was never opened has node -1, which `bincount` does not accept.
     if len(node_ids) and node_ids.min() >= 0 and node_ids.max() < _COUNTED_BELOW:
         counts = np.bincount(node_ids)
         names = np.flatnonzero(counts)
@@ -304,19 +307,20 @@ def _times(node_ids: npt.NDArray[np.integer]) -> dict[int, int]:
 
 
 class NodeCounts:
-    """One number a node; 0 for nodes that were never counted."""
+    """One count per node, 0 for unknown nodes."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
     def get(self, node_id: int) -> int:
-        """Return a node's number."""
+        """Return a node's count."""
         return self._counts[node_id]
 
     def add_each(self, node_ids: Int64Column, delta: int, undo: Undo) -> None:
-        """Change a node's number by `delta` for each time it is named."""
+        """Change a node's count by `delta` for each occurrence in `node_ids`."""
         if not len(node_ids):
             return
+        # Most records concern a single node.
         first = int(node_ids[0])
         if np.count_nonzero(node_ids == first) == len(node_ids):
             self._add(first, delta * len(node_ids), undo)
@@ -326,8 +330,8 @@ class NodeCounts:
             self._add(node_id, delta * count, undo)
 
     def count(self, node_ids: npt.NDArray[np.integer]) -> None:
-        """Count each node as often as it is named, for good."""
-        self._counts.update(_times(node_ids))
+        """Count each occurrence of a node, without undo."""
+        self._counts.update(_count_by_node(node_ids))
 
     def _add(self, node_id: int, delta: int, undo: Undo) -> None:
         self._counts[node_id] += delta

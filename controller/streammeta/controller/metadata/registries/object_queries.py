@@ -1,9 +1,9 @@
-"""Stored objects and the queries about them: where each is, what it holds, what is known of it.
+"""Stored objects and queries about their rows, ranges and known facts.
 
-Ids come from a counter and are never reused; rows are, so they are in no order, and a directory
-says which row an id has. A row is an object's unless its state is UNUSED or REMOVED (it becomes
-unused once the removal is committed). Streams appear here only as numbers in ranges. `objects`
-adds what writes.
+Object ids come from a counter and are never reused. Rows are reused, so they are not ordered, and a
+directory maps ids to rows. A row belongs to an object unless its state is UNUSED or REMOVED (it
+becomes unused once the removal is committed). Streams appear here only as numbers in ranges.
+`objects` adds the writing methods.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,9 +60,9 @@ _OBJECT_COLUMNS = {
 }
 
 UNUSED = 0
-"""State of a row that no object has; no `ObjectState` has this number."""
+"""State of a row without an object. No `ObjectState` has this number."""
 
-# Members of an enum are slow to look up; these are looked up for every commit.
+# Looking enum members up is slow, and every commit needs these.
 _PREPARED = int(ObjectState.PREPARED)
 _COMMITTED = int(ObjectState.COMMITTED)
 _DESTROYED = int(ObjectState.MARK_DESTROYED)
@@ -71,12 +71,12 @@ _COMPOSITE = int(ObjectKind.COMPOSITE)
 _NAMED = int(ObjectKind.NAMED)
 _SET_OBJECT_COLUMNS = ("object_id", "order_id", "data_time_ms", "object_size", "range_count")
 _SPANS_AT_ONCE = 32
-"""Spans of ids that are looked at in one step of a listing."""
+"""Number of id spans examined in one step of a listing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsView:
-    """Immutable views of everything the registry of objects holds."""
+    """Immutable views of all tables of the registry of objects."""
 
     rows: TableView
     ranges: TableView
@@ -87,10 +87,10 @@ class ObjectsView:
 
 
 class ObjectQueries:
-    """Stored objects by id, and everything that may be asked of them; nothing here writes.
+    """Stored objects by id, and all read-only queries about them.
 
-    `rows` are row numbers as `rows()` returns them. `set_objects` counts each node's committed set
-    objects.
+    `rows` are row numbers as `rows()` returns them. `set_objects` counts the committed stream set
+    objects of each node.
     """
 
     def __init__(self, set_objects: NodeObjects | None = None) -> None:
@@ -104,7 +104,7 @@ class ObjectQueries:
         self._set_objects = NodeObjects() if set_objects is None else set_objects
         self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
         self._removed: Window[int, int] = Window(REMOVED_OBJECTS_MAX)
-        """Digests of the commits of objects that are removed."""
+        """Digests of the commits of removed objects."""
         self._deadlines = ExpiryIndex(lambda ids: self._expiry_times(_PREPARED, ids))
         self._destroyed = ExpiryIndex(lambda ids: self._expiry_times(_DESTROYED, ids))
         self._swept: set[int] = set()
@@ -116,7 +116,7 @@ class ObjectQueries:
 
     @property
     def next_object_id(self) -> int:
-        """The id that is issued next."""
+        """The id that is issued next. All smaller ones have been issued."""
         return self._directory.next_id
 
     @property
@@ -126,7 +126,7 @@ class ObjectQueries:
         return tables + self._directory.nbytes
 
     def view(self) -> ObjectsView:
-        """Return immutable views of the registry as it is now."""
+        """Return immutable views of the current registry."""
         return ObjectsView(
             rows=self._table.view(),
             ranges=self._ranges.view(),
@@ -139,11 +139,11 @@ class ObjectQueries:
     # ---- rows ----
 
     def row(self, object_id: int) -> int:
-        """Return an object's row; it is negative if it was never issued or is removed."""
+        """Return an object's row, negative if it was never issued or is removed."""
         return self._directory.row(object_id)
 
     def rows(self, object_ids: Int64Column) -> Int64Column:
-        """Return objects' rows, negative where there is none."""
+        """Return objects' rows, negative where an object does not exist."""
         return self._directory.rows(object_ids)
 
     def row_states(self, rows: Int64Column) -> npt.NDArray[np.int8]:
@@ -162,34 +162,34 @@ class ObjectQueries:
         return words
 
     def least_order_id(self, rows: Int64Column) -> int:
-        """Return the least order of set objects."""
+        """Return the smallest order id of stream set objects."""
         return int(self._table["order_id"][rows].min())
 
     def least_data_time_ms(self, rows: Int64Column) -> int:
-        """Return the time of the oldest data in set objects."""
+        """Return the time of the oldest data in stream set objects."""
         return int(self._table["data_time_ms"][rows].min())
 
     def time_bounds(self, rows: Int64Column) -> tuple[int, int]:
-        """Return the time bounds of all records in objects; (-1, -1) if one's are unknown."""
+        """Return the time bounds of all records in objects. (-1, -1) if any are unknown."""
         return self._facts.bounds(rows)
 
     def range_counts(self, rows: Int64Column) -> Int64Column:
-        """Return how many ranges each object holds."""
+        """Return the number of ranges in each object."""
         return self._table["range_count"][rows].astype(np.int64)
 
     def spans(self, rows: Int64Column) -> StreamSpans:
-        """Return the ranges that objects hold, those of one behind those of another."""
+        """Return the ranges in objects, object by object."""
         held = range_rows(self._table["first_range"][rows], self._table["range_count"][rows])
         return StreamSpans(*self._ranges.columns(held))
 
     def are_in_state(self, rows: Int64Column, state: ObjectState) -> Mask:
-        """Say which rows, negative where there is no object, are in a state."""
+        """Return which rows (negative: no object) are in a state."""
         fit = rows >= 0
         fit[fit] = self._table["state"][rows[fit]] == state
         return fit
 
-    def are_set_objects_of(self, rows: Int64Column, node_id: int) -> Mask:
-        """Say which rows are committed set objects of a node."""
+    def are_stream_set_objects_of(self, rows: Int64Column, node_id: int) -> Mask:
+        """Return which rows are committed stream set objects of a node."""
         fit = self.are_in_state(rows, ObjectState.COMMITTED)
         present = rows[fit]
         in_set = self._table["kind"][present] == _STREAM_SET
@@ -197,10 +197,11 @@ class ObjectQueries:
         return fit
 
     def are_objects_of_stream(self, rows: Int64Column, stream_id: int) -> Mask:
-        """Say which rows are committed stream objects or composites of a stream."""
+        """Return which rows are committed stream objects or composites of a stream."""
         fit = self.are_in_state(rows, ObjectState.COMMITTED)
         kinds = self._table["kind"][rows[fit]]
         fit[fit] = (kinds != _STREAM_SET) & (kinds != _NAMED)
+        # Such an object has exactly one range, so its first row tells the stream.
         streams, _, _ = self._ranges.columns(self._table["first_range"][rows[fit]])
         fit[fit] = streams == stream_id
         return fit
@@ -212,41 +213,41 @@ class ObjectQueries:
         row = self._directory.row(object_id)
         return row >= 0 and self._table.cell("state", row) == _PREPARED
 
-    def linked_to(self, composite_ids: Int64Column) -> Int64Column:
-        """Return the ids of all objects that composites link."""
+    def list_linked(self, composite_ids: Int64Column) -> Int64Column:
+        """Return the ids of all objects linked to composites."""
         parts = [self._links.of(object_id) for object_id in composite_ids.tolist()]
         return np.concatenate((EMPTY_COLUMN, *parts))
 
-    def issued(self, key: RequestKey) -> IssuedIds | None:
-        """Return what a remembered PrepareObjects was answered, or None."""
+    def find_issued(self, key: RequestKey) -> IssuedIds | None:
+        """Return the answer to a remembered PrepareObjects, or None."""
         return self._requests.get(key)
 
-    def expired_before(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
+    def list_expired(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
         """Return at most `limit` prepared objects with an earlier deadline, earliest first.
 
-        Deadlines before `since_ms` are left out.
+        Deadlines before `since_ms` are skipped.
         """
         return self._deadlines.before(time_ms, limit, since_ms)
 
-    def destroyed_before(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
+    def list_destroyed(self, time_ms: int, limit: int, since_ms: int = 0) -> tuple[int, ...]:
         """Return at most `limit` objects that were marked destroyed earlier, earliest first.
 
-        Marks before `since_ms` are left out.
+        Marks before `since_ms` are skipped.
         """
         return self._destroyed.before(time_ms, limit, since_ms)
 
     def newest_stamp_ms(self, most_ms: int) -> int:
-        """Return the newest time of a commit or of a mark up to `most_ms`, -1 without any."""
+        """Return the newest time of a commit or mark up to `most_ms`, or -1."""
         times = self._table["timestamp_ms"]
         chosen = (self._table["state"] != ObjectState.PREPARED) & (times <= most_ms)
         return int(times.max(initial=-1, where=chosen))
 
     def count(self, state: ObjectState) -> int:
-        """Return how many objects are in a state."""
+        """Return the number of objects in a state."""
         return self._counts.of(state)
 
-    def set_object_count(self) -> int:
-        """Return how many committed set objects there are."""
+    def stream_set_object_count(self) -> int:
+        """Return the number of committed stream set objects."""
         return self._set_objects.total()
 
     @property
@@ -255,13 +256,13 @@ class ObjectQueries:
         return self._counts.committed_bytes
 
     def require_room(self, object_size: int, others: Int64Column) -> None:
-        """Raise `LimitExceededError` if with objects of these sizes the sum of all is too large."""
+        """Raise `LimitExceededError` if objects of these sizes exceed the maximum total size."""
         self._counts.require_room(object_size, others)
 
     def page_rows(self, first_id: int, size: int) -> tuple[Int64Column, int]:
         """Return the rows of the first `size` objects from an id on, and the id after them.
 
-        The latter is -1 if there are no more.
+        The id is -1 at the end.
         """
         found: list[Int64Column] = [EMPTY_COLUMN]
         count = 0
@@ -274,7 +275,7 @@ class ObjectQueries:
         return np.concatenate(found), -1
 
     def states(self, object_ids: Int64Column) -> Int64Column:
-        """Return `ObjectState` numbers, also of ids that were never issued or are removed."""
+        """Return `ObjectState` numbers, including ids that were never issued or are removed."""
         rows = self.rows(object_ids)
         present = rows >= 0
         if np.count_nonzero(present) == len(rows):
@@ -295,7 +296,7 @@ class ObjectQueries:
         return committed
 
     def commit_digest(self, object_id: int) -> int | None:
-        """Return the digest of the commit of an object; None if `was_committed` says no."""
+        """Return the digest of an object's commit, or None unless `was_committed`."""
         row = self.row(object_id)
         if row < 0:
             return self._removed.get(object_id)
@@ -308,18 +309,18 @@ class ObjectQueries:
     def range_rows_of_each(
         self, asked: ObjectQueryColumns, limits: Int64Column, most: int
     ) -> tuple[Int64Column, Int64Column]:
-        """Return which ranges answer many queries; see `ObjectRanges.rows_from_each`."""
+        """Return the ranges that answer many queries, see `ObjectRanges.rows_from_each`."""
         return self._ranges.rows_from_each(asked, limits, most)
 
     def slices_in(self, rows_of_ranges: Int64Column) -> answers.ObjectSlices:
-        """Return what ranges hold, by their rows."""
+        """Return the contents of ranges, by their rows."""
         _, starts, ends = self._ranges.columns(rows_of_ranges)
         return self._slices(self._ranges.object_ids(rows_of_ranges), starts, ends)
 
     def slices(self, stream_id: int, start: int, end: int, limit: int) -> answers.ObjectSlices:
-        """Return the objects that hold a stream contiguously from `start` on.
+        """Return the objects that contain a stream contiguously from `start` on.
 
-        Stops at a gap, after `limit` objects, or at `end`; -1: no end.
+        Stops at a gap, after `limit` objects, or at `end`. -1 means no end.
         """
         return self._slices(*self._ranges.rows_from(stream_id, start, end, limit))
 
@@ -341,14 +342,14 @@ class ObjectQueries:
         )
 
     def ranges_of_streams(self) -> npt.NDArray[np.int32]:
-        """Return each stream's number of ranges in objects; see `ObjectRanges.counts`."""
+        """Return each stream's number of ranges in objects, see `ObjectRanges.counts`."""
         return self._ranges.counts()
 
     def owned_sizes(self, at_once: int) -> Iterator[tuple[Int64Column, Int64Column, Int64Column]]:
         """Yield (stream ids, node ids, sizes) of committed objects, from `at_once` rows at a time.
 
-        The stream is -1 of an object that may hold several, the node of all but set objects.
-        Changes may come between two pieces; each is as of when it is asked for.
+        The stream is -1 for objects that may contain several, the node for all but SSOs. The table
+        may change between two pieces. Each reflects the moment it is requested.
         """
         first = 0
         while first < len(self._table):
@@ -359,6 +360,7 @@ class ObjectQueries:
             streams = np.full(len(rows), NONE_ID, dtype=np.int64)
             streams[is_alone] = self._ranges.columns(table["first_range"][rows[is_alone]])[0]
             yield streams, table["node_id"][rows].astype(np.int64), table["object_size"][rows]
+
             first += at_once
 
     def stream_objects(self, stream_id: int) -> tuple[Int64Column, Int64Column, Int64Column]:
@@ -380,12 +382,13 @@ class ObjectQueries:
     # ---- descriptions ----
 
     def describe(self, row: int) -> answers.ObjectDescription:
-        """Describe the object in a row."""
+        """Return the description of the object in a row."""
         table = self._table
         kind, state = ObjectKind(int(table["kind"][row])), ObjectState(int(table["state"][row]))
         held = self.spans(np.array([row]))
         one_stream = kind in (ObjectKind.STREAM, ObjectKind.COMPOSITE) and len(held) == 1
         low, high, crc32c = self._facts.of_one(row)
+
         return answers.ObjectDescription(
             object_id=int(table["object_id"][row]),
             state=state,
@@ -405,28 +408,30 @@ class ObjectQueries:
             crc32c=crc32c,
         )
 
-    def describe_set_objects(
+    def describe_stream_set_objects(
         self, object_ids: Int64Column, *, by_order: bool = False
     ) -> tuple[answers.StreamSetObject, ...]:
-        """Describe set objects, in the order named or in that of the node that holds them."""
+        """Return the descriptions of SSOs, in the given order or in the order of their node."""
         rows = self.rows(object_ids)
         if by_order:
             rows = rows[np.lexsort((object_ids, self._table["order_id"][rows]))]
         facts = self._facts.of(rows)
         known = facts.min_timestamp_ms, facts.max_timestamp_ms, facts.crc32c
         unknown = np.full(len(rows), UNKNOWN)
+
         columns = (  # in the order of the fields
             *(self._table[name][rows] for name in _SET_OBJECT_COLUMNS),
             *(values if len(values) else unknown for values in known),
         )
         return tuple(map(answers.StreamSetObject, *(values.tolist() for values in columns)))
 
-    def set_objects_of(self, node_id: int, after_id: int, limit: int) -> Int64Column:
+    def stream_set_objects_of(self, node_id: int, after_id: int, limit: int) -> Int64Column:
         """Return the ids of a node's first `limit` committed set objects above an id."""
         spans = self._set_objects.spans_from(node_id, after_id + 1)
         found: list[Int64Column] = [EMPTY_COLUMN]
         left = limit
         for first in range(0, len(spans), _SPANS_AT_ONCE):
+            # Spans are only a superset: they may include other nodes' and destroyed objects.
             ids = ids_of_spans(spans[first : first + _SPANS_AT_ONCE])
             rows = self.rows(ids)
             present = (rows >= 0) & (ids > after_id)
@@ -434,14 +439,16 @@ class ObjectQueries:
             held = (self._table["node_id"][rows] == node_id) & (
                 self._table["state"][rows] == _COMMITTED
             )
+
             found.append(ids[held][:left])
             left -= len(found[-1])
             if left <= 0:
                 break
+
         return np.concatenate(found)
 
     def _of_one_stream(self, range_rows_: npt.NDArray[np.integer]) -> Mask:
-        """Say which ranges are those of a stream object or composite."""
+        """Return which ranges belong to a stream object or composite."""
         if not len(range_rows_):
             return np.zeros(0, dtype=np.bool_)
         kinds = self._table["kind"][self.rows(self._ranges.object_ids(range_rows_))]
@@ -456,32 +463,34 @@ class ObjectQueries:
         times[present] = self._table["timestamp_ms"][rows[present]]
         return times
 
-    def sweepings(self, limit: int) -> Int64Column:
-        """Return at most `limit` of the objects that deleted streams have left."""
+    def list_sweepings(self, limit: int) -> Int64Column:
+        """Return at most `limit` objects left over from deleted streams."""
         found = [EMPTY_COLUMN]
         for stream_id in sorted(self._swept):
             if limit <= 0:
                 break
-            found.append(self.to_destroy((stream_id,), limit))
+            found.append(self.list_to_destroy((stream_id,), limit))
             limit -= len(found[-1])
         return np.concatenate(found)
 
-    def to_destroy(self, stream_ids: Sequence[int], limit: int) -> Int64Column:
-        """Return at most `limit` of what is destroyed with these streams.
+    def list_to_destroy(self, stream_ids: Sequence[int], limit: int) -> Int64Column:
+        """Return at most `limit` objects that are destroyed with these streams.
 
-        That is stream objects, composites, and before each composite what it links.
+        These are stream objects, composites, and before each composite its linked objects.
         """
-        _, listed = self._ranges.listed(np.array(stream_ids, dtype=np.int64))
+        _, listed = self._ranges.lists_of(np.array(stream_ids, dtype=np.int64))
         ids = self._ranges.object_ids(listed[self._of_one_stream(listed)])[:limit]
         composites = np.flatnonzero(self._table["kind"][self.rows(ids)] == _COMPOSITE)
+
+        # Linked objects come first: a composite must not go before the objects it refers to.
         if not len(composites):
             return ids
         parts: list[Int64Column] = []
-        for part in np.split(ids, composites):
+        for part in np.split(ids, composites):  # all but the first begin with a composite
             if len(part):
                 parts.extend((self._links.of(int(part[0])), part))
         return np.concatenate(parts)[:limit]
 
     def has_sweepings(self) -> bool:
-        """Return whether a deleted stream has left objects to destroy."""
+        """Return whether deleted streams have left objects to destroy."""
         return bool(self._swept)

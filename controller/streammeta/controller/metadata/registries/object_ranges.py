@@ -1,12 +1,12 @@
-"""The ranges of streams that objects hold, by object and by stream.
+"""Ranges of streams in objects, by object and by stream.
 
-One table row per range; an object's rows are consecutive. For each stream an index lists its rows
-by end offset, so that the object holding an offset is found by binary search, and what follows it
-is the rest of the list: above a stream's start offset ends grow strictly, because commits continue
-where the stream's data ends. The index is derived from the table.
+One table row per range. An object's rows are consecutive. For each stream an index lists its rows
+by end offset, so that binary search finds the object with an offset, and the rest of the list is
+the data after it. Above a stream's start offset, ends grow strictly, because commits continue where
+the stream's data ends. The index is derived from the table.
 
-Rows of objects that are gone are used again, a block of them for an object of about as many
-ranges. Knows nothing else of objects or streams.
+Rows of removed objects are reused, one block for an object of about the same number of ranges. This
+module depends on neither objects nor streams.
 """
 
 import bisect
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata.api.requests import ObjectQueryColumns
 from streammeta.controller.metadata.tables.section_checks import VisibleFrom, check_apart, windows
-from streammeta.controller.metadata.tables.stream_index import StreamIndex, bisected, range_rows
+from streammeta.controller.metadata.tables.stream_index import StreamIndex, bisect_each, range_rows
 from streammeta.controller.metadata.tables.tables import (
     Array,
     FreeBlocks,
@@ -29,10 +29,10 @@ from streammeta.controller.metadata.tables.tables import (
     roomy_zeros,
 )
 from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Int64Column, Mask
-from streammeta.controller.records.record import SetObjectRanges, StreamObjectsCommitted
+from streammeta.controller.records.record import StreamObjectsCommitted, StreamSetObjectRanges
 
 _RANGE_COLUMNS = {
-    "stream_id": np.int32,  # like row numbers: a map of more streams would not fit into memory
+    "stream_id": np.int32,  # like row numbers: more streams would not fit into memory
     "start_offset": np.int64,
     "end_offset": np.int64,
     "object_id": np.int64,
@@ -41,11 +41,11 @@ _ORDER = ("stream_id", "end_offset", "object_id")
 _PLACE_BITS = 32
 _FIRST_ROWS = 4
 _FEW_ROWS = 256
-"""Rows of a list up to which looking at all costs less than a search step by step."""
+"""Maximum length of a list that is scanned at once instead of by bisection."""
 
 
 class ObjectRanges:
-    """The table of ranges and its index by stream."""
+    """Table of ranges and its index by stream."""
 
     def __init__(self) -> None:
         self._table = Table(_RANGE_COLUMNS)
@@ -53,7 +53,7 @@ class ObjectRanges:
         self._unused = FreeBlocks()
 
     def __len__(self) -> int:
-        """Return how many rows are in use, those that round up blocks included."""
+        """Return the number of rows in use, including the padding of blocks."""
         return len(self._table) - self._unused.rows()
 
     @property
@@ -71,13 +71,16 @@ class ObjectRanges:
         self,
         object_id: Int64Column,
         range_count: Int64Column,
-        ranges: SetObjectRanges | StreamObjectsCommitted,
+        ranges: StreamSetObjectRanges | StreamObjectsCommitted,
         undo: Undo,
     ) -> tuple[Int64Column, Int64Column]:
-        """Store what objects hold; return each object's first row, and the row of every range.
+        """Store the ranges of objects and return each object's first row, and each range's row.
+
+        The first `range_count[0]` ranges belong to the first object, and so on.
 
         The first `range_count[0]` of the ranges are the first object's, and so on.
         """
+        # The common cases avoid index vectors: one object, or one range per object.
         if len(range_count) == 1:
             first = self._allocate_one(len(ranges.stream_id), undo)
             rows = np.arange(first, first + len(ranges.stream_id), dtype=np.int64)
@@ -91,6 +94,7 @@ class ObjectRanges:
             firsts = self._allocate(range_count, undo)
             at = rows = range_rows(firsts, range_count)
             owners = np.repeat(object_id, range_count)
+
         cells = {
             "stream_id": ranges.stream_id,
             "start_offset": ranges.start_offset,
@@ -134,8 +138,9 @@ class ObjectRanges:
         return np.concatenate((reused, added)) if len(reused) else added
 
     def release(self, firsts: Int64Column, counts: Int64Column, undo: Undo) -> None:
-        """Free the rows of objects that hold nothing any more, once that is committed."""
+        """Free the rows of removed objects once the removal is committed."""
         sizes = block_rows(counts)
+        # Rows that are reused earlier could not be restored by an undo.
         undo.when_committed.append(lambda: self._unused.give_each(sizes, firsts))
 
     def columns(
@@ -147,31 +152,34 @@ class ObjectRanges:
         return stream_id, table["start_offset"][rows], table["end_offset"][rows]
 
     def object_ids(self, rows: npt.NDArray[np.integer]) -> Int64Column:
-        """Return the objects rows belong to."""
+        """Return the objects of rows."""
         result: Int64Column = self._table["object_id"][rows]
         return result
 
     # ---- lists by stream ----
 
     def link_last(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
-        """Add rows to the ends of their streams' lists; no stream twice."""
+        """Append rows to their streams' lists. Requires at most one row per stream."""
         self._index.append(stream_id, rows, undo)
 
     def link_many(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
-        """Add rows to their streams' lists where their end offsets put them.
+        """Insert rows into their streams' lists by end offset.
 
-        A stream may get several at once, as from a compaction.
+        A compaction may insert several rows of a stream at once.
         """
         ends, ids = self._table["end_offset"], self._table["object_id"]
         order = np.lexsort((ids[rows], ends[rows], stream_id))
         ordered, added = stream_id[order], rows[order]
+
         first = np.flatnonzero(np.concatenate(([True], np.diff(ordered) > 0)))
         streams = ordered[first]
         several = np.diff(np.append(first, len(ordered)))
+
         counts, listed = self._index.lists(streams)
         lows = np.repeat(np.cumsum(counts) - counts, several)
         places = self._places(listed, lows, lows + np.repeat(counts, several), added)
         merged = np.insert(listed, places, added)
+
         self._index.replace(streams, counts + several, merged, undo)
 
     def _places(
@@ -181,7 +189,7 @@ class ObjectRanges:
         highs: Int64Column,
         rows: Int64Column,
     ) -> Int64Column:
-        """Return where in `listed` each row belongs, between its `lows` and its `highs`."""
+        """Return the index in `listed` of each row, between its `lows` and its `highs`."""
         ends, ids = self._table["end_offset"], self._table["object_id"]
         wanted_ends, wanted_ids = ends[rows], ids[rows]
 
@@ -193,22 +201,22 @@ class ObjectRanges:
             )
             return before
 
-        return bisected(lows, highs, is_before)
+        return bisect_each(lows, highs, is_before)
 
     def unlink(self, rows: Int64Column, undo: Undo) -> None:
-        """Take rows out of their streams' lists; those that are in none are passed over."""
+        """Remove rows from their streams' lists. Unlisted rows are ignored."""
         dead = np.zeros(len(self._table), dtype=np.bool_)
         dead[rows] = True
         streams = np.unique(self._table["stream_id"][rows]).astype(np.int64)
         counts, listed = self._index.lists(streams)
         self._keep(streams, counts, listed, ~dead[listed], undo)
 
-    def listed(self, streams: Int64Column) -> tuple[Int64Column, npt.NDArray[np.int32]]:
-        """Return how many rows each stream's list has, and the lists one behind the other."""
+    def lists_of(self, streams: Int64Column) -> tuple[Int64Column, npt.NDArray[np.int32]]:
+        """Return the length of each stream's list, and the concatenated lists."""
         return self._index.lists(streams)
 
-    def keep_listed(self, streams: Int64Column, kept: Mask, undo: Undo) -> None:
-        """Drop from streams' lists what `kept`, one entry a row of `listed`, does not name."""
+    def keep_rows(self, streams: Int64Column, kept: Mask, undo: Undo) -> None:
+        """Keep in streams' lists only the rows that `kept` marks, one flag per listed row."""
         self._keep(streams, *self._index.lists(streams), kept, undo)
 
     def _keep(
@@ -226,7 +234,7 @@ class ObjectRanges:
         self._index.replace(streams, left, listed[kept], undo)
 
     def counts(self) -> npt.NDArray[np.int32]:
-        """Return each stream's number of ranges, by stream id; streams beyond have none."""
+        """Return each stream's number of ranges, by stream id. Missing streams have none."""
         return self._index.lengths()
 
     def rows_of_stream(self, stream_id: int) -> Int64Column:
@@ -236,10 +244,10 @@ class ObjectRanges:
     def rows_from(
         self, stream_id: int, start: int, end: int, limit: int
     ) -> tuple[Int64Column, Int64Column, Int64Column]:
-        """Return (object ids, starts, ends) that hold a stream contiguously from `start` on.
+        """Return (object ids, starts, ends) that contain a stream contiguously from `start` on.
 
         The first one covers `start`, or the answer is empty. Stops at a gap, after `limit` rows,
-        or when `end` is reached; `end` -1 means no end.
+        or when `end` is reached. `end` -1 means no end.
         """
         ends = self._table["end_offset"]
         rows = self._index.rows(stream_id)
@@ -251,24 +259,27 @@ class ObjectRanges:
             first = bisect.bisect_right(rows, start, key=ends.item)
             taken = rows[first : first + limit]
             stops = ends.take(taken)
+
         starts = self._table["start_offset"].take(taken)
         if not len(taken) or starts.item(0) > start:
             return EMPTY_COLUMN, EMPTY_COLUMN, EMPTY_COLUMN
-        goes_on = starts[1:] == stops[:-1]
+
+        # A slice continues the one before it if it begins where that one ends.
+        continues = starts[1:] == stops[:-1]
         if end != -1:
-            goes_on &= stops[:-1] < end
-        if np.count_nonzero(goes_on) < len(goes_on):
-            count = 1 + int(goes_on.argmin())
+            continues &= stops[:-1] < end
+        if np.count_nonzero(continues) < len(continues):
+            count = 1 + int(continues.argmin())
             taken, starts, stops = taken[:count], starts[:count], stops[:count]
         return self._table["object_id"].take(taken), starts, stops
 
     def rows_from_each(
         self, asked: ObjectQueryColumns, limits: Int64Column, most: int
     ) -> tuple[Int64Column, Int64Column]:
-        """Return what `rows_from` finds for each of many queries: query numbers, and table rows.
+        """Return the result of `rows_from` for many queries: query numbers, and table rows.
 
-        Rows are by query, then in the order of the stream. Of the queries behind the one with which
-        there are more than `most` rows, some or all are missing.
+        Rows are sorted by query, then in stream order. Once a query brings the total above `most`
+        rows, rows of later queries may be missing.
         """
         counts, lists = self._index.many(asked.stream_id)
         starts, ends = self._table["start_offset"], self._table["end_offset"]
@@ -277,13 +288,14 @@ class ObjectRanges:
             before: Mask = ends[lists.rows(searched, places)] <= asked.start_offset[searched]
             return before
 
-        at = bisected(np.zeros_like(counts), counts, is_before)
+        at = bisect_each(np.zeros_like(counts), counts, is_before)
         left = np.minimum(limits, counts - at)
-        # In rounds, each of as many rows of a query as all before: most find few.
+        # Rounds double in size: most queries find few rows, and few queries need many rounds.
         window, active = _FIRST_ROWS, np.flatnonzero(left > 0)
         reached = asked.start_offset.copy()
         found_of = np.zeros_like(counts)
         parts: list[tuple[Int64Column, Int64Column]] = []
+
         while len(active):
             sizes = np.minimum(left[active], window)
             which = np.repeat(active, sizes)
@@ -292,20 +304,24 @@ class ObjectRanges:
             firsts = np.cumsum(sizes) - sizes
             before = np.concatenate((stops[:1], stops[:-1]))
             before[firsts] = reached[active]
+
             limit = asked.end_offset[which]
             fits = (starts[rows] == before) & ((limit == NONE_ID) | (before < limit))
-            if not parts:  # the first of all may begin below what is asked for
+            if not parts:  # a query's first row may begin below its start
                 fits[firsts] = starts[rows[firsts]] <= asked.start_offset[active]
-            taken = _leading(fits, firsts, sizes)
+
+            taken = _count_leading(fits, firsts, sizes)
             kept = range_rows(firsts, taken)
             parts.append((which[kept], rows[kept]))
             found_of[active] += taken
             reached[active] = stops[firsts + sizes - 1]
             at[active] += sizes
             left[active] -= sizes
+            # A query continues if its whole window fit and the answer still has room for it.
             enough = int(np.cumsum(found_of).searchsorted(most, side="right"))
             active = active[(taken == sizes) & (left[active] > 0) & (active <= enough)]
             window = 2 * window
+
         which = np.concatenate((EMPTY_COLUMN, *(part[0] for part in parts)))
         rows = np.concatenate((EMPTY_COLUMN, *(part[1] for part in parts)))
         order = np.argsort(which, kind="stable")
@@ -318,14 +334,15 @@ class ObjectRanges:
         indexed: Mask,
         visible_from: VisibleFrom,
     ) -> npt.NDArray[np.int32]:
-        """Fill an empty table with what objects hold; return each object's first row.
+        """Fill an empty table with the ranges of objects and return each object's first row.
 
-        `columns` has the ranges of one object behind those of another, `range_count` one entry an
-        object, `indexed` one a range: whether it is found by its stream. An object without ranges
-        gets row 0. Raises `DamagedMapError` if a visible offset is in two ranges that are found.
+        `columns` contains the ranges object by object, `range_count` one entry per object, and
+        `indexed` one flag per range: whether it is found by its stream. An object without ranges
+        gets row 0. Raises `DamagedMetadataError` if two indexed ranges share a visible offset.
         """
-        listed = _listed(columns, indexed)
+        listed = _order_listed(columns, indexed)
         check_apart(columns, listed, visible_from)
+
         firsts, total = _first_rows(range_count)
         names = list(_RANGE_COLUMNS)
         if total == len(indexed):
@@ -334,6 +351,7 @@ class ObjectRanges:
         else:
             rows = _rows_of_places(firsts, range_count, len(indexed))
             self._table.load({name: _spread(columns[name], rows, total) for name in names})
+
         streams = columns["stream_id"]
 
         def entries(part: slice) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
@@ -344,15 +362,15 @@ class ObjectRanges:
         return firsts
 
 
-def _leading(fits: Mask, firsts: Int64Column, sizes: Int64Column) -> Int64Column:
-    """Return how many at the beginning of each part fit; parts begin at `firsts`."""
+def _count_leading(fits: Mask, firsts: Int64Column, sizes: Int64Column) -> Int64Column:
+    """Return the length of each part's leading run that fits. Parts begin at `firsts`."""
     misfits = np.append(np.flatnonzero(~fits), len(fits))
     leading: Int64Column = np.minimum(misfits[misfits.searchsorted(firsts)] - firsts, sizes)
     return leading
 
 
 def _first_rows(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int32], int]:
-    """Return the first row of a block for each of `counts`, 0 for none, and the rows of all."""
+    """Return the first row of a block for each of `counts`, 0 if empty, and the total rows."""
     firsts = roomy_zeros(len(counts), np.int32)
     total = 0
     for window in windows(len(counts)):
@@ -367,7 +385,7 @@ def _first_rows(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int32],
 def _rows_of_places(
     firsts: npt.NDArray[np.int32], counts: npt.NDArray[np.integer], places: int
 ) -> npt.NDArray[np.int32]:
-    """Return the row of each of the ranges, which are `places` in all."""
+    """Return the row of each of the `places` ranges."""
     rows, place = np.empty(places, np.int32), 0
     for window in windows(len(counts)):
         part = range_rows(firsts[window], counts[window])
@@ -377,28 +395,30 @@ def _rows_of_places(
 
 
 def _spread(values: Int64Column, rows: npt.NDArray[np.int32], size: int) -> Array:
-    """Return a column of `size` rows that has the values in these rows, else zeros."""
+    """Return a column of `size` rows with the values at these rows and zeros elsewhere."""
     column = roomy_zeros(size, values.dtype)
     for window in windows(len(rows)):
         column[rows[window]] = values[window]
     return column
 
 
-def _listed(columns: dict[str, Int64Column], chosen: Mask) -> Int64Column | None:
+def _order_listed(columns: dict[str, Int64Column], chosen: Mask) -> Int64Column | None:
     """Return the chosen ranges' places, by stream, then end offset, then object.
 
-    None if these are all ranges as they are.
+    None if that is every range in its present order.
     """
     if np.count_nonzero(chosen) == len(chosen) and _are_in_order(columns):
         return None
     listed = np.flatnonzero(chosen)
-    # Numbers are sorted several times faster than pairs of them.
+    # Sorting numbers is several times faster than sorting pairs, so pack both into one.
     for window in windows(len(listed)):
         streams = columns["stream_id"][listed[window]].astype(np.int64)
         listed[window] |= streams << _PLACE_BITS
+
     if np.count_nonzero(listed[1:] < listed[:-1]):
         listed.sort()
     listed &= (1 << _PLACE_BITS) - 1
+
     _order_ends(columns, listed)
     return listed
 
@@ -414,9 +434,9 @@ def _are_in_order(columns: dict[str, Int64Column]) -> bool:
 
 
 def _order_ends(columns: dict[str, Int64Column], listed: Int64Column) -> None:
-    """Order the places of each stream, which stand together, by end offset, then object.
+    """Order the places of each stream, which are adjacent, by end offset, then object.
 
-    Objects mostly continue their streams in the order of their ids, so few have to be moved.
+    Objects mostly continue their streams in id order, so few places move.
     """
     moved: list[Int64Column] = []
     for window in windows(len(listed), overlap=1):
@@ -425,9 +445,12 @@ def _order_ends(columns: dict[str, Int64Column], listed: Int64Column) -> None:
         late &= streams[1:] == streams[:-1]
         if np.count_nonzero(late):
             moved.append(np.unique(streams[1:][late]))
+
     names = np.concatenate((EMPTY_COLUMN, *moved))
     if not len(names):
         return
+
+    # Sort only the streams in which some place moves.
     affected = np.flatnonzero(np.isin(columns["stream_id"][listed], names))
     streams, ends, ids = (columns[name][listed[affected]] for name in _ORDER)
     listed[affected] = listed[affected][np.lexsort((ids, ends, streams))]

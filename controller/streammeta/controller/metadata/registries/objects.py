@@ -1,7 +1,7 @@
-"""The registry of objects: issues ids, replays what prepares, commits, links, destroys and removes.
+"""Registry of objects: issues ids and replays prepare, commit, link, destroy and remove.
 
-Commits are decided in `uploads` and `compactions`, the leader's own requests in `maintenance`; what
-is stored, and the queries about it, is in `object_queries`.
+Commits are decided in `uploads` and `compactions`, the leader's own requests in `maintenance`. The
+stored objects and queries about them are in `object_queries`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,11 @@ from streammeta.controller.metadata.api.requests import PrepareObjects
 from streammeta.controller.metadata.registries.object_indexes import exact_sum
 from streammeta.controller.metadata.registries.object_queries import UNUSED, ObjectQueries
 from streammeta.controller.metadata.tables.object_facts import Facts
-from streammeta.controller.metadata.tables.section_checks import VisibleFrom, repeated, windows
+from streammeta.controller.metadata.tables.section_checks import (
+    VisibleFrom,
+    repeat_in_parts,
+    windows,
+)
 from streammeta.controller.metadata.tables.stream_index import range_rows
 from streammeta.controller.metadata.tables.tables import Undo
 from streammeta.controller.metadata.tables.values import (
@@ -35,9 +39,9 @@ from streammeta.controller.metadata.tables.values import (
 from streammeta.controller.records import record as rec
 
 DEEP_DELETE_BIT = 1 << 18
-"""In the attributes word: destroying a composite destroys what it links."""
+"""In the attributes word: destroying a composite destroys its linked objects."""
 
-# Members of an enum are slow to look up; these are looked up for every commit.
+# Looking enum members up is slow, and every commit needs these.
 _PREPARED = int(ObjectState.PREPARED)
 _COMMITTED = int(ObjectState.COMMITTED)
 _DESTROYED = int(ObjectState.MARK_DESTROYED)
@@ -58,21 +62,21 @@ _UNCOMMITTED_CELLS = {
     "range_count": 0,
     "content_digest": NO_DIGEST,
 }
-"""Cells of a prepared object's row, besides its id and deadline."""
+"""Cells of a prepared object's row, except its id and deadline."""
 _DESTROYED_CELLS = ("state", "timestamp_ms", "attributes", "first_range", "range_count")
 
 
 class Objects(ObjectQueries):
-    """The stored objects with everything that writes them."""
+    """The stored objects, with all methods that write them."""
 
     # ---- deciding ----
 
     def decide_prepare(
         self, request: PrepareObjects, now_ms: int
     ) -> tuple[Sequence[rec.ObjectsPrepared], PrepareObjectsAnswer]:
-        """Issue ids; a repeat gets those of the first request. The node has been checked."""
+        """Issue ids. A repeat returns the first answer. The node has been checked."""
         key = RequestKey(RequestKind.PREPARE_OBJECTS, request.node.node_id, request.request_id)
-        issued = self.issued(key)
+        issued = self.find_issued(key)
         if issued is None:
             record = rec.ObjectsPrepared(
                 request_id=request.request_id,
@@ -93,13 +97,14 @@ class Objects(ObjectQueries):
     # ---- replaying ----
 
     def replay_prepared(self, record: rec.ObjectsPrepared, undo: Undo) -> None:
-        """See `ObjectsPrepared`."""
+        """Replay `ObjectsPrepared`."""
         first, count = record.first_object_id, record.count
         if first != self.next_object_id:
             raise InvariantError(
                 f"record issues objects from {first}, "
                 f"but the next object id is {self.next_object_id}"
             )
+
         rows = self._unused_rows(count)
         self._table.write("object_id", rows, np.arange(first, first + count))
         self._table.write("timestamp_ms", rows, record.deadline_ms)
@@ -108,11 +113,12 @@ class Objects(ObjectQueries):
         self._counts.change(_PREPARED, count)
         self._deadlines.add(record.deadline_ms, first, count)
         undo.append(lambda: self._take_back(first, rows))
+
         key = RequestKey(RequestKind.PREPARE_OBJECTS, record.node_id, record.request_id)
         self._requests.put(key, IssuedIds(first, count, record.deadline_ms), undo)
 
     def replay_reclaimed(self, record: rec.ObjectsReclaimed, undo: Undo) -> None:
-        """See `ObjectsReclaimed`."""
+        """Replay `ObjectsReclaimed`."""
         ids, count = record.object_id, len(record.object_id)
         rows = self._unused_rows(count)
         self._table.write("object_id", rows, ids)
@@ -142,12 +148,16 @@ class Objects(ObjectQueries):
         self._directory.truncate(first_id)
         self._counts.change(_PREPARED, -len(rows))
 
-    def replay_set_objects(self, record: rec.StreamSetObjectsCommitted, undo: Undo) -> Int64Column:
-        """Commit set objects with their ranges; return the row of every range."""
+    def replay_stream_set_objects(
+        self, record: rec.StreamSetObjectsCommitted, undo: Undo
+    ) -> Int64Column:
+        """Replay `StreamSetObjectsCommitted` and return the row of every range."""
         rows = self._rows_of_record(record.object_id)
         firsts, range_rows_ = self._ranges.add(
             record.object_id, record.range_count, record.ranges, undo
         )
+
+        # Undo restores the deadlines, which the commit times replace.
         deadlines_ms = self._table["timestamp_ms"][rows]
         cells: dict[str, int | Int64Column] = {
             "kind": _STREAM_SET,
@@ -156,6 +166,7 @@ class Objects(ObjectQueries):
             "data_time_ms": record.data_time_ms,
             "range_count": record.range_count,
         }
+
         self._commit_cells(rows, firsts, record, cells)
         self._facts.put(rows, record)
         self._count_commit(rows, deadlines_ms, record.object_size, undo)
@@ -163,23 +174,25 @@ class Objects(ObjectQueries):
         return range_rows_
 
     def replay_stream_objects(self, record: rec.StreamObjectsCommitted, undo: Undo) -> Int64Column:
-        """Commit stream objects with their ranges; return their range rows."""
+        """Replay `StreamObjectsCommitted` and return the row of every range."""
         rows = self._rows_of_record(record.object_id)
         ones = np.ones(len(rows), dtype=np.int64)
         firsts, range_rows_ = self._ranges.add(record.object_id, ones, record, undo)
+
         deadlines_ms = self._table["timestamp_ms"][rows]
         composite = (record.attributes & KIND_MASK) == COMPOSITE_BITS
         cells: dict[str, int | Int64Column] = {
             "kind": np.where(composite, _COMPOSITE, _STREAM),
             "range_count": 1,
         }
+
         self._commit_cells(rows, firsts, record, cells)
         self._facts.put(rows, record)
         self._count_commit(rows, deadlines_ms, record.object_size, undo)
         return range_rows_
 
     def replay_named(self, record: rec.NamedObjectsCommitted, undo: Undo) -> None:
-        """See `NamedObjectsCommitted`."""
+        """Replay `NamedObjectsCommitted`."""
         rows = self._rows_of_record(record.object_id)
         deadlines_ms = self._table["timestamp_ms"][rows]
         cells: dict[str, int | Int64Column] = {
@@ -200,9 +213,9 @@ class Objects(ObjectQueries):
         newest: Mask,
         undo: Undo,
     ) -> None:
-        """Put range rows into the lists of their streams.
+        """Add range rows to the lists of their streams.
 
-        `newest` says which rows lie behind all others of their stream, which is then named once.
+        `newest` marks rows whose end is above all others of their stream, at most one per stream.
         """
         if np.count_nonzero(newest) == len(newest):
             self._ranges.link_last(streams, rows, undo)
@@ -214,48 +227,55 @@ class Objects(ObjectQueries):
     def link_range(
         self, stream: Int64Column, row: Int64Column, undo: Undo, *, is_newest: bool
     ) -> None:
-        """Put one range row into the list of its stream, as `link_ranges` does."""
+        """Add one range row to the list of its stream, as `link_ranges` does."""
         link = self._ranges.link_last if is_newest else self._ranges.link_many
         link(stream, row, undo)
 
     def replay_linked(self, record: rec.ObjectsLinked, undo: Undo) -> None:
-        """See `ObjectsLinked`."""
+        """Replay `ObjectsLinked`."""
         ids = record.object_id
         rows = self._rows_of_record(ids)
         before = self._cells(rows, ("state", "order_id"))
         was_linked = before["state"] == _LINKED
+
         if np.count_nonzero(was_linked):
             self._links.remove(before["order_id"][was_linked], ids[was_linked], undo)
+        # Linked objects are read through their composite, not through the index of the stream.
         if np.count_nonzero(was_linked) < len(rows):
             self._ranges.unlink(self._table["first_range"][rows[~was_linked]], undo)
+
         self._table.write("state", rows, _LINKED)
         self._table.write("order_id", rows, record.composite_id)
         self._recount(rows, before, undo)
         self._links.add(record.composite_id, ids, undo)
 
     def replay_attributes(self, record: rec.ObjectAttributesSet, undo: Undo) -> None:
-        """See `ObjectAttributesSet`."""
+        """Replay `ObjectAttributesSet`."""
         self._table.put("attributes", self.row(record.object_id), record.attributes, undo)
 
     def replay_destroyed(self, record: rec.ObjectsDestroyed, undo: Undo) -> None:
-        """See `ObjectsDestroyed`."""
+        """Replay `ObjectsDestroyed`."""
         rows = self._rows_of_record(record.object_id)
         before = self._cells(rows, _DESTROYED_CELLS)
         self._drop_ranges(rows, before, undo)
+
         linked = before["state"] == _LINKED
         if np.count_nonzero(linked):
             composites = self._table["order_id"][rows[linked]]
             self._links.remove(composites, record.object_id[linked], undo)
+
         in_set = (before["state"] == _COMMITTED) & (self._table["kind"][rows] == _STREAM_SET)
         if np.count_nonzero(in_set):
             owners = self._table["node_id"][rows[in_set]]
             self._set_objects.remove(owners, record.object_id[in_set], undo)
+
         self._table.write("state", rows, _DESTROYED)
         self._table.write("timestamp_ms", rows, record.marked_at_ms)
         self._table.write("range_count", rows, 0)
         self._table.write("first_range", rows, 0)
         if record.deep:
             self._table.write("attributes", rows, before["attributes"] | DEEP_DELETE_BIT)
+
         self._recount(rows, before, undo)
         self._destroyed.add_ids(record.marked_at_ms, record.object_id)
 
@@ -266,6 +286,7 @@ class Objects(ObjectQueries):
         if not np.count_nonzero(counts):
             return
         self._ranges.release(firsts, counts, undo)
+        # Linked and destroyed objects are in no stream's list.
         listed = cells["state"] == _COMMITTED
         held = range_rows(firsts[listed], counts[listed])
         if len(held):
@@ -275,35 +296,39 @@ class Objects(ObjectQueries):
                 self._end_sweeps(np.unique(streams), undo)
 
     def drop_streams(self, stream_ids: Int64Column, undo: Undo) -> None:
-        """Forget what set objects hold of deleted streams; stream objects stay to be swept."""
+        """Drop SSO ranges of deleted streams. Stream objects remain until they are swept."""
         ordered = np.sort(stream_ids)
-        counts, listed = self._ranges.listed(ordered)
+        counts, listed = self._ranges.lists_of(ordered)
         kept = self._of_one_stream(listed)
         if np.count_nonzero(kept):
             owners = np.repeat(ordered, counts)[kept]
             swept = set(np.unique(owners).tolist())
             self._swept |= swept
             undo.append(lambda: self._swept.difference_update(swept))
-        self._ranges.keep_listed(ordered, kept, undo)
+        self._ranges.keep_rows(ordered, kept, undo)
 
     def _end_sweeps(self, stream_ids: Int64Column, undo: Undo) -> None:
-        counts, _ = self._ranges.listed(stream_ids)
+        counts, _ = self._ranges.lists_of(stream_ids)
         ended = self._swept.intersection(stream_ids[counts == 0].tolist())
         if ended:
             self._swept -= ended
             undo.append(lambda: self._swept.update(ended))
 
     def replay_removed(self, record: rec.ObjectsRemoved, undo: Undo) -> None:
-        """See `ObjectsRemoved`."""
+        """Replay `ObjectsRemoved`."""
         ids = record.object_id
         rows = self._rows_of_record(ids)
+        # Repeats of these commits must still be recognised.
         committed = self._table["kind"][rows] != ObjectKind.UNKNOWN
         digests = self._table["content_digest"][rows[committed]]
         for object_id, digest in zip(ids[committed].tolist(), digests.tolist(), strict=True):
             self._removed.put(object_id, digest, undo)
+
         self._table.write("state", rows, ObjectState.REMOVED)
         self._directory.toggle(ids)
         self._counts.change(_DESTROYED, -len(rows))
+
+        # The row is not reused, and the id only hidden, until the record can no longer be undone.
         undo.append(lambda: self._bring_back(ids, rows))
         undo.when_committed.append(lambda: self._forget(ids, rows))
 
@@ -329,41 +354,46 @@ class Objects(ObjectQueries):
     ) -> None:
         """Fill an empty registry with objects in id order and their ranges in the same order.
 
-        `exists` says of streams' ids whether there are such streams. Raises `DamagedMapError` if
-        visible offsets are in two ranges.
+        `exists` returns whether streams with these ids exist. Raises `DamagedMetadataError` if
+        two ranges share a visible offset.
         """
         ids, count, state = columns["object_id"], columns["range_count"], columns["state"]
         self._directory.load(ids, next_object_id)
         if not len(ids):
             return
-        found = self._found_by_stream(columns, ranges["stream_id"], exists)
+
+        found = self._find_by_stream(columns, ranges["stream_id"], exists)
         first_range = self._ranges.load(ranges, count, found, visible_from)
         self._table.load({**columns, "first_range": first_range})
+
         for rows in windows(len(ids)):
             self._counts.add(state[rows], columns["object_size"][rows], 1)
         in_set = (columns["kind"] == _STREAM_SET) & (state == _COMMITTED)
         self._set_objects.load(columns["node_id"][in_set], ids[in_set])
+
         linked = state == _LINKED
         self._links.load(columns["order_id"][linked], ids[linked])
         for due_state, due in ((_PREPARED, self._deadlines), (_DESTROYED, self._destroyed)):
             chosen = state == due_state
             due.load(columns["timestamp_ms"][chosen], ids[chosen])
 
-    def _found_by_stream(
+    def _find_by_stream(
         self,
         columns: dict[str, Int64Column],
         stream_id: npt.NDArray[np.integer],
         exists: Callable[[npt.NDArray[np.integer]], Mask],
     ) -> Mask:
-        """Say which ranges are found by their streams; note the streams left to be swept."""
+        """Return which ranges are found by their streams, and note streams left to sweep."""
         found = np.empty(len(stream_id), dtype=np.bool_)
+
         committed = columns["state"] == _COMMITTED
         in_set = columns["kind"] == _STREAM_SET
+        # Per object: 0 is not indexed, 1 is a stream object or composite, 2 is an SSO.
         ways = committed.astype(np.int8) + (committed & in_set)
-        for place, way in repeated(ways, columns["range_count"]):
+        for place, way in repeat_in_parts(ways, columns["range_count"]):
             ids = stream_id[place : place + len(way)]
             gone = ~exists(ids)
-            # What set objects hold of streams that are gone is forgotten.
+            # SSO ranges of deleted streams are not indexed: nothing remains to sweep.
             found[place : place + len(way)] = (way == 1) | ((way == 2) & ~gone)
             self._swept.update(np.unique(ids[(way == 1) & gone]).tolist())
         return found
@@ -378,7 +408,7 @@ class Objects(ObjectQueries):
         self._removed.load(removed)
 
     def load_facts(self, object_ids: Int64Column, facts: Facts) -> None:
-        """Say what is known of objects that were loaded."""
+        """Set the known facts of loaded objects."""
         if len(object_ids):
             self._facts.put(self._rows_of_record(object_ids), facts)
 
@@ -386,9 +416,10 @@ class Objects(ObjectQueries):
 
     def _rows_of_record(self, object_ids: Int64Column) -> Int64Column:
         rows = self.rows(object_ids)
+        # One row is the common case, and needs no vector operation.
         if not (len(rows) == 1 and rows.item() >= 0) and len(rows) and np.minimum.reduce(rows) < 0:
             object_id = int(object_ids[np.argmin(rows)])
-            raise InvariantError(f"record names object {object_id}, which there is not")
+            raise InvariantError(f"record names object {object_id}, which does not exist")
         return rows
 
     def _commit_cells(
@@ -434,7 +465,7 @@ class Objects(ObjectQueries):
     def _recount(
         self, rows: Int64Column, before: dict[str, npt.NDArray[np.int64]], undo: Undo
     ) -> None:
-        """Count what has changed its state, and have undo restore these cells."""
+        """Update the counts after a change of state. Undo restores these cells."""
         sizes = self._table["object_size"][rows]
         after = self._table["state"][rows]
         self._counts.add(before["state"], sizes, -1)
@@ -454,7 +485,7 @@ class Objects(ObjectQueries):
         self._file_again(rows)
 
     def _file_again(self, rows: Int64Column) -> None:
-        # What was prepared or destroyed may have been dropped from where it was filed since.
+        # The expiry indexes may have dropped these ids since the objects changed their states.
         for state, due in ((_PREPARED, self._deadlines), (_DESTROYED, self._destroyed)):
             again = rows[self._table["state"][rows] == state]
             due.load(self._table["timestamp_ms"][again], self._table["object_id"][again])

@@ -1,8 +1,9 @@
-"""Recovery mode: what a restored cluster answers until the bucket's objects are adopted.
+"""Recovery mode: the behaviour of a restored cluster until the bucket's objects are adopted.
 
-The map of a backup ends where the backup does; brokers went on. Until the objects that they wrote
-since are in the map, an append at a restored end would issue offsets a second time. So all that
-brokers and compactors change waits; nodes may register, and the leader's own work goes on.
+Restored metadata ends where its backup does, but brokers continued to write. Until their later
+objects are adopted, an append at a restored end would issue offsets a second time. Changes by
+brokers and compactors are therefore rejected. Nodes may register, and the leader's own work
+continues.
 """
 
 from __future__ import annotations
@@ -17,52 +18,52 @@ ALLOWED: frozenset[type[requests.WriteRequest]] = frozenset(
     (
         requests.AdoptObjects,
         requests.FinishRestore,
-        # Nodes get ready, and adopted objects are theirs.
+        # Nodes may prepare, and adopted objects will belong to them.
         requests.RegisterNode,
         requests.GetNextNodeId,
         requests.SetNodeLock,
         requests.SuperviseNode,
         requests.AssignRecoveries,
-        # The leader's upkeep: it destroys nothing that a stream of the map still needs.
+        # The leader's upkeep never destroys data that a restored stream still needs.
         requests.ClaimBucket,
         requests.HoldDeletions,
         requests.ExpireObjects,
         requests.RemoveObjects,
         requests.SweepDeletedStreams,
-        requests.DestroyDeadSetObjects,
+        requests.DestroyDeadStreamSetObjects,
         requests.SetFeatureLevel,
     )
 )
-"""Mutations that recovery mode does not refuse."""
+"""Mutations accepted in recovery mode."""
 
 
 class Recovery:
-    """The ids that a restore has left undecided, as long as recovery mode lasts."""
+    """The ids that a restore left undecided, while recovery mode lasts."""
 
     def __init__(self) -> None:
         self._undecided: tuple[int, int] | None = None
 
     @property
     def undecided(self) -> tuple[int, int] | None:
-        """First id and upper bound; None unless in recovery mode."""
+        """First id and upper bound. None unless in recovery mode."""
         return self._undecided
 
     def load(self, undecided_from: int, undecided_below: int) -> None:
-        """Set the undecided ids of an empty map."""
+        """Set the undecided ids of empty metadata."""
         self._undecided = (undecided_from, undecided_below)
 
     def holds(self, object_id: int) -> bool:
-        """Return whether an id is among the undecided ones."""
+        """Return whether an id is undecided."""
         if self._undecided is None:
             return False
         first, below = self._undecided
         return first <= object_id < below
 
     def require_allowed(self, request: requests.WriteRequest) -> None:
-        """Require that a mutation need not wait for the end of recovery mode.
+        """Require that a mutation is accepted in the present mode.
 
         Raises:
-            RecoveringError: it has to.
+            RecoveringError: it must wait for the end of recovery mode.
         """
         if self._undecided is not None and type(request) not in ALLOWED:
             raise RecoveringError
@@ -70,21 +71,21 @@ class Recovery:
     def decide_finish(
         self, _request: requests.FinishRestore
     ) -> tuple[rec.RestoreFinished | None, FinishRestoreAnswer]:
-        """End recovery mode; no record if it is over."""
+        """End recovery mode. Returns no record if it is over."""
         if self._undecided is None:
             return None, FinishRestoreAnswer(was_recovering=False)
         _, below = self._undecided
         return rec.RestoreFinished(undecided_below=below), FinishRestoreAnswer(was_recovering=True)
 
     def replay_finished(self, record: rec.RestoreFinished, undo: Undo) -> None:
-        """See `RestoreFinished`.
+        """Replay `RestoreFinished`.
 
         Raises:
-            InvariantError: the map is not in recovery mode, or in that of another restore.
+            InvariantError: the metadata is not in recovery mode, or another restore began it.
         """
         below = None if self._undecided is None else self._undecided[1]
         if record.undecided_below != below:
             raise InvariantError(
-                f"record ends a recovery below {record.undecided_below}, but the map's is {below}"
+                f"record ends a recovery below {record.undecided_below}, but it is below {below}"
             )
         undo.assign(self, "_undecided", None)

@@ -1,8 +1,7 @@
-"""Decisions on requests about streams: create, open, close, trim, delete, give up, release.
+"""Decisions on requests about streams: create, open, close, trim, delete, abandon, release.
 
-Every stream of a request is judged against the state before the request; the first check that fails
-is the answer: does the stream exist, its epoch, its state, its owner, then offsets. Replay is in
-`streams`.
+Every stream of a request is checked against the state before the request, and the first failing
+check is the answer: existence, epoch, state, owner, offsets. Replay is in `streams`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,8 @@ from streammeta.controller.metadata.api.request_identity import (
 )
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries
-from streammeta.controller.metadata.registries.streams import Head, Streams, epoch_check, ownership
+from streammeta.controller.metadata.registries.stream_heads import Head, check_epoch, check_owner
+from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.epochs import check_growth
 from streammeta.controller.metadata.tables.values import (
     EMPTY_COLUMN,
@@ -40,14 +40,14 @@ from streammeta.controller.metadata.tables.values import (
 from streammeta.controller.records import record as rec
 
 CLOSED_AT_ONCE_MAX = 10_000
-"""Streams of a node that is gone that are closed together; the next request closes others."""
+"""Maximum number of streams of a dead node closed together. The next request closes others."""
 
 DESTROYED_AT_ONCE_MAX = 10_000
-"""Objects destroyed together with their stream; the others are swept later."""
+"""Maximum number of objects destroyed together with their stream. Sweeps destroy the others."""
 
 
 class StreamDecisions:
-    """Judges requests about streams."""
+    """Decisions on requests about streams, against the current state."""
 
     def __init__(self, streams: Streams, objects: ObjectQueries, nodes: Nodes) -> None:
         self._streams = streams
@@ -57,14 +57,16 @@ class StreamDecisions:
     def create(
         self, request: requests.CreateStreams
     ) -> tuple[list[rec.Record], CreateStreamsAnswer]:
-        """Issue ids for new streams; a repeat gets those of the first request."""
+        """Issue ids for new streams. A repeat returns the first answer."""
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
             return [], CreateStreamsAnswer(error=error)
+
         key = RequestKey(RequestKind.CREATE_STREAMS, request.node.node_id, request.request_id)
-        issued = self._streams.issued(key)
+        issued = self._streams.find_issued(key)
         if issued is not None:
             return [], _first_answer(request, key, issued)
+
         first, count = len(self._streams), len(request.streams)
         tags = tuple(tuple(sorted(stream.tags)) for stream in request.streams)
         record = rec.StreamsCreated(
@@ -80,19 +82,22 @@ class StreamDecisions:
     # ---- open ----
 
     def open(self, request: requests.OpenStreams) -> tuple[list[rec.Record], OpenStreamsAnswer]:
-        """Give streams to the node."""
+        """Transfer streams to the node."""
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
             return [], OpenStreamsAnswer(streams=(OpenedStream(error),) * len(request.streams))
+
         node_id = request.node.node_id
         owed = set(self._streams.active_uploads(node_id).stream_id.tolist())
         opened, reopened, answers = [], [], []
         heads = self._streams.heads([item.stream_id for item in request.streams])
+
         for item, head in zip(request.streams, heads, strict=True):
             error = self._open_verdict(head, item, node_id, item.stream_id in owed)
             if head is None or error is not ErrorCode.NONE:
                 answers.append(OpenedStream(error))
                 continue
+            # A larger epoch begins a new range. The same epoch at most reopens the current one.
             if head.epoch < item.stream_epoch:
                 place = f"streams[{len(answers)}].stream_epoch"
                 check_growth(place, item.stream_epoch, head.epoch)
@@ -100,6 +105,7 @@ class StreamDecisions:
             elif head.state == StreamState.CLOSED:
                 reopened.append(item.stream_id)
             answers.append(OpenedStream(error, head.start_offset, head.end_offset))
+
         records: list[rec.Record] = []
         if opened:
             tags = tuple(tuple(sorted(item.tags)) for item in opened)
@@ -111,7 +117,7 @@ class StreamDecisions:
                     node_id=node_id, stream_id=ids, stream_epoch=epochs, tags=tag_sets
                 )
             )
-            records.extend(self._removable_ranges(ids))
+            records.extend(self._remove_covered_ranges(ids))
         if reopened:
             records.append(rec.StreamsReopened(stream_id=column(reopened)))
         return records, OpenStreamsAnswer(streams=tuple(answers))
@@ -128,15 +134,15 @@ class StreamDecisions:
                 return ErrorCode.STREAM_FENCED
         elif head.state == StreamState.OPENED and not (item.reopen and head.node_id == node_id):
             return ErrorCode.STREAM_NOT_CLOSED
+        # With a pending upload the next commit would continue at the wrong offset.
         if owed:
-            # Its next upload would continue at the wrong offset.
             return ErrorCode.STREAM_NOT_CLOSED
         if head.node_id != node_id and self._nodes.is_locked(head.node_id):
             return ErrorCode.NODE_LOCKED
         return ErrorCode.NONE
 
-    def _removable_ranges(self, stream_ids: Int64Column) -> list[rec.Record]:
-        # What stream objects cover needs no range: its node's set objects are not looked for.
+    def _remove_covered_ranges(self, stream_ids: Int64Column) -> list[rec.Record]:
+        # A reader needs a past range to find its node's SSOs. Stream objects are found by stream.
         removed: list[tuple[int, int]] = []
         for stream_id in self._streams.with_past_ranges(stream_ids).tolist():
             start, end = self._objects.stream_object_run(stream_id)
@@ -146,6 +152,7 @@ class StreamDecisions:
                 low, high = past.start_offset, past.end_offset
                 if low == high or (start <= low and high <= end):
                     removed.append((stream_id, past.range_index))
+
         if not removed:
             return []
         ids, indexes = zip(*sorted(removed), strict=True)
@@ -154,9 +161,9 @@ class StreamDecisions:
     # ---- close ----
 
     def close(self, request: requests.CloseStreams) -> tuple[list[rec.Record], StreamErrorsAnswer]:
-        """Take streams from the node; closing a closed one is harmless."""
+        """Close streams of the node. Closed ones are accepted and do not change."""
         # A recovery closes streams on behalf of a fenced node.
-        answer, accepted = self._judge(
+        answer, accepted = self._decide_each(
             request, _close_verdict, fence_failover=False, recoverer=request.recoverer
         )
         closed = [item for item, head in accepted if head.state == StreamState.OPENED]
@@ -167,7 +174,7 @@ class StreamDecisions:
         end_offset = column(ends) if max(ends) >= 0 else EMPTY_COLUMN
         return [rec.StreamsClosed(stream_id=ids, end_offset=end_offset)], answer
 
-    def _judge(
+    def _decide_each(
         self,
         request: requests.CloseStreams | requests.DeleteStreams,
         verdict: Callable[[Head[int] | None, Any, int], ErrorCode],
@@ -175,10 +182,11 @@ class StreamDecisions:
         fence_failover: bool = True,
         recoverer: NodeIdentity | None = None,
     ) -> tuple[StreamErrorsAnswer, list[tuple[Any, Head[int]]]]:
-        """Return the answer, and those accepted of the streams that exist."""
+        """Return the answer, and the accepted streams with their heads."""
         error = self._nodes.check(request.node, fence_failover=fence_failover, recoverer=recoverer)
         if error is not ErrorCode.NONE:
             return StreamErrorsAnswer(errors=(error,) * len(request.streams)), []
+
         heads = self._streams.heads([item.stream_id for item in request.streams])
         errors, accepted = [], []
         for item, head in zip(request.streams, heads, strict=True):
@@ -191,22 +199,26 @@ class StreamDecisions:
     def abandon(
         self, request: requests.AbandonUploads
     ) -> tuple[list[rec.Record], AbandonUploadsAnswer]:
-        """Give up uploads a node can never make; what it owes no more is passed over."""
+        """Give up uploads that a node can no longer complete. Completed ones are ignored."""
         node_id, epoch = request.node_id, request.close_streams_of_epoch
         error = ErrorCode.NONE if self._nodes.get(node_id) else ErrorCode.NODE_EPOCH_NOT_EXIST
         if error is ErrorCode.NONE and epoch is not None:
             error = self._nodes.check_newest(NodeIdentity(node_id, epoch))
         if error is not ErrorCode.NONE:
             return [], AbandonUploadsAnswer(error=error)
+
         records: list[rec.Record] = []
         closed = left = 0
         if epoch is not None:
             records, closed, left = self._release_records(NodeIdentity(node_id, epoch))
+
         owed = self._streams.active_uploads(node_id)
         if request.stream_ids:
             owed = owed.of_streams(column(request.stream_ids))
+        # A partial answer would hide abandoned ranges, so one that is too large is an error.
         fit = budget.ANSWER_BYTES // budget.RANGE_BYTES
         budget.require_all(min(fit, len(owed)), len(owed), "stream_ids")
+
         abandoned = tuple(PendingUpload(node_id, *cells) for cells in owed.rows())
         answer = AbandonUploadsAnswer(
             error=error, abandoned=abandoned, closed_streams=closed, open_streams=left
@@ -218,7 +230,7 @@ class StreamDecisions:
     def release(
         self, request: requests.ReleaseStreams
     ) -> tuple[list[rec.Record], AbandonUploadsAnswer]:
-        """Fence a process that owes nothing and close its streams, unless a newer one is there."""
+        """Fence a process without pending uploads and close its streams, unless it is outdated."""
         error = self._nodes.check_newest(request.node)
         if error is ErrorCode.NONE and len(self._streams.active_uploads(request.node.node_id)):
             error = ErrorCode.STREAM_NOT_CLOSED
@@ -228,10 +240,11 @@ class StreamDecisions:
         return records, AbandonUploadsAnswer(error=error, closed_streams=closed, open_streams=left)
 
     def _release_records(self, node: NodeIdentity) -> tuple[list[rec.Record], int, int]:
-        """Return the records, how many streams they close, and how many stay open until later."""
+        """Return the records, the number of streams they close, and the number left open."""
         ids, _ = self._streams.page_opened_by(node.node_id, 0, CLOSED_AT_ONCE_MAX)
         if not len(ids):
             return [], 0, 0
+
         records: list[rec.Record] = []
         fence, _ = self._nodes.decide_epoch(node, failover=True)
         if fence is not None:
@@ -242,7 +255,7 @@ class StreamDecisions:
     # ---- trim and delete ----
 
     def trim(self, request: requests.TrimStreams) -> tuple[list[rec.Record], TrimStreamsAnswer]:
-        """Raise streams' starts."""
+        """Raise the starts of streams."""
         node, trims = request.node, request.streams
         error = self._nodes.check(node)
         if error is not ErrorCode.NONE:
@@ -257,10 +270,10 @@ class StreamDecisions:
         trims: Sequence[requests.StreamToTrim],
         raised_ends: Mapping[int, int],
     ) -> tuple[list[rec.Record], tuple[ErrorCode, ...], tuple[int, ...]]:
-        """Judge trims of a node, whose identity has been checked.
+        """Decide trims of a node whose identity has been checked.
 
-        `raised_ends` are the ends of streams after the commit that the trims come with. Return the
-        records of the trims that are accepted, each trim's outcome, and where its stream starts.
+        `raised_ends` are the ends of streams after the commit that contains the trims. Returns the
+        records of accepted trims, each trim's outcome, and each stream's new start.
         """
         heads = self._streams.heads([item.stream_id for item in trims])
         errors, starts, trimmed = [], [], []
@@ -273,24 +286,24 @@ class StreamDecisions:
         return _trim_records(trimmed), tuple(errors), tuple(starts)
 
     def starts_of(self, stream_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return where streams start, -1 for those that do not exist."""
+        """Return the starts of streams, -1 for unknown ones."""
         heads = self._streams.heads(stream_ids)
         return tuple(-1 if head is None else head.start_offset for head in heads)
 
     def delete(
         self, request: requests.DeleteStreams, now_ms: int
     ) -> tuple[list[rec.Record], StreamErrorsAnswer]:
-        """Delete closed streams and destroy their stream objects; set objects stay.
+        """Delete closed streams and destroy their stream objects. Stream set objects stay.
 
-        Where a stream has very many, the rest is left to sweeps.
+        Sweeps destroy the remaining objects of very large streams later.
         """
-        answer, accepted = self._judge(request, _delete_verdict)
+        answer, accepted = self._decide_each(request, _delete_verdict)
         deleted = [item.stream_id for item, _ in accepted]
         return list(self._deletion(deleted, now_ms)) if deleted else [], answer
 
     def _deletion(self, stream_ids: Sequence[int], now_ms: int) -> Iterator[rec.Record]:
         yield rec.StreamsDeleted(stream_id=column(stream_ids))
-        held = self._objects.to_destroy(stream_ids, DESTROYED_AT_ONCE_MAX)
+        held = self._objects.list_to_destroy(stream_ids, DESTROYED_AT_ONCE_MAX)
         if len(held):
             yield rec.ObjectsDestroyed(object_id=held, marked_at_ms=now_ms, deep=True)
 
@@ -299,40 +312,42 @@ def _first_answer(
     request: requests.CreateStreams, key: RequestKey, issued: IssuedIds
 ) -> CreateStreamsAnswer:
     issued.require_count(key, len(request.streams))
-    if issued.content_digest not in (0, digest_of_tags([one.tags for one in request.streams])):
+    tags = [stream.tags for stream in request.streams]
+    # 0 is the digest of a version that did not store one.
+    if issued.content_digest not in (0, digest_of_tags(tags)):
         raise InvalidRequestError(
             "request_id",
-            f"{request.request_id!r} was used for streams with other tags; "
-            "a new request needs a new id",
+            f"{request.request_id!r} was used for streams with other tags: "
+            "use a new id for a new request",
         )
     ids = tuple(range(issued.first_id, issued.first_id + issued.count))
     return CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
 
 
 def _close_verdict(head: Head[int] | None, item: requests.StreamToClose, node_id: int) -> ErrorCode:
-    error = ownership(head, item.stream_epoch, node_id)
+    error = check_owner(head, item.stream_epoch, node_id)
     if error is not ErrorCode.NONE or head is None or item.end_offset is None:
         return error
-    # A closed stream ends where it was closed at; an open one can't be closed below what it holds.
+    # A repeated close must name the same end, and no close may cut off committed data.
     closed = head.state == StreamState.CLOSED
     wrong = item.end_offset != head.end_offset if closed else item.end_offset < head.end_offset
     return ErrorCode.OFFSET_NOT_MATCHED if wrong else ErrorCode.NONE
 
 
 TRIM_AHEAD_MAX = 1 << 40
-"""Maximum offsets that a trim may end above a stream's end: no trim uses up a stream's offsets."""
+"""Maximum distance of a trim above a stream's end, so that no trim exhausts its offsets."""
 
 
 def _trim_verdict(
     head: Head[int] | None, item: requests.StreamToTrim, node_id: int, raised_end: int
 ) -> tuple[ErrorCode, int]:
-    """Return the outcome of a trim, and where its stream starts then; -1 if it is refused.
+    """Return the outcome of a trim and the stream's new start, -1 if rejected.
 
-    Records that nobody has appended can't be trimmed: a writer would continue below the start, and
-    what it appends there would be acknowledged and never seen. The committed end is known here;
-    how far it has appended beyond is known to the owner alone.
+    A trim cannot pass the appended records: a writer would continue below the start, and its
+    records would be acknowledged but never visible. The controller knows the committed end. Only
+    the owner knows how far it has appended above that.
     """
-    error = ownership(head, item.stream_epoch, node_id)
+    error = check_owner(head, item.stream_epoch, node_id)
     if error is not ErrorCode.NONE or head is None:
         return error, -1
     if head.state != StreamState.OPENED:
@@ -348,7 +363,7 @@ def _trim_verdict(
 
 
 def _trim_records(trimmed: Sequence[tuple[int, int]]) -> list[rec.Record]:
-    """Return what raises the starts of streams, given as (stream, new start)."""
+    """Return the record that raises the starts of streams, given as (stream, new start)."""
     if not trimmed:
         return []
     ids, starts = zip(*trimmed, strict=True)
@@ -358,8 +373,9 @@ def _trim_records(trimmed: Sequence[tuple[int, int]]) -> list[rec.Record]:
 def _delete_verdict(
     head: Head[int] | None, item: requests.StreamToDelete, _node_id: int
 ) -> ErrorCode:
-    error = epoch_check(head, item.stream_epoch)
-    if error is ErrorCode.STREAM_NOT_EXIST:  # it is deleted already
+    error = check_epoch(head, item.stream_epoch)
+    # A repeat of an accepted deletion is accepted as well.
+    if error is ErrorCode.STREAM_NOT_EXIST:
         return ErrorCode.NONE
     if error is ErrorCode.NONE and head is not None and head.state != StreamState.CLOSED:
         return ErrorCode.STREAM_NOT_CLOSED

@@ -1,13 +1,13 @@
-"""Offset ranges of streams beside the current one: ended ownership, pending uploads, lost offsets.
+"""Offset ranges of streams besides the current one: past ownership, pending uploads, lost offsets.
 
-`PastRanges` chains the ended ranges of a stream through one table, newest first; `streams` keeps
+`PastRanges` chains the ended ranges of a stream through one table, newest first. `streams` keeps
 the head of each chain. Links are row numbers plus 1, so 0 means none.
 
-`PendingUploads` lists per node what it acknowledged of streams before a fast close and has not
-committed yet; `LostRanges` holds offsets that were given up for good. Both use immutable columns
-sorted by stream id and replaced as a whole: views share them, undo puts the old ones back. A list
-may hold entries that are over, because their stream was deleted or trimmed past them; `streams`
-knows.
+`PendingUploads` lists per node the ranges that it acknowledged before a fast close and has not
+committed yet. `LostRanges` contains offsets that were given up permanently. Both use immutable
+columns sorted by stream id and replaced as a whole: views share them, undo restores the old ones. A
+list may contain completed entries, whose stream was deleted or trimmed past them. `streams` can
+tell them apart.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.ids import NONE_ID
-from streammeta.controller.metadata.tables.stream_index import bisected
+from streammeta.controller.metadata.tables.stream_index import bisect_each
 from streammeta.controller.metadata.tables.tables import Table, TableView, Undo
 from streammeta.controller.metadata.tables.values import EMPTY_COLUMN, Int64Column
 
@@ -40,7 +40,7 @@ class StreamSpans:
         return list(zip(*(values.tolist() for values in columns), strict=True))
 
     def take(self, rows: npt.NDArray[np.bool_] | Int64Column) -> "StreamSpans":
-        """Return some of the rows, in the order named."""
+        """Return some of the rows, in the given order."""
         return StreamSpans(self.stream_id[rows], self.start_offset[rows], self.end_offset[rows])
 
     def of_streams(self, stream_id: Int64Column) -> "StreamSpans":
@@ -48,10 +48,10 @@ class StreamSpans:
         return self.take(np.isin(self.stream_id, stream_id))
 
     def without(self, stream_id: Int64Column) -> "StreamSpans":
-        """Return the rows of all streams but these."""
+        """Return the rows of all other streams."""
         return self.take(~np.isin(self.stream_id, stream_id))
 
-    def joined(self, other: "StreamSpans") -> "StreamSpans":
+    def join(self, other: "StreamSpans") -> "StreamSpans":
         """Return the rows of both."""
         both = StreamSpans(
             np.concatenate((self.stream_id, other.stream_id)),
@@ -60,8 +60,8 @@ class StreamSpans:
         )
         return both.take(np.lexsort((both.start_offset, both.stream_id)))
 
-    def merged(self) -> "StreamSpans":
-        """Return the same offsets with ranges that touch made one; none may overlap."""
+    def merge(self) -> "StreamSpans":
+        """Return the same offsets with adjacent ranges merged. Ranges must not overlap."""
         touches = (self.stream_id[1:] == self.stream_id[:-1]) & (
             self.start_offset[1:] == self.end_offset[:-1]
         )
@@ -70,7 +70,7 @@ class StreamSpans:
         return StreamSpans(self.stream_id[first], self.start_offset[first], self.end_offset[last])
 
     def row_of(self, stream_id: Int64Column) -> Int64Column:
-        """Return the row of each stream, -1 where there is none; no stream may have two rows."""
+        """Return the row of each stream, -1 if missing. Requires one row per stream."""
         if not len(self):
             return np.full(len(stream_id), -1, dtype=np.int64)
         rows = np.minimum(self.stream_id.searchsorted(stream_id), len(self) - 1)
@@ -87,18 +87,18 @@ class PendingUploads:
         self._lists: dict[int, StreamSpans] = {}
 
     def of_node(self, node_id: int) -> StreamSpans:
-        """Return a node's list; no stream is in it twice."""
+        """Return a node's list, which contains a stream at most once."""
         return self._lists.get(node_id, NO_SPANS)
 
     def in_order(self) -> list[tuple[int, StreamSpans]]:
-        """Return all lists that are not empty, by node id."""
+        """Return all non-empty lists, by node id."""
         return sorted(self._lists.items(), key=lambda item: item[0])
 
     def put(self, node_id: int, changed: StreamSpans, undo: Undo) -> None:
-        """Set a node's entries of these streams; empty ranges take them off the list."""
+        """Set a node's entries of these streams. Empty ranges remove entries."""
         kept = self.of_node(node_id).without(changed.stream_id)
         owed = changed.take(changed.start_offset < changed.end_offset)
-        joined = kept.joined(owed)
+        joined = kept.join(owed)
         undo.put(self._lists, node_id, joined if len(joined) else None)
 
     def drop(self, node_id: int, undo: Undo) -> None:
@@ -123,7 +123,7 @@ class LostRanges:
         return tuple(zip(starts.tolist(), ends.tolist(), strict=True))
 
     def end_at(self, stream_id: int, offset: int) -> int:
-        """Return where the lost range that holds an offset ends, or -1 if none does."""
+        """Return the end of the lost range that contains an offset, or -1."""
         if not len(self.spans):
             return -1
         for start, end in self.of_stream(stream_id):
@@ -132,25 +132,26 @@ class LostRanges:
         return -1
 
     def ends_at(self, stream_id: Int64Column, offset: Int64Column) -> Int64Column:
-        """Return what `end_at` does for each of many offsets."""
+        """Return the result of `end_at` for each of many offsets."""
         spans = self.spans
         lows = spans.stream_id.searchsorted(stream_id)
         highs = spans.stream_id.searchsorted(stream_id, side="right")
-        behind = bisected(
+        # Per stream, the number of ranges that begin at or below the offset: the last may hold it.
+        after = bisect_each(
             lows, highs, lambda searched, at: spans.start_offset[at] <= offset[searched]
         )
         ends = np.full_like(stream_id, NONE_ID)
-        inside = np.flatnonzero(behind > lows)
-        last = spans.end_offset[behind[inside] - 1]
+        inside = np.flatnonzero(after > lows)
+        last = spans.end_offset[after[inside] - 1]
         ends[inside] = np.where(offset[inside] < last, last, NONE_ID)
         return ends
 
     def add(self, spans: StreamSpans, undo: Undo) -> None:
-        """Add ranges that overlap none."""
-        undo.assign(self, "spans", self.spans.joined(spans).merged())
+        """Add ranges that do not overlap existing ones."""
+        undo.assign(self, "spans", self.spans.join(spans).merge())
 
     def trim(self, stream_id: Int64Column, start: Int64Column, undo: Undo) -> None:
-        """Drop what lies below streams' starts; no stream twice."""
+        """Drop offsets below the starts of streams, each named once."""
         if not len(self.spans):
             return
         rows = np.flatnonzero(np.isin(self.spans.stream_id, stream_id))
@@ -181,7 +182,7 @@ _FREE = -1
 
 
 class PastRanges:
-    """Chains of ended ranges."""
+    """Chains of past ranges."""
 
     def __init__(self) -> None:
         self._table = Table({**RANGE_COLUMNS, "previous": np.int32})
@@ -193,7 +194,7 @@ class PastRanges:
         return self._table.nbytes
 
     def view(self) -> TableView:
-        """Return an immutable view; rows whose stream id is negative are unused."""
+        """Return an immutable view. Rows whose stream id is negative are unused."""
         return self._table.view()
 
     def chain(self, head: int) -> Iterator[int]:
@@ -214,7 +215,7 @@ class PastRanges:
         return values
 
     def add(self, columns: dict[str, Int64Column], heads: Int64Column, undo: Undo) -> Int64Column:
-        """Put one range in front of each chain; return the new heads."""
+        """Prepend one range to each chain and return the new heads."""
         rows = self._allocate(len(heads), undo)
         for name, values in columns.items():
             self._table.put(name, rows, values, undo)
@@ -226,23 +227,26 @@ class PastRanges:
         self._table.put("start_offset", row, start, undo)
 
     def remove(self, head: int, rows: set[int], undo: Undo) -> int:
-        """Take rows out of a chain; return its new head."""
+        """Remove rows from a chain and return its new head."""
         if not rows:
             return head
         kept = [row for row in self.chain(head) if row not in rows]
+
         for row, older in itertools.zip_longest(kept, kept[1:], fillvalue=-1):
             self._table.put("previous", row, older + 1, undo)
         for row in sorted(rows):
             self._table.put("stream_id", row, _FREE, undo)
         self._free.extend(sorted(rows))
         undo.append(lambda: self._free.__delitem__(slice(-len(rows), None)))
+
         return kept[0] + 1 if kept else 0
 
     def load(self, columns: dict[str, Int64Column]) -> tuple[Int64Column, Int64Column]:
-        """Fill an empty table, ordered by stream id and index; return (stream ids, their heads)."""
+        """Fill an empty table, sorted by stream id and index, and return (stream ids, heads)."""
         stream_id = columns["stream_id"]
         if not len(stream_id):
             return stream_id, stream_id
+        # Rows are in index order, so each links to the row before it unless the stream changes.
         same = np.concatenate(([False], stream_id[1:] == stream_id[:-1]))
         rows = np.arange(len(stream_id), dtype=np.int64)
         self._table.load({**columns, "previous": np.where(same, rows, 0)})

@@ -1,15 +1,14 @@
-"""The registry of streams: owner, offsets, current range of ownership, tags.
+"""Registry of streams: owner, offsets, current range of ownership, tags.
 
-A stream's row is its id: ids come from a counter, and the row of a deleted stream stays, empty. A
-row holds the stream and its current range; ended ranges, pending uploads and lost offsets are in
-`stream_ranges`. `objects` knows what objects hold of a stream. Requests are judged in
+A stream's row is its id, since ids come from a counter and the row of a deleted stream stays empty.
+A row contains the stream and its current range. Ended ranges, pending uploads and lost offsets are
+in `stream_ranges`, the contents of objects in `objects`. Requests are decided in
 `stream_decisions`, `uploads` and `compactions`.
 """
 
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from streammeta.controller.metadata.api.request_identity import (
 )
 from streammeta.controller.metadata.registries.object_indexes import NodeCounts
 from streammeta.controller.metadata.registries.objects import Objects
+from streammeta.controller.metadata.registries.stream_heads import DELETED, Head, check_owner
 from streammeta.controller.metadata.registries.stream_ranges import (
     LostRanges,
     PastRanges,
@@ -50,9 +50,6 @@ from streammeta.controller.metadata.tables.values import (
 )
 from streammeta.controller.records import record as rec
 
-DELETED = -1
-"""State of a row whose stream is gone."""
-
 STREAM_COLUMNS = {
     "epoch": np.int64,
     "range_index": np.int32,
@@ -65,27 +62,13 @@ STREAM_COLUMNS = {
 
 _OPENED = int(StreamState.OPENED)
 
-
-_Cell = TypeVar("_Cell")
-
-
-class Head(NamedTuple, Generic[_Cell]):
-    """The fields by which requests are judged: numbers of a stream, or columns of many."""
-
-    epoch: _Cell
-    state: _Cell
-    node_id: _Cell
-    start_offset: _Cell
-    end_offset: _Cell
-
-
 _HEAD_COLUMNS = Head._fields
 _RANGE_CELLS = ("range_index", "epoch", "start_offset", "end_offset", "node_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsView:
-    """Immutable views of everything the registry of streams holds; `tags` are flattened."""
+    """Immutable views of all tables of the registry of streams. `tags` are flattened."""
 
     rows: TableView
     past_ranges: TableView
@@ -96,7 +79,7 @@ class StreamsView:
 
 
 class Streams:
-    """Streams by id, what their former owners still owe of them, and what is lost."""
+    """Streams by id, the pending uploads of former owners, and lost offsets."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -113,7 +96,7 @@ class Streams:
     # ---- reading ----
 
     def __len__(self) -> int:
-        """Return the next stream id: how many streams there have ever been."""
+        """Return the next stream id, which is the number of streams ever created."""
         return len(self._table)
 
     @property
@@ -123,11 +106,11 @@ class Streams:
 
     @property
     def tag_bytes(self) -> int:
-        """Characters of all tags."""
+        """Number of characters in all tags."""
         return self._tag_bytes
 
     def live_count(self) -> int:
-        """Return how many streams exist."""
+        """Return the number of existing streams."""
         return self._live
 
     def exists(self, stream_id: int) -> bool:
@@ -135,7 +118,7 @@ class Streams:
         return stream_id < len(self._table) and self._table.cell("state", stream_id) != DELETED
 
     def offsets(self, stream_id: int) -> tuple[int, int]:
-        """Return the start and the end of a stream that exists."""
+        """Return the start and the end of an existing stream."""
         start, end = self._table.cells(("start_offset", "end_offset"), stream_id)
         return start, end
 
@@ -145,32 +128,34 @@ class Streams:
         return tuple(zip(flat[::2], flat[1::2], strict=True))
 
     def heads(self, stream_ids: Sequence[int]) -> list[Head[int] | None]:
-        """Return what requests are judged by, None where there is no such stream."""
+        """Return the heads of streams, None where a stream does not exist."""
         ids = np.array(stream_ids, dtype=np.int64)
         issued = ids < len(self._table)
         at = ids[issued]
         columns = (self._table[name][at].tolist() for name in _HEAD_COLUMNS)
+
         found = (
             None if state == DELETED else Head(epoch, state, *others)
             for epoch, state, *others in zip(*columns, strict=True)
         )
+
         return [next(found) if known else None for known in issued.tolist()]
 
     def ownership(self, stream_id: int, epoch: int, node_id: int) -> ErrorCode:
         """Return NONE if `node_id` owns the stream under exactly this epoch, open or closed."""
-        return ownership(self.heads((stream_id,))[0], epoch, node_id)
+        return check_owner(self.heads((stream_id,))[0], epoch, node_id)
 
     def live_starts(self, spans: StreamSpans) -> Int64Column:
-        """Return where each range's part above its stream's start begins.
+        """Return the start of each range's visible part.
 
-        That is at or above the range's end if there is no such part, or the stream is gone.
+        It is at or above the range's end if nothing is visible or the stream is deleted.
         """
         exists = self._table["state"][spans.stream_id] != DELETED
         starts = np.maximum(self._table["start_offset"][spans.stream_id], spans.start_offset)
         return np.where(exists, starts, INT64_MAX)
 
     def active_uploads(self, node_id: int) -> StreamSpans:
-        """Return what a node owes still, each from the next offset to commit on."""
+        """Return a node's pending uploads, each from the next offset to commit on."""
         spans = self._pending.of_node(node_id)
         if not len(spans):
             return spans
@@ -179,7 +164,7 @@ class Streams:
         return owed.take(starts < spans.end_offset)
 
     def pending_of(self, node_id: int) -> StreamSpans:
-        """Return a node's list of pending uploads, entries that are over included."""
+        """Return a node's list of pending uploads, including completed entries."""
         return self._pending.of_node(node_id)
 
     def nodes_with_pending(self) -> list[int]:
@@ -191,23 +176,23 @@ class Streams:
         return self._lost.of_stream(stream_id)
 
     def lost_end(self, stream_id: int, offset: int) -> int:
-        """Return the end of the lost range that holds an offset, or -1 if none does."""
+        """Return the end of the lost range that contains an offset, or -1."""
         return self._lost.end_at(stream_id, offset)
 
     def lost_ends(self, stream_id: Int64Column, offset: Int64Column) -> Int64Column:
-        """Return what `lost_end` does for each of many offsets."""
+        """Return the result of `lost_end` for each of many offsets."""
         return self._lost.ends_at(stream_id, offset)
 
     def open_count(self, node_id: int) -> int:
-        """Return how many streams a node has open."""
+        """Return the number of streams that a node has open."""
         return self._open_counts.get(node_id)
 
-    def issued(self, key: RequestKey) -> IssuedIds | None:
-        """Return what a remembered CreateStreams was answered, or None."""
+    def find_issued(self, key: RequestKey) -> IssuedIds | None:
+        """Return the answer to a remembered CreateStreams, or None."""
         return self._requests.get(key)
 
     def view(self) -> StreamsView:
-        """Return immutable views of the registry as it is now."""
+        """Return immutable views of the current registry."""
         return StreamsView(
             rows=self._table.view(),
             past_ranges=self._past.view(),
@@ -217,30 +202,30 @@ class Streams:
             requests=self._requests.view(),
         )
 
-    def known(self, ids: Int64Column) -> Int64Column:
-        """Return the places in `ids` of streams that exist."""
+    def find_existing(self, ids: Int64Column) -> Int64Column:
+        """Return the indexes in `ids` of existing streams."""
         issued = np.flatnonzero(ids < len(self._table))
-        return issued[self.existing(ids[issued])]
+        return issued[self.exist(ids[issued])]
 
     # ---- columns of many streams, by id; each id was issued ----
 
-    def existing(self, ids: npt.NDArray[np.integer]) -> Mask:
-        """Say which streams are not deleted."""
+    def exist(self, ids: npt.NDArray[np.integer]) -> Mask:
+        """Return which streams are not deleted."""
         live: Mask = self._table["state"][ids] != DELETED
         return live
 
-    def opened_by(self, node_id: int, ids: Int64Column | slice) -> Mask:
-        """Say which streams are open on a node."""
+    def are_opened_by(self, node_id: int, ids: Int64Column | slice) -> Mask:
+        """Return which streams are open on a node."""
         table = self._table
         opened: Mask = (table["state"][ids] == _OPENED) & (table["node_id"][ids] == node_id)
         return opened
 
     def head_columns(self, ids: Int64Column) -> Head[Int64Column]:
-        """Return what requests are judged by; the state of a deleted stream is `DELETED`."""
+        """Return the heads of issued streams. The state of a deleted stream is `DELETED`."""
         return Head._make(self._table[name][ids] for name in _HEAD_COLUMNS)
 
     def head_cells(self, stream_id: int) -> Head[int]:
-        """Return what requests are judged by, of one stream; it was issued."""
+        """Return the head of one issued stream."""
         return Head._make(self._table.cells(_HEAD_COLUMNS, stream_id))
 
     def epochs(self, ids: Int64Column) -> Int64Column:
@@ -252,7 +237,7 @@ class Streams:
         return self._column("state", ids)
 
     def start_offsets(self, ids: npt.NDArray[np.integer]) -> Int64Column:
-        """Return where streams begin to be visible."""
+        """Return the first visible offsets of streams."""
         return self._column("start_offset", ids)
 
     def end_offsets(self, ids: Int64Column) -> Int64Column:
@@ -260,11 +245,11 @@ class Streams:
         return self._column("end_offset", ids)
 
     def visible_from(self, ids: npt.NDArray[np.integer]) -> Int64Column:
-        """Return where streams begin to be visible; nothing is of one that is deleted."""
-        return np.where(self.existing(ids), self.start_offsets(ids), INT64_MAX)
+        """Return the first visible offsets of streams, the maximum for deleted ones."""
+        return np.where(self.exist(ids), self.start_offsets(ids), INT64_MAX)
 
     def range_indexes(self, ids: Int64Column) -> Int64Column:
-        """Return the indexes of streams' current ranges; -1: never opened."""
+        """Return the indexes of streams' current ranges. -1 means never opened."""
         return self._column("range_index", ids)
 
     def _column(self, name: str, ids: npt.NDArray[np.integer]) -> Int64Column:
@@ -283,7 +268,7 @@ class Streams:
         return tuple(reversed(ended))
 
     def ranges(self, stream_id: int) -> tuple[StreamRange, ...]:
-        """Return all ranges of a stream, oldest first; none if it was never opened."""
+        """Return all ranges of a stream, oldest first, none if it was never opened."""
         names = ("range_index", "epoch", "range_start", "end_offset", "node_id")
         cells = self._table.cells(names, stream_id)
         if cells[0] < 0:
@@ -295,9 +280,9 @@ class Streams:
         return ids[self._table["past_head"][ids] > 0]
 
     def owed_epochs(self, node_id: int, owed: StreamSpans) -> Int64Column | None:
-        """Return the epoch of the node's range that holds each upload.
+        """Return the epoch of the node's range that contains each upload.
 
-        None if one has no such range or several: then it can't be told whose data it is.
+        None if an upload has no such range or several, since its owner is ambiguous then.
         """
         table, past, at = self._table, self._past, owed.stream_id
         found = (
@@ -307,10 +292,12 @@ class Streams:
         )
         epochs = np.where(found, table["epoch"][at], -1)
         count = found.astype(np.int64)
+
         heads = table["past_head"][at].copy()
+        # Walk all chains of past ranges in parallel, one link per round.
         while np.count_nonzero(heads):
             on = np.flatnonzero(heads)
-            rows = heads[on] - 1
+            rows = heads[on] - 1  # a head of 0 means none
             cells = {name: past.cells(name, rows) for name in _RANGE_CELLS}
             holds = (
                 (cells["node_id"] == node_id)
@@ -320,39 +307,41 @@ class Streams:
             epochs[on[holds]] = cells["epoch"][holds]
             count[on] += holds
             heads[on] = past.cells("previous", rows)
-        opened = self.opened_by(node_id, at)
+
+        opened = self.are_opened_by(node_id, at)
         return epochs if np.count_nonzero((count == 1) & ~opened) == len(count) else None
 
     # ---- pages, in id order from an id on ----
 
     def page(self, first: int, size: int, owner: int | None) -> tuple[Int64Column, int]:
-        """Return the first `size` streams, of one owner if one is named, and the id after them."""
+        """Return the first `size` streams, optionally of one owner, and the id after them."""
 
-        def wanted(rows: slice) -> Mask:
+        def are_wanted(rows: slice) -> Mask:
             live: Mask = self._table["state"][rows] != DELETED
             return live if owner is None else live & (self._table["node_id"][rows] == owner)
 
-        return page_of_rows(first, len(self), size, wanted)
+        return page_of_rows(first, len(self), size, are_wanted)
 
     def page_opened_by(self, node_id: int, first: int, size: int) -> tuple[Int64Column, int]:
         """Return the first `size` streams that a node has open, and the id after them."""
         if not self._open_counts.get(node_id):
             return EMPTY_COLUMN, -1
-        return page_of_rows(first, len(self), size, lambda rows: self.opened_by(node_id, rows))
+        return page_of_rows(first, len(self), size, lambda rows: self.are_opened_by(node_id, rows))
 
     # ---- replaying ----
 
     def drop_pending(self, node_id: int, undo: Undo) -> None:
-        """Forget what a node owes."""
+        """Forget a node's pending uploads."""
         self._pending.drop(node_id, undo)
 
     def replay_created(self, record: rec.StreamsCreated, undo: Undo) -> None:
-        """See `StreamsCreated`."""
+        """Replay `StreamsCreated`."""
         first = record.first_stream_id
         if first != len(self._table):
             raise InvariantError(
                 f"record creates streams from {first}, but the next stream id is {len(self._table)}"
             )
+
         rows = self._table.append(record.count, undo)
         for name in ("epoch", "range_index", "node_id"):
             self._table.write(name, rows, -1)
@@ -360,15 +349,18 @@ class Streams:
         undo.assign(self, "_live", self._live + record.count)
         for stream_id, tags in enumerate(record.tags, first):
             self._set_tags(stream_id, tags, undo)
+
         key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
         digest = digest_of_tags(record.tags)
         self._requests.put(key, IssuedIds(first, record.count, content_digest=digest), undo)
 
     def replay_opened(self, record: rec.StreamsOpened, undo: Undo) -> None:
-        """See `StreamsOpened`."""
+        """Replay `StreamsOpened`."""
         rows = record.stream_id
+        # A stream that was never opened has no range to end.
         self._end_ranges(rows[self._table["range_index"][rows] >= 0], undo)
         self._count_open(rows, -1, undo)
+
         ends = self._table["end_offset"][rows]
         self._table.put("range_start", rows, ends, undo)
         self._table.put("range_index", rows, self._table["range_index"][rows] + 1, undo)
@@ -376,6 +368,7 @@ class Streams:
         self._table.put("node_id", rows, record.node_id, undo)
         self._table.put("state", rows, _OPENED, undo)
         self._count_open(rows, 1, undo)
+
         for stream_id, tags in zip(rows.tolist(), record.tags, strict=False):
             if stream_id not in self._tags:
                 self._set_tags(stream_id, tags, undo)
@@ -395,17 +388,18 @@ class Streams:
         self._table.put("past_head", rows, heads, undo)
 
     def replay_reopened(self, record: rec.StreamsReopened, undo: Undo) -> None:
-        """See `StreamsReopened`."""
+        """Replay `StreamsReopened`."""
         self._table.put("state", record.stream_id, _OPENED, undo)
         self._count_open(record.stream_id, 1, undo)
 
     def replay_closed(self, record: rec.StreamsClosed, undo: Undo) -> None:
-        """See `StreamsClosed`."""
+        """Replay `StreamsClosed`."""
         rows = record.stream_id
         self._count_open(rows, -1, undo)
         self._table.put("state", rows, StreamState.CLOSED, undo)
         if not len(record.end_offset):
             return
+
         before = self.raise_ends(rows, record.end_offset, undo)
         owed = record.end_offset > before
         spans = StreamSpans(rows, before, record.end_offset)
@@ -414,31 +408,34 @@ class Streams:
             self._pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
 
     def _count_open(self, rows: Int64Column, delta: int, undo: Undo) -> None:
-        """Count streams that are open now under their owners."""
+        """Count the open streams among `rows` under their owners."""
         opened = rows[self._table["state"][rows] == _OPENED]
         self._open_counts.add_each(self._table["node_id"][opened], delta, undo)
 
     def replay_pending_set(self, record: rec.PendingUploadsSet, undo: Undo) -> None:
-        """See `PendingUploadsSet`."""
+        """Replay `PendingUploadsSet`."""
         spans = StreamSpans(record.stream_id, record.start_offset, record.end_offset)
         self._pending.put(record.node_id, spans, undo)
 
     def replay_abandoned(self, record: rec.UploadsAbandoned, undo: Undo) -> None:
-        """See `UploadsAbandoned`."""
+        """Replay `UploadsAbandoned`."""
         spans = self.active_uploads(record.node_id).of_streams(record.stream_id)
         self._lost.add(spans, undo)
         nothing = np.zeros_like(record.stream_id)
         self._pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
 
     def replay_trimmed(self, record: rec.StreamsTrimmed, undo: Undo) -> None:
-        """See `StreamsTrimmed`."""
+        """Replay `StreamsTrimmed`."""
         rows, starts = record.stream_id, record.start_offset
         self._table.put("start_offset", rows, starts, undo)
         self._table.put(
             "range_start", rows, np.maximum(self._table["range_start"][rows], starts), undo
         )
+
         self.raise_ends(rows, starts, undo)
         self._lost.trim(rows, starts, undo)
+
+        # Few streams have past ranges, so these are handled one by one.
         has_past = self._table["past_head"][rows] > 0
         for row, start in zip(rows[has_past].tolist(), starts[has_past].tolist(), strict=True):
             self._trim_past(row, start, undo)
@@ -455,7 +452,7 @@ class Streams:
             self._table.put("past_head", stream_id, self._past.remove(head, below, undo), undo)
 
     def replay_ranges_removed(self, record: rec.RangesRemoved, undo: Undo) -> None:
-        """See `RangesRemoved`."""
+        """Replay `RangesRemoved`."""
         for stream_id in sorted(set(record.stream_id.tolist())):
             indexes = set(record.range_index[record.stream_id == stream_id].tolist())
             head = int(self._table["past_head"][stream_id])
@@ -465,30 +462,32 @@ class Streams:
             self._table.put("past_head", stream_id, self._past.remove(head, rows, undo), undo)
 
     def replay_deleted(self, record: rec.StreamsDeleted, undo: Undo) -> None:
-        """See `StreamsDeleted`."""
+        """Replay `StreamsDeleted`."""
         rows = record.stream_id
         self._count_open(rows, -1, undo)
         undo.assign(self, "_live", self._live - len(rows))
         self._lost.drop(rows, undo)
+
         for stream_id in rows.tolist():
             head = int(self._table["past_head"][stream_id])
             self._past.remove(head, set(self._past.chain(head)), undo)
             self._drop_tags(stream_id, undo)
+
         self._objects.drop_streams(rows, undo)
         for name in (*STREAM_COLUMNS, "past_head"):
             self._table.put(name, rows, DELETED if name == "state" else 0, undo)
 
     def raise_ends(self, rows: Int64Column, ends: Int64Column, undo: Undo) -> Int64Column:
-        """Raise end offsets to at least `ends`; return what they were."""
+        """Raise end offsets to at least `ends` and return the previous ones."""
         before = self._table["end_offset"][rows]
         self._table.write("end_offset", rows, np.maximum(before, ends))
         undo.append(lambda: self._table.write("end_offset", rows, before))
         return before
 
     def raise_end(self, stream_id: int, end: int, undo: Undo) -> bool:
-        """Raise a stream's end offset to at least `end`; return whether it was lower.
+        """Raise a stream's end offset to at least `end` and return whether it was lower.
 
-        One row by its cell, as `raise_ends`: vectors would cost several times more.
+        Works on a single cell, because the vectors of `raise_ends` cost several times more.
         """
         before = self._table.cell("end_offset", stream_id)
         if before >= end:
@@ -504,12 +503,14 @@ class Streams:
         ranges: dict[str, Int64Column],
         tags: dict[int, tuple[str, ...]],
     ) -> None:
-        """Fill an empty registry: streams in id order, all ranges by stream and index."""
+        """Fill an empty registry with streams in id order, all ranges by stream and index."""
         if not next_stream_id:
             return
         self._live = len(streams["stream_id"])
+
         full = _rows_by_id(next_stream_id, streams)
         full["past_head"] = roomy_zeros(next_stream_id, np.int32)
+
         of_range, starts = ranges["stream_id"], ranges["start_offset"]
         if np.array_equal(of_range, streams["stream_id"]) and len(of_range) == next_stream_id:
             full["range_start"] = starts  # each stream has one range
@@ -520,9 +521,11 @@ class Streams:
             past = {name: values[~is_current] for name, values in ranges.items()}
             ids, heads = self._past.load(past)
             full["past_head"][ids] = heads
+
         self._table.load(full)
         for rows in windows(next_stream_id):
             self._open_counts.count(full["node_id"][rows][full["state"][rows] == _OPENED])
+
         self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
         self._tag_bytes = sum(len(text) for texts in tags.values() for text in texts)
 
@@ -532,7 +535,7 @@ class Streams:
         lost: StreamSpans,
         requests: Iterable[tuple[RequestKey, IssuedIds]],
     ) -> None:
-        """Fill what an empty registry holds beside streams."""
+        """Fill an empty registry with pending uploads, lost offsets and requests."""
         self._pending.load(pending)
         self._lost.spans = lost
         self._requests.load(requests)
@@ -542,7 +545,7 @@ class Streams:
     def _set_tags(self, stream_id: int, tags: Tags, undo: Undo) -> None:
         if not tags:
             return
-        # Many streams share keys and values; interning keeps one copy of each.
+        # Many streams share keys and values, and interning stores each of them once.
         self._put_tags(stream_id, tuple(sys.intern(text) for tag in tags for text in tag))
         undo.append(lambda: self._forget_tags(stream_id))
 
@@ -566,9 +569,9 @@ class Streams:
 
 
 def _rows_by_id(next_stream_id: int, streams: dict[str, Int64Column]) -> dict[str, Array]:
-    """Return the columns of `streams` with one row an id; ids that there are no more are deleted.
+    """Return the columns of `streams` with one row per issued id. Missing ids are deleted.
 
-    They are the same arrays if there are all.
+    Without missing ids the same arrays are returned.
     """
     ids = streams["stream_id"]
     names = [name for name in STREAM_COLUMNS if name != "range_start"]
@@ -579,20 +582,3 @@ def _rows_by_id(next_stream_id: int, streams: dict[str, Int64Column]) -> dict[st
     for name in names:
         full[name][ids] = streams[name]
     return full
-
-
-def epoch_check(head: Head[int] | None, epoch: int) -> ErrorCode:
-    """Return NONE if the stream exists and has exactly this epoch."""
-    if head is None:
-        return ErrorCode.STREAM_NOT_EXIST
-    if head.epoch > epoch:
-        return ErrorCode.STREAM_FENCED
-    return ErrorCode.NONE if head.epoch == epoch else ErrorCode.STREAM_INNER_ERROR
-
-
-def ownership(head: Head[int] | None, epoch: int, node_id: int) -> ErrorCode:
-    """Return NONE if `node_id` owns the stream under exactly this epoch."""
-    error = epoch_check(head, epoch)
-    if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
-        return ErrorCode.STREAM_FENCED
-    return error

@@ -1,33 +1,34 @@
-"""An immutable view of the map, as sections of columns, and the map back from them.
+"""Immutable view of the metadata, as sections of columns.
 
-The columns of a view are shared with the live map and copied page by page when the map first
-writes to them (see `columns`), as are dictionaries and windows (see `shared_dict`, `request_log`);
-only the nodes are copied when the view is made. Rows are in no order there; sections are in a fixed order and their rows are sorted by key, so equal maps have equal
-sections whatever happened to them. A view may be read in another thread.
+The columns of a view are shared with the live metadata, which copies a page when it first writes to
+it (see `tables`). The same holds for dictionaries and windows (see `shared_views`). Only the nodes
+are copied when the view is made. Tables are unordered, but sections have a fixed order and their
+rows are sorted by key, so equal metadata has equal sections regardless of its history. A view may
+be read in another thread.
 
 | section | rows | columns |
 |---|---|---|
 | counters | 1 | next_stream_id, next_object_id, last_node_id, deletions_held_since_ms, deletions_held_until_ms |
-| streams | one a stream | stream_id, epoch, range_index, start_offset, end_offset, state, node_id |
-| stream_tags | one a tag | stream_id, key, value |
-| ranges | one a range, current ones too | stream_id, range_index, epoch, start_offset, end_offset, node_id |
-| objects | one an object (order_id of a linked one: its composite) | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, data_time_ms, range_count, content_digest |
-| object_ranges | what objects hold, in object order | object_id, stream_id, start_offset, end_offset |
-| object_facts | one an object of whose content something is known, see `object_facts` | object_id, min_timestamp_ms, max_timestamp_ms, crc32c |
-| pending_uploads | one a stream a node owes an upload of | node_id, stream_id, start_offset, end_offset |
-| lost_ranges | offsets that were given up | stream_id, start_offset, end_offset |
-| nodes | one a node | node_id, node_epoch, failover, wal_config, locked, departed, recovered_by, supervised |
-| node_processes | one a node whose process is known; absent below feature level 4 | node_id, process_id |
-| node_tags | one a tag | node_id, key, value |
+| streams | one per stream | stream_id, epoch, range_index, start_offset, end_offset, state, node_id |
+| stream_tags | one per tag | stream_id, key, value |
+| ranges | one per range, including current ones | stream_id, range_index, epoch, start_offset, end_offset, node_id |
+| objects | one per object (order_id of a linked one: its composite) | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, data_time_ms, range_count, content_digest |
+| object_ranges | one per range, in object order | object_id, stream_id, start_offset, end_offset |
+| object_facts | one per object with known facts, see `object_facts` | object_id, min_timestamp_ms, max_timestamp_ms, crc32c |
+| pending_uploads | one per node and stream with a pending upload | node_id, stream_id, start_offset, end_offset |
+| lost_ranges | abandoned offsets | stream_id, start_offset, end_offset |
+| nodes | one per node | node_id, node_epoch, failover, wal_config, locked, departed, recovered_by, supervised |
+| node_processes | one per node with a known process, absent below feature level 4 | node_id, process_id |
+| node_tags | one per tag | node_id, key, value |
 | free_node_ids | ids that can be issued again | node_id |
-| kvs | one a key | namespace, key, value, version |
+| kvs | one per key | namespace, key, value, version |
 | requests | remembered requests, oldest first | kind, node_id, request_id, first_id, count, deadline_ms, content_digest |
 | rejected_rows | remembered verdicts of unknown commits, oldest first | object_id, stream_id, error |
-| left_out_rows | remembered verdicts of known commits, oldest first; absent below feature level 4 | content_digest, object_id, stream_id, error |
+| left_out_rows | remembered verdicts of known commits, oldest first, absent below feature level 4 | content_digest, object_id, stream_id, error |
 | removed_objects | remembered removals, oldest first | object_id, content_digest |
 | bucket_claim | 1 | cluster_uuid, issued_below |
 | feature_level | 1 | level |
-| recovery | 1, and there in recovery mode alone | undecided_from, undecided_below |
+| recovery | 1, only in recovery mode | undecided_from, undecided_below |
 """  # noqa: E501 - a table's row is one line
 
 import hashlib
@@ -44,8 +45,9 @@ from streammeta.controller.metadata.decisions.maintenance import Claim, Deletion
 from streammeta.controller.metadata.registries.kv import StoredValue
 from streammeta.controller.metadata.registries.nodes import Node, NodesView
 from streammeta.controller.metadata.registries.object_queries import UNUSED, ObjectsView
+from streammeta.controller.metadata.registries.stream_heads import DELETED
 from streammeta.controller.metadata.registries.stream_ranges import RANGE_COLUMNS
-from streammeta.controller.metadata.registries.streams import DELETED, StreamsView
+from streammeta.controller.metadata.registries.streams import StreamsView
 from streammeta.controller.metadata.sections.rules import COLUMNS, FLAGS, TEXTS
 from streammeta.controller.metadata.tables.object_facts import facts_in_view
 from streammeta.controller.metadata.tables.shared_views import SharedDictView, WindowView
@@ -58,7 +60,7 @@ Section: TypeAlias = dict[str, SectionColumn]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenParts:
-    """The views that make up a frozen map."""
+    """Views that make up frozen metadata."""
 
     streams: StreamsView
     objects: ObjectsView
@@ -72,34 +74,35 @@ class FrozenParts:
 
 
 class FrozenMetadata:
-    """The map as it was below `end_offset` of the log."""
+    """The metadata below `end_offset` of the log."""
 
     def __init__(self, end_offset: int, parts: FrozenParts) -> None:
         self.end_offset = end_offset
         self._parts = parts
 
     def sections(self) -> Mapping[str, Section]:
-        """Return the sections by name; each is computed when it is asked for."""
+        """Return the sections by name. Each is computed on access."""
         return _Sections(self._parts)
 
     def digest(self) -> bytes:
-        """Return 32 bytes: equal maps have equal digests. Takes time in proportion to the map."""
+        """Return 32 bytes, equal for equal metadata. Takes time proportional to its size."""
         return sections_digest(self.sections().items())
 
 
 def sections_digest(sections: Iterable[tuple[str, Section]]) -> bytes:
-    """Return the digest of the map that has these sections, in the order of a map's."""
+    """Return the digest of metadata with these sections, in the order of `FrozenMetadata`."""
     state = hashlib.sha256()
     for name, section in sections:
         state.update(f"{name}\n".encode())
         for column_name, values in section.items():
+            # Names and lengths keep adjacent columns apart.
             state.update(f"{column_name} {len(values)}\n".encode())
             _hash_column(state.update, values)
     return state.digest()
 
 
 class _Sections(Mapping[str, Section]):
-    """Sections computed on demand, so that only one at a time takes memory."""
+    """Sections computed on demand, so that only one at a time uses memory."""
 
     def __init__(self, parts: FrozenParts) -> None:
         self._parts = parts
@@ -156,6 +159,7 @@ def _ranges(parts: FrozenParts) -> Section:
 def _current_ranges(parts: FrozenParts) -> dict[str, Int64Column]:
     index = parts.streams.rows.column("range_index")
     owned = (parts.streams.rows.column("state") != DELETED) & (index >= 0)
+    # A stream's row contains its current range, whose start has another name there.
     names = {"start_offset": "range_start"}
     columns = {
         name: parts.streams.rows.column(names.get(name, name))[owned]
@@ -197,7 +201,7 @@ def _object_facts(parts: FrozenParts) -> Section:
 
 
 def _object_rows(parts: FrozenParts) -> Int64Column:
-    """Return the rows that are an object's, in id order."""
+    """Return the rows of existing objects, in id order."""
     state = parts.objects.rows.column("state")
     rows = np.flatnonzero((state != UNUSED) & (state != ObjectState.REMOVED))
     ordered: Int64Column = rows[np.argsort(parts.objects.rows.column("object_id")[rows])]
@@ -314,7 +318,7 @@ def _recovery(parts: FrozenParts) -> Section:
 
 
 def recovery_section(undecided_from: int, undecided_below: int) -> Section:
-    """Return the section of a map in recovery mode."""
+    """Return the section of metadata in recovery mode."""
     return {
         "undecided_from": column([undecided_from]),
         "undecided_below": column([undecided_below]),
@@ -364,6 +368,7 @@ def _hash_column(update: Callable[[bytes], None], values: SectionColumn) -> None
         update(np.ascontiguousarray(values, dtype="<i8").tobytes())
         return
     for value in values:
+        # Length prefixes keep adjacent texts apart.
         encoded = value if isinstance(value, bytes) else value.encode()
         update(len(encoded).to_bytes(8, "little"))
         update(encoded)

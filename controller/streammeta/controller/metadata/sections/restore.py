@@ -1,4 +1,4 @@
-"""Fills an empty map's managers from the sections `frozen` describes."""
+"""Fills empty registries from the sections that `frozen` describes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.errors import DamagedMetadataError
 from streammeta.controller.metadata.api.request_identity import IssuedIds, RequestKey, RequestKind
 from streammeta.controller.metadata.decisions.commit_rules import Repeats
 from streammeta.controller.metadata.decisions.left_out_rows import RowKey
@@ -45,24 +45,27 @@ def restore(
     recovery: Recovery,
     repeats: Repeats,
 ) -> None:
-    """Fill empty managers; columns may be arrays or lists.
+    """Fill empty registries. Columns may be arrays or lists.
 
     Raises:
-        DamagedMapError: a section breaks a rule of `section_rules`; the managers are of no use.
+        DamagedMetadataError: a section breaks a rule of `section_rules`. Discard the registries.
     """
     checked = _Checked(sections)
+    # Sections are loaded in the order of the rules, which refer to sections loaded before.
     counters = checked["counters"]
     node_rows = _nodes(checked["nodes"], checked["node_tags"])
     if "node_processes" in sections:
-        node_rows = _with_processes(node_rows, checked["node_processes"])
+        node_rows = _add_processes(node_rows, checked["node_processes"])
     free_ids = checked["free_node_ids"]["node_id"].tolist()
+
     stream_rows = dict(checked["streams"])
     tags = dict(_flat_tags(checked["stream_tags"], "stream_id"))
     streams.load(int(counters["next_stream_id"][0]), stream_rows, dict(checked["ranges"]), tags)
     _restore_objects(checked, streams, objects, int(counters["next_object_id"][0]))
+
     hold = (int(counters[f"deletions_held_{name}"][0]) for name in ("since_ms", "until_ms"))
     upkeep.load(DeletionHold(*hold))
-    if "bucket_claim" in sections:  # older versions claimed nothing
+    if "bucket_claim" in sections:  # older versions had no claims
         claim = checked["bucket_claim"]
         bucket_claim.load(Claim(str(claim["cluster_uuid"][0]), int(claim["issued_below"][0])))
     if "feature_level" in sections:  # older versions had no levels
@@ -70,12 +73,14 @@ def restore(
     if "recovery" in sections:
         window = checked["recovery"]
         recovery.load(int(window["undecided_from"][0]), int(window["undecided_below"][0]))
+
     pending, lost = _pending(checked["pending_uploads"]), _spans(checked["lost_ranges"])
     kvs.load(_kvs(checked["kvs"]))
     requests = _requests(checked["requests"])
     streams.load_other(pending, lost, requests[RequestKind.CREATE_STREAMS])
     node_requests = requests[RequestKind.NEXT_NODE_ID]
     nodes.load(node_rows, int(counters["last_node_id"][0]), free_ids, node_requests)
+
     repeats.left_out.load(_left_out(checked["rejected_rows"]))
     if "left_out_rows" in sections:
         repeats.left_out.load(_left_out(checked["left_out_rows"]))
@@ -85,7 +90,7 @@ def restore(
 
 
 class _Checked:
-    """Sections with numbers as arrays of int64 or `_NARROW`, each checked when asked for."""
+    """Sections with numbers as arrays of int64 or `_NARROW`, each checked on access."""
 
     def __init__(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
         self._sections = sections
@@ -96,7 +101,7 @@ class _Checked:
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
         if name not in self._sections:
-            raise DamagedMapError(name, -1, "its columns", "no such section", "there")
+            raise DamagedMetadataError(name, -1, "its columns", "no such section", "present")
         columns: dict[str, Any] = {
             field: values if field in TEXTS else _integers(field, values)
             for field, values in self._sections[name].items()
@@ -114,7 +119,7 @@ _NARROW = {
     "range_count": np.int32,
     "stream_id": np.int32,
 }
-"""Types of columns in tables, and so in files, that are loaded without being widened."""
+"""Column types of tables and files that are loaded without widening."""
 
 
 def _integers(field: str, values: Any) -> Any:
@@ -128,13 +133,13 @@ def _restore_objects(
 ) -> None:
     columns = dict(sections["objects"])
     ranges = dict(sections["object_ranges"])
-    if "content_digest" not in columns:  # older versions kept none
+    if "content_digest" not in columns:  # written by a version without digests
         columns["content_digest"] = roomy_zeros(len(columns["object_id"]), np.int64)
     for rows in windows(len(ranges["stream_id"])):
         ids, ends = ranges["stream_id"][rows], ranges["end_offset"][rows]
-        check_ends(ends, streams.existing(ids), streams.end_offsets(ids), rows.start)
-    objects.load(columns, ranges, streams.existing, streams.visible_from, next_object_id)
-    if "object_facts" in sections:  # older versions knew none
+        check_ends(ends, streams.exist(ids), streams.end_offsets(ids), rows.start)
+    objects.load(columns, ranges, streams.exist, streams.visible_from, next_object_id)
+    if "object_facts" in sections:  # written by a version with facts
         known = sections["object_facts"]
         facts = Facts(**{name: known[name] for name in FACT_COLUMNS})
         objects.load_facts(known["object_id"], facts)
@@ -160,7 +165,7 @@ def _nodes(section: Mapping[str, Any], tags: Mapping[str, Any]) -> list[Node]:
     return nodes
 
 
-def _with_processes(nodes: Iterable[Node], section: Mapping[str, Any]) -> list[Node]:
+def _add_processes(nodes: Iterable[Node], section: Mapping[str, Any]) -> list[Node]:
     known = dict(zip(section["node_id"].tolist(), map(str, section["process_id"]), strict=True))
     return [replace(node, process_id=known.get(node.node_id, "")) for node in nodes]
 
@@ -191,7 +196,7 @@ def _kvs(section: Mapping[str, Any]) -> dict[tuple[str, str], StoredValue]:
 
 
 def _requests(section: Mapping[str, Any]) -> dict[RequestKind, list[tuple[RequestKey, IssuedIds]]]:
-    # Older versions kept no digests.
+    # Older versions stored no digests.
     digests = section.get("content_digest", [0] * len(section["kind"]))
     entries = [
         (
@@ -215,6 +220,6 @@ def _left_out(section: Mapping[str, Any]) -> Iterator[tuple[RowKey, int]]:
 
 def _removed(section: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     ids = section["object_id"].tolist()
-    # Older versions kept no digests.
+    # Older versions stored no digests.
     digests = section["content_digest"].tolist() if "content_digest" in section else [0] * len(ids)
     return zip(ids, digests, strict=True)

@@ -1,15 +1,15 @@
-"""The rules of every section of a checkpoint: columns, ranges, order, references.
+"""Rules of every section of a checkpoint: columns, ranges, order, references.
 
-One table for all sections that `frozen` describes. What is refused here would make a map that
-answers wrongly or not at all. Rules say what every map keeps up, so a checkpoint that breaks one
-was damaged, or written by a controller with a defect.
+One table for all sections, which `frozen` describes. A section that breaks a rule would make
+metadata that answers wrongly or not at all. Replay preserves all rules, so such a checkpoint was
+damaged, or written by a faulty controller.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from streammeta.controller.errors import DamagedMapError, ErrorCode
+from streammeta.controller.errors import DamagedMetadataError, ErrorCode
 from streammeta.controller.features import BASE_LEVEL
 from streammeta.controller.metadata.api.request_identity import RequestKind
 from streammeta.controller.metadata.tables.object_facts import CRC32C_MAX, UNKNOWN
@@ -24,7 +24,7 @@ from streammeta.controller.metadata.tables.section_checks import (
     Unique,
     check_columns,
     is_in,
-    repeated,
+    repeat_in_parts,
     require,
     windows,
 )
@@ -55,7 +55,7 @@ _COUNTERS = {
 
 
 _REFERRED_TO = frozenset(("counters", "nodes", "streams", "objects"))
-"""Sections that rules of others refer to; no other is kept in memory."""
+"""Sections that rules of others refer to. Only these stay in memory."""
 
 
 class SectionChecker:
@@ -65,20 +65,23 @@ class SectionChecker:
         self._loaded: dict[str, Columns] = {}
 
     def check(self, section: str, columns: Columns) -> None:
-        """Raise `DamagedMapError` unless a section keeps its rules.
+        """Raise `DamagedMetadataError` unless a section satisfies its rules.
 
-        Sections come in the order of `SECTIONS`; later ones may refer to this one.
+        Sections arrive in the order of `SECTIONS`, and later ones may refer to this one.
         """
         names, rules = SECTIONS[section]
         check_columns(section, columns, names)
         self._loaded[section] = columns
+
         local = [rule for rule in rules if rule.is_local]
         for rows in windows(len(columns[names[0]]), overlap=1):
             part = {name: values[rows] for name, values in columns.items()}
             _check_part(section, {**self._loaded, section: part}, local, rows.start)
+
         for rule in rules:
             if not rule.is_local:
                 rule.check(section, self._loaded)
+
         if section not in _REFERRED_TO:
             del self._loaded[section]
 
@@ -87,7 +90,7 @@ def _check_part(section: str, loaded: Loaded, rules: Sequence[Rule], first_row: 
     try:
         for rule in rules:
             rule.check(section, loaded)
-    except DamagedMapError as error:
+    except DamagedMetadataError as error:
         if first_row:
             raise error.moved(first_row) from None
         raise
@@ -104,16 +107,16 @@ def _linked(objects: Columns) -> Mask:
 
 
 def _below(low: str, high: str) -> Holds:
-    return Holds(high, f"above {low}", lambda one, _: one[high] > one[low])
+    return Holds(high, f"above {low}", lambda rows, _: rows[high] > rows[low])
 
 
 def _not_below(low: str, high: str) -> Holds:
-    return Holds(high, f"{low} or more", lambda one, _: one[high] >= one[low])
+    return Holds(high, f"{low} or more", lambda rows, _: rows[high] >= rows[low])
 
 
 def _among(field: str, values: tuple[int, ...]) -> Holds:
     shown = ", ".join(map(str, values))
-    return Holds(field, f"one of {shown}", lambda one, _: np.isin(one[field], values))
+    return Holds(field, f"one of {shown}", lambda rows, _: np.isin(rows[field], values))
 
 
 def _owned_at_all(streams: Columns, _: Loaded) -> Mask:
@@ -127,48 +130,51 @@ def _owned_at_all(streams: Columns, _: Loaded) -> Mask:
 
 
 class _OneRow:
-    """There is one row."""
+    """The section has exactly one row."""
 
     is_local = False
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """See `Rule`."""
+        """Check the rule, see `Rule`."""
         field, values = next(iter(loaded[section].items()))
         if len(values) != 1:
-            raise DamagedMapError(section, -1, field, f"{len(values)} rows", "one row")
+            raise DamagedMetadataError(section, -1, field, f"{len(values)} rows", "one row")
 
 
 class _CurrentRanges:
-    """The last range of each stream that was ever opened is the stream's own."""
+    """The last range of each stream ever opened is the stream's current range."""
 
     is_local = False
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """See `Rule`."""
+        """Check the rule, see `Rule`."""
         ranges, streams = loaded[section], loaded["streams"]
         ids = ranges["stream_id"]
-        # Most streams have one range, and then no column has to be copied.
+        # Most streams have a single range, and then no column needs to be copied.
         last = _all_or_some(np.append(ids[1:] != ids[:-1], True)[: len(ids)])
         owned = _all_or_some(streams["range_index"] >= 0)
         wanted = streams["stream_id"][owned]
+
         if not np.array_equal(ids[last], wanted):
             missing = np.isin(wanted, ids[last], invert=True)
             stray = np.isin(ids[last], wanted)
             require(section, "stream_id", stray, ids[last], "a stream that was opened")
             require("streams", "stream_id", ~missing, wanted, "in 'ranges', as it was opened")
+
         for field in ("range_index", "epoch", "end_offset", "node_id"):
             same = ranges[field][last] == streams[field][owned]
             if np.count_nonzero(same) < len(same):
                 good = np.ones(len(ids), dtype=np.bool_)
                 good[last] = same
-                require(section, field, good, ranges[field], "that of its stream in its last range")
+                wanted_cell = "the value of its stream, as it is the last range"
+                require(section, field, good, ranges[field], wanted_cell)
 
 
 def _all_or_some(chosen: Mask) -> slice | Mask:
     return slice(None) if np.count_nonzero(chosen) == len(chosen) else chosen
 
 
-def _ranges_follow(ranges: Columns, _: Loaded) -> Mask:
+def _do_ranges_follow(ranges: Columns, _: Loaded) -> Mask:
     good = np.ones(len(ranges["stream_id"]), dtype=np.bool_)
     ids, start, end = ranges["stream_id"], ranges["start_offset"], ranges["end_offset"]
     good[1:] = (ids[1:] != ids[:-1]) | (start[1:] >= end[:-1])
@@ -203,22 +209,22 @@ def _composite_of_link(objects: Columns, _: Loaded) -> Mask:
 
 
 class _RangesOfObjects:
-    """Ranges are those of the objects, in their order, as many as each one counts."""
+    """Ranges are grouped by object, in the objects' order, as many as each object counts."""
 
     is_local = False
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """See `Rule`."""
+        """Check the rule, see `Rule`."""
         objects, ids = loaded["objects"], loaded[section]["object_id"]
         counts = objects["range_count"]
         total = int(counts.sum())
         if total != len(ids):
-            raise DamagedMapError(
-                section, -1, "object_id", f"{len(ids)} rows", f"{total} rows, as the objects count"
+            raise DamagedMetadataError(
+                section, -1, "object_id", f"{len(ids)} rows", f"{total} rows, as objects count"
             )
-        for first, wanted in repeated(objects["object_id"], counts):
+        for first, wanted in repeat_in_parts(objects["object_id"], counts):
             good = ids[first : first + len(wanted)] == wanted
-            require(section, "object_id", good, ids, "that of the object whose turn it is", first)
+            require(section, "object_id", good, ids, "the object whose ranges follow here", first)
 
 
 def _ranges_of_one_follow(ranges: Columns, _: Loaded) -> Mask:
@@ -357,7 +363,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
         (
             Ascending(("node_id",)),
             Between("node_id", 0, INT32_MAX),
-            Holds("node_id", "no node of 'nodes'", _not_registered),
+            Holds("node_id", "not a node of 'nodes'", _not_registered),
         ),
     ),
     "streams": (
@@ -372,7 +378,9 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Between("state", _OPENED, _CLOSED),
             Between("node_id", -1, INT32_MAX),
             Holds(
-                "range_index", "-1 as epoch and node_id are, or none of the three", _owned_at_all
+                "range_index",
+                "-1 exactly if epoch and node_id are",
+                _owned_at_all,
             ),
             Refers("node_id", "nodes", only=lambda streams: streams["state"] == _OPENED),
         ),
@@ -391,7 +399,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Between("start_offset", 0, INT64_MAX),
             _not_below("start_offset", "end_offset"),
             Between("node_id", 0, INT32_MAX),
-            Holds("start_offset", "the end of the range before it, or above", _ranges_follow),
+            Holds("start_offset", "the end of the range before it, or above", _do_ranges_follow),
             _CurrentRanges(),
         ),
     ),
@@ -412,7 +420,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Between("object_id", 0, "next_object_id"),
             Ascending(("object_id",)),
             Between("state", _PREPARED, _LINKED),
-            Holds("state", "no number of a removed one", lambda one, _: one["state"] != _REMOVED),
+            Holds("state", "not REMOVED", lambda rows, _: rows["state"] != _REMOVED),
             Between("kind", _UNKNOWN, _NAMED),
             Holds("kind", "0 if and only if it was never committed", _kind_fits),
             Between("attributes", -(2**31), INT32_MAX),
@@ -421,7 +429,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Between("timestamp_ms", 0, INT64_MAX),
             Between("order_id", -1, INT64_MAX),
             Between("data_time_ms", -1, INT64_MAX),
-            Holds("range_count", "what its state and kind allow", _holds_as_many_as_its_kind),
+            Holds("range_count", "a count allowed by state and kind", _holds_as_many_as_its_kind),
             Refers("node_id", "nodes", only=_in_set),
             Refers("order_id", "objects", only=_linked, is_local=False),
             Holds(
@@ -440,7 +448,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             *_OFFSETS,
             Holds(
                 "start_offset",
-                "behind the object's row before, which is of the same stream or a lower one",
+                "at or after the end of the object's row before, in order of stream ids",
                 _ranges_of_one_follow,
             ),
         ),
@@ -472,7 +480,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Ascending(("stream_id", "start_offset")),
             Refers("stream_id", "streams"),
             *_OFFSETS,
-            Holds("start_offset", "behind the range before it", _spans_apart),
+            Holds("start_offset", "after the range before it", _spans_apart),
             Holds("end_offset", "within its stream", _within_stream),
         ),
     ),
@@ -487,7 +495,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             _among("kind", tuple(int(kind) for kind in RequestKind)),
             Between("node_id", -1, INT32_MAX),
             Between("count", 1, INT64_MAX),
-            Holds("first_id", "ids that were issued", _issued_once),
+            Holds("first_id", "issued ids", _issued_once),
             Between("deadline_ms", -1, INT64_MAX),
         ),
     ),
@@ -514,19 +522,19 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
         (
             Unique(("object_id",)),
             Between("object_id", 0, "next_object_id"),
-            Holds("object_id", "no object of 'objects'", _not_present),
+            Holds("object_id", "not an object of 'objects'", _not_present),
         ),
     ),
 }
-"""Per section its columns and what must hold for them, in the order in which they are loaded."""
+"""Columns and rules of each section, in the order of loading."""
 
 COLUMNS = {name: columns for name, (columns, _) in SECTIONS.items()}
-"""The columns of each section. Those added later, which have no rule, are left out."""
+"""Columns of each section, without those added later, which have no rule."""
 ADDED_COLUMNS = dict.fromkeys(("objects", "requests", "removed_objects"), ("content_digest",))
-"""Columns that files of older versions lack."""
+"""Columns missing in files of older versions."""
 TEXTS = frozenset(
     ("cluster_uuid", "key", "value", "namespace", "wal_config", "process_id", "request_id")
 )
-"""Columns that hold no numbers, in whichever section."""
+"""Columns of texts, in any section."""
 FLAGS = frozenset(("failover", "locked", "departed", "supervised"))
 """Columns of truth values."""

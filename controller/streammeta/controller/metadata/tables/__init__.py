@@ -1,1 +1,1 @@
-"""Columns: growable tables, their indexes and views, and the values that they hold."""
+"""Columns: growable tables, their indexes and views, and shared values."""

@@ -1,9 +1,9 @@
-"""Bounds on epochs, so that no caller can spend them: a larger one can always be chosen.
+"""Bounds on epochs, so that no caller can exhaust them: a larger one is always possible.
 
-Callers choose the epochs of their processes and streams: counters, or times. With the largest
-number there is, one call would lock out every later owner for ever. Up to `FREE_MAX` an epoch may
-be anything, above it only a little more than the present one. Judged when a request is decided:
-records of the past are replayed as they are.
+Callers choose the epochs of their processes and streams: counters, or times. A caller that used the
+largest possible number would lock out every later owner forever. Up to `FREE_MAX` any epoch is
+allowed, above it only a little more than the present one. The bound applies to new requests only:
+old records are replayed unchanged.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 from streammeta.controller.errors import InvalidRequestError
 
 FREE_MAX = 1 << 62
-"""Largest epoch of free choice: a time in ns stays below until the year 2116, one in ms longer."""
+"""Largest freely chosen epoch. Times in ns stay below it until the year 2116."""
 
 STEP_MAX = 1 << 32
-"""Maximum growth above `FREE_MAX`, where a thousand million steps are left."""
+"""Maximum growth above `FREE_MAX`, which leaves a thousand million steps."""
 
 
 def check_growth(field: str, epoch: int, present: int) -> None:
-    """Require that an epoch is no further above the present one than it may be.
+    """Require that an epoch exceeds the present one by no more than allowed.
 
     Raises:
-        InvalidRequestError: it is.
+        InvalidRequestError: it is too large.
     """
     most = max(FREE_MAX, present + STEP_MAX)
     if epoch > most:
         raise InvalidRequestError(
-            field, f"{epoch}; must be at most {most}, so that a larger one can follow"
+            field, f"{epoch} must be at most {most}, so that a larger one can follow"
         )

@@ -1,10 +1,10 @@
 """Facts about objects' content: time bounds of their records, and checksums.
 
-All of it is optional. A table beside that of the objects, with the same row numbers, holds it; the
-table begins with the first object of which something is known, and memory is taken only where rows
-are written, so clusters that record no facts pay nothing. Cells hold the complement of a value:
-in rows that were never written, which are zeros, everything reads as unknown. Rows whose object is
-not committed hold zeros. Knows nothing of objects but their rows.
+All facts are optional. A separate table with the row numbers of the objects' table contains them.
+It begins empty and memory is used only for rows that are written, so clusters that record no facts
+pay nothing. Cells contain the complement of a value, because rows that were never written are zeros
+and must read as unknown. Rows of objects that are not committed contain zeros. The module knows
+only the rows of objects.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Facts:
-    """Facts of some objects in columns of one length; -1 is unknown, all empty: everything is."""
+    """Facts of objects in columns of equal length. -1 or an empty column is unknown."""
 
     min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
     def columns(self) -> dict[str, Int64Column]:
-        """Return the columns by name, as commits and their records have them."""
+        """Return the columns by name, as in commits and their records."""
         return {
             "min_timestamp_ms": self.min_timestamp_ms,
             "max_timestamp_ms": self.max_timestamp_ms,
@@ -62,7 +62,7 @@ class ObjectFacts:
         return self._table.nbytes
 
     def view(self) -> TableView:
-        """Return an immutable view; see `facts_in_view`."""
+        """Return an immutable view, see `facts_in_view`."""
         return self._table.view()
 
     def of(self, rows: Int64Column) -> Facts:
@@ -80,7 +80,7 @@ class ObjectFacts:
         return low, high, crc32c
 
     def bounds(self, rows: Int64Column) -> tuple[int, int]:
-        """Return time bounds of all records in these rows' objects; (-1, -1) if one's are unknown.
+        """Return the time bounds of all records in rows' objects, (-1, -1) if any are unknown.
 
         Without rows they are unknown.
         """
@@ -94,14 +94,14 @@ class ObjectFacts:
         rows: Int64Column,
         known: rec.StreamSetObjectsCommitted | rec.StreamObjectsCommitted | Facts,
     ) -> None:
-        """Set the facts of objects that had none; empty columns are passed over."""
-        for name, values in zip(rec.FACT_COLUMNS, _given(known), strict=True):
+        """Set the facts of objects without facts. Empty columns are ignored."""
+        for name, values in zip(rec.FACT_COLUMNS, _fact_columns(known), strict=True):
             if len(values):
                 self._cover(rows)
                 self._write(name, rows, values)
 
     def clear(self, rows: Int64Column) -> None:
-        """Forget what is known of rows."""
+        """Forget the facts of rows."""
         size = len(self._table)
         if size:
             used = rows[rows < size]
@@ -115,6 +115,7 @@ class ObjectFacts:
 
     def _write(self, name: str, rows: Int64Column, values: Int64Column) -> None:
         if name == "crc32c":
+            # 0 is a valid checksum, so a separate column marks known ones.
             has = values != UNKNOWN
             self._table.write("has_crc32c", rows, has)
             self._table.write(name, rows, np.where(has, values, 0))
@@ -123,7 +124,7 @@ class ObjectFacts:
 
 
 def facts_in_view(view: TableView, rows: Int64Column) -> tuple[Int64Column, Facts]:
-    """Return which of the rows something was known of, by index, and what."""
+    """Return the indexes of rows with known facts, and these facts."""
     size = len(view)
     if not size:
         return EMPTY_COLUMN, NO_FACTS
@@ -132,22 +133,22 @@ def facts_in_view(view: TableView, rows: Int64Column) -> tuple[Int64Column, Fact
     return found, Facts(**{name: getattr(facts, name)[found] for name in rec.FACT_COLUMNS})
 
 
-_given = attrgetter(*rec.FACT_COLUMNS)
+_fact_columns = attrgetter(*rec.FACT_COLUMNS)
 
 
-def known_columns(columns: object, chosen: Mask | None = None) -> Facts:
-    """Return the facts of what has columns of their names; those that know nothing are empty.
+def select_facts(columns: object, chosen: Mask | None = None) -> Facts:
+    """Return the facts in the columns of a commit. Columns without known values are empty.
 
-    `chosen` says of which rows; None: of all.
+    `chosen` selects rows. None means all.
     """
-    given = _given(columns)
+    given = _fact_columns(columns)
     if not any(map(len, given)):
         return NO_FACTS
-    low, high, crc32c = (_known(values, chosen) for values in given)
+    low, high, crc32c = (_select_known(values, chosen) for values in given)
     return Facts(min_timestamp_ms=low, max_timestamp_ms=high, crc32c=crc32c)
 
 
-def _known(values: Int64Column, chosen: Mask | None) -> Int64Column:
+def _select_known(values: Int64Column, chosen: Mask | None) -> Int64Column:
     if not len(values):
         return values
     taken = values if chosen is None else values[chosen]
@@ -155,7 +156,7 @@ def _known(values: Int64Column, chosen: Mask | None) -> Int64Column:
 
 
 def facts_of_one(min_timestamp_ms: int, max_timestamp_ms: int, crc32c: int) -> Facts:
-    """Return the facts of one object; what is not known is empty."""
+    """Return the facts of one object. Unknown ones are empty."""
     if max_timestamp_ms == UNKNOWN and crc32c == UNKNOWN:
         return NO_FACTS
     known_times = max_timestamp_ms != UNKNOWN
@@ -167,7 +168,7 @@ def facts_of_one(min_timestamp_ms: int, max_timestamp_ms: int, crc32c: int) -> F
 
 
 def _facts(column_of: Callable[[str], npt.NDArray[Any]], size: int, rows: Int64Column) -> Facts:
-    """Read `rows` of a table of `size` rows; rows behind its end were never written."""
+    """Read `rows` of a table of `size` rows. Rows past its end were never written."""
     inside = rows < size
     at = np.minimum(rows, size - 1)
     cells = {name: column_of(name)[at] for name in _COLUMNS}

@@ -1,9 +1,9 @@
-"""Checks a section of a checkpoint before it is loaded: its columns, its order, what it refers to.
+"""Checks of checkpoint sections before they are loaded: columns, order, references.
 
-Owns the kinds of rules and how a violation is told; which rules a section has is in
-`section_rules`. Sections are checked in the order in which they are loaded, so a rule may refer to
-those before it. Each rule is a few vector operations over columns, in windows of rows that fit into
-the processor's cache, or over whole ones where rows are compared with others.
+Owns the kinds of rules and the form of their errors. The rules themselves are in `section_rules`.
+Sections are checked in the order of loading, so a rule may refer to earlier ones. Each rule is a
+few vector operations over columns, in windows of rows that fit into the processor's cache, or over
+whole columns if rows are compared with distant ones.
 """
 
 import itertools
@@ -14,33 +14,33 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.errors import DamagedMetadataError
 from streammeta.controller.metadata.tables.values import Int64Column, Mask
 
 Columns: TypeAlias = Mapping[str, Int64Column]
-"""A section; columns of texts are lists, and no rule computes with them."""
+"""A section. Columns of texts are lists, and rules do not compute with them."""
 Loaded: TypeAlias = Mapping[str, Columns]
-"""Sections by name: the one that is checked, and those before it."""
+"""Sections by name: the one being checked, and the earlier ones."""
 
 
 VisibleFrom: TypeAlias = Callable[[npt.NDArray[np.integer]], Int64Column]
-"""Gives, of streams' ids, where what is visible of each begins."""
+"""Maps stream ids to the first visible offset of each."""
 
 WINDOW_ROWS = 1 << 16
 
 
 def windows(rows: int, overlap: int = 0) -> Iterator[slice]:
-    """Yield slices that cover `rows` rows, each with the last `overlap` of the one before."""
+    """Yield slices that cover `rows` rows, each beginning with the `overlap` rows before it."""
     for start in range(0, rows, WINDOW_ROWS):
         yield slice(max(0, start - overlap), min(start + WINDOW_ROWS, rows))
 
 
-def repeated(
+def repeat_in_parts(
     values: npt.NDArray[Any], counts: npt.NDArray[np.integer]
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Yield each value as often as counted, in parts with the place where each begins.
+    """Yield each value as often as counted, in parts, with the first index of each part.
 
-    Repeating holds the interpreter's lock, so no other thread runs while a part is made.
+    Repeating holds the interpreter's lock, so small parts let other threads run in between.
     """
     place = 0
     for rows in windows(len(values)):
@@ -50,30 +50,30 @@ def repeated(
 
 
 class Rule(Protocol):
-    """Rules that a section must keep."""
+    """A rule that a section must satisfy."""
 
     @property
     def is_local(self) -> bool:
-        """Whether rows are compared with no other rows of their section but the one before."""
+        """Whether rows are compared only with the row before them."""
         ...
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """Raise `DamagedMapError` for the first row that breaks the rule."""
+        """Raise `DamagedMetadataError` for the first row that breaks the rule."""
         ...
 
 
 def require(
     section: str, field: str, good: Mask | bool, values: Any, wanted: str, first_row: int = 0
 ) -> None:
-    """Raise for the first row of `good` that is false; it begins with row `first_row`."""
+    """Raise for the first false row of `good`, whose first element is row `first_row`."""
     if np.count_nonzero(good) < np.size(good):
         row = int(np.argmin(good)) + first_row
-        raise DamagedMapError(section, row, field, values[row], wanted)
+        raise DamagedMetadataError(section, row, field, values[row], wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Each value of a column lies in `[low, high]`; `high` may be a counter, which is above."""
+    """Each value of a column is in `[low, high]`. A counter as `high` is an exclusive bound."""
 
     field: str
     low: int
@@ -81,10 +81,12 @@ class Between:
     is_local: ClassVar[bool] = True
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """See `Rule`."""
+        """Check the rule, see `Rule`."""
         values = np.asarray(loaded[section][self.field])
         if not len(values):
             return
+
+        # A range check by extremes needs no mask. A mask is made only to find the bad row.
         high, wanted = self.high, f"{self.low} to {self.high}"
         if isinstance(high, str):
             wanted = f"{self.low} or more, and below {high}"
@@ -96,13 +98,13 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Ascending:
-    """Rows are in the order of these columns, and no two have equal ones."""
+    """Rows are sorted by these columns, and unique."""
 
     fields: tuple[str, ...]
     is_local: ClassVar[bool] = True
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """See `Rule`."""
+        """Check the rule, see `Rule`."""
         columns: list[Any] = [loaded[section][name] for name in self.fields]
         if len(columns[0]) < 2:
             return
@@ -112,7 +114,7 @@ class Ascending:
             shown = (
                 list(zip(*map(_as_list, columns), strict=True)) if len(columns) > 1 else columns[0]
             )
-            wanted = "above the row before, as rows are sorted and unique"
+            wanted = "above the row before: rows are sorted and unique"
             require(section, ", ".join(self.fields), above, shown, wanted, 1)
 
 
@@ -131,17 +133,18 @@ def _rows_ascend(columns: Sequence[Sequence[Any]]) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """No two rows have equal values in these columns."""
+    """Rows are unique in these columns."""
 
     fields: tuple[str, ...]
     is_local: ClassVar[bool] = False
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """See `Rule`."""
+        """Check the rule, see `Rule`."""
         columns = [loaded[section][name] for name in self.fields]
         rows = list(zip(*(_as_list(values) for values in columns), strict=True))
         if len(set(rows)) == len(rows):
             return
+
         seen: set[Any] = set()
         good = np.ones(len(rows), dtype=np.bool_)
         for index, row in enumerate(rows):
@@ -152,10 +155,10 @@ class Unique:
 
 @dataclass(frozen=True, slots=True)
 class Refers:
-    """A column names rows of another section by that one's first column, which is sorted.
+    """A column refers to rows of another section by that section's first column, which is sorted.
 
-    `only` says for which rows that holds; None: for all. The target may be the section itself if
-    `is_local` says so.
+    `only` selects the rows that must refer. None means all. The target may be the section itself if
+    `is_local` is set.
     """
 
     field: str
@@ -164,7 +167,7 @@ class Refers:
     is_local: bool = True
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """See `Rule`."""
+        """Check the rule, see `Rule`."""
         columns, target = loaded[section], loaded[self.target]
         key = next(iter(target))
         known = np.asarray(target[key])
@@ -178,10 +181,11 @@ class Refers:
 
 
 def is_in(values: npt.NDArray[np.int64], known: npt.NDArray[np.int64]) -> Mask:
-    """Say which values are among `known`, which ascends."""
+    """Return which values are in `known`, which is sorted."""
     if not len(known):
         return np.zeros(len(values), dtype=np.bool_)
     first, last = int(known[0]), int(known[-1])
+    # Dense ids, the usual case, need no search.
     if last - first + 1 == len(known):
         dense: Mask = (values >= first) & (values <= last)
         return dense
@@ -192,10 +196,10 @@ def is_in(values: npt.NDArray[np.int64], known: npt.NDArray[np.int64]) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Anything else that must hold for the rows of a section.
+    """Any other condition on the rows of a section.
 
-    `good` gets the section's columns and all that are loaded, and says of each row whether it
-    holds.
+    `good` is called with the section's columns and all loaded sections, and returns which rows
+    satisfy the condition.
     """
 
     field: str
@@ -204,7 +208,7 @@ class Holds:
     is_local: bool = True
 
     def check(self, section: str, loaded: Loaded) -> None:
-        """See `Rule`."""
+        """Check the rule, see `Rule`."""
         columns = loaded[section]
         if not len(columns[self.field]):
             return
@@ -212,15 +216,15 @@ class Holds:
 
 
 def check_columns(section: str, columns: Columns, names: Sequence[str]) -> None:
-    """Raise unless a section has these columns, all of one length."""
+    """Raise unless a section has these columns, with equal lengths."""
     for name in names:
         if name not in columns:
-            raise DamagedMapError(section, -1, name, "nothing", "a column of that name")
+            raise DamagedMetadataError(section, -1, name, "nothing", "a column of that name")
     rows = len(columns[names[0]])
     for name, values in columns.items():
         length = len(values)
         if rows != length:
-            raise DamagedMapError(section, -1, name, f"{length} rows", f"{rows} rows")
+            raise DamagedMetadataError(section, -1, name, f"{length} rows", f"{rows} rows")
 
 
 def _as_list(values: Any) -> list[Any]:
@@ -230,10 +234,10 @@ def _as_list(values: Any) -> list[Any]:
 def check_apart(
     columns: dict[str, Int64Column], listed: Int64Column | None, visible_from: VisibleFrom
 ) -> None:
-    """Raise if ranges, `listed` by stream and end, overlap where their streams are visible.
+    """Raise if ranges, `listed` by stream and end, overlap at visible offsets of their streams.
 
-    None lists all as they are. Look-ups find the range with the next end above an offset, so
-    starts must ascend as well.
+    None lists all in their present order. Look-ups find the range with the next end above an
+    offset, so starts must be sorted as well.
     """
     for window in windows(len(columns["stream_id"] if listed is None else listed), overlap=1):
         rows = window if listed is None else listed[window]
@@ -242,9 +246,10 @@ def check_apart(
         overlaps = (streams[1:] == streams[:-1]) & (starts[1:] < end[:-1])
         if not np.count_nonzero(overlaps):
             continue
+
         at = window.start + int(np.argmax(overlaps)) + 1
         row = at if listed is None else int(listed[at])
-        raise DamagedMapError(
+        raise DamagedMetadataError(
             "object_ranges",
             row,
             "start_offset",
@@ -254,12 +259,12 @@ def check_apart(
 
 
 def check_ends(end: Int64Column, exists: Mask, ends: Int64Column, first_row: int) -> None:
-    """Raise for a range whose `end` is behind its stream's, one entry of `ends` a range.
+    """Raise for a range whose `end` is past its stream's, given by one element of `ends` per range.
 
-    The ranges are those from row `first_row` of their section on.
+    The ranges begin at row `first_row` of their section.
     """
     good = (end <= ends) | ~exists
     if np.count_nonzero(good) < len(good):
         at = int(np.argmin(good))
         wanted = "at most its stream's end"
-        raise DamagedMapError("object_ranges", at + first_row, "end_offset", end[at], wanted)
+        raise DamagedMetadataError("object_ranges", at + first_row, "end_offset", end[at], wanted)

@@ -1,10 +1,10 @@
-"""Dictionaries and bounded windows whose immutable views cost next to nothing.
+"""Dictionaries and bounded windows with immutable views that are almost free.
 
-`SharedDict` spreads its entries over a fixed number of small dictionaries (pages) by the hash of
-their key, `Window` keeps its entries in pages by order of arrival. `view()` shares the pages; the
-first later write to a page copies that page alone. Freezing therefore takes the same few
-microseconds whatever the container holds, and a write after it costs at most one copied page.
-Views may be read in another thread: a shared page is never written again.
+`SharedDict` distributes its entries over a fixed number of small dictionaries (pages) by the hash
+of their key. `Window` keeps its entries in pages by order of arrival. `view()` shares the pages,
+and the first later write to a page copies only that page. Freezing therefore takes a few
+microseconds regardless of the number of entries, and a later write costs at most one copied page.
+Views may be read in another thread, since a shared page is never written again.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -22,7 +22,7 @@ _V = TypeVar("_V")
 
 
 class SharedDictView(Generic[_K, _V]):
-    """The entries a `SharedDict` had at one moment, in no particular order."""
+    """The entries of a `SharedDict` at one moment, in no particular order."""
 
     def __init__(self, pages: list[dict[_K, _V]], size: int) -> None:
         self._pages = pages
@@ -33,14 +33,14 @@ class SharedDictView(Generic[_K, _V]):
 
     def items(self) -> Iterator[tuple[_K, _V]]:
         """Yield (key, value) pairs."""
-        for page in filter(None, self._pages):  # of a small map most pages are empty
+        for page in filter(None, self._pages):  # most pages of a small dictionary are empty
             yield from page.items()
 
 
 class SharedDict(SharedDictView[_K, _V]):
-    """Values by key. Iteration is in no particular order: sort where order matters.
+    """Values by key. Iteration is in no particular order, so sort if order matters.
 
-    It must not be written while it is iterated over.
+    It must not be written during an iteration.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class SharedDict(SharedDictView[_K, _V]):
         self._size += len(page) - before
 
     def pop(self, key: _K) -> _V | None:
-        """Take a key out; return its value, or None if it was not there."""
+        """Remove a key and return its value, or None if it was absent."""
         if key not in self:
             return None
         self._size -= 1
@@ -77,12 +77,13 @@ class SharedDict(SharedDictView[_K, _V]):
             yield from page
 
     def load(self, entries: Iterable[tuple[_K, _V]]) -> None:
-        """Put entries in."""
+        """Add entries."""
         for key, value in entries:
             self[key] = value
 
     def view(self) -> SharedDictView[_K, _V]:
-        """Return an immutable view of the entries as they are now."""
+        """Return an immutable view of the present entries."""
+        # All pages are shared from now on, so the next write to each must copy it.
         self._owned = bytearray(_PAGES)
         return SharedDictView(self._pages.copy(), self._size)
 
@@ -95,7 +96,7 @@ class SharedDict(SharedDictView[_K, _V]):
 
 
 class WindowView(Generic[_K, _V]):
-    """The entries a window had at one moment, oldest first. May be read in another thread."""
+    """The entries of a window at one moment, oldest first. May be read in another thread."""
 
     def __init__(self, pages: dict[int, list[tuple[_K, _V]]], first: int, end: int) -> None:
         self._pages = pages
@@ -111,10 +112,10 @@ class WindowView(Generic[_K, _V]):
 
 
 class Window(WindowView[_K, _V]):
-    """The last `size` entries put in, oldest out first. Putting a key again keeps its place.
+    """The last `size` entries. Adding a key again keeps its place.
 
-    Entries are in pages by the order they came in. A view shares the pages, and the first write to
-    a page since then copies that page alone.
+    Pages contain entries in order of arrival. A view shares the pages, and the first later write to
+    a page copies only that page.
     """
 
     def __init__(self, size: int) -> None:
@@ -127,12 +128,12 @@ class Window(WindowView[_K, _V]):
         return key in self._places
 
     def get(self, key: _K) -> _V | None:
-        """Return the value of a key that is still in the window, or None."""
+        """Return the value of a key in the window, or None."""
         place = self._places.get(key)
         return None if place is None else self._pages[place >> _PAGE_SHIFT][place & _PAGE_MASK][1]
 
     def view(self) -> WindowView[_K, _V]:
-        """Return an immutable view of the entries as they are now."""
+        """Return an immutable view of the present entries."""
         self._shared = set(self._pages)
         return WindowView(self._pages.copy(), self._first, self._end)
 
@@ -142,7 +143,7 @@ class Window(WindowView[_K, _V]):
             self._add(key, value)
 
     def put(self, key: _K, value: _V, undo: Undo) -> None:
-        """Put an entry in, and the oldest out when there are too many."""
+        """Add or replace an entry, and evict the oldest if there are too many."""
         place = self._places.get(key)
         if place is not None:
             before = self._pages[place >> _PAGE_SHIFT][place & _PAGE_MASK][1]
@@ -178,7 +179,7 @@ class Window(WindowView[_K, _V]):
     def _restore(self, place: int, key: _K, page: list[tuple[_K, _V]]) -> None:
         self._first = place
         self._places[key] = place
-        # A view may hold the page.
+        # A view may share the page.
         self._shared.add(place >> _PAGE_SHIFT)
         self._pages.setdefault(place >> _PAGE_SHIFT, page)
 

@@ -1,6 +1,6 @@
-"""Keys in their order, kept so that neither a change nor a page of a listing looks at all of them.
+"""Keys in order, such that neither a change nor a page of a listing examines all of them.
 
-Keys are in runs of bounded length. Knows nothing of what the keys stand for.
+Keys are in runs of bounded length. The module does not depend on the meaning of keys.
 """
 
 import bisect
@@ -10,11 +10,11 @@ from typing import TypeAlias
 Key: TypeAlias = tuple[str, str]
 
 RUN_KEYS = 1_024
-"""Maximum keys of a run; one that is full is split in two."""
+"""Maximum number of keys in a run. A full one is split in two."""
 
 
 class SortedKeys:
-    """A set of keys that is listed in order."""
+    """A sorted set of keys."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         ordered, size = sorted(keys), RUN_KEYS // 2
@@ -22,7 +22,7 @@ class SortedKeys:
         self._firsts = [run[0] for run in self._runs]
 
     def add(self, key: Key) -> None:
-        """Add a key that is not there."""
+        """Add a new key."""
         if not self._runs:
             self._runs, self._firsts = [[key]], [key]
             return
@@ -37,7 +37,7 @@ class SortedKeys:
         self._firsts[number] = run[0]
 
     def remove(self, key: Key) -> None:
-        """Remove a key that is there."""
+        """Remove an existing key."""
         number = self._number(key)
         run = self._runs[number]
         del run[bisect.bisect_left(run, key)]
@@ -47,7 +47,7 @@ class SortedKeys:
             del self._runs[number], self._firsts[number]
 
     def at_or_above(self, key: Key) -> Iterator[Key]:
-        """Yield keys in order; the set must not change meanwhile."""
+        """Yield the keys from `key` on, in order. The set must not change meanwhile."""
         number = self._number(key)
         for run in self._runs[number : number + 1]:
             yield from run[bisect.bisect_left(run, key) :]
@@ -55,5 +55,5 @@ class SortedKeys:
             yield from run
 
     def _number(self, key: Key) -> int:
-        """Return which run a key belongs to."""
+        """Return the number of the run that a key belongs to."""
         return max(0, bisect.bisect_right(self._firsts, key) - 1)

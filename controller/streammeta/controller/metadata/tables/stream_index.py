@@ -1,10 +1,9 @@
 """For each stream a list of row numbers, in chains of blocks of one array.
 
-A list begins with one block; a list whose newest block is full gets another one that doubles its
-capacity, so nothing is ever copied to make a list longer, and an append to the lists of many
-streams is a few vector operations. A block but the oldest has one more slot in front of it, which
-says where the block before it ends. Undo never names a block: lists are put back where they fit
-then.
+A list begins with one block. When its newest block is full, the list gets another one that doubles
+its capacity, so growing never copies, and an append to the lists of many streams takes a few vector
+operations. Every block except the oldest has an extra slot in front, which contains the end of the
+previous block. Undo never refers to blocks: lists are restored wherever they fit.
 """
 
 import bisect
@@ -18,7 +17,7 @@ from streammeta.controller.metadata.tables.section_checks import windows
 from streammeta.controller.metadata.tables.tables import (
     FreeBlocks,
     Undo,
-    grown_array,
+    grow_array,
     roomy_zeros,
     whole_array,
 )
@@ -26,13 +25,13 @@ from streammeta.controller.metadata.tables.values import Int64Column, Mask
 
 Slots = npt.NDArray[np.int32]
 Entries: TypeAlias = Callable[[slice], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
-"""Gives (stream ids, rows) of a part of a sequence of pairs."""
+"""Returns (stream ids, rows) of a part of a sequence of pairs."""
 
 _BLOCK_MIN = 2
 _FEW = 8
-"""Lists that grow one by one, because arrays would not be faster."""
+"""Up to this number of lists a loop is as fast as arrays."""
 _SHRINK_ABOVE = 64
-"""A list gives up a block that is larger than this and hardly used."""
+"""A list returns a larger block than this if it is hardly used."""
 
 
 def range_rows(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -> Int64Column:
@@ -44,12 +43,12 @@ def range_rows(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -
     return shift
 
 
-def bisected(
+def bisect_each(
     lows: Int64Column, highs: Int64Column, is_before: Callable[[Int64Column, Int64Column], Mask]
 ) -> Int64Column:
-    """Return of each search between `lows` and `highs` the first place that is not before it.
+    """Return for each search between `lows` and `highs` the first place that is not before it.
 
-    `is_before` is given numbers of searches and a place for each.
+    `is_before` is called with numbers of searches and one place for each.
     """
     lows, highs = lows.copy(), highs.copy()
     while len(searched := np.flatnonzero(lows < highs)):
@@ -61,7 +60,7 @@ def bisected(
 
 
 def _block_lengths(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return how many rows the blocks of lists have: the next power of two."""
+    """Return the lengths of blocks for lists: the next power of two."""
     if len(counts) and np.maximum.reduce(counts) <= _BLOCK_MIN:
         return np.full_like(counts, _BLOCK_MIN)
     exponents = np.frexp(counts - 1)[1].astype(counts.dtype)
@@ -70,7 +69,7 @@ def _block_lengths(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _whole_lists(count: int, stream_at: Callable[[int], int]) -> Iterator[slice]:
-    """Yield slices that cover `count` entries, which are by stream, and cut no list."""
+    """Yield slices that cover `count` entries, sorted by stream, without splitting a list."""
     start = 0
     for window in windows(count):
         if window.stop > start:
@@ -81,10 +80,10 @@ def _whole_lists(count: int, stream_at: Callable[[int], int]) -> Iterator[slice]
 
 
 class ManyLists:
-    """The lists of many streams, by position; valid until the next change of the index.
+    """The lists of many streams, by position, valid until the index changes.
 
-    Position p of a list of h held rows is in its newest block if it is in the upper half of h, in
-    the one before if it is in the upper half of the rest, and so on.
+    Position p of a list with capacity h is in its newest block if it is in the upper half of h, in
+    the previous block if it is in the upper half of the rest, and so on.
     """
 
     def __init__(self, slots: Slots, held: Int64Column, ends: Int64Column, older: Slots) -> None:
@@ -95,13 +94,14 @@ class ManyLists:
         deepest = int(older.max()) if len(older) else 0
         self._ends = np.zeros((deepest + 1, len(held)), dtype=np.int64)
         self._ends[0] = ends
+        # Follow the links of all lists in parallel, one block deeper per round.
         for number in range(deepest):
             more = np.flatnonzero(older > number)
             firsts = self._ends[number, more] - (held[more] >> (number + 1))
             self._ends[number + 1, more] = slots[firsts - 1]
 
     def rows(self, which: Int64Column, positions: Int64Column) -> Slots:
-        """Return one row each of the lists `which`, at these positions."""
+        """Return one row of each of the lists `which`, at these positions."""
         above = self._exponents[which] - np.frexp(positions)[1]
         number = np.minimum(above, self._older[which])
         block_end = self._ends[number, which]
@@ -112,13 +112,13 @@ class ManyLists:
 class StreamIndex:
     """Lists of row numbers by stream id.
 
-    Per stream: where its next row goes (`_next`) and where its newest block ends (`_end`), how many
-    rows all its blocks hold (`_held`, 0 or a power of two) and how many blocks come before the
-    newest (`_older`), which holds half of them if there are any. All blocks but the newest are
-    full, and the newest of several is never empty.
+    Columns per stream: the slot of its next row (`_next`), the end of its newest block (`_end`),
+    the capacity of all its blocks (`_held`, 0 or a power of two), and the number of blocks before
+    the newest (`_older`), which has half of the capacity if there are several. All blocks before
+    the newest are full, and the newest of several is never empty.
 
-    numpy is several times slower where it converts on the way in or out of a chosen row, so indexes
-    are int64 and values have the column's type before they meet.
+    numpy is several times slower if it converts values while indexing, so indexes are int64 and
+    values are converted to the column's type first.
     """
 
     def __init__(self) -> None:
@@ -141,29 +141,32 @@ class StreamIndex:
     # ---- reading ----
 
     def rows(self, stream_id: int) -> Slots:
-        """Return a stream's list; valid until the next change."""
+        """Return a stream's list, valid until the index changes."""
         if stream_id >= self._covered:
             return self._slots[:0]
         end, stop = self._end.item(stream_id), self._next.item(stream_id)
         held = self._held.item(stream_id)
+        # From the newest block to the oldest, over the links in front of the blocks.
         parts = []
         for _ in range(self._older.item(stream_id)):
             held //= 2
             parts.append(self._slots[end - held : stop])
             end = stop = self._slots.item(end - held - 1)
+
         oldest = self._slots[end - held : stop]
         return np.concatenate((oldest, *reversed(parts))) if parts else oldest
 
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Return the lengths of all lists, by stream id; streams beyond have none."""
+        """Return the lengths of all lists, by stream id. Missing streams have none."""
         held, ends = self._held[: self._covered], self._end[: self._covered]
         lengths: npt.NDArray[np.int32] = held - (ends - self._next[: self._covered])
         return lengths
 
     def lists(self, streams: Int64Column) -> tuple[Int64Column, Slots]:
-        """Return the lengths of streams' lists, and the lists one behind the other."""
+        """Return the lengths of streams' lists, and the concatenated lists."""
         if len(streams):
             self._cover(int(np.maximum.reduce(streams)))
+
         held = self._held[streams].astype(np.int64)
         ends = self._end[streams].astype(np.int64)
         stops = self._next[streams].astype(np.int64)
@@ -171,10 +174,11 @@ class StreamIndex:
         counts = held - (ends - stops)
         if not np.count_nonzero(older):
             return counts, self._slots[range_rows(ends - held, counts)]
+
         places = np.cumsum(counts)
         lists = np.empty(int(places[-1]), dtype=np.int32)
         while len(ends):
-            # Newest blocks first, then those before them where there are any.
+            # Newest blocks first, then their predecessors if any.
             more = older > 0
             held = np.where(more, held >> 1, held)
             firsts = ends - held
@@ -186,7 +190,7 @@ class StreamIndex:
         return counts, lists
 
     def many(self, streams: Int64Column) -> tuple[Int64Column, ManyLists]:
-        """Return the lengths of streams' lists, and the lists; a stream may be named repeatedly."""
+        """Return the lengths of streams' lists, and the lists. Streams may repeat."""
         known = streams < self._covered
         at = np.where(known, streams, 0)
         held = np.where(known, self._held[at], 0).astype(np.int64)
@@ -198,7 +202,7 @@ class StreamIndex:
     # ---- changing ----
 
     def append(self, streams: Int64Column, rows: Int64Column, undo: Undo) -> None:
-        """Append one row to each stream's list; no stream twice."""
+        """Append one row to each stream's list. Requires distinct streams."""
         if len(streams) == 1:
             self._append_one(streams.item(), rows.item())
         else:
@@ -227,15 +231,15 @@ class StreamIndex:
     def replace(
         self, streams: Int64Column, counts: Int64Column, rows: npt.NDArray[np.integer], undo: Undo
     ) -> None:
-        """Replace lists, given as `lists` returns them; no stream twice."""
+        """Replace lists, given as `lists` returns them. Requires distinct streams."""
         before = self.lists(streams)
         self._write(streams, counts, rows)
         undo.append(lambda: self._write(streams, *before))
 
     def load(self, count: int, entries: Entries) -> None:
-        """Fill an empty index with `count` pairs; stream ids ascend, equal ones are in list order.
+        """Fill an empty index with `count` pairs, sorted by stream id, equal ids in list order.
 
-        They are asked for a part at a time, so that what is computed of them needs little memory.
+        The pairs are requested in parts, so that computing them needs little memory.
         """
         if not count:
             return
@@ -249,21 +253,23 @@ class StreamIndex:
             whole_array(roomy_zeros(covered, column.dtype))
             for column in (self._next, self._end, self._held, self._older)
         )
-        # No block is twice as long as its list, or it is one of the shortest.
+        # Blocks are less than twice as long as their lists, except the shortest.
         self._slots = whole_array(roomy_zeros(max(_BLOCK_MIN * count, len(self._slots)), np.int32))
         for part in _whole_lists(count, stream_at):
             self._load_lists(*entries(part))
 
     def _load_lists(self, streams: npt.NDArray[np.integer], rows: npt.NDArray[np.integer]) -> None:
-        """Give each list one block behind those there are, in their order."""
+        """Append one block for each list, in order."""
         begins = np.empty(len(streams) + 1, dtype=np.bool_)
         begins[0] = begins[-1] = True
         np.not_equal(streams[1:], streams[:-1], out=begins[1:-1])
         first = np.flatnonzero(begins)
         names, counts = streams[first[:-1]].astype(np.int64), np.diff(first)
+
         lengths = _block_lengths(counts)
         ends = np.cumsum(lengths) + self._used
         firsts = ends - lengths
+
         self._held[names] = lengths.astype(np.int32)
         self._end[names] = ends.astype(np.int32)
         self._next[names] = (firsts + counts).astype(np.int32)
@@ -279,13 +285,15 @@ class StreamIndex:
         self._next[streams] = firsts + counts.astype(np.int32)
 
     def _shorten(self, streams: Int64Column) -> None:
-        """Take the last row from lists that have one; no stream twice."""
+        """Remove the last row of lists that have one. Requires distinct streams."""
         at = self._next[streams] - 1
         self._next[streams] = at
         held = self._held[streams]
         empty = (self._older[streams] > 0) & (self._end[streams] - at == held >> 1)
+        # The newest of several blocks must not be empty: return it and continue before it.
         if not np.count_nonzero(empty):
             return
+
         streams, links, held = streams[empty], at[empty].astype(np.int64) - 1, held[empty] >> 1
         self._unused.give_each(held.astype(np.int64) + 1, links)
         self._next[streams] = self._end[streams] = self._slots[links]
@@ -295,12 +303,13 @@ class StreamIndex:
     # ---- blocks ----
 
     def _fit(self, streams: Int64Column, counts: Int64Column) -> None:
-        """Give each list one block, large enough for `counts` and not far too large."""
+        """Give each list one block that is large enough for `counts`, but not far too large."""
         held = self._held[streams]
         right = (self._older[streams] == 0) & (counts <= held) & ((counts > 0) | (held == 0))
         right &= (held <= _SHRINK_ABOVE) | (8 * counts >= held)
         if np.count_nonzero(right) == len(right):
             return
+
         self._release(streams[~right])
         new = ~right & (counts > 0)
         streams = streams[new]
@@ -312,6 +321,7 @@ class StreamIndex:
         streams = streams[self._held[streams] > 0]
         held = self._held[streams].astype(np.int64)
         ends, older = self._end[streams].astype(np.int64), self._older[streams]
+        # Every block but the oldest has one more slot for the link.
         while len(ends):
             more = older > 0
             held = np.where(more, held >> 1, held)
@@ -330,26 +340,29 @@ class StreamIndex:
         used = len(self._next)
         if self._covered <= used:
             return
-        self._next = grown_array(self._next, self._covered, used)
-        self._end = grown_array(self._end, self._covered, used)
-        self._held = grown_array(self._held, self._covered, used)
-        self._older = grown_array(self._older, self._covered, used)
+        self._next = grow_array(self._next, self._covered, used)
+        self._end = grow_array(self._end, self._covered, used)
+        self._held = grow_array(self._held, self._covered, used)
+        self._older = grow_array(self._older, self._covered, used)
 
     def _grow(self, streams: Int64Column) -> None:
-        """Add a block to lists that are full; no stream twice."""
+        """Add a block to full lists. Requires distinct streams."""
         if len(streams) <= _FEW:
             for stream_id in streams.tolist():
                 self._grow_one(stream_id)
             return
+
         held = self._held[streams].astype(np.int64)
         linked = held > 0
         added = np.maximum(held, _BLOCK_MIN)
         firsts = self._allocate(added + linked)
+        # The extra slot in front links to the end of the previous block.
         if np.count_nonzero(linked):
             older = np.flatnonzero(linked)
             self._slots[firsts[older]] = self._end[streams[older]]
             self._older[streams] += linked
             firsts += linked
+
         self._next[streams] = firsts.astype(np.int32)
         self._end[streams] = (firsts + added).astype(np.int32)
         self._held[streams] = (held + added).astype(np.int32)
@@ -364,15 +377,17 @@ class StreamIndex:
             self._slots[first] = self._end[stream_id]
             self._older[stream_id] += 1
             first += 1
+
         self._next[stream_id] = first
         self._end[stream_id] = first + added
         self._held[stream_id] = held + added
 
     def _allocate(self, lengths: Int64Column) -> Int64Column:
-        """Return the first slots of blocks of these lengths."""
+        """Return the first slots of blocks with these lengths."""
         ends = np.cumsum(lengths)
         if not self._unused:
             return self._extend(int(ends[-1])) + ends - lengths
+
         firsts = np.zeros(len(lengths), dtype=np.int64)
         for length in np.flatnonzero(np.bincount(lengths)).tolist():
             alike = np.flatnonzero(lengths == length)
@@ -387,5 +402,5 @@ class StreamIndex:
         first = self._used
         self._used += count
         if self._used > len(self._slots):
-            self._slots = grown_array(self._slots, self._used, first)
+            self._slots = grow_array(self._slots, self._used, first)
         return first

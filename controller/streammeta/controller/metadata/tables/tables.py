@@ -1,20 +1,20 @@
 """Growable numpy tables with undoable writes and immutable views, and the allocation of their rows.
 
-A `Table` is a set of equally long columns. Rows are appended and overwritten, never moved. Every
-write goes through the table, which notes its undo in the caller's `Undo` list and keeps views
-intact: `view()` shares the arrays, and the first later write to a page of a column saves the old
-page into the view. Growth allocates new arrays, so what a view shares stays as it is.
+A `Table` is a set of columns of equal length. Rows are appended and overwritten, never moved. Every
+write goes through the table, which adds the inverse action to the caller's `Undo` list and keeps
+views intact: `view()` shares the arrays, and the first later write to a page of a column saves the
+old page into the view. Growth allocates new arrays, so arrays shared with a view do not change.
 
-No commit may wait for a big table to be copied: a table that outgrows `RESERVE_ABOVE` rows takes
-address space for `RESERVED_ROWS` at once. The operating system hands out zeroed memory when a page
-is first touched, so unused rows cost nothing.
+No commit may wait for the copy of a large table. A table that outgrows `RESERVE_ABOVE` rows
+reserves address space for `RESERVED_ROWS` at once. The operating system provides zeroed memory when
+a page is first touched, so unused rows cost nothing.
 
-A view may be read in another thread while the table is written: the writer saves a page before it
-writes, the reader copies first and then lays saved pages over its copy.
+A view may be read in another thread while the table is written. The writer saves a page before it
+writes. The reader first copies the column and then overlays the saved pages.
 
 `FreeBlocks` keeps unused blocks (runs of consecutive rows) by size. Sizes are rounded up, so that
-returned blocks fit later requests; a larger block is split when none of the right size is left.
-Knows nothing of streams or objects.
+returned blocks fit later requests. If no block of the right size is left, a larger one is split.
+The module is independent of streams and objects.
 """
 
 import mmap
@@ -33,9 +33,9 @@ _V = TypeVar("_V")
 
 
 class Undo(list[Callable[[], None]]):
-    """Actions that undo one log entry, in the order of its effects; run them backwards.
+    """Actions that undo one log entry, in the order of its effects. Run them in reverse.
 
-    `when_committed` runs instead once the entry can't be undone any more, to free what undoing
+    `when_committed` runs instead once the entry is committed, to free resources that undoing it
     would have needed.
     """
 
@@ -46,13 +46,13 @@ class Undo(list[Callable[[], None]]):
         self.when_committed: list[Callable[[], None]] = []
 
     def assign(self, owner: object, name: str, value: object) -> None:
-        """Set an attribute; undoing gives it back the value it has now."""
+        """Set an attribute. Undo restores its present value."""
         before = getattr(owner, name)
         setattr(owner, name, value)
         self.append(lambda: setattr(owner, name, before))
 
     def put(self, entries: dict[int, _V], key: int, value: _V | None) -> None:
-        """Set an entry, or with None take it out; undoing puts back what is there now."""
+        """Set an entry, or remove it with None. Undo restores the present one."""
         before = entries.get(key)
         _put(entries, key, value)
         self.append(lambda: _put(entries, key, before))
@@ -71,10 +71,10 @@ _PAGE_SHIFT = 12
 _PAGE_ROWS = 1 << _PAGE_SHIFT
 _CAPACITY_MIN = 1024
 _EXACT_BITS = 4
-"""Blocks of less than 2 ** 4 rows are not rounded up."""
+"""Blocks of fewer than 2 ** 4 rows are not rounded up."""
 
 
-def grown_array(array: Array, size: int, used: int) -> Array:
+def grow_array(array: Array, size: int, used: int) -> Array:
     """Return an array of at least `size` elements with the first `used` of `array`, then zeros."""
     grown = _zeros(_capacity(max(size, len(array) + (len(array) >> 1)), size), array.dtype)
     grown[:used] = array[:used]
@@ -82,18 +82,19 @@ def grown_array(array: Array, size: int, used: int) -> Array:
 
 
 def roomy_zeros(count: int, dtype: npt.DTypeLike) -> Array:
-    """Return `count` zeros, about to be written, in an array that has room to grow behind them.
+    """Return `count` zeros, to be written at once, in an array with room to grow at the end.
 
-    A table that is loaded with such a column takes it as its own (see `Table.load`).
+    A table that loads such a column uses it without a copy (see `Table.load`).
     """
     return _zeros(_capacity(count, count), np.dtype(dtype))[:count]
 
 
 def whole_array(array: Array) -> Array:
-    """Return what `roomy_zeros` made, with its room; other arrays as they are."""
+    """Return an array of `roomy_zeros` including its room. Other arrays unchanged."""
     base = array.base
     if not isinstance(base, np.ndarray) or not _is_reserved(base):
         return array
+
     is_begin = base.ctypes.data == array.ctypes.data and base.dtype == array.dtype
     return base if is_begin else array
 
@@ -106,7 +107,7 @@ def _is_reserved(array: Array) -> bool:
 def _capacity(wanted: int, size: int) -> int:
     if wanted <= RESERVE_ABOVE:
         return wanted
-    # Beyond what was reserved once it is four times as much: copied once in a long while.
+    # Quadruple the reservation when it is exhausted: such a table is copied very rarely.
     reserved = RESERVED_ROWS
     while reserved < size:
         reserved *= 4
@@ -116,8 +117,8 @@ def _capacity(wanted: int, size: int) -> int:
 def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
     """Return an array of zeros in pages of the smallest size.
 
-    For a large array numpy asks for huge pages. Each would be cleared as a whole when it is first
-    touched, which takes milliseconds in the middle of a commit.
+    For a large array numpy requests huge pages. The first touch of each would clear all of it,
+    which takes milliseconds in the middle of a commit.
     """
     if count <= RESERVE_ABOVE:
         return np.zeros(count, dtype=dtype)
@@ -128,7 +129,7 @@ def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
 
 
 class Table:
-    """Columns of equal length. `specs` maps names to dtypes; new rows are filled with zeros."""
+    """Columns of equal length. `specs` maps names to dtypes, and new rows are zeros."""
 
     def __init__(self, specs: Mapping[str, npt.DTypeLike]) -> None:
         self._arrays: dict[str, Array] = {
@@ -141,7 +142,7 @@ class Table:
         return self._size
 
     def __getitem__(self, name: str) -> Array:
-        """Return a column's live rows; callers read it and write through the table."""
+        """Return a column's live rows, for reading only: writes go through the table."""
         return self._arrays[name][: self._size]
 
     def cell(self, name: str, row: int) -> int:
@@ -156,24 +157,24 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows there have ever been; reserved rows cost nothing."""
+        """Size of all rows ever used, in bytes. Reserved rows cost nothing."""
         return self._size * sum(array.itemsize for array in self._arrays.values())
 
     def extend(self, count: int) -> slice:
-        """Add `count` zeroed rows for good and return where they are."""
+        """Add `count` zeroed rows without undo and return their slice."""
         first = self._size
         self._reserve(first + count)
         self._size = first + count
         return slice(first, first + count)
 
     def append(self, count: int, undo: Undo) -> slice:
-        """Add `count` zeroed rows and return where they are."""
+        """Add `count` zeroed rows and return their slice."""
         added = self.extend(count)
         undo.append(lambda: self._truncate(added.start))
         return added
 
     def put(self, name: str, rows: Rows, values: Any, undo: Undo) -> None:
-        """Overwrite `rows` (no row twice) of one column."""
+        """Overwrite `rows` (each named once) of a column."""
         array = self._arrays[name]
         old = array[rows]
         if isinstance(rows, slice):
@@ -182,30 +183,31 @@ class Table:
         undo.append(lambda: self.write(name, rows, old))
 
     def write(self, name: str, rows: Rows, values: Any) -> None:
-        """Overwrite `rows` of one column where the caller takes care of undoing it."""
+        """Overwrite `rows` of a column. The caller is responsible for undo."""
         self.write_cells(rows, {name: values})
 
     def write_cells(self, rows: Rows, cells: Mapping[str, Any]) -> None:
         """Overwrite `rows` of several columns, as `write` does."""
-        # Cells of one row are written several times faster by its number.
+        # A single row is written several times faster by its number than by an index array.
         is_one = isinstance(rows, np.ndarray) and len(rows) == 1
         at = cast(Int64Column, rows).item() if is_one else rows
         if self._views:
             self._save_pages(cells, at)
+
         for name, given in cells.items():
             array, values = self._arrays[name], given
             if type(values) is np.ndarray:
                 if values.dtype is not array.dtype:
-                    # Two steps are several times faster than converting on the way into rows.
+                    # Two steps are several times faster than converting during the assignment.
                     values = values.astype(array.dtype)
                 if is_one:
                     values = values.item()
             array[at] = values
 
     def load(self, columns: Mapping[str, Any]) -> None:
-        """Fill an empty table; every column is given, all of one length.
+        """Fill an empty table with all its columns, which have equal lengths.
 
-        A column of `roomy_zeros` that has the table's type is not copied: it is the table's from
+        A column made by `roomy_zeros` with the right dtype is not copied: the table owns it from
         now on.
         """
         size = len(next(iter(columns.values())))
@@ -219,15 +221,16 @@ class Table:
                 array[:size] = columns[name]
 
     def view(self) -> "TableView":
-        """Return an immutable view of all rows as they are now."""
+        """Return an immutable view of all present rows."""
         view = TableView(dict(self._arrays), self._size)
         self._views.append(ref(view))
         return view
 
     def _truncate(self, size: int) -> None:
-        # Freed rows must read as zeros when they are appended again.
+        # Freed rows must be zero when they are appended again.
         for name, array in self._arrays.items():
             self.write(name, slice(size, self._size), array.dtype.type(0))
+
         self._size = size
 
     def _reserve(self, size: int) -> None:
@@ -235,8 +238,8 @@ class Table:
         if size <= capacity:
             return
         for name, array in self._arrays.items():
-            self._arrays[name] = grown_array(array, size, self._size)
-        # The old arrays are not written any more: their views need no more pages.
+            self._arrays[name] = grow_array(array, size, self._size)
+        # The old arrays do not change any more, so their views need no more saved pages.
         self._views.clear()
 
     def _save_pages(self, names: Iterable[str], rows: Rows) -> None:
@@ -250,7 +253,7 @@ class Table:
 
 
 class TableView:
-    """An immutable view of a table at one moment; see the module's docstring."""
+    """An immutable view of a table at one moment, see the module's docstring."""
 
     def __init__(self, arrays: dict[str, Array], size: int) -> None:
         self._arrays = arrays
@@ -261,15 +264,16 @@ class TableView:
         return self._size
 
     def column(self, name: str) -> Array:
-        """Return a copy of one column as it was."""
+        """Return a copy of one column at the time of the view."""
         result = self._arrays[name][: self._size].copy()
+        # Saved pages are newer than the copy or equal, never older: overlay them last.
         for page, rows in list(self._saved[name].items()):
             first = page << _PAGE_SHIFT
             result[first : first + len(rows)] = rows
         return result
 
     def save(self, name: str, pages: list[int]) -> None:
-        """Keep pages of a column as they are; the table calls it before it writes to them."""
+        """Save pages of a column. The table calls this before it overwrites them."""
         saved = self._saved[name]
         array = self._arrays[name]
         for page in pages:
@@ -289,7 +293,7 @@ def _pages_of(rows: Rows, size: int) -> list[int]:
 
 
 def block_rows(counts: npt.NDArray[np.integer]) -> Int64Column:
-    """Return how many rows blocks take that are to hold `counts` rows: an eighth more at most."""
+    """Return the sizes of blocks for `counts` rows, at most an eighth larger."""
     if len(counts) and np.maximum.reduce(counts) < 1 << _EXACT_BITS:
         return counts.astype(np.int64)
     step = 1 << np.maximum(np.frexp(counts)[1].astype(np.int64) - _EXACT_BITS, 0)
@@ -298,23 +302,23 @@ def block_rows(counts: npt.NDArray[np.integer]) -> Int64Column:
 
 
 def block_size(count: int) -> int:
-    """Return `block_rows` of one count."""
+    """Return `block_rows` of a single count."""
     step = 1 << max(count.bit_length() - _EXACT_BITS, 0)
     return -(-count // step) * step
 
 
 class FreeBlocks:
-    """Unused blocks, last in first out within a size."""
+    """Unused blocks, last in first out per size."""
 
     def __init__(self) -> None:
         self._stacks: dict[int, list[Int64Column]] = {}
 
     def __bool__(self) -> bool:
-        """Return whether there has been an unused block."""
+        """Return whether any block was ever unused."""
         return bool(self._stacks)
 
     def take(self, size: int, count: int) -> Int64Column:
-        """Return the first rows of at most `count` blocks of `size` rows; cuts larger ones."""
+        """Return the first rows of at most `count` blocks of `size` rows, splitting larger ones."""
         if not self._stacks:
             return EMPTY_COLUMN
         taken = [self.take_alike(size, count)]
@@ -325,7 +329,7 @@ class FreeBlocks:
         return np.concatenate(taken) if len(taken) > 1 else taken[0]
 
     def take_alike(self, size: int, count: int) -> Int64Column:
-        """Return the first rows of at most `count` blocks that were given back as `size` rows."""
+        """Return the first rows of at most `count` blocks returned with exactly this size."""
         parts = self._stacks.get(size)
         taken: list[Int64Column] = []
         while parts and count:
@@ -335,33 +339,36 @@ class FreeBlocks:
                 firsts = firsts[:count]
             taken.append(firsts)
             count -= len(firsts)
+
         if not taken:
             return EMPTY_COLUMN
         return np.concatenate(taken) if len(taken) > 1 else taken[0]
 
     def give(self, size: int, firsts: Int64Column) -> None:
-        """Take blocks of one size back; blocks of no rows are no blocks."""
+        """Return blocks of one size. Empty blocks are ignored."""
         if size and len(firsts):
             self._stacks.setdefault(size, []).append(firsts)
 
     def give_each(self, sizes: Int64Column, firsts: Int64Column) -> None:
-        """Take blocks of different sizes back."""
+        """Return blocks of different sizes."""
         for size in np.unique(sizes).tolist():
             self.give(size, firsts[sizes == size])
 
     def rows(self) -> int:
-        """Return how many rows are unused."""
+        """Return the number of unused rows."""
         return sum(size * len(part) for size, parts in self._stacks.items() for part in parts)
 
     def _split(self, size: int) -> bool:
-        """Cut one block of the next bigger size there is; what is left over stays unused."""
+        """Split a block of the next larger size. The remainder stays unused."""
         sizes = (other for other, parts in self._stacks.items() if other > size and parts)
         bigger = min(sizes, default=0)
         if not bigger:
             return False
+
         firsts = self._stacks[bigger].pop()
         if len(firsts) > 1:
             self._stacks[bigger].append(firsts[1:])
+
         start, pieces = int(firsts[0]), bigger // size
         self.give(size, start + size * np.arange(pieces, dtype=np.int64))
         self._give_rest(start + pieces * size, bigger % size)

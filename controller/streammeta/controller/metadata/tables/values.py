@@ -1,7 +1,7 @@
 """Values shared by requests and answers: columns, states, identities and pages.
 
-Numbers are those of the protobuf enums of the same names. A page lists items in id order; its token
-is the id it begins at or after. Knows nothing of protobuf.
+Numbers equal the protobuf enums of the same names. A page lists items in id order, and its
+token is the id at or after which it begins. The module does not depend on protobuf.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def column(values: object = ()) -> Int64Column:
 
 
 class ObjectState(IntEnum):
-    """States of an object's life; numbers of the protobuf enum."""
+    """States of an object's life, with the numbers of the protobuf enum."""
 
     PREPARED = 1
     COMMITTED = 2
@@ -40,7 +40,7 @@ class ObjectState(IntEnum):
 
 
 class ObjectKind(IntEnum):
-    """Kinds of objects; numbers of the protobuf enum."""
+    """Kinds of objects, with the numbers of the protobuf enum."""
 
     UNKNOWN = 0
     STREAM_SET = 1
@@ -50,21 +50,21 @@ class ObjectKind(IntEnum):
 
 
 class StreamState(IntEnum):
-    """States of a stream: an opened one accepts commits; numbers of the protobuf enum."""
+    """States of a stream: only an opened one accepts commits. Numbers of the protobuf enum."""
 
     OPENED = 1
     CLOSED = 2
 
 
 class OnConflict(IntEnum):
-    """Effect of one bad range of a commit on the others; numbers of the protobuf enum."""
+    """Effect of one bad range of a commit on the others, with the numbers of the protobuf enum."""
 
     REJECT_ALL = 1
     ACCEPT_VALID = 2
 
 
 class SourceOperation(IntEnum):
-    """Effect of a compaction on a stream object it replaces; numbers of the protobuf enum."""
+    """Operation of a compaction on a source object, with the numbers of the protobuf enum."""
 
     DELETE = 1
     KEEP_DATA = 2
@@ -72,14 +72,14 @@ class SourceOperation(IntEnum):
 
 
 KIND_MASK = 3
-"""The bits of an attributes word that say what kind of object it is."""
+"""Bits of an attributes word that contain the object's kind."""
 COMPOSITE_BITS = 1
-"""Their value in a composite."""
+"""Value of these bits for a composite."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """A broker and the process that speaks for it."""
+    """A broker and the process that acts for it."""
 
     node_id: int
     node_epoch: int
@@ -87,7 +87,7 @@ class NodeIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """One page of a listing; `page_size` 0 means 1000, an empty token the first page."""
+    """One page of a listing. `page_size` 0 means 1000, an empty token the first page."""
 
     page_size: int = 0
     page_token: str = ""
@@ -95,9 +95,9 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RangeColumns:
-    """Ranges of a stream set object, sorted by stream id, then start; epochs may be missing.
+    """Ranges of a stream set object, sorted by stream id, then start. Epochs are optional.
 
-    An upload has each stream once, a compaction as often as its parts don't overlap.
+    An upload has each stream once. A compaction may have several parts that do not overlap.
     """
 
     stream_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
@@ -114,21 +114,21 @@ class RangeColumns:
             end_offset=self.end_offset[rows],
         )
 
-    def recorded(self) -> record.SetObjectRanges:
-        """Return the ranges as a commit's record has them."""
-        return record.SetObjectRanges(
+    def to_record(self) -> record.StreamSetObjectRanges:
+        """Return the ranges in the form of a commit's record."""
+        return record.StreamSetObjectRanges(
             stream_id=self.stream_id, start_offset=self.start_offset, end_offset=self.end_offset
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamObjectColumns(RangeColumns):
-    """Stream objects of a commit with their ranges; the attributes and what follows may be empty.
+    """Stream objects of a commit with their ranges. Attributes and facts may be empty.
 
     An upload has each stream in one row here or in its ranges, a compaction as above.
 
-    The last three say what is known of an object's content, -1 being unknown: between which times
-    its records are, and the CRC-32C of its bytes.
+    The last three columns describe an object's content: the time bounds of its records and the
+    CRC-32C of its bytes. -1 is unknown.
     """
 
     object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
@@ -146,7 +146,7 @@ RowFilter: TypeAlias = Callable[[slice], Mask]
 
 
 def page_size(page: PageRequest) -> int:
-    """Return how many items the page may hold."""
+    """Return the maximum number of items on the page."""
     return page.page_size or PAGE_SIZE_DEFAULT
 
 
@@ -156,32 +156,33 @@ def first_id(page: PageRequest) -> int:
 
 
 def token_of(next_id: int) -> str:
-    """Return the token of the page that begins at an id; -1: there is no more."""
+    """Return the token of the page that begins at an id, -1 after the last page."""
     return str(next_id) if next_id >= 0 else ""
 
 
 def page_of_rows(
-    first_row: int, rows: int, size: int, wanted: RowFilter
+    first_row: int, rows: int, size: int, are_wanted: RowFilter
 ) -> tuple[Int64Column, int]:
-    """Return the first `size` wanted rows from `first_row` on, and where the next page begins.
+    """Return the first `size` wanted rows from `first_row` on, and the next page's first row.
 
-    The latter is -1 on the last page. Looks at `rows` rows in chunks, and at no more than needed.
+    The next row is -1 on the last page. Rows are examined in chunks, and only as far as needed.
     """
     found = [np.zeros(0, dtype=np.int64)]
     count = 0
     for start in range(first_row, rows, _CHUNK_ROWS):
         chunk = slice(start, min(start + _CHUNK_ROWS, rows))
-        hits = np.flatnonzero(wanted(chunk)) + start
+        hits = np.flatnonzero(are_wanted(chunk)) + start
         found.append(hits)
         count += len(hits)
         if count > size:
             every = np.concatenate(found)
             return every[:size], int(every[size])
+
     return np.concatenate(found), -1
 
 
 def page_of_ids(ids: Sequence[int], page: PageRequest) -> tuple[list[int], str]:
-    """Return the page's part of ids asked for by name, in id order, and the next token."""
+    """Return the page's part of the requested ids, in id order, and the next token."""
     ordered = sorted(set(ids))
     rest = [item for item in ordered if item >= first_id(page)]
     size = page_size(page)

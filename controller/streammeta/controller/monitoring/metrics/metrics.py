@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.lifecycle.deletion import DeletionStatus
-from streammeta.controller.metadata.api.answers import MapSize
+from streammeta.controller.metadata.api.answers import MetadataSize
 from streammeta.controller.monitoring.metrics.families import counter, gauge, histogram, value
 from streammeta.controller.monitoring.metrics.reconcile_runs import ReportedRuns
 from streammeta.controller.monitoring.metrics.work_metrics import WorkSources, of_work
@@ -43,7 +43,7 @@ class Sources:
     version: str
     quorum: Callable[[], QuorumDescription]
     applied: Callable[[], int]
-    map_size: Callable[[], MapSize]
+    metadata_size: Callable[[], MetadataSize]
     certificates: Callable[[], Sequence[CertificateState]]
     connections: Callable[[], Mapping[str, int]]
     """Open connections by plane."""
@@ -84,7 +84,7 @@ class ControllerCollector(Collector):
             [([self._sources.version], 1)],
         )
         yield from _of_quorum(self._sources.quorum(), self._sources.applied())
-        yield from _of_map(self._sources.map_size())
+        yield from _of_metadata(self._sources.metadata_size())
         yield from _of_calls(self._sources)
         yield from _of_connections(self._sources)
         yield from _of_certificates(self._sources.certificates())
@@ -183,7 +183,7 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
     )
 
 
-def _of_map(size: MapSize) -> Iterator[Metric]:
+def _of_metadata(size: MetadataSize) -> Iterator[Metric]:
     yield value("map_streams", "Streams.", size.streams)
     yield value("map_nodes", "Brokers.", size.nodes)
     yield value("map_keys", "Keys.", size.keys)

@@ -63,8 +63,8 @@ class WorkSources:
     checkpoints: CheckpointTally
     now_ms: Callable[[], int]
     """Monotonic milliseconds, as in `checkpoints`."""
-    map_used: Callable[[], Mapping[str, int]]
-    map_limits: Mapping[str, int]
+    metadata_used: Callable[[], Mapping[str, int]]
+    metadata_limits: Mapping[str, int]
     bucket: Callable[[], StoreMetrics]
     sessions: Callable[[], Mapping[NodeState, int]]
     fenced: Callable[[], int]
@@ -206,18 +206,18 @@ def _of_checkpoints(sources: WorkSources) -> Iterator[Metric]:
 
 
 def _of_limits(sources: WorkSources) -> Iterator[Metric]:
-    used = sources.map_used()
+    used = sources.metadata_used()
     yield gauge(
         "map_used",
         "What the map holds of what is limited, in numbers or bytes.",
         ["quota"],
-        [([quota], used[quota]) for quota in sources.map_limits],
+        [([quota], used[quota]) for quota in sources.metadata_limits],
     )
     yield gauge(
         "map_limit",
         "Limit of streammeta_map_used at this controller.",
         ["quota"],
-        [([quota], limit) for quota, limit in sources.map_limits.items()],
+        [([quota], limit) for quota, limit in sources.metadata_limits.items()],
     )
 
 

@@ -70,7 +70,7 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         "quorum": _quorum(seen, others),
         "controllers": list(_controllers(seen, others, known)),
         "commits": _commits(known, now_s),
-        "map": asdict(sources.map_size()),
+        "map": asdict(sources.metadata_size()),
         "bucket": {
             "problem": known.bucket.problem,
             "lease_s": sources.lease_left_ms() / 1000 if seen.role == "leader" else None,
@@ -228,7 +228,7 @@ def _commits(known: Knowledge, now_s: float) -> Fields:
 def _deletions(known: Knowledge) -> Fields:
     deletion = known.sources.deletion()
     return {
-        "owed": known.sources.map_size().destroyed_objects,
+        "owed": known.sources.metadata_size().destroyed_objects,
         "in_flight": deletion.in_flight,
         "refused": deletion.refused,
         "stuck": deletion.stuck,
@@ -245,7 +245,7 @@ def _deletions(known: Knowledge) -> Fields:
 def _compaction(known: Knowledge) -> Fields:
     departed = [each for each in known.nodes if each.departed]
     return {
-        "set_objects": known.sources.map_size().stream_set_objects,
+        "set_objects": known.sources.metadata_size().stream_set_objects,
         "departed_nodes": len(departed),
         "departed_set_objects": sum(each.stream_set_object_count for each in departed),
         "assigned": [

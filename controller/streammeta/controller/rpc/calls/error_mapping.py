@@ -193,7 +193,7 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
             return grpc.StatusCode.UNAVAILABLE, Reason.FENCE_PENDING, {}
         case errors.RecoveringError():
             return grpc.StatusCode.UNAVAILABLE, Reason.RECOVERING, {}
-        case errors.MapOlderThanBucketError():
+        case errors.MetadataOlderThanBucketError():
             bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds
         case _:

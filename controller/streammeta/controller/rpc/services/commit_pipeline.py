@@ -30,7 +30,7 @@ from streammeta.controller.metadata.api.answers import (
     CommitUploadsAnswer,
 )
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
-from streammeta.controller.metadata.api.upload_batches import joined_uploads, split_answers
+from streammeta.controller.metadata.api.upload_batches import join_uploads, split_answers
 from streammeta.controller.rpc.calls.error_mapping import Context, abort
 from streammeta.controller.rpc.calls.interceptors import holder_of
 from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
@@ -463,7 +463,7 @@ class CommitPipeline:
     ) -> list[_Decided | _Refused] | None:
         """Decide messages that have only uploads as one request; None if they are not decided."""
         uploads = [part for each in messages if len(each.commits) == 1 and (part := each.uploads)]
-        joined = joined_uploads(uploads) if len(uploads) == len(messages) else None
+        joined = join_uploads(uploads) if len(uploads) == len(messages) else None
         if joined is None:
             return None
         await self._budget.take(_size(joined))

@@ -24,7 +24,7 @@ from streammeta.controller.lifecycle.failover import HeartbeatAnswer, Heartbeats
 from streammeta.controller.metadata.api.answers import (
     AdoptObjectsAnswer,
     FinishRestoreAnswer,
-    MapSize,
+    MetadataSize,
     SetFeatureLevelAnswer,
 )
 from streammeta.controller.metadata.api.requests import FinishRestore, HoldDeletions
@@ -302,7 +302,7 @@ class NodeHandlers:
         return cast(nodes_pb2.HeartbeatResponse, _write_heartbeat(answer))
 
 
-_write_size = PLAIN.writer(MapSize, admin_pb2.MapSize)
+_write_size = PLAIN.writer(MetadataSize, admin_pb2.MapSize)
 _write_level = PLAIN.writer(SetFeatureLevelAnswer, admin_pb2.UpdateFeatureLevelResponse)
 _read_node = PLAIN.reader(NodeIdentity, common_pb2.NodeIdentity)
 _write_heartbeat = PLAIN.writer(HeartbeatAnswer, nodes_pb2.HeartbeatResponse)

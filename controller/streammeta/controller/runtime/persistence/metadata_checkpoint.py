@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.errors import DamagedMetadataError
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import ClusterId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError, NewerVersionError
@@ -32,11 +32,11 @@ from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointReader,
     Columns,
     NewerCheckpointError,
-    Rooms,
     Sink,
     write_checkpoint,
 )
 from streammeta.controller.snapshot.read_ahead import ReadAhead
+from streammeta.controller.snapshot.section_reading import ColumnBuffers
 from streammeta.controller.snapshot.voters import (
     VOTERS_COLUMNS,
     VOTERS_SECTION,
@@ -107,7 +107,7 @@ class _Sections(Mapping[str, Any]):
         return len(self._added) + len(self._map)
 
 
-class _TableRooms(Rooms):
+class _TableBuffers(ColumnBuffers):
     """Columns that the map's tables take as their own.
 
     The columns of `ranges` named here are compared with those of `streams` and thrown away; most
@@ -121,19 +121,19 @@ class _TableRooms(Rooms):
         self._streams: dict[str, Array] = {}
 
     def zeros(self, section: str, column: str, rows: int, dtype: np.dtype[Any]) -> Array:
-        """See `Rooms`."""
+        """See `ColumnBuffers`."""
         zeros = roomy_zeros(rows, self._TYPES.get((section, column), dtype))
         if section == "streams":
             self._streams[column] = zeros
         return zeros
 
     def known(self, section: str, column: str) -> Array | None:
-        """See `Rooms`."""
+        """See `ColumnBuffers`."""
         is_compared = section == "ranges" and column in self._COMPARED
         return self._streams.get(column) if is_compared else None
 
 
-def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
+def read_metadata(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
     """Return the contents of a checkpoint file.
 
     Raises:
@@ -146,9 +146,9 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
             f"the file says it is {reader.id.file_name}, wanted is {snapshot_id.file_name}"
         )
     try:
-        with ReadAhead(reader, tuple(SECTIONS), _TableRooms()) as sections:
+        with ReadAhead(reader, tuple(SECTIONS), _TableBuffers()) as sections:
             cluster_metadata = ClusterMetadata.from_sections(sections, snapshot_id.end_offset)
-    except DamagedMapError as error:
+    except DamagedMetadataError as error:
         raise CheckpointError(f"{snapshot_id.file_name}: {error}") from error
     return LoadedMetadata(cluster_metadata, log_hash_of(reader))
 
@@ -183,7 +183,7 @@ class EarlyReading:
             self._early = None
 
     def read(self, file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
-        """Do as `read_map`; wait for what has been begun if it is this file."""
+        """Do as `read_metadata`; wait for what has been begun if it is this file."""
         early, self._early = self._early, None
         if early is not None:
             digest = CheckpointReader(file, snapshot_id.file_name).digest
@@ -192,13 +192,13 @@ class EarlyReading:
                 if read_digest == digest:
                     return loaded
             del early
-        return read_map(file, snapshot_id)
+        return read_metadata(file, snapshot_id)
 
 
 def _read_with_digest(path: Path) -> tuple[bytes, LoadedMetadata]:
     with path.open("rb") as file:
         reader = CheckpointReader(file, path.name)
-        return reader.digest, read_map(file, reader.id)
+        return reader.digest, read_metadata(file, reader.id)
 
 
 def log_hash_of(reader: CheckpointReader) -> bytes:

@@ -49,7 +49,7 @@ from streammeta.controller.runtime.load.admission import Gate, TurnBudget
 from streammeta.controller.runtime.persistence.metadata_checkpoint import (
     FrozenCheckpoint,
     LoadedMetadata,
-    read_map,
+    read_metadata,
 )
 from streammeta.controller.runtime.persistence.state_hashes import (
     AHEAD_MAX,
@@ -112,7 +112,7 @@ class MetadataController:
         cluster_metadata: ClusterMetadata,
         clock: Clock,
         object_ids: ObjectIdGate | None = None,
-        read_checkpoint: Callable[[BinaryIO, SnapshotId], LoadedMetadata] = read_map,
+        read_checkpoint: Callable[[BinaryIO, SnapshotId], LoadedMetadata] = read_metadata,
         limits: MetadataLimits | None = None,
         lease: MarkerLease | None = None,
     ) -> None:
@@ -192,8 +192,8 @@ class MetadataController:
                 was committed.
             MarkerUnseenError, SupersededError, BucketRefusedError, FencePendingError: there is no
                 lease on the marker in the bucket.
-            ObjectIdsNotReadyError, BucketRefusedError, MapOlderThanBucketError: it asks for object
-                ids, and none can be issued.
+            ObjectIdsNotReadyError, BucketRefusedError, MetadataOlderThanBucketError: it asks for
+                object ids, and none can be issued.
         """
         if type(request) is PrepareObjects:
             self._leading_log()
@@ -250,8 +250,8 @@ class MetadataController:
             InvalidRequestError: a request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
             QuotaExceededError: the map would hold too much.
-            ObjectIdsNotReadyError, BucketRefusedError, MapOlderThanBucketError: a request asks for
-                object ids, and none can be issued.
+            ObjectIdsNotReadyError, BucketRefusedError, MetadataOlderThanBucketError: a request asks
+                for object ids, and none can be issued.
         """
         log = self._leading_log()
         lease = self.lease if _need_lease(requests) else None
