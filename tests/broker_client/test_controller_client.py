@@ -268,14 +268,14 @@ async def test_all_that_wait_share_one_check_and_one_that_is_cancelled_ends_no_o
 
     client = Described("u-1")
     check = check_of(client)
-    waiting = [asyncio.create_task(check.passed()) for _ in range(20)]
+    waiting = [asyncio.create_task(check.require()) for _ in range(20)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     client.may_answer.set()
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(ended[0], asyncio.CancelledError)
     assert ended[1:] == [None] * 19
-    await check.passed()
+    await check.require()
     assert client.asked == 1
 
 
@@ -284,11 +284,11 @@ async def test_a_check_that_failed_is_made_again_when_it_is_asked_for_again() ->
     client = Described("u-2")
     client.may_answer.set()
     check = check_of(client)
-    ended = await asyncio.gather(*(check.passed() for _ in range(3)), return_exceptions=True)
+    ended = await asyncio.gather(*(check.require() for _ in range(3)), return_exceptions=True)
     assert [type(error) for error in ended] == [WrongBucketError] * 3
     assert client.asked == 1
     client.cluster_uuid = "u-1"
-    await check.passed()
+    await check.require()
     assert client.asked == 2
 
 

@@ -436,7 +436,7 @@ async def test_a_cancelled_upload_is_not_acknowledged() -> None:
         before = asyncio.all_tasks()
         flushing = asyncio.create_task(writer.flush())
         await until(lambda: b.cluster.calls[COMMITS] == 1, "commit")
-        ours = {task for task in asyncio.all_tasks() - before if "_carry" in repr(task)}
+        ours = {task for task in asyncio.all_tasks() - before if "_process_batch" in repr(task)}
         assert len(ours) == 1
         ours.pop().cancel()
         await flushing

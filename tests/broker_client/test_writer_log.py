@@ -554,7 +554,7 @@ async def test_later_batches_have_later_ids_whichever_passes_the_check_of_the_bu
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoded = 0
-    encode, passed = Uploader.encode, BucketCheck.passed
+    encode, passed = Uploader.encode, BucketCheck.require
 
     async def counted(uploader: Uploader, batch: BatchUpload) -> None:
         nonlocal encoded
@@ -562,12 +562,12 @@ async def test_later_batches_have_later_ids_whichever_passes_the_check_of_the_bu
         encoded += 1
 
     async def first_waits(check: BucketCheck) -> None:
-        monkeypatch.setattr(BucketCheck, "passed", passed)
+        monkeypatch.setattr(BucketCheck, "require", passed)
         await until(lambda: encoded == 2, "both batches")
         await passed(check)
 
     monkeypatch.setattr(Uploader, "encode", counted)
-    monkeypatch.setattr(BucketCheck, "passed", first_waits)
+    monkeypatch.setattr(BucketCheck, "require", first_waits)
     async with writing(upload_bytes=34) as (b, writer):
         await asyncio.gather(*[await writer.append(0, b"x") for _ in range(2)])
         held = [piece.object_id for piece in b.cluster.map.streams[0].pieces]

@@ -64,7 +64,7 @@ FAILOVERS = (
         "a broker that was configured for another environment",
         """
         streammeta.client.wal.bucket.departed_node:
-        - await self._bucket.passed()
+        - await self._bucket.require()
         """,
         Tested(f"{_DEPARTED}::test_a_bucket_of_another_cluster_fences_nobody"),
     ),

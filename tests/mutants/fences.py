@@ -248,8 +248,7 @@ FENCES = (
         """
         streammeta.client.writing.writer:
         - await self.flush()
-        - await asyncio.sleep(0)  # the last callbacks
-        + await asyncio.sleep(0)
+          # Callbacks of futures that are done run one iteration of the loop later.
         """,
         Tested(_RETURNING_SIM),
     ),

@@ -26,8 +26,8 @@ OPERATORS = (
         "a look for unfinished work after its tasks were awaited",
         """
         streammeta.client.writing.writer:
-        - is_clean = not self._under_way and self._barred is None
-        + is_clean = self._barred is None
+        - is_clean = not self._in_flight and self._rejection is None
+        + is_clean = self._rejection is None
         """,
         Tested(
             "tests/broker_client/test_wal_recovery.py"

@@ -80,7 +80,7 @@ class NamedObjects:
         if there is no such owner, what bars the node, and errors of the store.
         """
         check_kind("data", data, bytes, "bytes")
-        await self._bucket.passed()
+        await self._bucket.require()
         (object_id,) = (await self._ids.take(1)).ids
         key = key_for(object_id, self._session.namespace)
         await run_blocking(self._store.put, key, data)

@@ -470,7 +470,7 @@ async def _open_log(
 ) -> WriteAheadLog | ObjectLog | None:
     identity = LogIdentity(session.namespace, session.node.node_id, session.node.node_epoch)
     if config.object_log is not None:
-        await BucketCheck(session.client, store, session.namespace).passed()
+        await BucketCheck(session.client, store, session.namespace).require()
         in_bucket = await ObjectLog.open(store, identity, config.object_log)
         return await closing.enter_async_context(in_bucket)
     if config.wal_directory is None:

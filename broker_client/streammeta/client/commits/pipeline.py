@@ -167,7 +167,7 @@ class CommitPipeline(ClosedAtExit):
         self._pending -= 1
         if not done.cancelled():
             verdict = _verdict_of(done)
-            self._client.tally.committed(verdict, asyncio.get_running_loop().time() - began)
+            self._client.tally.count_commit(verdict, asyncio.get_running_loop().time() - began)
         self._room.set()
 
     # -- finding the leader, again and again
@@ -208,7 +208,7 @@ class CommitPipeline(ClosedAtExit):
             self._refused(refusal(_METHOD, failure))
             return
         if self._sent or self._queue:
-            self._client.tally.failed(kind_of(failure))
+            self._client.tally.count_failure(kind_of(failure))
         self._drop_expired()
         if self._sent or self._queue:
             await asyncio.sleep(wait)

@@ -102,7 +102,7 @@ class SetObjectCompactor(Compactor):
 
         Raises what bars listing the node, and `streammeta.storage.errors.WrongBucketError`.
         """
-        await self._bucket.passed()
+        await self._bucket.require()
         listing = await self._listing.set_objects(target)
         policy = self._config.group_limits
         if target.failover:

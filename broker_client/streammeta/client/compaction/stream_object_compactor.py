@@ -193,7 +193,7 @@ class StreamObjectCompactor(Compactor):
         return report
 
     async def _plan(self, stream: ListedStream, kind: StreamCompaction) -> StreamPlan:
-        await self._bucket.passed()
+        await self._bucket.require()
         objects = await self._listing.stream_objects(_concerned(stream, kind))
         return plan_stream(objects, stream.start_offset, kind, self._config.group_rules[kind])
 

@@ -1,8 +1,8 @@
 """Bucket check: compares the marker of a store with the cluster before the first read or write.
 
-The marker in the bucket must name the cluster that the controllers describe. A controller that has
-just begun to lead may not have drawn the cluster's UUID or put the marker yet, so both are waited
-for. A check that passed is not repeated.
+The marker in the bucket must name the cluster that the controllers describe. A new leader may not
+have generated the cluster's UUID or put the marker yet, so the check waits for both. A check that
+passed is not repeated.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from streammeta.storage.errors import BucketNotFoundError, StorageError, WrongBu
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 MARKER_WAIT = 5.0
-"""Maximum wait for a marker that is not there, in seconds."""
+"""Maximum wait for a missing marker, in seconds."""
 
 READ_TIMEOUT = 10.0
-"""Maximum time of one read of the marker, repetitions included, in seconds."""
+"""Maximum time of one read of the marker, retries included, in seconds."""
 
 LOOK_TIMEOUT = 3.0
-"""The same for the look when a client is opened, which must not wait for a slow store."""
+"""The same when a client is opened, which must not wait for a slow store."""
 
 _log = logging.getLogger(__name__)
 _PAUSES = Backoff(0.02, 0.2, jitter=0)
 
 
 class BucketCheck:
-    """The check of one store and namespace; `passed` may be awaited by many at a time."""
+    """Check of one store and namespace; several tasks may await `require` at a time."""
 
     def __init__(self, client: ControllerClient, store: ObjectStore, namespace: str) -> None:
         self._client = client
@@ -44,12 +44,12 @@ class BucketCheck:
         self._is_passed = False
         self._checking: asyncio.Task[None] | None = None
 
-    async def passed(self) -> None:
-        """Return once the bucket is known to be the cluster's.
+    async def require(self) -> None:
+        """Return once the bucket is known to belong to the cluster.
 
         Raises:
-            WrongBucketError: it is another cluster's, or no cluster's; or the namespace is not the
-                one of the cluster.
+            WrongBucketError: the bucket belongs to another cluster or to none, or the cluster has
+                another namespace.
             ControllerUnavailableError: no controller answered, or none knows the UUID.
             StorageError: the marker can't be read.
         """
@@ -58,17 +58,17 @@ class BucketCheck:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check())
             self._checking.add_done_callback(ignore_failure)
-        # One check for all that wait: they go on at once, and one that is cancelled ends no other.
+        # One check for all callers: a cancelled caller must not end the check of the others.
         await asyncio.shield(self._checking)
 
     async def look_once(self) -> None:
-        """Refuse a bucket that is not there, or is another cluster's; wait for nothing.
+        """Reject a missing bucket or another cluster's bucket, without waiting.
 
-        A marker that is not there yet, and a store that does not answer, are left to `passed`.
+        A missing marker, and a store that does not answer, are left to `require`.
 
         Raises:
-            BucketNotFoundError: there is no such bucket or directory.
-            WrongBucketError: it is another cluster's.
+            BucketNotFoundError: the bucket or directory does not exist.
+            WrongBucketError: the bucket belongs to another cluster.
         """
         try:
             found = await self._marker(LOOK_TIMEOUT)
@@ -90,8 +90,9 @@ class BucketCheck:
         )
 
     async def _check(self) -> None:
-        seen = await self._described()
+        seen = await self._describe_cluster()
         started, attempt = time.monotonic(), 0
+
         found = await self._marker()
         while found is None and time.monotonic() - started < MARKER_WAIT:
             await asyncio.sleep(_PAUSES.wait(attempt))
@@ -100,8 +101,8 @@ class BucketCheck:
         self._compare(found, seen)
         self._is_passed = True
 
-    async def _described(self) -> ClusterDescription:
-        """Ask until a controller names the UUID, until the client's deadline."""
+    async def _describe_cluster(self) -> ClusterDescription:
+        """Ask until a controller knows the UUID, or the client's deadline passes."""
         started, attempt = time.monotonic(), 0
         while True:
             seen = await self._client.describe_cluster()
@@ -115,6 +116,7 @@ class BucketCheck:
                 return seen
             if time.monotonic() - started >= self._client.deadline_s:
                 said = f"controller {seen.answered_by} knows no UUID of the cluster yet"
+
                 raise ControllerUnavailableError(
                     "DescribeCluster", self._client.deadline_s, {"answered": said}, is_read=True
                 )

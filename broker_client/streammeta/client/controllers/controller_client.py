@@ -260,7 +260,7 @@ class ControllerClient(ClosedAtExit):
         kind = kind_of(failure)
         if kind is None:
             raise refusal(method, failure) from error
-        self.tally.failed(kind)
+        self.tally.count_failure(kind)
         self.spread.failed(endpoint)
         return failure.text
 
@@ -389,7 +389,7 @@ class ControllerClient(ClosedAtExit):
                 wait = search.failed(failure)
                 if wait is None:
                     raise refusal(method.name, failure) from error
-                self.tally.failed(kind_of(failure))
+                self.tally.count_failure(kind_of(failure))
             else:
                 if method.leader_only:
                     search.answered()

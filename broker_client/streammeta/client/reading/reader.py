@@ -283,7 +283,7 @@ class StreamReader(ClosedAtExit):
         than that makes a group alone, whole in memory: use `iterate` for such.
         """
         ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
-        await self._bucket.passed()
+        await self._bucket.require()
         async for one in self._bulk.read(ids):
             yield one
 
@@ -351,7 +351,7 @@ class StreamReader(ClosedAtExit):
         expiry = asyncio.timeout(seconds)
         try:
             async with expiry:
-                await self._bucket.passed()
+                await self._bucket.require()
                 return await work()
         except TimeoutError:
             if expiry.expired():

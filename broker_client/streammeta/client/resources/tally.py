@@ -1,7 +1,7 @@
-"""Counts of one client, and the snapshot of them that its metrics are.
+"""Counters of one client, and their snapshot for its metrics.
 
-Owns what is counted, in closed sets, and the classes of times. An event costs an addition or two;
-whatever is derived is derived when a snapshot is taken. Pure; knows no system of metrics.
+Owns the counters, their closed sets of labels, and the classes of times. An event costs an addition
+or two. Derived figures are computed when a snapshot is taken. Pure; knows no metrics system.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from streammeta.rpc.leader_router import FailureKind
 from streammeta.storage.object_store.protocol.calls import OperationMetrics, StoreMetrics
 
 BOUNDS_S = tuple(0.0005 * 2**power for power in range(16))
-"""Longest time of each class in seconds, doubling from 0.5 ms to 16 s; one more has the rest."""
+"""Longest time of each class in seconds, doubling from 0.5 ms to 16 s; a last one has the rest."""
 
 RESULTS = ("stored", "failed")
 """Outcomes of an attempt to store an object."""
 
 VERDICTS = ("accepted", "refused", "unanswered")
-"""Outcomes of a commit: of all of it, of none or only a part of it, and none before its deadline.
+"""Outcomes of a commit: accepted in full, rejected in full or in part, or no answer in time.
 
 An unanswered commit may have been accepted.
 """
@@ -29,16 +29,16 @@ An unanswered commit may have been accepted.
 UPLOAD, UPLOAD_ANEW, TAIL = "upload", "upload_anew", "tail"
 
 REASONS = (*(kind.name.lower() for kind in FailureKind), UPLOAD, UPLOAD_ANEW, TAIL)
-"""Reasons to do something again.
+"""Reasons of a retry.
 
-Those of `FailureKind` repeat a call to the controllers; `upload` repeats the preparation or upload
-of an object, `upload_anew` uploads its records under a new id because the former one is of no use,
-`tail` repeats a read of a tail that waits out an outage.
+The names of `FailureKind` retry a call to the controllers. `upload` retries the preparation or
+upload of an object. `upload_anew` uploads its records under a new id because the former id is no
+longer usable. `tail` retries a read of a tail during an outage.
 """
 
 
 STORE_KINDS = ("put", "get", "list", "delete")
-"""Kinds of requests to the bucket, as those who charge for them tell them apart."""
+"""Kinds of requests to the bucket, as providers bill them."""
 
 _KIND_OF = {
     **dict.fromkeys(("put", "copy", "add_tags", "start_multipart", "upload_part"), "put"),
@@ -60,12 +60,12 @@ class TimeCounts:
     sum_s: float = 0.0
 
     def add(self, took_s: float) -> None:
-        """Count one."""
+        """Count one time."""
         self.counts[bisect_left(BOUNDS_S, took_s)] += 1
         self.sum_s += took_s
 
     def frozen(self) -> TimesSeen:
-        """Return the counts as they are now."""
+        """Return a copy of the counts."""
         return TimesSeen(tuple(self.counts), self.sum_s)
 
 
@@ -78,13 +78,13 @@ class TimesSeen:
 
     @property
     def total(self) -> int:
-        """Number of all."""
+        """Number of all times."""
         return sum(self.counts)
 
 
 @dataclass(slots=True)
 class ClientTally:
-    """What the parts of one client count; on its event loop."""
+    """Counters of one client's parts, used on its event loop."""
 
     appends: int = 0
     append_records: int = 0
@@ -98,47 +98,48 @@ class ClientTally:
     retries: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     watch_restarts: int = 0
 
-    def appended(self, records: int, size: int) -> None:
-        """Count an append of records, `size` bytes as encoded."""
+    def count_append(self, records: int, size: int) -> None:
+        """Count an append of `records` offsets, `size` bytes as encoded."""
         self.appends += 1
         self.append_records += records
         self.append_bytes += size
 
-    def uploaded(self, size: int, took_s: float) -> None:
-        """Count an object that was stored."""
+    def count_upload(self, size: int, took_s: float) -> None:
+        """Count a stored object."""
         self.uploads["stored"] += 1
         self.upload_bytes += size
         self.upload_times.add(took_s)
 
-    def upload_failed(self) -> None:
-        """Count an attempt to store an object that failed."""
+    def count_failed_upload(self) -> None:
+        """Count a failed attempt to store an object."""
         self.uploads["failed"] += 1
 
-    def committed(self, verdict: str, took_s: float) -> None:
+    def count_commit(self, verdict: str, took_s: float) -> None:
         """Count a commit that has ended."""
         self.commits[verdict].add(took_s)
 
-    def failed(self, kind: FailureKind | None) -> None:
-        """Count a failure after which a call is repeated."""
+    def count_failure(self, kind: FailureKind | None) -> None:
+        """Count a failure after which a call is retried."""
         if kind is not None:
             self.retries[kind.name.lower()] += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMetrics:
-    """Counts of one client since it was opened, as they were when it was asked.
+    """Counters of one client since it was opened, at one moment.
 
-    `append_records` counts one for each offset, `append_bytes` what they take in an object.
-    `uploads` is by `RESULTS`, its bytes and times those of what was stored. `commits` has the times
-    by `VERDICTS`, each from when the commit was handed in; `retries` is by `REASONS`. Calls to the
-    leader have failed for `leader_silent_s` seconds without an answer between them.
+    `append_records` counts one for each offset, `append_bytes` the bytes of the records in objects.
+    `uploads` is by `RESULTS`; `upload_bytes` and `upload_times` cover stored objects. `commits` has
+    the times by `VERDICTS`, each from the submission of the commit. `retries` is by `REASONS`.
+    Calls to the leader have failed without an answer for `leader_silent_s` seconds.
 
-    `cache_hits` and `cache_misses` are by what reads look for: `block` and `index` of objects, and
-    `map`, for ranges of it. `fetched_bytes` were read from the bucket in `fetches` requests.
-    `store_requests` is by `STORE_KINDS`: all of the client's store, whatever they were for.
-    `log_bytes` went to a write-ahead log on a disk in `log_flushes`, or to one in the bucket in
-    `log_slots`; `log_used_bytes` are not trimmed, of `log_limit_bytes`. `buffered_bytes`
-    are admitted and not settled now; the oldest batch of them was closed `oldest_unsettled_s` ago.
+    `cache_hits` and `cache_misses` are by the target of a read: `block` and `index` of objects, and
+    `map` for ranges of the metadata. `fetched_bytes` were read from the bucket in `fetches`
+    requests. `store_requests` is by `STORE_KINDS` and covers every use of the client's store.
+
+    `log_bytes` were written to a write-ahead log, on disk in `log_flushes` or in the bucket in
+    `log_slots`. `log_used_bytes` are not trimmed, of `log_limit_bytes`. `buffered_bytes` are
+    admitted and not settled. Their oldest batch was sealed `oldest_unsettled_s` seconds ago.
     """
 
     appends: int
@@ -181,7 +182,7 @@ def snapshot(
     log_used_bytes: int = 0,
     log_limit_bytes: int = 0,
 ) -> ClientMetrics:
-    """Return what a client has counted, as it is now."""
+    """Return the counters of a client at this moment."""
     return ClientMetrics(
         appends=tally.appends,
         append_records=tally.append_records,

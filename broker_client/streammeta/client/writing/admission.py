@@ -1,7 +1,7 @@
-"""Admission of appends: what a writer refuses before anything is buffered.
+"""Admission of appends: the checks before anything is buffered.
 
-One append, or stream, that no object can hold must not fail the others of its batch, so each is
-refused by itself, and leaves the writer as it was.
+An append, or stream, that no object can contain must not fail the others of its batch. It is
+rejected alone and leaves the writer unchanged.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from streammeta.client.wal.disk.record_log import RecordLog
 from streammeta.client.writing.record_buffer import WriterStream
 
 
-def checked_streams(streams: Iterable[OpenedStream]) -> Sequence[OpenedStream]:
-    """Return streams to attach; each has numbers that an object can hold."""
+def check_streams(streams: Iterable[OpenedStream]) -> Sequence[OpenedStream]:
+    """Return streams to attach, after checking that an object can contain their numbers."""
     wanted = "streams as `open_streams(...).require_all().values()` has them"
     opened = check_items("streams", streams, wanted)
     for index, stream in enumerate(opened):
@@ -28,10 +28,10 @@ def checked_streams(streams: Iterable[OpenedStream]) -> Sequence[OpenedStream]:
 
 
 def check_offsets(stream: WriterStream, offsets: int) -> None:
-    """Require that a stream has so many offsets left.
+    """Require that a stream has this many offsets left.
 
     Raises:
-        LimitExceededError: it has not.
+        LimitExceededError: the stream has fewer.
     """
     if offsets > INT64_MAX - stream.next_offset:
         raise LimitExceededError(
@@ -47,14 +47,16 @@ def check_fits(
     """Require that an append of `size` bytes, which costs `cost` bytes of the buffer, ever fits.
 
     Raises:
-        LimitExceededError: it does not.
+        LimitExceededError: a buffer, object or log is too small for it.
     """
     limits = [
         (cost + RUN_OVERHEAD, "the buffer has", config.max_buffer_bytes),
         (size, "an object at most", UPLOAD_BYTES_MAX),
     ]
+
     if log is not None:
         limits.append((size, "the log has", log.max_record_bytes))
+
     for taken, holder, most in limits:
         if taken > most:
             raise LimitExceededError(

@@ -1,9 +1,9 @@
-"""One batch on its way to a commit: its objects, its commit request and verdicts, and its turn.
+"""A batch in flight: its objects, its commit request and verdicts, and its turn.
 
 Rows of a commit are the runs of the stream set object, then one run for each stream object. Batches
-are submitted one after the other, without waiting for answers, and completed in the same order.
-When one has to be committed anew, those behind it were judged without it; no other is submitted
-until all of them are completed. No I/O but the clock.
+are submitted one after the other, without waiting for answers, and completed in the same order. If
+a batch has to be committed again, the controller rejected the later ones because it was missing. No
+other batch is submitted until all of them are completed. No I/O but the clock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UploadedObject:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommit:
-    """Objects that are committed together, and which of their runs the map is to know of."""
+    """Objects to commit together, and those of their runs that the metadata is to contain."""
 
     objects: tuple[UploadedObject, ...]
     shared: UploadedObject | None
@@ -43,29 +43,31 @@ class BatchCommit:
 
     @classmethod
     def of(cls, uploaded: Sequence[UploadedObject], settled: Container[StreamRun]) -> BatchCommit:
-        """Take all objects of `uploaded`, and of the set object the runs not in `settled`."""
-        shared = next((one for one in uploaded if one.content.shared), None)
+        """Select all objects of `uploaded`, without the shared object's runs in `settled`."""
+        shared = next((uploaded_ for uploaded_ in uploaded if uploaded_.content.shared), None)
         runs = () if shared is None else shared.content.runs
         rows = tuple(run for run in runs if run not in settled)
-        alone = tuple(one for one in uploaded if not one.content.shared)
+        alone = tuple(uploaded_ for uploaded_ in uploaded if not uploaded_.content.shared)
         return cls(tuple(uploaded), shared, rows, alone)
 
     @property
     def runs(self) -> tuple[StreamRun, ...]:
         """All runs, in row order."""
-        return (*self.rows, *(one.content.runs[0] for one in self.alone))
+        return (*self.rows, *(uploaded.content.runs[0] for uploaded in self.alone))
 
     @property
     def object_ids(self) -> list[int]:
         """All objects of the commit."""
-        return [one.object_id for one in self.objects]
+        return [uploaded.object_id for uploaded in self.objects]
 
     def holders(self) -> dict[StreamRun, int]:
-        """Tell which object each run is in."""
-        return {run: one.object_id for one in self.objects for run in one.content.runs}
+        """Return the object id of each run."""
+        return {
+            run: uploaded.object_id for uploaded in self.objects for run in uploaded.content.runs
+        }
 
     def request(self, node: common_pb2.NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
-        """Make the request that accepts valid rows whatever happens to the others."""
+        """Build a request that accepts valid rows even if others are rejected."""
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=node,
             stream_objects=_stream_objects(self.alone),
@@ -85,6 +87,7 @@ class BatchCommit:
         if content.min_timestamp_ms >= 0:
             request.min_timestamp_ms = content.min_timestamp_ms
             request.max_timestamp_ms = content.max_timestamp_ms
+
         request.ranges.CopyFrom(
             objects_pb2.RangeColumns(
                 stream_id=[run.stream.stream_id for run in self.rows],
@@ -97,7 +100,7 @@ class BatchCommit:
     def verdict(
         self, answer: objects_pb2.CommitStreamSetObjectResponse
     ) -> dict[StreamRun, ErrorCode.ValueType]:
-        """Return the outcome of each run. A refused whole refuses the rows that it has no word on.
+        """Return the outcome of each run. A rejected request rejects rows without a code.
 
         Raises `ProtocolViolationError` when the rows of an accepted commit don't match.
         """
@@ -110,6 +113,7 @@ class BatchCommit:
                     detail=f"{lengths} verdicts answer {(len(self.rows), len(self.alone))} rows",
                 )
             rows = [answer.error] * len(self.runs)
+
         return {
             run: answer.error if code == common_pb2.ERROR_CODE_NONE else code
             for run, code in zip(self.runs, rows, strict=True)
@@ -117,25 +121,26 @@ class BatchCommit:
 
 
 def _stream_objects(alone: Sequence[UploadedObject]) -> objects_pb2.StreamObjectColumns:
-    runs = [one.content.runs[0] for one in alone]
+
+    runs = [uploaded.content.runs[0] for uploaded in alone]
     columns = objects_pb2.StreamObjectColumns(
-        object_id=[one.object_id for one in alone],
-        object_size=[one.content.size for one in alone],
+        object_id=[uploaded.object_id for uploaded in alone],
+        object_size=[uploaded.content.size for uploaded in alone],
         stream_id=[run.stream.stream_id for run in runs],
         stream_epoch=[run.stream.epoch for run in runs],
         start_offset=[run.start_offset for run in runs],
         end_offset=[run.end_offset for run in runs],
-        crc32c=[one.content.crc32c for one in alone],
+        crc32c=[uploaded.content.crc32c for uploaded in alone],
     )
-    if any(one.content.min_timestamp_ms >= 0 for one in alone):
-        columns.min_timestamp_ms.extend(one.content.min_timestamp_ms for one in alone)
-        columns.max_timestamp_ms.extend(one.content.max_timestamp_ms for one in alone)
+    if any(uploaded.content.min_timestamp_ms >= 0 for uploaded in alone):
+        columns.min_timestamp_ms.extend(uploaded.content.min_timestamp_ms for uploaded in alone)
+        columns.max_timestamp_ms.extend(uploaded.content.max_timestamp_ms for uploaded in alone)
     return columns
 
 
 @dataclass(slots=True, eq=False)
 class BatchUpload:
-    """The state of one batch: its objects, what is in the store and the map, and what failed."""
+    """State of one batch: its objects, which of them are stored and committed, and failures."""
 
     runs: list[StreamRun]
     encoded_bytes: int
@@ -164,39 +169,47 @@ class BatchUpload:
             run for run in content.runs if run not in self.committed and run not in self.failures
         ]
 
+    def exclude_failed_streams(self) -> None:
+        """Fail the runs of streams that failed earlier: committing them would leave a gap."""
+        for run in self.runs:
+            if run.stream.failure is not None:
+                self.failures.setdefault(run, run.stream.error_after_failure())
+
 
 class CommitOrder:
-    """Lets each batch wait for its turns; `BatchUpload.before` says what it comes after."""
+    """Turns of the batches; `BatchUpload.before` is the predecessor of a batch."""
 
     def __init__(self) -> None:
         self._newest: BatchUpload | None = None
         self._may_submit = asyncio.Event()
         self._may_submit.set()
 
-    async def submission(self, batch: BatchUpload) -> None:
+    async def wait_to_submit(self, batch: BatchUpload) -> None:
         """Wait until `batch` may be submitted."""
         if batch.before is not None:
             await batch.before.submitted.wait()
         await self._may_submit.wait()
 
-    def submitted(self, batch: BatchUpload) -> None:
-        """Let the next one be submitted."""
+    def mark_submitted(self, batch: BatchUpload) -> None:
+        """Let the next batch be submitted."""
         self._newest = batch
         batch.submitted.set()
 
-    async def settlement(self, batch: BatchUpload) -> None:
-        """Wait until all before `batch` are settled."""
+    async def wait_to_settle(self, batch: BatchUpload) -> None:
+        """Wait until all batches before `batch` are settled."""
         if batch.before is not None:
             await batch.before.settled.wait()
 
     def hold(self) -> None:
-        """Submit nothing more until all that is submitted is settled."""
+        """Submit no other batch until all submitted ones are settled."""
         self._may_submit.clear()
 
-    def settled(self, batch: BatchUpload) -> None:
-        """Let the next one be settled; `batch` is over, whatever became of it."""
+    def mark_settled(self, batch: BatchUpload) -> None:
+        """Let the next batch be settled, whether `batch` was committed or not."""
+        # A batch that ended before its submission must not block its successors.
         batch.submitted.set()
         batch.settled.set()
+        # Without the reference a long row of batches would stay in memory.
         batch.before = None
         if self._newest is batch:
             self._newest = None

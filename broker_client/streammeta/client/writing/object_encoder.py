@@ -1,8 +1,8 @@
 """Object encoder: moves runs of encoded records into the bytes of an object.
 
-Owns where data blocks are cut and the buffer the object is built in. The records leave their run
-piece by piece as they enter the object, so that a batch is never held twice. The bytes are those
-of the format, `streammeta.storage.object_format`. Pure: no I/O, no clock.
+Owns where data blocks are cut, and the buffer of the object. The records leave their run piece by
+piece as they enter the object, so a batch is never in memory twice. The format of the bytes is
+`streammeta.storage.object_format`. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from streammeta.storage.object_format.record import (
 )
 
 _OWN_PAGES_FROM = 128 * 1024
-"""Objects of this size and more get pages of their own, which go back to the system at once."""
+"""Objects of at least this size get their own pages, which return to the system at once."""
 
 _GIVE_BACK_BYTES = 1024 * 1024
-"""So much of an object may be in memory twice: in it, and in pieces freed behind its runs."""
+"""Bytes that may be in memory twice: in the object, and in freed pieces of its runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedObject:
     """The bytes of an object without an id yet, and its contents.
 
-    `starts` are the positions where the blocks of each run start, and where those of the last end.
-    `crc32c` is that of all bytes. Time bounds are in ms since 1970, both `UNKNOWN_TIME` if some
+    `starts` are the positions where the blocks of each run start, and where the last run's blocks
+    end. `crc32c` covers all bytes. Time bounds are in ms since 1970, both `UNKNOWN_TIME` if some
     record has no time.
     """
 
@@ -63,16 +63,19 @@ class EncodedObject:
 
 
 def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
-    """Build the object of `plan`; its runs keep nothing but their ranges and callers.
+    """Build the object of `plan`. Its runs keep only their ranges and callers.
 
-    Data blocks close when the payload since the last such cut reaches `block_bytes`, a count that
-    outlives the end of a stream.
+    A data block ends when the payload since the last cut reaches `block_bytes`. The count continues
+    across the end of a stream.
     """
     cutter = _Cutter(block_bytes)
     blocks = [cutter.cut(run) for run in plan.runs]
-    data_size = sum(BLOCK_HEADER_SIZE + one.data_length for cuts in blocks for one in cuts)
+    # The exact size first: the bytes are written once, into a buffer that never grows.
+    lengths = [block.data_length for cuts in blocks for block in cuts]
+    data_size = sum(lengths) + BLOCK_HEADER_SIZE * len(lengths)
     entry_count = sum(map(len, blocks))
     data = _allocate(data_size + INDEX_ENTRY_SIZE * entry_count + FOOTER_SIZE)
+
     entries: list[IndexEntry] = []
     starts = [0]
     position = kept_from = 0
@@ -88,7 +91,9 @@ def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
                 kept_from = position
         starts.append(position)
         del run.lengths[:], run.offsets[:]
+
     data[position:] = encode_trailer(entries, position)
+
     checksum = ObjectChecksum()
     checksum.update(data)
     return EncodedObject(
@@ -131,11 +136,13 @@ class _Cutter:
         blocks: list[_Block] = []
         first, before = 0, 0
         while first < len(payload):
+            # The block includes the record that reaches the threshold.
             last = int(np.searchsorted(payload, before + self._threshold - self._carried))
             self._carried = 0
             if last == len(payload):
                 last -= 1
                 self._carried += int(payload[last]) - before
+
             records = last + 1 - first
             length = int(payload[last]) - before + RECORD_HEADER_SIZE * records
             ends = last + 1 == len(payload)
@@ -160,18 +167,19 @@ def _entries(run: StreamRun, blocks: Sequence[_Block], position: int) -> list[In
             )
         )
         position += size
+
     return entries
 
 
 def _allocate(size: int) -> memoryview:
-    """Return zeroed memory that costs nothing before it is written to."""
+    """Return zeroed memory whose pages are allocated when they are first written."""
     if size < _OWN_PAGES_FROM:
         return memoryview(bytearray(size))
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _move(segments: deque[bytearray], target: memoryview) -> None:
-    """Fill `target` from the front of `segments`; what is used up is freed."""
+    """Fill `target` from the front of `segments`, freeing each segment that was copied."""
     at = 0
     while at < len(target):
         segment = segments.popleft()
@@ -181,7 +189,8 @@ def _move(segments: deque[bytearray], target: memoryview) -> None:
             at += len(segment)
         else:
             target[at:] = memoryview(segment)[:wanted]
-            del segment[:wanted]  # moves nothing: the object keeps an offset to its first byte
+            # Nothing is moved here: a bytearray keeps an offset to its first byte.
+            del segment[:wanted]
             segments.appendleft(segment)
             return
 

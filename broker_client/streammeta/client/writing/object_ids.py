@@ -1,8 +1,8 @@
 """Object ids, prepared ahead in batches.
 
-Owns the stock of ids, their order and how long they are still good for. Ids are given out
-ascending: what asks later gets larger ones. What is not used expires on the controllers by itself.
-Knows neither objects nor what becomes of an id.
+Owns the stock of ids, their order and how long they stay valid. Ids are returned in ascending
+order: later calls get larger ids. Unused ids expire on the controllers. Knows neither objects nor
+the use of an id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streammeta.client.nodes.session import BrokerSession
 from streammeta.v1 import common_pb2, objects_pb2
 
 PREPARE_MAX = 10_000
-"""Ids that one call may ask for."""
+"""Ids that one call may prepare."""
 
 STOCK_MIN = 16
 STOCK_MAX = 1024
@@ -29,7 +29,7 @@ STOCK_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class TakenIds:
-    """Ascending ids; those that are not committed expire at `deadline_ms`, leader's clock."""
+    """Ascending ids. Uncommitted ones expire at `deadline_ms` by the leader's clock."""
 
     ids: tuple[int, ...]
     deadline_ms: int
@@ -37,7 +37,7 @@ class TakenIds:
 
 @dataclass(slots=True)
 class _Stock:
-    """Ids that are given out until the clock says `stale`."""
+    """Ids that are in use until the clock reaches `stale`."""
 
     ids: range
     deadline_ms: int
@@ -47,8 +47,8 @@ class _Stock:
 class ObjectIds:
     """Prepared ids of one session, each valid for at least half of `ttl_s` when taken.
 
-    `deadline_s` bounds one call for more; None: the client's. `clock` gives seconds that
-    never go back.
+    `deadline_s` limits one call for more ids, None for the client's default. `clock` returns
+    monotonic seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ObjectIds:
     async def take(self, count: int) -> TakenIds:
         """Return `count` ids, larger than all before; calls are served in their order.
 
-        Raises what bars the node and `ControllerUnavailableError`; nothing is lost then.
+        Raises an error that fences the node, or `ControllerUnavailableError`. No id is lost then.
         """
         async with self._order:
             self._drop_stale()
@@ -80,11 +80,12 @@ class ObjectIds:
             return self._hand_out(count)
 
     def discard(self) -> None:
-        """Forget the stock: ids of its age were found to have expired."""
+        """Drop the stock after ids of its age have expired."""
         self._stocks.clear()
 
     def _drop_stale(self) -> None:
         now = self._clock()
+        # Ids that expired unused: the stock was too large for the rate of uploads.
         while self._stocks and self._stocks[0].stale <= now:
             self._stocks.popleft()
             self._amount = max(STOCK_MIN, self._amount // 2)
@@ -112,10 +113,12 @@ class ObjectIds:
             ),
             self._deadline,
         )
+
         if answer.error != common_pb2.ERROR_CODE_NONE:
             raise refusal(
                 answer.error,
                 f"preparing {count} objects for node {node.node_id} at epoch {node.node_epoch}",
             )
         ids = range(answer.first_object_id, answer.first_object_id + count)
+        # Half of the lifetime is left for the upload and the commit.
         return _Stock(ids, answer.deadline_ms, asked + self._ttl_s / 2)

@@ -1,9 +1,8 @@
 """Record buffer: per-stream runs of encoded records, and their layout in objects.
 
-Owns the bytes of buffered records, the checks of what an append passes, and the split rule: a
-stream with at least the split size of payload becomes a stream object of its own, the others share
-one stream set object, and a single stream is always a stream object. Pure: no I/O, no clock, no
-controller.
+Owns the bytes of buffered records, the checks of an append's arguments, and the split rule. A
+stream with at least the split size of payload gets a stream object, the others share one stream set
+object, and a single stream always gets a stream object. Pure: no I/O, no clock, no controller.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from streammeta.storage.object_format.record import (
 )
 
 UNKNOWN_TIME = -1
-"""Time bound of an object that holds records without a time."""
+"""Time bound of an object that contains records without a time."""
 
 _SEGMENT_BYTES = 64 * 1024
-"""Memory is given back in pieces of about this size while a run is moved into its object."""
+"""Memory is released in pieces of about this size while a run is moved into its object."""
 
 
 @dataclass(slots=True, eq=False)
 class WriterStream:
     """A stream attached to a writer: its epoch, its ends, and why it failed.
 
-    The next append gets `next_offset`; everything below `acknowledged` is committed. `repeated` is
-    the number of the last submission that committed a part of it anew.
+    The next append gets `next_offset`. Everything below `acknowledged` is committed. `repeated` is
+    the number of the last submission that committed a part of the stream again.
     """
 
     stream_id: int
@@ -46,11 +45,11 @@ class WriterStream:
 
     @property
     def is_pending(self) -> bool:
-        """True if something was appended that is not known to be committed."""
+        """True if some appended records are not known to be committed."""
         return self.acknowledged < self.next_offset
 
-    def failed_before(self) -> StreamFailedError:
-        """Make the error of what follows the failure of the stream."""
+    def error_after_failure(self) -> StreamFailedError:
+        """Build the error of appends that follow the failure of the stream."""
         error = StreamFailedError(
             f"write to stream {self.stream_id}", detail=f"first failure: {self.failure}"
         )
@@ -60,11 +59,11 @@ class WriterStream:
 
 @dataclass(slots=True, eq=False)
 class StreamRun:
-    """Consecutive records of one stream, encoded, and what each append's caller awaits.
+    """Consecutive encoded records of one stream, and the futures of their appends.
 
-    `segments` holds the records back to back until they are moved into an object; `lengths` and
-    `offsets` have the payload size and base offset of each. `cost` is what the run takes of the
-    buffer's bound, `outcome` the error of a run that is settled, None if it is committed.
+    `segments` has the records back to back until they are moved into an object. `lengths` and
+    `offsets` are the payload size and base offset of each record. `cost` is the run's share of the
+    buffer. `outcome` is the error of a settled run, None if it is committed.
     """
 
     stream: WriterStream
@@ -94,12 +93,15 @@ class StreamRun:
         """Append a record of `count` offsets; return its header."""
         stream, base, size = self.stream, self.end_offset, len(payload)
         header = pack_record_header(RECORD_MAGIC, stream.stream_id, stream.epoch, base, count, size)
+
         segment = self.segments[-1]
+        # Segments bound how much memory is in use twice while the run moves into an object.
         if len(segment) >= _SEGMENT_BYTES:
             segment = bytearray()
             self.segments.append(segment)
         segment += header
         segment += payload
+
         self.lengths.append(size)
         self.offsets.append(base)
         self.payload_bytes += size
@@ -107,14 +109,14 @@ class StreamRun:
         return header
 
     def add_ack(self, ack: asyncio.Future[int], base_offset: int) -> None:
-        """Answer the append at `base_offset` when the run is settled, or now if it is."""
+        """Complete `ack` when the run is settled, or now if it is."""
         self.acks.append(ack)
         self.ack_offsets.append(base_offset)
         if self.is_settled:
             self._answer()
 
     def cover(self, times: tuple[int, int]) -> None:
-        """Widen the time bounds for the next record; one without a time makes them unknown."""
+        """Widen the time bounds for the next record. A record without a time makes them unknown."""
         earliest_ms, latest_ms = times
         if not self.lengths:
             self.min_timestamp_ms, self.max_timestamp_ms = times
@@ -127,18 +129,18 @@ class StreamRun:
                 self.max_timestamp_ms = latest_ms
 
     def succeed(self) -> None:
-        """Tell every caller the base offset of its append."""
+        """Complete every append with its base offset."""
         self.is_settled = True
         self._answer()
 
     def fail(self, error: Exception) -> None:
-        """Tell every caller that its append is not known to be committed; the first error stays."""
+        """Fail every append that is not known to be committed. The first error stays."""
         if not self.is_settled:
             self.is_settled, self.outcome = True, error
         self._answer()
 
     def cut_short(self, *, was_submitted: bool) -> WriterClosedError:
-        """Make the error of a run whose upload was cancelled."""
+        """Build the error of a run whose upload was cancelled."""
         end = (
             "it may have been committed, open the stream again to see its next offset"
             if was_submitted
@@ -164,14 +166,14 @@ class StreamRun:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlan:
-    """One object to build: the runs in it, by stream id; `shared` for the stream set object."""
+    """Runs of one object to build, by stream id; `shared` for the stream set object."""
 
     runs: tuple[StreamRun, ...]
     shared: bool
 
 
 def plan_objects(runs: Iterable[StreamRun], split_bytes: int) -> list[ObjectPlan]:
-    """Lay out `runs`, one for each stream: the stream set object first, then ascending streams."""
+    """Plan the objects of `runs`, one per stream: the stream set object first, then ascending."""
     ordered = sorted(runs, key=lambda run: run.stream.stream_id)
     if len(ordered) == 1:
         return [ObjectPlan((ordered[0],), shared=False)]
@@ -185,22 +187,22 @@ def plan_objects(runs: Iterable[StreamRun], split_bytes: int) -> list[ObjectPlan
 NO_TIME = (UNKNOWN_TIME, UNKNOWN_TIME)
 
 
-def checked_payloads(payloads: Sequence[bytes]) -> Sequence[bytes]:
-    """Return the payloads of many records; a single bytes object is no sequence of them."""
-    wanted = "a sequence of payloads; `append` takes a single one"
+def check_payloads(payloads: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the payloads of many records, after rejecting a single bytes object."""
+    wanted = "a sequence of payloads; use `append` for a single one"
     payloads = check_items("payloads", payloads, wanted)
     if not payloads:
         raise ValueError("payloads is empty, wanted at least one")
     if set(map(type, payloads)) == {bytes}:
         return payloads
     return [
-        one if type(one) is bytes else as_payload(f"payloads[{index}]", one)
-        for index, one in enumerate(payloads)
+        payload if type(payload) is bytes else as_payload(f"payloads[{index}]", payload)
+        for index, payload in enumerate(payloads)
     ]
 
 
 def time_bounds(earliest_ms: int | None, latest_ms: int | None) -> tuple[int, int]:
-    """Return the bounds of an append, `UNKNOWN_TIME` twice without a time; refuse nonsense."""
+    """Return the time bounds of an append, `NO_TIME` without a time, after validating them."""
     if earliest_ms is None and latest_ms is None:
         return NO_TIME
     for name, value in (("timestamp_ms", earliest_ms), ("max_timestamp_ms", latest_ms)):

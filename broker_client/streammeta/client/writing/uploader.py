@@ -1,10 +1,10 @@
-"""Uploader: builds the objects of a batch, uploads them and commits them.
+"""Uploader: encodes the objects of a batch, uploads them and commits them.
 
-Owns what each answer of the controller means for each stream of the batch. It knows neither the
-buffer nor the order between batches; the writer calls `encode`, `upload`, `submit` and `finish` of
+Owns the meaning of each answer of the controller for each stream of the batch. It knows neither the
+buffer nor the order between batches. The writer calls `encode`, `upload`, `submit` and `finish` of
 each batch, the last two in the order of batches. An object whose id expired, or whose id is smaller
-than that of a committed one, is uploaded anew under a new id: its bytes are still in memory and do
-not depend on the id.
+than a committed one, is uploaded again under a new id: its bytes are still in memory and do not
+depend on the id.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _DESCRIBE_DEADLINE = 2.0
 _PATIENCE = Patience(Backoff(0.5, 10.0))
 _RETRY_S = 10.0
 _ID_PAUSES = Backoff(0.5, 10.0)
-"""Waits before ids are asked for again, in seconds."""
+"""Waits between attempts to prepare ids, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ Late = dict[StreamRun, Exception]
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A commit that was handed in; `answer` is None if nothing was left to commit."""
+    """A submitted commit; `answer` is None if nothing was left to commit."""
 
     commit: BatchCommit
     answer: Verdicts | None
@@ -74,8 +74,8 @@ class Submission:
 class Uploader:
     """Uploads and commits batches for one session.
 
-    What failed for a reason that may pass is repeated for `config.commit_deadline_s`; without limit
-    with `is_persistent`, when a log has the records.
+    Failures that may pass are retried for `config.commit_deadline_s`, and without a limit with
+    `is_persistent`, when a log has the records.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class Uploader:
         self._pipeline = CommitPipeline(
             session.client, session.node, deadline_s=config.commit_deadline_s
         )
+        # One thread: two would encode no faster, and memory may hold only one object twice.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._encoding = asyncio.Lock()
         self._preparing = asyncio.Lock()
@@ -106,14 +107,14 @@ class Uploader:
         self._submissions = 0
 
     async def close(self, deadline_s: float | None = None) -> None:
-        """Stop; commits under way have `deadline_s` seconds left."""
+        """Stop; commits in flight have `deadline_s` seconds left."""
         self._encoder.shutdown(wait=False, cancel_futures=True)
         await self._pipeline.close(deadline_s)
 
     # -- building and uploading
 
     async def encode(self, batch: BatchUpload) -> None:
-        """Move the records of `batch` into objects; batches come in their order."""
+        """Move the records of `batch` into objects; call it in the order of batches."""
         block_bytes = self._config.block_bytes
         plans = plan_objects(batch.runs, self._config.split_bytes)
 
@@ -127,41 +128,47 @@ class Uploader:
     async def upload(self, batch: BatchUpload) -> None:
         """Put the objects of `batch` that have open runs into the store under fresh ids.
 
-        What can't be prepared or uploaded lands in `batch.failures`; the rest in `batch.uploaded`.
+        Runs that can't be prepared or uploaded are added to `batch.failures`, uploaded objects to
+        `batch.uploaded`.
         """
-        contents = [one for one in batch.objects if batch.open_runs(one)]
+        contents = [content for content in batch.objects if batch.open_runs(content)]
         if not contents:
             return
+
         try:
-            async with self._preparing:  # in their order: later batches have later ids
-                # Before ids are asked for: what is uploaded elsewhere could never be read.
-                await self._patiently("check of the bucket", self._bucket.passed)
-                taken = await self._patiently(
+            # One batch at a time: later batches must have larger ids.
+            async with self._preparing:
+                # Before ids are prepared: objects in another cluster's bucket can never be read.
+                await self._retry("check of the bucket", self._bucket.require)
+                taken = await self._retry(
                     "preparation of objects", lambda: self._ids.take(len(contents))
                 )
         except (BrokerClientError, StorageError) as error:
             for content in contents:
                 batch.failures.update(dict.fromkeys(batch.open_runs(content), error))
             return
+
         await self._notify(self._observer.on_prepared(taken.ids, taken.deadline_ms))
         objects = [
             UploadedObject(content, object_id)
             for content, object_id in zip(contents, taken.ids, strict=True)
         ]
         outcomes = await asyncio.gather(*map(self._put, objects))
-        for one, failed in zip(objects, outcomes, strict=True):
-            if failed is None:
-                batch.uploaded.append(one)
+
+        for uploaded, failure in zip(objects, outcomes, strict=True):
+            if failure is None:
+                batch.uploaded.append(uploaded)
             else:
-                batch.failures.update(dict.fromkeys(batch.open_runs(one.content), failed))
-                await self._notify(self._observer.on_refused([one.object_id], failed))
+                batch.failures.update(dict.fromkeys(batch.open_runs(uploaded.content), failure))
+                await self._notify(self._observer.on_refused([uploaded.object_id], failure))
         if batch.uploaded:
-            keys = [key_for(one.object_id, self._session.namespace) for one in batch.uploaded]
+            namespace = self._session.namespace
+            keys = [key_for(uploaded.object_id, namespace) for uploaded in batch.uploaded]
             await self._notify(self._observer.on_uploaded(keys))
 
-    async def _put(self, one: UploadedObject) -> UploadFailedError | None:
-        key = key_for(one.object_id, self._session.namespace)
-        store, data = self._store.store, one.content.data
+    async def _put(self, target: UploadedObject) -> UploadFailedError | None:
+        key = key_for(target.object_id, self._session.namespace)
+        store, data = self._store.store, target.content.data
 
         async def put() -> None:
             await self._network.sent.take(Grade.UPLOAD, len(data))
@@ -169,28 +176,29 @@ class Uploader:
             try:
                 await self._store.run(lambda: store.put(key, data))
             except StorageError:
-                self._tally.upload_failed()
+                self._tally.count_failed_upload()
                 raise
-            self._tally.uploaded(len(data), time.monotonic() - began)
+            self._tally.count_upload(len(data), time.monotonic() - began)
 
         while True:
             try:
-                await self._patiently(f"upload of object {one.object_id}", put)
+                await self._retry(f"upload of object {target.object_id}", put)
                 return None
             except StorageError as error:
-                failed = UploadFailedError(key, one.object_id, str(error))
+                failed = UploadFailedError(key, target.object_id, str(error))
                 failed.__cause__ = error
             if not self._is_persistent:
                 return failed
-            # The log holds the records: an operator may still correct the store.
+            # The log still has the records, and an operator may correct the store.
             _log.error("the store rejects a logged batch, retrying in %g s: %s", _RETRY_S, failed)
             await asyncio.sleep(_RETRY_S)
 
-    async def _patiently(self, subject: str, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Await `work`, again after failures that may pass, until the deadline if there is one."""
+    async def _retry(self, subject: str, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Await `work`, retrying failures that may pass until the deadline, if there is one."""
         loop = asyncio.get_running_loop()
         limit_s = math.inf if self._is_persistent else self._config.commit_deadline_s
         ends_at = loop.time() + limit_s
+
         for attempt in itertools.count():
             try:
                 return await work()
@@ -204,7 +212,7 @@ class Uploader:
         raise AssertionError("attempts without end have ended")
 
     def _wait_after(self, error: Exception, attempt: int, left_s: float) -> float | None:
-        """Return the wait before the next attempt; None to give up."""
+        """Return the wait before the next attempt, None to stop retrying."""
         unit = random.random()
         if isinstance(error, StorageError):
             return _PATIENCE.wait_s(error, attempt, left_s, unit)
@@ -213,12 +221,12 @@ class Uploader:
     # -- committing
 
     async def submit(self, batch: BatchUpload) -> Submission:
-        """Hand in the commit of what is uploaded; batches come in their order.
+        """Submit the commit of the uploaded objects; call it in the order of batches.
 
-        What a later batch has overtaken is uploaded anew before.
+        Objects with smaller ids than a submitted later batch are uploaded again first.
         """
         await self._drop_failed(batch)
-        while late := self._overtaken(batch):
+        while late := self._find_overtaken(batch):
             batch.uploaded.clear()
             if self._may_repeat(batch):
                 self._tally.retries[UPLOAD_ANEW] += 1
@@ -232,23 +240,27 @@ class Uploader:
     ) -> None:
         """Wait for the answer; on return each run is in `committed` or in `failures`.
 
-        Every batch before this one is settled. `hold` is called before anything is committed
-        anew: no later batch may be submitted until all that are under way are settled.
+        Every batch before this one is settled. `hold` is called before anything is committed again:
+        no later batch may be submitted until all batches in flight are settled.
         """
         while submission.answer is not None:
-            late = await self._take_answer(batch, submission.commit, submission.answer)
+            late = await self._process_answer(batch, submission.commit, submission.answer)
             if not late:
                 return
             if not self._may_repeat(batch):
                 batch.failures.update(late)
                 return
+
             hold()
+            # After an unknown outcome the identical commit is repeated: if the first attempt took
+            # effect, the controllers recognise it by its object ids. New ids would duplicate it.
             if not _has(late, OutcomeUnknownError):
                 batch.uploaded.clear()
                 if _has(late, ObjectExpiredError):
                     self._ids.discard()
                 self._tally.retries[UPLOAD_ANEW] += 1
                 await self.upload(batch)
+
             submission = await self._hand_in(batch)
             for run in late:
                 run.stream.repeated = batch.submission
@@ -268,45 +280,51 @@ class Uploader:
         return self._is_persistent or batch.reuploads <= self._config.reupload_attempts
 
     async def _drop_failed(self, batch: BatchUpload) -> None:
-        """Leave out objects that have no run left to commit."""
-        kept: list[UploadedObject] = []
-        for one in batch.uploaded:
-            if batch.open_runs(one.content):
-                kept.append(one)
+        """Drop objects that have no run left to commit."""
+        remaining: list[UploadedObject] = []
+        for uploaded in batch.uploaded:
+            runs = uploaded.content.runs
+            if batch.open_runs(uploaded.content):
+                remaining.append(uploaded)
             else:
-                errors = (batch.failures[run] for run in one.content.runs if run in batch.failures)
-                await self._notify(self._observer.on_refused([one.object_id], next(errors)))
-        batch.uploaded = kept
+                errors = (batch.failures[run] for run in runs if run in batch.failures)
+                await self._notify(self._observer.on_refused([uploaded.object_id], next(errors)))
+        batch.uploaded = remaining
 
-    def _overtaken(self, batch: BatchUpload) -> Late:
-        """Return the runs of a batch whose set object is older than a submitted one.
+    def _find_overtaken(self, batch: BatchUpload) -> Late:
+        """Return the runs of a batch whose stream set object is older than a submitted one.
 
-        A node's set objects are in the order of their ids, so a later batch must have later ids.
-        That fails only after an earlier batch was uploaded anew.
+        A node's stream set objects are in the order of their ids, so a later batch must have later
+        ids. Only an earlier batch that was uploaded again breaks this order.
         """
-        shared = [one.object_id for one in batch.uploaded if one.content.shared]
+        shared = [uploaded.object_id for uploaded in batch.uploaded if uploaded.content.shared]
         if not shared or shared[0] > self._newest_shared_id:
             return {}
+
         error = ObjectExpiredError(
             f"commit of object {shared[0]}",
-            detail=f"object {self._newest_shared_id} of a batch before it was committed already",
+            detail=f"object {self._newest_shared_id} of an earlier batch is already committed",
         )
-        return {run: error for one in batch.uploaded for run in batch.open_runs(one.content)}
+        contents = (uploaded.content for uploaded in batch.uploaded)
+        return {run: error for content in contents for run in batch.open_runs(content)}
 
-    async def _take_answer(self, batch: BatchUpload, commit: BatchCommit, answer: Verdicts) -> Late:
-        """Sort the runs of a commit by its answer; return those to be committed anew."""
+    async def _process_answer(
+        self, batch: BatchUpload, commit: BatchCommit, answer: Verdicts
+    ) -> Late:
+        """Sort the runs of a commit by its answer; return those to commit again."""
         try:
             verdicts = await answer
         except BrokerClientError as error:
-            return await self._take_refusal(batch, commit, error)
-        late = await self._judge(batch, commit, verdicts)
+            return await self._process_rejection(batch, commit, error)
+        late = await self._sort_runs(batch, commit, verdicts)
         await self._report(batch, commit, late)
         return late
 
-    async def _take_refusal(
+    async def _process_rejection(
         self, batch: BatchUpload, commit: BatchCommit, error: BrokerClientError
     ) -> Late:
         if isinstance(error, ControllerUnavailableError):
+            # No answer: the commit may have taken effect, so its runs have not failed for certain.
             unknown = OutcomeUnknownError(f"the commit of objects {commit.object_ids}", error)
             if self._is_persistent:
                 return dict.fromkeys(commit.runs, unknown)
@@ -316,24 +334,28 @@ class Uploader:
         await self._notify(self._observer.on_refused(commit.object_ids, error))
         return {}
 
-    async def _judge(
+    async def _sort_runs(
         self,
         batch: BatchUpload,
         commit: BatchCommit,
         verdicts: dict[StreamRun, ErrorCode.ValueType],
     ) -> Late:
-        """Sort refused runs into failures of the batch and, as the result, those to repeat."""
+        """Add rejected runs to the failures of the batch; return those to commit again."""
         late: Late = {}
         mismatched: list[StreamRun] = []
         holders = commit.holders()
+
         for run, code in verdicts.items():
             if code == common_pb2.ERROR_CODE_NONE:
                 batch.committed.add(run)
                 continue
+
             subject = f"commit of stream {run.stream.stream_id} [{run.start_offset},"
             subject += f" {run.end_offset}) in object {holders[run]}"
             if run.stream.failure is not None:
-                batch.failures[run] = run.stream.failed_before()
+                batch.failures[run] = run.stream.error_after_failure()
+            # An expired id, or a range that starts too late because an earlier batch is being
+            # committed again, says nothing about the records: a repeat may succeed.
             elif code == common_pb2.ERROR_CODE_OBJECT_NOT_EXIST or (
                 code == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
                 and batch.submission < run.stream.repeated
@@ -345,20 +367,22 @@ class Uploader:
                 node = self._session.node
                 by = f"node {node.node_id} at epoch {node.node_epoch}"
                 batch.failures[run] = refusal(code, f"{subject} by {by}")
+
         if mismatched:
             batch.failures.update(await self._explain_offsets(mismatched))
         return late
 
     async def _explain_offsets(self, runs: Sequence[StreamRun]) -> dict[StreamRun, Exception]:
-        """Ask where the streams end; without an answer the errors say less, but are raised."""
+        """Look up the streams' end offsets for the errors; without an answer they have none."""
         ends: dict[int, int] = {}
         ids = sorted(run.stream.stream_id for run in runs)
         try:
             async with asyncio.timeout(_DESCRIBE_DEADLINE):
-                async for one in self._session.client.describe_streams(ids):
-                    ends[one.stream_id] = one.end_offset
+                async for stream in self._session.client.describe_streams(ids):
+                    ends[stream.stream_id] = stream.end_offset
         except (BrokerClientError, TimeoutError) as error:
-            _log.warning("end offsets of %d refused streams are unknown: %s", len(ids), error)
+            _log.warning("end offsets of %d rejected streams are unknown: %s", len(ids), error)
+
         return {
             run: OffsetMismatchError(
                 run.stream.stream_id, ends.get(run.stream.stream_id), run.start_offset
@@ -367,31 +391,33 @@ class Uploader:
         }
 
     async def _report(self, batch: BatchUpload, commit: BatchCommit, late: Late) -> None:
-        """Tell the observer which objects are in the map, and which never will be."""
+        """Notify the observer of committed objects, and of those that never will be."""
         asked = set(commit.runs)
         committed: list[int] = []
         ranges: list[StreamRange] = []
-        for one in commit.objects:
-            runs = [run for run in one.content.runs if run in asked]
+
+        for uploaded in commit.objects:
+            runs = [run for run in uploaded.content.runs if run in asked]
             good = [run for run in runs if run in batch.committed]
             if good:
-                committed.append(one.object_id)
+                committed.append(uploaded.object_id)
                 ranges.extend(_ranges(good))
             elif runs:
                 error = late.get(runs[0]) or batch.failures[runs[0]]
-                await self._notify(self._observer.on_refused([one.object_id], error))
+                await self._notify(self._observer.on_refused([uploaded.object_id], error))
+
         if committed:
             await self._notify(self._observer.on_committed(committed, ranges))
 
-    async def _notify(self, told: Awaitable[None]) -> None:
+    async def _notify(self, notification: Awaitable[None]) -> None:
         try:
-            await told
+            await notification
         except Exception:  # noqa: BLE001 - an observer is foreign code; it is logged in full
-            _log.exception("an upload observer failed; the upload goes on")
+            _log.exception("an upload observer failed, the upload continues")
 
 
 def is_fencing(error: Exception) -> bool:
-    """Tell whether `error` bars the whole node, and not only one stream or object."""
+    """Return whether `error` fences the whole node, not only one stream or object."""
     return isinstance(error, NodeFencedError | NodeNotRegisteredError)
 
 

@@ -1,9 +1,9 @@
 """Write-ahead logging in a writer: early acknowledgement, and trimming after commits.
 
-Owns the appends that wait for each group of the log, and what may be trimmed.
-Acknowledged records leave the log when they are committed, or, if they never can be, when they were
-set aside beside it. Any other failure keeps them, and all later records, in the log: the process
-that opens it next recovers them.
+Owns the appends that wait for each group of the log, and the position up to which it is trimmed.
+Acknowledged records leave the log when they are committed, or when they can never be committed and
+were set aside next to the log. Any other failure keeps them, and all later records, in the log. The
+process that opens the log next recovers them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _Group:
 class LoggedAcks:
     """Appends that wait for the log.
 
-    `on_durable` gets the bytes that the log no longer holds in memory, `on_broken` the reason why
-    it takes no more records.
+    `on_durable` is called with the bytes that the log no longer keeps in memory, `on_broken` with
+    the reason why the log accepts no more records.
     """
 
     def __init__(
@@ -68,16 +68,18 @@ class LoggedAcks:
         base_offset: int,
         ack: asyncio.Future[int],
     ) -> int:
-        """Log the encoded `records` of one append; return the bytes the log holds until later."""
+        """Log the encoded `records` of one append; return the bytes that wait for the disk."""
         size = 0
         for header, payload in records:
             durable = self._log.append(header, payload)
             group = self._group
+            # Records of one append may fall into two groups; the last one decides its ack.
             if group is None or group.durable is not durable:
                 group = self._group = _Group(durable)
                 durable.add_done_callback(partial(self._done, group))
             group.logged_bytes += len(header) + len(payload)
             size += len(header) + len(payload)
+
         if self._group is not None:
             self._group.waiting.append((run, base_offset, ack))
         return size
@@ -88,9 +90,11 @@ class LoggedAcks:
             if durable.cancelled()
             else durable.exception()
         )
+
         if isinstance(error, WriteAheadLogFullError):
+            # These records are not in the log, so only their commit acknowledges them.
             for run, base_offset, ack in group.waiting:
-                run.add_ack(ack, base_offset)  # not in the log: it waits for its commit
+                run.add_ack(ack, base_offset)
         elif error is None:
             for _, base_offset, ack in group.waiting:
                 if not ack.done():
@@ -104,7 +108,7 @@ class LoggedAcks:
         self._on_durable(group.logged_bytes)
 
 
-_FOR_GOOD = (
+_PERMANENT_ERRORS = (
     OffsetMismatchError,
     StreamEpochMismatchError,
     StreamFencedError,
@@ -118,9 +122,9 @@ _log = logging.getLogger(__name__)
 
 
 class LogTrimmer:
-    """Trims a log behind settled batches; called in the order of batches.
+    """Trims a log after settled batches; called in the order of batches.
 
-    A batch that was dealt with has no `log_end` any more.
+    A batch whose records have left the log has no `log_end`.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -128,24 +132,26 @@ class LogTrimmer:
         self._has_stopped = False
 
     async def settle(self, batch: BatchUpload) -> None:
-        """Let the log forget `batch`, unless some of it has to stay."""
+        """Trim the log up to the end of `batch`, unless some of its records must stay."""
         if batch.log_end is None or self._has_stopped:
             return
+
         lost = [run for run in batch.runs if run not in batch.committed]
         for run in lost:
             error = batch.failures.get(run)
-            if not _is_for_good(error):
+            if not _is_permanent(error):
                 self.stop(error)
                 return
+
         if lost:
             await self._set_aside(batch, lost)
         self._log.trim(batch.log_end)
         batch.log_end = None
 
     def stop(self, reason: object) -> None:
-        """Keep everything from now on: a trim would take what came before along."""
+        """Keep all records from now on: a trim removes everything before its position."""
         if not self._has_stopped:
-            _log.error("the write-ahead log is not trimmed any more: %s", reason)
+            _log.error("the write-ahead log keeps all records from now on: %s", reason)
         self._has_stopped = True
 
     async def _set_aside(self, batch: BatchUpload, lost: list[StreamRun]) -> None:
@@ -161,6 +167,8 @@ class LogTrimmer:
                         run.end_offset,
                         batch.failures[run],
                     )
+
+        # Until the records are set aside the log must not be trimmed, so only success ends this.
         reason = "; ".join({str(batch.failures[run]) for run in lost})
         for attempt in itertools.count():
             try:
@@ -170,12 +178,12 @@ class LogTrimmer:
                 wait = _PATIENCE.wait_s(error, attempt, random_unit=random.random())
                 if wait is None:
                     raise
-                _log.warning("records are not set aside yet, retrying in %.3g s: %s", wait, error)
+                _log.warning("set-aside failed, retrying in %.3g s: %s", wait, error)
             await asyncio.sleep(wait)
 
 
-def _is_for_good(error: Exception | None) -> bool:
-    """Tell whether a run that failed so can never be committed."""
+def _is_permanent(error: Exception | None) -> bool:
+    """Return whether a run that failed with `error` can never be committed."""
     if isinstance(error, StreamFailedError):
         error = error.__cause__ if isinstance(error.__cause__, Exception) else None
-    return isinstance(error, _FOR_GOOD)
+    return isinstance(error, _PERMANENT_ERRORS)

@@ -80,7 +80,7 @@ class DepartedNode:
 
     async def owed(self) -> list[OwedStream]:
         """List what the node has open or owes; from then on its own calls are fenced."""
-        await self._bucket.passed()
+        await self._bucket.require()
         request = streams_pb2.GetOpeningStreamsRequest(
             node=node_message(self.node),
             failover=True,
