@@ -20,7 +20,7 @@ from streammeta.client.errors import NodeEpochExpiredError, NodeFencedError
 from streammeta.client.model import NodeIdentity
 from streammeta.client.nodes.session import OpenedStream
 from streammeta.client.wal.bucket.config import ObjectLogConfig
-from streammeta.client.wal.bucket.departed_node import OwedStream
+from streammeta.client.wal.bucket.departed_node import PendingStream
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.client.wal.disk.errors import WriteAheadLogError
@@ -266,11 +266,13 @@ class SimMap:
         await self._travel()
         return ends
 
-    async def owed(self, epoch: int) -> list[OwedStream]:
+    async def owed(self, epoch: int) -> list[PendingStream]:
         await self._travel()
         self._check(epoch, failover=True)
         self.is_recovered = True
-        found = [OwedStream(i, EPOCH, 0, len(self.streams[i])) for i in sorted(self.open_streams)]
+        found = [
+            PendingStream(i, EPOCH, 0, len(self.streams[i])) for i in sorted(self.open_streams)
+        ]
         await self._travel()
         return found
 
@@ -297,7 +299,7 @@ class SimDeparted:
     map: SimMap
     node: NodeIdentity
 
-    async def owed(self) -> list[OwedStream]:
+    async def list_pending(self) -> list[PendingStream]:
         return await self.map.owed(self.node.node_epoch)
 
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
@@ -310,7 +312,7 @@ class SimDeparted:
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
         return not await self.map.commit(self.node.node_epoch, records, failover=True)
 
-    async def close(self, streams: Sequence[OwedStream]) -> None:
+    async def close(self, streams: Sequence[PendingStream]) -> None:
         await self.map.close(self.node.node_epoch, [one.stream_id for one in streams])
 
 
@@ -374,7 +376,7 @@ class SimBroker:
         self._ends = {one.stream_id: one.next_offset for one in opened}
         rows: dict[int, list[RecordBatch]] = {}
         for record in log.recover():
-            verdict = plan.judge(record)
+            verdict = plan.validate(record)
             if verdict is Verdict.UPLOAD:
                 rows.setdefault(record.stream_id, []).append(record)
                 self._ends[record.stream_id] = record.end_offset

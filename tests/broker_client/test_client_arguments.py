@@ -409,7 +409,7 @@ async def drop_pipeline(b: Broker) -> None:
     ("drop", "said"),
     [
         (drop_writer, ["StreamWriter", "6 offsets of 2 streams", "may be lost", "async with"]),
-        (drop_reader, ["StreamReader", "reads that wait", "reader.close()"]),
+        (drop_reader, ["StreamReader", "waiting reads", "reader.close()"]),
         (drop_client, ["ControllerClient", "1 connections", "client.close()"]),
         (drop_heartbeat, ["Heartbeat", "node 1000", "heartbeat.close()"]),
         (drop_pipeline, ["CommitPipeline", "1 commits of node 1000", "pipeline.close()"]),

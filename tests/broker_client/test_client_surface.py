@@ -121,7 +121,7 @@ def test_every_error_code_has_an_exception() -> None:
 def test_message_names_subject_and_code_and_gives_advice(code: ErrorCode.ValueType) -> None:
     error = errors.refusal(code, "stream 7")
     assert error.code == code
-    assert str(error).startswith(f"stream 7 was refused with {errors.code_name(code)}; ")
+    assert str(error).startswith(f"stream 7 was rejected with {errors.code_name(code)}; ")
     assert str(error).endswith(type(error).advice)
     assert isinstance(error, errors.ERRORS_BY_CODE[code]) or code == ERROR_CODE_OFFSET_NOT_MATCHED
 
@@ -135,7 +135,7 @@ def test_unknown_code_is_a_violation_and_none_is_no_refusal() -> None:
 
 def test_expired_object_tells_to_upload_again() -> None:
     message = str(errors.refusal(ERROR_CODE_OBJECT_NOT_EXIST, "commit of object 5"))
-    assert "garbage" in message
+    assert "reconciliation" in message
     assert "prepare new ids and upload again" in message
 
 

@@ -319,11 +319,11 @@ def test_one_client_has_one_order_and_the_next_leader_changes_no_more_than_its_o
 def test_who_failed_comes_behind_the_others_and_before_the_leader() -> None:
     one = spread(3)
     first, second = one.order("b:1")[:2]
-    one.failed(first)
+    one.prefer_others(first)
     assert one.order("b:1") == [second, first, "b:1"]
-    one.answered(first)
+    one.clear_failure(first)
     assert one.order("b:1") == [first, second, "b:1"]
-    one.failed(first)
+    one.prefer_others(first)
     one.learn(ALL, "b:1")
     assert one.order(None) == [first, second, "b:1"], "a new list forgets failures"
 
@@ -349,8 +349,8 @@ def test_a_leader_is_left_only_for_one_that_works() -> None:
     one = spread(1)
     assert one.has_better("b:1", "b:1")
     assert not one.has_better("a:1", "b:1")
-    one.failed("a:1")
+    one.prefer_others("a:1")
     assert one.has_better("b:1", "b:1")
-    one.failed("c:1")
+    one.prefer_others("c:1")
     assert not one.has_better("b:1", "b:1")
     assert not spread(1, "b:1").has_better("b:1", "b:1"), "alone"

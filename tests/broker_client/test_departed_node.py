@@ -11,7 +11,7 @@ from streammeta.client import BrokerSession, NodeIdentity, OpenedStream
 from streammeta.client.controllers import bucket_check
 from streammeta.client.errors import NodeEpochExpiredError, NodeFencedError
 from streammeta.client.wal.bucket import departed_node
-from streammeta.client.wal.bucket.departed_node import DepartedNode, OwedStream
+from streammeta.client.wal.bucket.departed_node import DepartedNode, PendingStream
 from streammeta.client.wal.disk.stored_records import StoredRecords
 from streammeta.storage.cluster_files.bucket_marker import BucketMarker
 from streammeta.storage.errors import AccessDeniedError, WrongBucketError
@@ -89,7 +89,7 @@ async def test_what_is_another_s_by_now_counts_as_closed_and_nothing_else_does(
     monkeypatch.setattr(FakeMap, "close", lambda _, request: close(request))
     monkeypatch.setattr(departed_node, "_CLOSED_AT_ONCE", 2)
     async with departed(3) as (_, node, opened):
-        streams = [OwedStream(one.stream_id, one.epoch, 0, 0) for one in opened]
+        streams = [PendingStream(one.stream_id, one.epoch, 0, 0) for one in opened]
         codes += [
             common_pb2.ERROR_CODE_STREAM_FENCED,
             common_pb2.ERROR_CODE_STREAM_NOT_EXIST,
@@ -110,15 +110,15 @@ async def test_a_bucket_of_another_cluster_fences_nobody(monkeypatch: pytest.Mon
     async with departed(1) as (b, node, _):
         before = b.cluster.calls["GetOpeningStreams"]
         with pytest.raises(WrongBucketError):
-            await node.owed()
+            await node.list_pending()
         assert b.cluster.calls["GetOpeningStreams"] == before
 
 
 async def test_every_call_names_the_departed_node_and_who_speaks_for_it() -> None:
     async with departed(1) as (b, node, (stream,)):
-        assert await node.owed() == [OwedStream(stream.stream_id, 3, 0, 0, None)]
+        assert await node.list_pending() == [PendingStream(stream.stream_id, 3, 0, 0, None)]
         await node.upload({stream.stream_id: records_of(stream.stream_id)})
-        await node.close([OwedStream(stream.stream_id, 3, 0, 6)])
+        await node.close([PendingStream(stream.stream_id, 3, 0, 6)])
         for method in ("GetOpeningStreams", "CommitStreamSetObject", "CloseStreams"):
             request = b.cluster.requests[method][-1]
             assert (request.node.node_id, request.node.node_epoch) == (1000, 1), method

@@ -83,8 +83,8 @@ async def test_only_a_change_may_have_taken_effect() -> None:
             await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
     for error in (read, session_read):
         assert "taken effect" not in str(error.value)
-        assert "It changed nothing: repeat it" in str(error.value)
-    assert "It may have taken effect" in str(change.value)
+        assert "The call changed nothing: retry it" in str(error.value)
+    assert "The call may have taken effect" in str(change.value)
 
 
 @asynccontextmanager

@@ -318,7 +318,7 @@ def test_no_slot_under_way_is_past_though_its_records_are_settled() -> None:
     queue.append(encoded(record_at(3)), None)
     queue.cut()
     (upload,) = queue.take_uploads()
-    assert queue.stored(upload.sequence) == []
+    assert queue.mark_stored(upload.sequence) == []
     assert queue.past_below <= 1
     slot = decode_slot(b"".join(upload.pieces), upload.key, NAMESPACE)
     assert slot.first_needed <= slot.durable_below == 1
@@ -330,7 +330,7 @@ def test_records_that_are_settled_before_they_have_a_slot_are_kept_by_none() -> 
     queue.trim(1)
     queue.cut()
     (upload,) = queue.take_uploads()
-    queue.stored(upload.sequence)
+    queue.mark_stored(upload.sequence)
     assert (queue.needed_from, queue.kept_bytes) == (2, 0)
 
 
@@ -339,11 +339,11 @@ def test_no_more_slots_are_under_way_than_allowed() -> None:
     queue: SlotQueue[int] = SlotQueue(name_of(), bytes(16), config)
     groups = [queue.append(encoded(record_at(number)), number) for number in range(6)]
     assert [one.sequence for one in queue.take_uploads()] == [1, 2, 3]
-    assert queue.stored(3) == []
+    assert queue.mark_stored(3) == []
     assert list(queue.take_uploads()) == []
-    assert queue.stored(1) == groups[:1]
+    assert queue.mark_stored(1) == groups[:1]
     assert [one.sequence for one in queue.take_uploads()] == [4]
-    assert queue.stored(2) == groups[1:3]
+    assert queue.mark_stored(2) == groups[1:3]
 
 
 async def test_a_lost_answer_is_no_fence(store: MemoryObjectStore) -> None:

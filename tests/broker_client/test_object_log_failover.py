@@ -13,7 +13,7 @@ from streammeta.client import NodeIdentity
 from streammeta.client.errors import NodeFencedError
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots
 from streammeta.client.wal.bucket.config import ObjectLogConfig
-from streammeta.client.wal.bucket.departed_node import OwedStream
+from streammeta.client.wal.bucket.departed_node import PendingStream
 from streammeta.client.wal.bucket.errors import DamagedSlotError
 from streammeta.client.wal.bucket.failover import (
     FailoverReport,
@@ -42,9 +42,9 @@ ONE_EACH = ObjectLogConfig(linger_s=0.001, slot_bytes=1)
 class Node:
     """A departed node: each refusal is one upload refused, after which `then` are the ends."""
 
-    streams: list[OwedStream]
+    streams: list[PendingStream]
     refusals: int = 0
-    then: list[OwedStream] | None = None
+    then: list[PendingStream] | None = None
     ranges: Mapping[int, int] = field(default_factory=lambda: {EPOCH: 2})
     close_error: Exception | None = None
     is_assigned: bool = True
@@ -54,7 +54,7 @@ class Node:
     closed: list[int] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
-    async def owed(self) -> list[OwedStream]:
+    async def list_pending(self) -> list[PendingStream]:
         self.calls.append("owed")
         if not self.is_assigned:
             raise NodeFencedError("a recovery")
@@ -75,7 +75,7 @@ class Node:
         self.uploads += [one for some in records.values() for one in some]
         return True
 
-    async def close(self, streams: Sequence[OwedStream]) -> None:
+    async def close(self, streams: Sequence[PendingStream]) -> None:
         self.calls.append("close")
         if self.close_error is not None:
             raise self.close_error
@@ -107,8 +107,8 @@ def is_discarded(store: MemoryObjectStore, node_epoch: int = 1) -> bool:
     return LogName(NAMESPACE, NODE, node_epoch).recovered_key in store.objects()
 
 
-def owed(stream_id: int, next_offset: int, owed_to: int | None = None) -> OwedStream:
-    return OwedStream(stream_id, EPOCH, 0, next_offset, owed_to)
+def owed(stream_id: int, next_offset: int, owed_to: int | None = None) -> PendingStream:
+    return PendingStream(stream_id, EPOCH, 0, next_offset, owed_to)
 
 
 async def test_what_continues_a_stream_is_uploaded_and_the_rest_is_set_aside() -> None:

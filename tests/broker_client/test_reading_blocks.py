@@ -77,14 +77,14 @@ def test_a_block_goes_when_its_last_reader_is_done() -> None:
     cache, one, other = BlockCache(30), Reader(), Reader()
     cache.put(key(0), bytes(5), 5, one)
     cache.expect(key(0), other)
-    cache.consumed(key(0), one, keep=False)
+    cache.release_block(key(0), one, keep=False)
     assert key(0) in cache
-    cache.consumed(key(0), other, keep=False)
+    cache.release_block(key(0), other, keep=False)
     assert (len(cache), cache.size) == (0, 0)
     cache.put(key(0), bytes(5), 5, one)
-    cache.consumed(key(0), one, keep=True)
+    cache.release_block(key(0), one, keep=True)
     assert key(0) in cache
-    cache.consumed(key(0), other, keep=False)
+    cache.release_block(key(0), other, keep=False)
     assert key(0) not in cache
 
 
@@ -108,7 +108,7 @@ def test_the_size_is_that_of_what_is_kept_and_never_too_large(seed: int) -> None
                 size = rng.randint(1, 60)
                 cache.put(at, bytes(size), size, rng.choice([reader, None]))
             case 2:
-                cache.consumed(at, reader, keep=rng.random() < 0.5)
+                cache.release_block(at, reader, keep=rng.random() < 0.5)
             case 3:
                 cache.expect(at, reader)
             case 4:
@@ -233,14 +233,14 @@ def test_read_ahead_begins_when_a_reader_goes_on_and_grows_while_blocks_are_miss
     readers, _, _ = cursors()
     cursor = readers.take(1, 0)
     readers.note_missing(cursor)
-    assert readers.wanted_ahead(cursor) == 0, "may have come once only"
+    assert readers.bytes_to_prefetch(cursor) == 0, "may have come once only"
     cursor.next_offset = 10
     readers.put_back(cursor)
     windows = []
     for to in range(20, 80, 10):
         step(readers, cursor, to)
         readers.note_missing(cursor)
-        windows.append(readers.wanted_ahead(cursor))
+        windows.append(readers.bytes_to_prefetch(cursor))
     assert windows == [200, 400, 800, 800, 800, 800]
     assert readers.take(1, 11).goes_on is False
 
@@ -250,9 +250,9 @@ def test_read_ahead_waits_until_half_of_it_is_read() -> None:
     cursor = readers.take(1, 0)
     cursor.goes_on = True
     cursor.ahead = {key(i): 20 for i in range(3)}
-    assert readers.wanted_ahead(cursor) == 0
+    assert readers.bytes_to_prefetch(cursor) == 0
     del cursor.ahead[key(0)]
-    assert readers.wanted_ahead(cursor) == 60
+    assert readers.bytes_to_prefetch(cursor) == 60
 
 
 def test_read_ahead_shrinks_when_it_was_in_vain_and_rests() -> None:
@@ -262,7 +262,7 @@ def test_read_ahead_shrinks_when_it_was_in_vain_and_rests() -> None:
     cursor.ahead = {key(0): 20, key(1): 20}
     cursor.on_evicted(key(0))
     cursor.on_evicted(key(9))
-    assert readers.wanted_ahead(cursor) == 380
+    assert readers.bytes_to_prefetch(cursor) == 380
     assert stats.blocks_evicted_unread == 1
     readers.note_missing(cursor)
     assert cursor.window == 400, "calm"
@@ -272,7 +272,7 @@ def test_read_ahead_shrinks_when_it_was_in_vain_and_rests() -> None:
     for _ in range(9):
         cursor.ahead[key(1)] = 1
         cursor.on_evicted(key(1))
-        readers.wanted_ahead(cursor)
+        readers.bytes_to_prefetch(cursor)
     assert cursor.window == 100
 
 

@@ -204,7 +204,7 @@ async def test_a_close_moves_the_end_if_it_says_so(ends: bytes, end: int) -> Non
         closed = records_pb2.StreamsClosedRecord(stream_id=column(3), end_offset=ends)
         record = records_pb2.Record(streams_closed=closed)
         s.cache.on_records(records_pb2.RecordSet(records=[record]))
-        remembered = s.cache.remembered(3, 0)
+        remembered = s.cache.get(3, 0)
         assert remembered is not None
         assert remembered.end_offset == end
 
@@ -242,7 +242,7 @@ async def test_an_answer_older_than_the_changes_beside_it_is_corrected() -> None
 
         s.world.once_answered = go_on
         await s.cache.locate(3, 0)
-        remembered = s.cache.remembered(3, 12)
+        remembered = s.cache.get(3, 12)
         assert remembered is not None
         assert (remembered.start_offset, remembered.end_offset) == (12, 34)
         assert [one.end_offset for one in remembered.slices] == [20, 30, 34]
@@ -283,13 +283,13 @@ async def test_a_stream_that_grows_without_end_does_not_outgrow_the_memory() -> 
 
 async def test_news_wake_those_who_wait_for_the_stream_and_nobody_else() -> None:
     async with scene() as s:
-        with s.cache.news(3) as mine, s.cache.news(4) as others:
-            assert set(s.cache.tracked()) == {3, 4}
+        with s.cache.watch_changes(3) as mine, s.cache.watch_changes(4) as others:
+            assert set(s.cache.list_tracked()) == {3, 4}
             s.cache.on_records(told(s.world, lambda: s.world.commit({3: 1})))
             assert (mine.is_set(), others.is_set()) == (True, False)
             s.cache.on_gap()
             assert others.is_set()
-        assert not s.cache.tracked()
+        assert not s.cache.list_tracked()
         assert s.clock.tracked == [3, 4]
 
 
@@ -306,7 +306,7 @@ def test_a_row_of_a_commit_for_many_streams_reaches_its_own_stream_alone() -> No
     world.create(3)
     world.commit(dict.fromkeys(range(3), 2))
     record = set_objects_record({each: world.streams[each].pieces[0] for each in range(3)})
-    with cache.news(1) as news:
+    with cache.watch_changes(1) as news:
         cache.on_records(records_pb2.RecordSet(records=[record]))
         assert news.is_set()
     assert cache.size == 0

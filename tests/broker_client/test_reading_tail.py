@@ -127,7 +127,7 @@ async def test_a_closed_tail_ends_even_while_it_waits() -> None:
         tail = reader.tail(0, 10)
         waiting = asyncio.create_task(take(tail, 1))
         await until(lambda: reader._slices.ends_at(0, 10), "end")
-        assert set(reader._slices.tracked()) == {0}
+        assert set(reader._slices.list_tracked()) == {0}
         await tail.close()
         with pytest.raises(StopAsyncIteration):
             async with asyncio.timeout(SOON):
@@ -135,16 +135,16 @@ async def test_a_closed_tail_ends_even_while_it_waits() -> None:
         place.world.commit({0: 1})
         with pytest.raises((StopAsyncIteration, RuntimeError)):
             await waiting
-        assert not reader._slices._news
+        assert not reader._slices._waiting
 
 
 async def test_a_tail_that_is_dropped_is_followed_no_longer() -> None:
     async with tailing() as (_, reader):
         tail = reader.tail(0, 0)
         await take(tail, 1)
-        assert reader._slices._news
+        assert reader._slices._waiting
         del tail
-        assert not reader._slices._news
+        assert not reader._slices._waiting
 
 
 async def test_a_waiting_tail_hears_of_trims_and_deletion() -> None:
@@ -215,7 +215,7 @@ async def test_a_tail_waits_for_controllers_and_reads_on_where_it_was(
         assert not waiting.done()
         place.cluster.fail_next(GET_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=0)
         assert [record.base_offset for record in await waiting] == [10, 11, 12, 13, 14]
-    assert "tail at offset 10 can't read, retrying in" in caplog.text
+    assert "tail at offset 10 failed, retrying in" in caplog.text
 
 
 async def test_a_tail_waits_for_a_store_that_fails_longer_than_a_read_may() -> None:

@@ -191,7 +191,7 @@ def judged(
     for one in records:
         if plan.is_doubtful(one):
             comparison.note(one, is_stored=one in stored)
-    return [plan.judge(one) for one in records]
+    return [plan.validate(one) for one in records]
 
 
 LOG = [record(7, 4, 5), *(record(7, number, number + 1) for number in range(5, 10))]

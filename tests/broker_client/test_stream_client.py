@@ -224,6 +224,7 @@ async def test_a_trim_of_a_stream_whose_writes_failed_ends_at_what_is_committed(
         (stream_id,) = await client.create_streams([{}])
         await client.open_streams([stream_id])
         await client.append(stream_id, b"0")
-        client.writer._streams[stream_id].failure = errors.StreamFencedError("a write")
-        client.writer._streams[stream_id].next_offset = 9
+        stream = client.writer._streams.require(stream_id, "a write")
+        stream.failure = errors.StreamFencedError("a write")
+        stream.next_offset = 9
         assert (await client.trim_streams({stream_id: 5})).require_all() == {stream_id: 1}

@@ -39,7 +39,7 @@ def record(stream_id: int, epoch: int, begin: int, end: int) -> RecordBatch:
 
 
 def judged(plan: RecoveryPlan, *records: RecordBatch) -> list[Verdict]:
-    return [plan.judge(one) for one in records]
+    return [plan.validate(one) for one in records]
 
 
 def test_a_held_stream_is_continued_where_the_map_ends() -> None:
@@ -87,7 +87,7 @@ def test_a_record_of_a_former_epoch_is_committed_only_below_the_end_of_its_range
 
 
 def test_a_stream_of_another_owner_takes_nothing() -> None:
-    history = StreamHistory(0, {7: 50, 8: 90}, owed=((30, 40),))
+    history = StreamHistory(0, {7: 50, 8: 90}, pending=((30, 40),))
     plan = RecoveryPlan([], {1: history})
     records = [
         record(1, 7, 20, 30),
@@ -101,7 +101,7 @@ def test_a_stream_of_another_owner_takes_nothing() -> None:
         "epoch 7 of the stream was closed before it was committed",
         "epoch 7 of the stream ended at offset 50",
         "the stream has no range of epoch 9",
-        "the stream does not exist (any more)",
+        "the stream does not exist, or no longer",
     ]
 
 

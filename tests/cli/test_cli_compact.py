@@ -26,7 +26,7 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
-from streammeta.client.compaction.report import Figures, GroupReport, MadeObject
+from streammeta.client.compaction.report import Figures, GroupReport, OutputObject
 from streammeta.client.controllers.methods import GET_NODES
 from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.entries import Entry, EntryTable
@@ -396,8 +396,8 @@ def test_totals_add_up_over_passes_but_for_what_failed() -> None:
         GroupKind.MERGE,
         source_ids=[1, 2],
         made=[
-            MadeObject(3, 10, (1, 2)),
-            *(MadeObject(one, 10, (1, 2), StreamRange(7, 0, 5)) for one in (4, 5)),
+            OutputObject(3, 10, (1, 2)),
+            *(OutputObject(one, 10, (1, 2), StreamRange(7, 0, 5)) for one in (4, 5)),
         ],
         left_out={9: "damaged"},
         failures=["the store is away"],
@@ -406,7 +406,7 @@ def test_totals_add_up_over_passes_but_for_what_failed() -> None:
     totals.add(7, report)
     assert totals.failures == {7: "node 7: the store is away"}
     totals.begin_pass()
-    split = [MadeObject(6, 10, (3,), StreamRange(7, 0, 5))]
+    split = [OutputObject(6, 10, (3,), StreamRange(7, 0, 5))]
     figures = Figures(bytes_read=5)
     totals.add(7, GroupReport(GroupKind.SPLIT, source_ids=[3], made=split, figures=figures))
     output = Output(OutputFormat.JSON)

@@ -267,9 +267,9 @@ async def test_an_object_that_is_not_what_the_map_says_is_found_and_left_out() -
     with compactor(world, NODE, Steps()) as made:
         first = await cycle(made, world)
         assert "OFFSET_NOT_MATCHED" in first.failures[0]
-        assert "the first refused row is stream" in first.failures[0]
+        assert "the first rejected row is stream" in first.failures[0]
         second = await cycle(made, world)
-    assert "lacks offsets that the metadata lists" in second.left_out[ids[1]]
+    assert "does not have all offsets that the metadata lists" in second.left_out[ids[1]]
     assert second.failures == ()
     world.store.put(key, good)
     ReadCheck(world).run()
@@ -431,7 +431,7 @@ async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fat
     with compactor(world, NODE, line, replace(IN_ONE_REQUEST, commit_deadline_s=0.1)) as made:
         first = await cycle(made, world)
         assert first.figures.commits == 0
-        assert "the next cycle finds out" in first.failures[0]
+        assert "the next cycle checks the outcome" in first.failures[0]
         written = world.store.metrics().of("put").calls
         line.fate = None
         second = await cycle(made, world)

@@ -12,7 +12,7 @@ import pytest
 
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import ListedRange, Listing
-from streammeta.client.compaction.report import GroupReport, MadeObject
+from streammeta.client.compaction.report import GroupReport, OutputObject
 from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.storage.compaction.stream_objects import (
     ANY_CRC,
@@ -279,7 +279,7 @@ async def test_a_source_that_shrinks_after_it_was_looked_at_is_left_out() -> Non
     report = await compacted(world, steps=Steps(hook=shrink), server_side_copy=False)
     assert [len(one.source_ids) for one in report.made] == [2]
     (reason,) = report.left_out.values()
-    assert "were asked for" in reason
+    assert "were requested" in reason
     world.store.put(last, data)
     ReadCheck(world).run()
 
@@ -359,7 +359,7 @@ async def test_expired_objects_go_in_batches_and_a_repetition_is_no_error() -> N
     assert not world.strays()
 
 
-async def _linked(world: World) -> list[MadeObject]:
+async def _linked(world: World) -> list[OutputObject]:
     return (await compacted(world, StreamCompaction.LINK)).made
 
 
@@ -372,7 +372,7 @@ async def _linked(world: World) -> list[MadeObject]:
         ({"fetched_bytes": MIB}, "2 \\* min_part_bytes"),
         ({"index_merge_bytes": 0}, "index_merge_bytes is 0"),
         ({"expired_batch": 20_000}, "at most 10000"),
-        ({"group_rules": {}}, "group_rules lack REMOVE_EXPIRED"),
+        ({"group_rules": {}}, "group_rules has no REMOVE_EXPIRED"),
         ({"stream_object_id_ttl_s": 0.001}, "stream_object_id_ttl_s"),
     ],
 )

@@ -38,7 +38,7 @@ FAILOVERS = (
         "one answer for refused rows and for a refused caller",
         """
         streammeta.client.wal.bucket.departed_node:
-        - for code in verdicts & set(_OF_THE_NODE):
+        - for code in verdicts & set(_NODE_REJECTED):
         + for code in ():
         """,
         Tested(
@@ -51,8 +51,8 @@ FAILOVERS = (
         "errors of single items in an answer that is fine as a whole",
         """
         streammeta.client.wal.bucket.departed_node:
-        - if code not in _GONE:
-        + if code not in (*_GONE, *_OF_THE_NODE):
+        - if code not in _NO_LONGER_OWNED:
+        + if code not in (*_NO_LONGER_OWNED, *_NODE_REJECTED):
         """,
         Tested(
             f"{_DEPARTED}::test_what_is_another_s_by_now_counts_as_closed_and_nothing_else_does"
@@ -76,8 +76,8 @@ FAILOVERS = (
         streammeta.client.wal.bucket.failover:
         - await departed.close(streams)
         - report.closed_streams = len(streams)
-          for one in sealed:
-              await discard_log(slots, one.name, me)
+          for log in sealed:
+              await discard_log(slots, log.name, me)
         + await departed.close(streams)
         + report.closed_streams = len(streams)
         """,
@@ -140,7 +140,7 @@ FAILOVERS = (
         "an exception that no handler expects",
         """
         streammeta.client.wal.bucket.failover:
-        - except Exception:  # noqa: BLE001 - other nodes must be recovered all the same
+        - except Exception:  # noqa: BLE001 - it must not stop the failover of other nodes
         + except OSError:
         """,
         Tested(

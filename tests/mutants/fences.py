@@ -223,8 +223,8 @@ FENCES = (
         "found by simulation: a node that died in its second start could never be recovered",
         """
         streammeta.client.wal.bucket.failover:
-        - under_held = replace(record, epoch=self._held[record.stream_id].epoch)
-        + under_held = replace(record)
+        - current = replace(record, epoch=self._pending[record.stream_id].epoch)
+        + current = replace(record)
         """,
         Tested(
             f"{_FAILOVER}::test_records_of_an_earlier_process_are_uploaded_under_the_epoch_in_force"

@@ -47,8 +47,8 @@ OBJECT_LOGS = (
         "S3 clients that take 412 for a repeat of their own put",
         """
         streammeta.client.wal.bucket.log:
-        - self._end(LogSealedError(upload.key, await self._sealer_of(upload.key)))
-        + self._stored(upload)
+        - self._end(LogSealedError(upload.key, await self._describe_sealer(upload.key)))
+        + self._complete(upload)
         """,
         Tested(f"{_LOG}::test_a_sealed_log_acknowledges_nothing_more"),
     ),
@@ -102,7 +102,7 @@ OBJECT_LOGS = (
         "AutoMQ's failover recovers fast-closed streams up to their sealed end",
         """
         streammeta.client.wal.bucket.failover:
-        - return record.epoch == held.epoch and record.end_offset <= held.owed_to
+        - return record.epoch == stream.epoch and record.end_offset <= stream.upload_end
         + return True
         """,
         Tested(
@@ -115,7 +115,7 @@ OBJECT_LOGS = (
         "the order of steps in a first design of this failover",
         """
         streammeta.client.wal.bucket.failover:
-        - await departed.owed()
+        - await departed.list_pending()
         - names = [log.name for epoch, log in found.items() if epoch < node.node_epoch]
         + names = [log.name for epoch, log in found.items() if epoch < node.node_epoch]
         """,
@@ -149,7 +149,7 @@ OBJECT_LOGS = (
         "two processes of one node epoch wrote one log",
         """
         streammeta.client.wal.bucket.log:
-        - self._deleted_below = 1  # slot 0 is the claim
+        - self._deleted_below = 1
         + self._deleted_below = 0
         """,
         Tested(
@@ -330,7 +330,8 @@ OBJECT_LOGS = (
         "found by simulation: a closed log asked for a slot that was deleted, at each later start",
         """
         streammeta.client.wal.bucket.slot_queue:
-        - self._forget_settled()  # it may have been committed before it got its slot
+        - # The group's records may have been committed before it got its slot.
+        - self._forget_settled()
         + pass
         """,
         Tested(f"{_LOG}::test_records_that_are_settled_before_they_have_a_slot_are_kept_by_none"),

@@ -130,7 +130,7 @@ OPERATORS = (
         "background threads that die in silence",
         """
         streammeta.client.api.background_compaction:
-        - _log.exception("compaction failed unexpectedly, trying again in %g s", self._interval_s)
+        - _log.exception("compaction failed unexpectedly, retrying in %g s", self._interval_s)
         + return False
         """,
         Tested(f"{_COMPACTION}::test_a_failure_does_not_end_it"),

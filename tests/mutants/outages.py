@@ -236,8 +236,8 @@ OUTAGES = (
         "two brokers that hung for minutes after close() had returned",
         """
         streammeta.client.resources.daemon_threads:
-        - thread = threading.Thread(target=_carry_out, args=(work,), name=name, daemon=True)
-        + thread = threading.Thread(target=_carry_out, args=(work,), name=name)
+        - thread = threading.Thread(target=_run_calls, args=(work,), name=name, daemon=True)
+        + thread = threading.Thread(target=_run_calls, args=(work,), name=name)
         """,
         Tested(
             "tests/broker_client/test_closing_process.py::"

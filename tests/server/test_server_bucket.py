@@ -136,7 +136,7 @@ def test_a_cluster_restored_to_an_earlier_state_issues_and_deletes_nothing(tmp_p
         async def refused() -> None:
             async with ControllerClient(cluster.endpoints) as client:
                 session = await BrokerSession.open(client, 1002, 1)
-                with pytest.raises(errors.MapOlderThanBucketError):
+                with pytest.raises(errors.MetadataOlderThanBucketError):
                     await prepare_object(session)
                 # What asks for no new objects is served.
                 assert await session.create_streams([{}]) == [0]

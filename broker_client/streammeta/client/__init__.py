@@ -1,11 +1,13 @@
 """The broker's client: write records into objects, register them with the controllers, read them.
 
-Start with `StreamClient.open`. Its parts can be used by themselves. A part whose construction needs
-no I/O is made by its constructor, `BrokerSession`, `WriteAheadLog` and `StreamClient` by `await
-X.open(...)`; all are async context managers with an idempotent `await x.close()`, except a session,
-which holds nothing open. Durations are seconds and end in `_s`, times are ms since 1970 and end in
-`_ms`.
+Start with `StreamClient.open`. Its parts can be used separately. `BrokerSession`, `WriteAheadLog`
+and `StreamClient` are opened by `await X.open(...)`, all other parts by their constructors, which
+do no I/O. All parts are async context managers with an idempotent `await x.close()`, except a
+session, which has no resources. Durations are seconds and end in `_s`, times are ms since 1970 and
+end in `_ms`.
 """
+
+import typing as _typing
 
 from streammeta.client.api.named_objects import NamedObject as NamedObject
 from streammeta.client.api.named_objects import NamedObjects as NamedObjects
@@ -31,6 +33,7 @@ from streammeta.client.config import SilentObserver as SilentObserver
 from streammeta.client.config import UploadObserver as UploadObserver
 from streammeta.client.config import WriterConfig as WriterConfig
 from streammeta.client.controllers.controller_client import ControllerClient as ControllerClient
+from streammeta.client.deprecations import find_renamed
 from streammeta.client.errors import BrokerClientError as BrokerClientError
 from streammeta.client.errors import BucketRefusedError as BucketRefusedError
 from streammeta.client.errors import ClientClosedError as ClientClosedError
@@ -43,7 +46,7 @@ from streammeta.client.errors import InvalidRequestError as InvalidRequestError
 from streammeta.client.errors import KeyConflictError as KeyConflictError
 from streammeta.client.errors import KeyNotFoundError as KeyNotFoundError
 from streammeta.client.errors import LimitExceededError as LimitExceededError
-from streammeta.client.errors import MapOlderThanBucketError as MapOlderThanBucketError
+from streammeta.client.errors import MetadataOlderThanBucketError as MetadataOlderThanBucketError
 from streammeta.client.errors import MissingObjectError as MissingObjectError
 from streammeta.client.errors import NodeEpochExpiredError as NodeEpochExpiredError
 from streammeta.client.errors import NodeFencedError as NodeFencedError
@@ -142,3 +145,9 @@ from streammeta.storage.errors import WrongBucketError as WrongBucketError
 from streammeta.storage.object_format.record import RecordBatch as RecordBatch
 from streammeta.tls.files import TlsError as TlsError
 from streammeta.tls.files import TlsFiles as TlsFiles
+
+if not _typing.TYPE_CHECKING:  # for type checkers former names do not exist
+
+    def __getattr__(name: str) -> object:
+        """Return what a former name stands for; see `deprecations`."""
+        return find_renamed(__name__, name)

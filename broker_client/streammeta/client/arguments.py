@@ -1,8 +1,7 @@
 """Argument checks of the public entry points: types, ranges, and the wording of their errors.
 
-A wrong type is a `TypeError`, a value out of range a `ValueError`; each names the argument. Nothing
-is converted silently but what loses nothing: `str` paths, integers of other libraries, bytes-like
-payloads. Pure.
+A wrong type is a `TypeError`, a value out of range a `ValueError`; each names the argument. Only
+lossless conversions are made: `str` paths, integers of other libraries, bytes-like payloads. Pure.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ INT64_MAX = 2**63 - 1
 PORT_MAX = 65_535
 
 _SHOWN = 80
-"""Characters of a wrong value that an error repeats."""
+"""Characters of a wrong value shown in an error."""
 
 
 def check_int(name: str, value: Any, least: int = 0, most: int = INT64_MAX) -> int:
-    """Return `value` as an int of `least`..`most`; a bool and a float are no integers here."""
+    """Return `value` as an int of `least`..`most`; a bool or a float is rejected."""
     wanted = f"an integer of {least}..{most}"
     if isinstance(value, bool):
         refuse_type(name, value, wanted)
@@ -70,7 +69,7 @@ def check_callable(name: str, value: Any, wanted: str) -> None:
 
 
 def check_offers(name: str, value: Any, method: str, wanted: str) -> None:
-    """Raise `TypeError` unless `value` has `method`: anything else with it may stand in."""
+    """Raise `TypeError` unless `value` has `method`; any class with the method is accepted."""
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         refuse_type(name, value, wanted)
 
@@ -102,7 +101,7 @@ def check_path(name: str, value: Any) -> Path:
 
 
 def check_items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
-    """Return the items of a sequence or other iterable; a string or a mapping is none."""
+    """Return the items of a sequence or other iterable; a string or a mapping is rejected."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(
         value, Iterable
     ):
@@ -113,15 +112,15 @@ def check_items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
 def check_ints(name: str, value: Any, wanted: str, most: int = INT64_MAX) -> tuple[int, ...]:
     """Return a sequence of integers of 0..`most`."""
     items = check_items(name, value, wanted)
-    return tuple(check_int(f"{name}[{i}]", one, 0, most) for i, one in enumerate(items))
+    return tuple(check_int(f"{name}[{i}]", item, 0, most) for i, item in enumerate(items))
 
 
 def check_int_mapping(name: str, value: Any, what: str) -> dict[int, int]:
     """Return a mapping of stream ids to integers, which `what` describes."""
     check_kind(name, value, Mapping, f"a mapping of stream ids to {what}")
     return {
-        check_int(f"stream id in {name}", key): check_int(f"{name}[{key}]", one)
-        for key, one in value.items()
+        check_int(f"stream id in {name}", key): check_int(f"{name}[{key}]", number)
+        for key, number in value.items()
     }
 
 
@@ -129,9 +128,9 @@ def check_tags(name: str, value: Any) -> dict[str, str]:
     """Return a mapping of strings to strings."""
     wanted = 'a mapping of str to str, such as {"topic": "example"}'
     check_kind(name, value, Mapping, wanted)
-    for key, one in value.items():
+    for key, text in value.items():
         check_kind(f"key {key!r} of {name}", key, str, wanted)
-        check_kind(f"{name}[{key!r}]", one, str, wanted)
+        check_kind(f"{name}[{key!r}]", text, str, wanted)
     return dict(value)
 
 
@@ -146,8 +145,8 @@ def check_text(name: str, value: Any, wanted: str) -> str:
 def as_payload(name: str, value: Any) -> bytes:
     """Return the bytes of a bytes-like object.
 
-    `bytes()` alone would turn the number 5 into five zero bytes, and refuse a `str` in its own
-    words.
+    `bytes()` alone would turn the number 5 into five zero bytes, and its error for a `str` does not
+    name the argument.
     """
     if not isinstance(value, bytes | bytearray | memoryview):
         try:
@@ -163,11 +162,11 @@ def check_endpoints(name: str, value: Any) -> tuple[str, ...]:
     endpoints = check_items(name, value, wanted)
     if not endpoints:
         raise ValueError(f"{name} is empty, wanted {wanted}")
-    for index, one in enumerate(endpoints):
-        check_kind(f"{name}[{index}]", one, str, 'HOST:PORT, such as "127.0.0.1:9091"')
-        if not _is_endpoint(one):
+    for index, endpoint in enumerate(endpoints):
+        check_kind(f"{name}[{index}]", endpoint, str, 'HOST:PORT, such as "127.0.0.1:9091"')
+        if not _is_endpoint(endpoint):
             raise ValueError(
-                f'{name}[{index}] is {one!r}, wanted HOST:PORT, such as "127.0.0.1:9091" or'
+                f'{name}[{index}] is {endpoint!r}, wanted HOST:PORT, such as "127.0.0.1:9091" or'
                 f' "[::1]:9091", with a port of 1..{PORT_MAX} and no scheme'
             )
     if len(set(endpoints)) != len(endpoints):
@@ -181,13 +180,13 @@ def _is_endpoint(text: str) -> bool:
         return False
     if host.startswith("[") and host.endswith("]"):
         return len(host) > 2
-    return bool(host) and not any(one in ":/@[] \t\r\n" for one in host)
+    return bool(host) and not any(character in ":/@[] \t\r\n" for character in host)
 
 
 def check_fields(config: Any, checks: Mapping[str, Callable[[str, Any], Any]]) -> None:
-    """Apply to each numeric field of the dataclass `config` its check, by name.
+    """Apply a check to each numeric field of the dataclass `config`, by name.
 
-    Without one an int is at least 1, and a float more than 0.
+    Without one in `checks` an int is at least 1, and a float more than 0.
     """
     usual: dict[Any, Callable[[str, Any], Any]] = {"int": at_least(1), "float": seconds()}
     for field in fields(config):

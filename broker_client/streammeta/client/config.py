@@ -12,20 +12,20 @@ from streammeta.storage.object_format.index_block import StreamRange
 _MIB = 1024 * 1024
 
 RECORD_OVERHEAD = 64
-"""Bytes that a record costs beside its payload, for the buffer's bound."""
+"""Bytes that a record costs in addition to its payload, for the buffer's limit."""
 
 ACK_OVERHEAD = 256
-"""Bytes that an append costs until its caller is answered."""
+"""Bytes that an append costs until it is settled."""
 
 RUN_OVERHEAD = 1024
-"""Bytes that a stream costs in each batch that it is in."""
+"""Bytes that a stream costs in each of its batches."""
 
 
 UPLOAD_BYTES_MAX = 1_000_000_000
-"""Bytes of a batch and of a record: both together fit the 32-bit size of a data block."""
+"""Bytes of a batch and of a record: together they fit the 32-bit size of a data block."""
 
 STREAMS_MAX = 20_000
-"""Ranges that the controllers take in one commit."""
+"""Ranges that the controllers accept in one commit."""
 
 TTL_S_MIN, TTL_S_MAX = 1.0, 604_800.0
 """Shortest and longest validity of prepared ids that the controllers grant, in seconds."""
@@ -42,33 +42,33 @@ _CHECKS = {
     "max_staleness_s": seconds(may_be_zero=True),
     "verified_bytes": at_least(0),
 }
-"""Checks of the fields that may be 0, or have other bounds than to be positive."""
+"""Checks of the fields that may be 0, or have other limits than to be positive."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterConfig:
-    """Bounds and triggers of a writer; sizes in bytes, times in seconds unless named otherwise.
+    """Limits and triggers of a writer; sizes in bytes, times in seconds unless named otherwise.
 
-    `durability`: appends are acknowledged when the object that holds them is committed ("object"),
-    or when a local write-ahead log has them on disk ("wal").
+    `durability`: appends are acknowledged when their object is committed ("object"), or when a
+    local write-ahead log has them on disk ("wal").
     """
 
-    max_buffer_bytes: int = 128 * _MIB  # all that is held: records, overhead, objects uploading
-    upload_bytes: int = 16 * _MIB  # this much in the open batch, headers included, uploads it
-    linger_s: float = 0.25  # a batch uploads this long after its first record, at the latest
-    max_streams: int = STREAMS_MAX  # a batch has no more
+    max_buffer_bytes: int = 128 * _MIB  # of records, their overhead, and objects being uploaded
+    upload_bytes: int = 16 * _MIB  # size of the open batch that starts its upload, with headers
+    linger_s: float = 0.25  # latest time from a batch's first record to its upload
+    max_streams: int = STREAMS_MAX  # streams in a batch
     split_bytes: int = 8 * _MIB  # a stream with this much payload gets a stream object
-    block_bytes: int = 512 * 1024  # payload after which a data block closes
+    block_bytes: int = 512 * 1024  # payload after which a data block ends
     parallel_uploads: int = 4  # batches prepared or uploading at the same time
     upload_threads: int = 8  # objects uploading at the same time
     ttl_s: float = 600.0  # validity of prepared ids, 1..604800
-    commit_deadline_s: float = 60.0  # how long a commit, its ids, and an upload are each repeated
-    close_deadline_s: float = 120.0  # how long `close` waits unless told otherwise
-    reupload_attempts: int = 3  # new uploads of a batch whose ids expired; 0: fail instead
+    commit_deadline_s: float = 60.0  # how long commits, preparations and uploads are each retried
+    close_deadline_s: float = 120.0  # default deadline of `close`
+    reupload_attempts: int = 3  # new uploads of a batch with expired ids; 0: fail instead
     durability: Literal["object", "wal"] = "object"
 
     def __post_init__(self) -> None:
-        """Refuse bounds that could never be met."""
+        """Reject contradictory limits."""
         check_fields(self, _CHECKS)
         least = max(self.upload_bytes, RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD)
         if self.max_buffer_bytes < least:
@@ -87,23 +87,23 @@ class WriterConfig:
 
 
 class UploadObserver(Protocol):
-    """Callbacks of a `StreamWriter` about its uploads; each is awaited before the upload goes on.
+    """Callbacks of a `StreamWriter` about its uploads; the upload waits for each of them.
 
-    Calls about one batch come in the order of the methods below; a batch whose objects expired
-    starts over with new ids. What an observer raises is logged and changes nothing.
+    Calls about one batch come in the order of the methods below. A batch whose objects expired
+    starts over with new ids. An observer's exception is logged and changes nothing.
     """
 
     async def on_prepared(self, object_ids: Sequence[int], deadline_ms: int) -> None:
-        """Learn that a batch has ids; uncommitted ones expire at `deadline_ms`, leader's clock."""
+        """A batch has ids. Uncommitted ones expire at `deadline_ms`, by the leader's clock."""
 
     async def on_uploaded(self, keys: Sequence[str]) -> None:
-        """Learn that the objects with these keys are in the store, and not yet in the map."""
+        """The objects with these keys are in the store, and not yet committed."""
 
     async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
-        """Learn that the map holds these objects and, of them, these ranges."""
+        """The metadata contains these objects with these ranges."""
 
     async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
-        """Learn that these objects are not known to be committed; else they expire as garbage."""
+        """These objects are not known to be committed; without a commit they expire."""
 
 
 class SilentObserver:
@@ -124,48 +124,48 @@ class SilentObserver:
 
 @dataclass(frozen=True, slots=True)
 class ReaderConfig:
-    """Bounds of a reader; sizes in bytes, times in seconds unless named otherwise.
+    """Limits of a reader; sizes in bytes, times in seconds unless named otherwise.
 
-    A reader holds at most `index_cache_bytes`, `block_cache_bytes` and `read_bytes` together,
-    beside what it has handed out and, while `read_streams` is used, `bulk_bytes` and their records.
-    A single block that is larger is read all the same, alone. An object of at most
-    `verified_bytes` with a recorded checksum is read from end to end, 4 MiB at a time on each
-    thread, before any of its blocks is returned; 0 leaves that out. In larger objects a change of
-    payload bytes is not seen by a read; compaction and `reconcile --deep` see it.
+    A reader uses at most `index_cache_bytes`, `block_cache_bytes` and `read_bytes` together, in
+    addition to returned records and, while `read_streams` is used, `bulk_bytes` and their records.
+    A larger single block is read alone. An object of at most `verified_bytes` with a recorded
+    checksum is read from end to end, 4 MiB at a time per thread, before any of its blocks is
+    returned; 0 disables that. In larger objects a read does not detect changed payload bytes, but
+    compaction and `reconcile --deep` do.
     """
 
     index_cache_bytes: int = 64 * _MIB  # indexes kept for the next read
     block_cache_bytes: int = 64 * _MIB  # prefetched and partly read blocks
     read_bytes: int = 128 * _MIB  # blocks in flight, and their records
     readahead_bytes: int = 512 * 1024  # initial prefetch window of a sequential reader
-    max_readahead_bytes: int = 32 * _MIB  # its largest; never more than half the block cache
+    max_readahead_bytes: int = 32 * _MIB  # largest window; at most half of the block cache
     max_slices: int = 100_000  # cached slices: parts of streams and their objects
-    max_staleness_s: float = 5.0  # maximum age of a slice without a healthy watch; 0: no use of it
+    max_staleness_s: float = 5.0  # maximum age of a slice without a healthy watch; 0: unused
     poll_interval_s: float = 1.0  # poll interval of waiting reads while the watch is down
-    bulk_bytes: int = 64 * _MIB  # blocks that `read_streams` holds at the same time
+    bulk_bytes: int = 64 * _MIB  # blocks of one group of `read_streams`
     verified_bytes: int = 128 * 1024  # objects up to this size are read whole once and compared
     fetch_threads: int = 8  # requests to the store at the same time
-    request_timeout_s: float = 30.0  # of one request to the store, with its repetitions
-    deadline_s: float = 60.0  # of one call, unless it names another
+    request_timeout_s: float = 30.0  # of one request to the store, retries included
+    deadline_s: float = 60.0  # of one call, unless the call has its own
 
     def __post_init__(self) -> None:
-        """Refuse bounds that could never be met."""
+        """Reject contradictory limits."""
         check_fields(self, _CHECKS)
 
 
 @dataclass(slots=True)
 class ReaderStats:
-    """Counts since the reader was made; `requests` and bytes are those of the object store."""
+    """Counters of a reader; `requests` and `bytes_fetched` count traffic with the object store."""
 
     requests: int = 0
     bytes_fetched: int = 0
     indexes_fetched: int = 0
     index_hits: int = 0
-    block_hits: int = 0  # blocks that were in memory, or on their way, when they were wanted
+    block_hits: int = 0  # requested blocks that were in memory or in flight
     block_misses: int = 0
     blocks_read_ahead: int = 0
-    blocks_evicted_unread: int = 0  # read ahead in vain
+    blocks_evicted_unread: int = 0  # prefetched without use
     metadata_hits: int = 0  # ranges whose objects were known
-    lookups: int = 0  # ranges that the map was asked about
-    vanished_objects: int = 0  # objects that were gone when they were wanted
-    lost_offsets: int = 0  # passed over, because they were given up and will never be there
+    lookups: int = 0  # ranges looked up at the controllers
+    vanished_objects: int = 0  # objects that were deleted before they were read
+    lost_offsets: int = 0  # skipped offsets that their writer abandoned

@@ -1,9 +1,9 @@
 """Errors of the client, one exception for each different reaction of a broker.
 
-Owns the translation of the contract's `ErrorCode` into exceptions. A message says what was
-refused, for which stream, node or object, and what to do next. `retriable` tells whether repeating
-the same call, unchanged, may succeed; it never tells that the call had no effect. Failures of the
-object store come as `streammeta.storage.errors` unless a class here says more about them.
+Owns the translation of the contract's `ErrorCode` into exceptions. A message names the rejected
+stream, node or object, the reason, and the next step. `retriable` says whether a retry of the same
+call, unchanged, may succeed; the failed call may still have had an effect. Failures of the object
+store are `streammeta.storage.errors`, unless a class here adds to them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from streammeta.v1.common_pb2 import ErrorCode
 
 
 def code_name(code: ErrorCode.ValueType) -> str:
-    """Return an error code's name as people read it, e.g. "STREAM_FENCED"."""
+    """Return the readable name of an error code, e.g. "STREAM_FENCED"."""
     return ErrorCode.Name(code).removeprefix("ERROR_CODE_")
 
 
 class BrokerClientError(Exception):
-    """The common base: catch it to handle every failure of the client."""
+    """Base class of the client's errors: catch it to handle every failure."""
 
     retriable: ClassVar[bool] = False
 
 
 class RefusedError(BrokerClientError):
-    """The controller refused one item, or a whole call, with an error code.
+    """The controllers rejected one item, or a whole call.
 
-    `subject` is what was refused (such as `stream 7`), `code` the error code or None when the call
-    ended with a gRPC status, `detail` the controller's own words or what the client knows beyond.
+    `subject` is the rejected item (such as `stream 7`), `code` the error code or None when the call
+    ended with a gRPC status, `detail` the controller's message or additions of the client.
     """
 
     advice: ClassVar[str] = "see the controller's log for the reason"
@@ -44,13 +44,13 @@ class RefusedError(BrokerClientError):
         self.detail = detail
         reason = "" if code is None else f" with {code_name(code)}"
         words = f" ({detail})" if detail else ""
-        super().__init__(f"{subject} was refused{reason}{words}; {self.advice}")
+        super().__init__(f"{subject} was rejected{reason}{words}; {self.advice}")
 
 
 class InvalidRequestError(RefusedError):
     """The request contradicts itself or breaks a rule of the contract."""
 
-    advice = "correct the field that is named, repeating the same request fails again"
+    advice = "correct the named field; a retry of the same request fails again"
 
 
 class LimitExceededError(RefusedError):
@@ -66,30 +66,30 @@ class PermissionDeniedError(RefusedError):
 
 
 class UnsupportedError(RefusedError):
-    """The controller doesn't offer this call."""
+    """The controller does not have this call."""
 
     advice = "upgrade the controllers, or use a client of their version"
 
 
 class ControllerDefectError(RefusedError):
-    """The controller failed in a way that it did not foresee."""
+    """The controller failed in an unexpected way."""
 
     advice = "nothing was changed; report it together with the controller's log"
 
 
 class ProtocolViolationError(RefusedError):
-    """The answer breaks the contract: a code that is never sent, or rows that do not match."""
+    """The answer breaks the contract: an undefined code, or rows that do not match."""
 
     advice = "check that client and controllers have matching versions"
 
 
 class BucketRefusedError(RefusedError):
-    """The controllers take the bucket for another cluster's and issue no object ids."""
+    """The bucket belongs to another cluster, so the controllers issue no object ids."""
 
     advice = "start the controllers with their own bucket and namespace"
 
 
-class MapOlderThanBucketError(RefusedError):
+class MetadataOlderThanBucketError(RefusedError):
     """The controllers were restored to an earlier state and issue no object ids."""
 
     advice = (
@@ -98,13 +98,13 @@ class MapOlderThanBucketError(RefusedError):
 
 
 class StreamNotFoundError(RefusedError):
-    """No stream has this id: it was never created, or it was deleted."""
+    """The stream was never created, or was deleted."""
 
     advice = "check the id, or create the stream"
 
 
 class StreamFencedError(RefusedError):
-    """Another node, or a newer epoch of the stream, holds the stream."""
+    """Another node, or a newer epoch of the stream, owns the stream."""
 
     advice = "stop writing to it; to take it back, open it with a larger stream epoch"
 
@@ -116,30 +116,28 @@ class StreamNotOpenedError(RefusedError):
 
 
 class StreamNotClosedError(RefusedError):
-    """The stream is open, or its former owner still has data to upload."""
+    """The stream is open, or its former owner has pending uploads."""
 
-    advice = "wait until its owner has closed it, then repeat"
+    advice = "wait until its owner has closed it, then retry"
     retriable = True
 
 
 class StreamEpochMismatchError(RefusedError):
-    """The stream and its current range disagree with the epoch in the request."""
+    """The request's epoch contradicts the stream and its current range."""
 
     advice = "describe the stream, then open it with a larger stream epoch"
 
 
 class StreamFailedError(RefusedError):
-    """An earlier write to the stream failed, so this one would have left a gap."""
+    """An earlier write to the stream failed, so this one would leave a gap."""
 
-    advice = "open the stream again and attach it, then repeat from its next offset"
+    advice = "open the stream again and attach it, then continue at its next offset"
 
 
 class ObjectExpiredError(RefusedError):
     """A commit came after the object's deadline, or for an id that was never prepared."""
 
-    advice = (
-        "what was uploaded is garbage that reconciliation removes; prepare new ids and upload again"
-    )
+    advice = "reconciliation removes the uploaded bytes; prepare new ids and upload again"
 
 
 class ObjectNotCommittedError(RefusedError):
@@ -149,7 +147,7 @@ class ObjectNotCommittedError(RefusedError):
 
 
 class ObjectContentMismatchError(RefusedError):
-    """The object id was committed before, with other content than this commit has."""
+    """The object id was committed before, with other content."""
 
     advice = "commit under newly prepared ids; only an identical commit may be repeated"
 
@@ -157,56 +155,56 @@ class ObjectContentMismatchError(RefusedError):
 class CompactedObjectsNotFoundError(RefusedError):
     """A source of a compaction is no longer committed: another process has compacted it."""
 
-    advice = "drop the result and plan the compaction anew"
+    advice = "discard the result and plan the compaction again"
 
 
 class NodeFencedError(RefusedError):
-    """The node's streams are being recovered by another node."""
+    """Another node is recovering the node's streams."""
 
     advice = "stop writing as this node; restart the broker with a larger node epoch"
 
 
 class NodeEpochExpiredError(NodeFencedError):
-    """A newer process of this node has registered, or another one with the same epoch."""
+    """A newer process of this node, or another one with the same epoch, has registered."""
 
     advice = (
-        "stop this process: a newer one speaks for the node, or another one has its epoch; a start"
-        " needs a larger node epoch"
+        "stop this process: a newer one replaces it, or another one has its epoch; start with a"
+        " larger node epoch"
     )
 
 
 class NodeNotRegisteredError(RefusedError):
     """The node has not registered."""
 
-    advice = "register the node, then repeat"
+    advice = "register the node, then retry"
 
 
 class NodeLockedError(RefusedError):
     """The previous owner of the stream is locked; only it may open the stream."""
 
-    advice = "wait for the lock to be undone, then repeat"
+    advice = "wait until the lock is removed, then retry"
     retriable = True
 
 
 class KeyConflictError(RefusedError):
     """Put-if-absent or compare-and-set found another version."""
 
-    advice = "read the value that is stored, decide again and put with its version"
+    advice = "read the stored value, decide again and put with its version"
 
 
 class KeyNotFoundError(RefusedError):
-    """There is no such key."""
+    """The key does not exist."""
 
     advice = "check namespace and key"
 
 
 class OffsetMismatchError(RefusedError):
-    """A range does not continue where the stream ends.
+    """A range does not start at the end of its stream.
 
-    `got` is the start of the refused range, `wanted` the stream's end offset, None if unknown.
+    `got` is the start of the rejected range, `wanted` the stream's end offset, None if unknown.
     """
 
-    advice = "open the stream again to learn its next offset, then write from there"
+    advice = "open the stream again to get its next offset, then write from there"
 
     def __init__(self, stream_id: int, wanted: int | None, got: int) -> None:
         self.stream_id = stream_id
@@ -223,7 +221,7 @@ class OffsetMismatchError(RefusedError):
 class OffsetTrimmedError(RefusedError):
     """A read starts below the first visible offset of its stream."""
 
-    advice = "read from the stream's start offset; what was below it has been trimmed"
+    advice = "read from the stream's start offset; earlier records are trimmed"
 
     def __init__(self, stream_id: int, got: int, start_offset: int) -> None:
         self.stream_id = stream_id
@@ -237,12 +235,12 @@ class OffsetTrimmedError(RefusedError):
 
 
 class ControllerUnavailableError(BrokerClientError):
-    """No controller answered the call within the deadline.
+    """No controller completed the call within the deadline.
 
-    A call that changes something may have taken effect; one that reads, `is_read`, changes nothing.
-    `over_tls` says whether it was made over TLS, None: not known. `tried` gives, for each endpoint,
-    the last failure seen there. `reason` is the last `google.rpc.ErrorInfo` reason for which a
-    controller took nothing for now, such as DISK_FULL or BUSY, empty if none said so.
+    A call that changes something may have taken effect; a read, `is_read`, changes nothing.
+    `over_tls` says whether TLS was used, None if unknown. `tried` has the last failure at each
+    endpoint. `reason` is the last temporary `google.rpc.ErrorInfo` reason of a controller, such as
+    DISK_FULL or BUSY, empty without one.
     """
 
     retriable = True
@@ -262,8 +260,9 @@ class ControllerUnavailableError(BrokerClientError):
         self.tried = dict(tried)
         self.reason = reason
         seen = "; ".join(f"{endpoint}: {failure}" for endpoint, failure in tried.items())
-        what = f"was put off with {reason} for" if reason else "got no answer in"
-        advice = _UNAVAILABLE_ADVICE.get(reason, _PUT_OFF_ADVICE)
+        what = f"was rejected with {reason} for" if reason else "got no answer in"
+        advice = _UNAVAILABLE_ADVICE.get(reason, _UNKNOWN_REASON_ADVICE)
+        # Without a reason no controller answered, so the connections themselves may be wrong.
         if not reason and over_tls is not None:
             advice = connection_advice(tried.values(), over_tls=over_tls) or advice
         super().__init__(
@@ -274,24 +273,24 @@ class ControllerUnavailableError(BrokerClientError):
 
 _UNAVAILABLE_ADVICE = {
     "": "check that a majority of the controllers runs and that these endpoints are theirs",
-    "DISK_FULL": "make room on the disks of the controllers",
+    "DISK_FULL": "free space on the disks of the controllers",
     "BUSY": "have fewer requests in flight, or a longer deadline",
     "OBJECT_IDS_NOT_READY": "check that the controllers reach their bucket",
     "MARKER_UNSEEN": "check that the controllers reach their bucket",
-    "FENCE_PENDING": "wait until the cluster before this one is fenced, half a minute at most",
+    "FENCE_PENDING": "wait until the former cluster is fenced, at most half a minute",
 }
-_AFTER_READ = "It changed nothing: repeat it"
+_AFTER_READ = "The call changed nothing: retry it"
 _AFTER_CHANGE = (
-    "It may have taken effect: repeat it with the same request id, or open the stream again"
+    "The call may have taken effect: retry it with the same request id, or open the stream again"
 )
-_PUT_OFF_ADVICE = "the controllers answer: their message says what stands in the way"
-"""For reasons that a later version of the controllers may give."""
+_UNKNOWN_REASON_ADVICE = "the controllers answer: their message names the obstacle"
+"""For reasons that a later version of the controllers may have."""
 
 
 class OutcomeUnknownError(BrokerClientError):
-    """A commit got no answer in time: its records may be committed, all of them or none.
+    """A commit got no answer in time: either all of its records are committed, or none.
 
-    The next offset of their streams, once opened with larger epochs, tells which.
+    The next offset of their streams, opened again with larger epochs, shows which.
     """
 
     def __init__(self, subject: str, cause: Exception) -> None:
@@ -299,27 +298,27 @@ class OutcomeUnknownError(BrokerClientError):
         self.__cause__ = cause
         super().__init__(
             f"the outcome of {subject} is unknown ({cause}); open the stream again with a larger"
-            " epoch: its next offset tells whether the records are committed"
+            " epoch: its next offset shows whether the records are committed"
         )
 
 
 class UploadFailedError(BrokerClientError):
-    """The object store did not take an object; nothing of it was committed."""
+    """The object store rejected an object; no record of it was committed."""
 
     def __init__(self, key: str, object_id: int, reason: str) -> None:
         self.key = key
         self.object_id = object_id
         super().__init__(
-            f"object {object_id} could not be uploaded as {key!r}: {reason}; once the store takes"
-            " writes, open the streams again and repeat from their next offsets"
+            f"object {object_id} could not be uploaded as {key!r}: {reason}; once the store accepts"
+            " writes, open the streams again and continue at their next offsets"
         )
 
 
 class ClientClosedError(BrokerClientError):
-    """The client of the controllers was closed before, or during, a call."""
+    """The controllers' client was closed before, or during, a call."""
 
     def __init__(self, call: str) -> None:
-        super().__init__(f"{call}: the client is closed; make a new one")
+        super().__init__(f"{call}: the client is closed; create a new one")
 
 
 class ForkedProcessError(BrokerClientError):
@@ -328,13 +327,13 @@ class ForkedProcessError(BrokerClientError):
     def __init__(self, call: str) -> None:
         super().__init__(
             f"{call}: process {os.getpid()} was forked from one that had connected to controllers,"
-            " and the threads of its connections are not here; start the process by spawn or exec,"
+            " and has no threads for its connections; start the process by spawn or exec,"
             " as multiprocessing.get_context('spawn') does, and open a client in it"
         )
 
 
 class WriterClosedError(BrokerClientError):
-    """The writer is closed and takes no more records."""
+    """The writer is closed and accepts no more records."""
 
 
 class RecoveryNeededError(BrokerClientError):
@@ -342,21 +341,21 @@ class RecoveryNeededError(BrokerClientError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the write-ahead log holds records of an earlier process; attach the streams that the"
-            " session inherited and await recover() before the first append"
+            "the write-ahead log has records of an earlier process; attach the session's inherited"
+            " streams and await recover() before the first append"
         )
 
 
 class ReaderClosedError(BrokerClientError):
-    """The reader was closed while, or before, something was read with it."""
+    """The reader was closed during, or before, a read."""
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
-        super().__init__(f"read of stream {stream_id}: the reader is closed; make a new one")
+        super().__init__(f"read of stream {stream_id}: the reader is closed; create a new one")
 
 
 class ReadDeadlineError(BrokerClientError):
-    """A read was not done when its deadline passed; it changed nothing."""
+    """A read did not complete before its deadline; it changed nothing."""
 
     retriable = True
 
@@ -364,8 +363,8 @@ class ReadDeadlineError(BrokerClientError):
         self.subject = subject
         self.deadline_s = deadline_s
         super().__init__(
-            f"{subject} was not done in {deadline_s:g} s; check that the object store answers, then"
-            " repeat it, with less to read or a longer deadline"
+            f"{subject} did not complete in {deadline_s:g} s; check that the object store answers,"
+            " then retry it, with a smaller read or a longer deadline"
         )
 
 
@@ -418,13 +417,13 @@ ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RefusedError]] = {
 
 
 def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
-    """Make the exception for `code`, which must not be NONE; an unknown code is a violation.
+    """Build the exception for `code`, which must not be NONE; an unknown code is a violation.
 
     An `OFFSET_NOT_MATCHED` becomes a plain `RefusedError`: a caller that knows the offsets raises
     `OffsetMismatchError` itself.
     """
     if code == ErrorCode.ERROR_CODE_NONE:
-        raise ValueError(f"{subject} was not refused: the code is NONE")
+        raise ValueError(f"{subject} was not rejected: the code is NONE")
     if code not in ErrorCode.values():
         return ProtocolViolationError(subject, detail=f"unknown error code {code}")
     kind = ERRORS_BY_CODE[code]

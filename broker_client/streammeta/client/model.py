@@ -1,4 +1,4 @@
-"""Answers of the controllers as the client's own frozen values, without messages of the wire.
+"""Answers of the controllers as frozen values of the client, without protobuf messages.
 
 Owns the translation of answers that callers see. Hot paths (commits, lookups) translate their own.
 """
@@ -37,8 +37,9 @@ class Recovery:
 class HeartbeatAnswer:
     """Answer to a heartbeat.
 
-    `may_shutdown`: the node owes no upload. A node that is silent for `session_timeout_s` seconds
-    is fenced. `compactions` are departed nodes whose set objects this process is to compact.
+    `may_shutdown`: the node has no pending upload. A node that is silent for `session_timeout_s`
+    seconds is fenced. `compactions` are departed nodes whose stream set objects this process is to
+    compact.
     """
 
     may_shutdown: bool
@@ -51,8 +52,8 @@ class HeartbeatAnswer:
 class ClusterDescription:
     """A cluster as the controller `answered_by` knows it; None and empty texts are unknown.
 
-    `high_watermark` is the committed end of the log. `bucket_problem` says why no object ids are
-    issued, as far as that controller knows.
+    `high_watermark` is the committed end of the log. `bucket_problem` is the reason why no object
+    ids are issued, as far as that controller knows.
     """
 
     cluster_id: str
@@ -68,9 +69,9 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRange:
-    """The offsets `[start_offset, end_offset)` that were written in one epoch, by one node.
+    """The offsets `[start_offset, end_offset)` that one node wrote in one epoch.
 
-    `range_index` counts all ranges of the stream, those that were dropped since included.
+    `range_index` counts all ranges of the stream, including dropped ones.
     """
 
     range_index: int
@@ -84,8 +85,8 @@ class StreamRange:
 class StreamDescription:
     """A stream; epoch and node are None if it was never opened.
 
-    `ranges` are empty unless they were asked for. `pending` are offset ranges that former owners
-    still owe an upload for, `lost` those that were given up.
+    `ranges` are empty unless requested. `pending` are offset ranges that former owners still have
+    to upload, `lost` the abandoned ones.
     """
 
     stream_id: int
@@ -101,41 +102,43 @@ class StreamDescription:
 
 
 def node_message(node: NodeIdentity) -> common_pb2.NodeIdentity:
-    """Return the message that carries `node` in a request."""
+    """Return the protobuf message of `node`."""
     return common_pb2.NodeIdentity(node_id=node.node_id, node_epoch=node.node_epoch)
 
 
 def heartbeat_answer(answer: nodes_pb2.HeartbeatResponse) -> HeartbeatAnswer:
     """Translate an answer."""
-    return _translated(
+    return _translate(
         HeartbeatAnswer,
         answer,
         session_timeout_s=answer.session_timeout_ms / 1000,
-        recoveries=tuple(_translated(Recovery, one) for one in answer.recoveries),
-        compactions=tuple(_translated(NodeIdentity, one) for one in answer.compactions),
+        recoveries=tuple(_translate(Recovery, recovery) for recovery in answer.recoveries),
+        compactions=tuple(_translate(NodeIdentity, node) for node in answer.compactions),
     )
 
 
 def cluster_description(answer: admin_pb2.DescribeClusterResponse) -> ClusterDescription:
     """Translate an answer."""
-    return _translated(ClusterDescription, answer)
+    return _translate(ClusterDescription, answer)
 
 
-def stream_description(one: streams_pb2.StreamDescription) -> StreamDescription:
+def stream_description(stream: streams_pb2.StreamDescription) -> StreamDescription:
     """Translate a row of an answer."""
-    return _translated(
+    return _translate(
         StreamDescription,
-        one,
-        is_open=one.state == common_pb2.STREAM_STATE_OPENED,
-        tags={tag.key: tag.value for tag in one.tags},
-        ranges=tuple(_translated(StreamRange, each) for each in one.ranges),
-        pending=tuple((each.start_offset, each.end_offset) for each in one.pending_uploads),
-        lost=tuple((each.start_offset, each.end_offset) for each in one.lost),
+        stream,
+        is_open=stream.state == common_pb2.STREAM_STATE_OPENED,
+        tags={tag.key: tag.value for tag in stream.tags},
+        ranges=tuple(_translate(StreamRange, range_) for range_ in stream.ranges),
+        pending=tuple(
+            (range_.start_offset, range_.end_offset) for range_ in stream.pending_uploads
+        ),
+        lost=tuple((range_.start_offset, range_.end_offset) for range_ in stream.lost),
     )
 
 
-def _translated(kind: type[ValueT], message: Message, **others: Any) -> ValueT:
-    """Make a `kind` of the fields of `message` that have its names, None if absent."""
+def _translate(kind: type[ValueT], message: Message, **others: Any) -> ValueT:
+    """Build a `kind` from the fields of `message` with the same names, None if absent."""
     names = kind.__dataclass_fields__.keys() - others.keys()  # type: ignore[attr-defined]
     values = {name: _value(message, name) for name in names}
     return kind(**values, **others)

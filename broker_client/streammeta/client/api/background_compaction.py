@@ -1,7 +1,7 @@
-"""Compaction that a broker carries out by itself, every twenty minutes unless told otherwise.
+"""Background compaction of a broker, by default every twenty minutes.
 
-Owns the schedule and what a failure means for the next cycle. Others may compact the same node
-meanwhile, by `compact` or from outside: the controllers accept the first commit of each object.
+Owns the schedule and the effect of a failure on the next cycle. Others may compact the same node at
+the same time, by `compact` or from outside: the controllers accept the first commit of each object.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from streammeta.client.compaction.runner import BARRED
+from streammeta.client.compaction.runner import FENCED
 from streammeta.client.errors import BrokerClientError
 from streammeta.storage.errors import StorageError, WrongBucketError
 
@@ -19,7 +19,7 @@ INTERVAL_S = 20 * 60.0
 """Time between the beginnings of two cycles."""
 
 CLOSE_S = 5.0
-"""Time that the end of a cycle under way is waited for, in seconds."""
+"""Time that `close` waits for the end of a running cycle, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class BackgroundCompaction:
     """Runs `cycle` every `interval_s` seconds, from `start` to `close`.
 
-    The first one comes after half of the interval to all of it, at random, so that brokers that
-    were started together do not compact together.
+    The first cycle starts after a random part of the interval, at least half of it, so that brokers
+    that started together do not compact together.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class BackgroundCompaction:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the cycles."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End; a cycle under way is given up, and changes nothing that it has not committed.
+        """Stop. A running cycle is cancelled, and keeps only the changes it has committed.
 
-        Calls of the store can't be stopped: the cycle is left alone if they take too long.
+        Calls of the store can't be cancelled, so `close` does not wait for long ones.
         """
         if self._task is not None:
             self._task.cancel()
@@ -63,20 +63,20 @@ class BackgroundCompaction:
         await self._sleep(self._interval_s * self._rng.uniform(0.5, 1.0))
         while True:
             began = loop.time()
-            if not await self._is_to_go_on():
+            if not await self._run_cycle():
                 return
             rest_s = self._interval_s * self._rng.uniform(0.9, 1.1) - (loop.time() - began)
             await self._sleep(max(0.0, rest_s))
 
-    async def _is_to_go_on(self) -> bool:
+    async def _run_cycle(self) -> bool:
         """Run one cycle; return whether another may succeed."""
         try:
             await self._cycle()
-        except (*BARRED, WrongBucketError) as error:
-            _log.warning("compaction in the background ends: %s", error)
+        except (*FENCED, WrongBucketError) as error:
+            _log.warning("background compaction stopped: %s", error)
             return False
         except (BrokerClientError, StorageError) as error:
-            _log.warning("compaction failed, trying again in %g s: %s", self._interval_s, error)
+            _log.warning("compaction failed, retrying in %g s: %s", self._interval_s, error)
         except Exception:  # noqa: BLE001 - a defect of one cycle must not stop the others
-            _log.exception("compaction failed unexpectedly, trying again in %g s", self._interval_s)
+            _log.exception("compaction failed unexpectedly, retrying in %g s", self._interval_s)
         return True

@@ -1,8 +1,8 @@
-"""Named objects: bytes of a broker's own in the cluster's bucket, found by name.
+"""Named objects: a broker's private objects in the cluster's bucket, found by name.
 
-A stream or a key of the cluster owns each, and it is deleted with its owner. Objects are whole:
-they are written once, read whole, and never changed; a new content needs a new name, or the old one
-deleted first. Knows nothing of what the bytes mean.
+A stream or a key of the cluster owns each object and is deleted with it: an object is deleted when
+its owner is. Objects are written once, read whole, and never changed. New content needs a new name,
+or the deletion of the old object first. Knows nothing of the contents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
 
 PUT_WITHIN_S = 600.0
-"""Time to upload and commit in, after which the controllers forget a prepared object."""
+"""Time for upload and commit, after which a prepared object expires, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class OwnerKey:
 
 @dataclass(frozen=True, slots=True)
 class NamedObject:
-    """A named object; `crc32c` -1: not known, times are ms since 1970, leader's clock."""
+    """A named object; `crc32c` -1: unknown; times are in ms since 1970, by the leader's clock."""
 
     name: str
     object_id: int
@@ -74,16 +74,17 @@ class NamedObjects:
         owner: OwnerStream | OwnerKey,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
-        """Store bytes under a name that is free; return the object's id.
+        """Store bytes under an unused name; return the object's id.
 
-        Raises `KeyConflictError` if the name is taken, `StreamNotFoundError` or `KeyNotFoundError`
-        if there is no such owner, what bars the node, and errors of the store.
+        Raises `KeyConflictError` if the name is in use, `StreamNotFoundError` or `KeyNotFoundError`
+        if the owner does not exist, errors that fence the node, and errors of the store.
         """
         check_kind("data", data, bytes, "bytes")
         await self._bucket.require()
         (object_id,) = (await self._ids.take(1)).ids
         key = key_for(object_id, self._session.namespace)
         await run_blocking(self._store.put, key, data)
+
         item = objects_pb2.NamedObjectToCommit(
             object_id=object_id,
             name=name,
@@ -97,6 +98,7 @@ class NamedObjects:
             item.owner_stream_id = owner.stream_id
         else:
             item.owner_key.key, item.owner_key.namespace = owner.key, owner.namespace
+
         answer = await self._client.call(
             methods.COMMIT_NAMED_OBJECTS,
             objects_pb2.CommitNamedObjectsRequest(
@@ -110,32 +112,32 @@ class NamedObjects:
     async def get(self, name: str) -> bytes:
         """Return the bytes of an object.
 
-        Raises `KeyNotFoundError` if there is no such name, and errors of the store: its
-        `CorruptObjectError` if the bytes are not those that were stored.
+        Raises `KeyNotFoundError` for an unknown name, and errors of the store: `CorruptObjectError`
+        if the bytes differ from the stored ones.
         """
-        found = [one async for one in self.describe([name])]
+        found = [described async for described in self.describe([name])]
         if not found:
             raise refusal(common_pb2.ERROR_CODE_KEY_NOT_EXIST, f"object {name!r}")
-        (one,) = found
-        key = key_for(one.object_id, self._session.namespace)
+        (described,) = found
+        key = key_for(described.object_id, self._session.namespace)
         data = await run_blocking(self._store.get_range, key)
-        if one.crc32c >= 0:
-            ObjectChecksum.of(data).verify(one.crc32c, source=key)
+        if described.crc32c >= 0:
+            ObjectChecksum.of(data).verify(described.crc32c, source=key)
         return data
 
     async def describe(
         self, names: Sequence[str] = (), *, prefix: str = ""
     ) -> AsyncIterator[NamedObject]:
-        """List objects in name order: of these names, unknown ones left out, or with a prefix."""
+        """List objects in name order: these names without unknown ones, or with a prefix."""
         request = objects_pb2.DescribeNamedObjectsRequest(names=names, prefix=prefix)
         async for answer in self._client.pages(methods.DESCRIBE_NAMED_OBJECTS, request):
-            for one in answer.objects:
-                yield _named_object(one)
+            for row in answer.objects:
+                yield _translate(row)
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Take names away and destroy their objects; names that there are not are passed over.
+        """Delete objects and their names; unknown names are ignored.
 
-        Raises what bars the node.
+        Raises errors that fence the node.
         """
         items = [objects_pb2.NamedObjectToDelete(name=name) for name in names]
         answer = await self._client.call(
@@ -152,16 +154,16 @@ class NamedObjects:
                 raise refusal(error, f"object {name!r}")
 
 
-def _named_object(one: objects_pb2.NamedObject) -> NamedObject:
-    owner: OwnerStream | OwnerKey = OwnerKey(one.owner_key.key, one.owner_key.namespace)
-    if one.HasField("owner_stream_id"):
-        owner = OwnerStream(one.owner_stream_id)
+def _translate(row: objects_pb2.NamedObject) -> NamedObject:
+    owner: OwnerStream | OwnerKey = OwnerKey(row.owner_key.key, row.owner_key.namespace)
+    if row.HasField("owner_stream_id"):
+        owner = OwnerStream(row.owner_stream_id)
     return NamedObject(
-        name=one.name,
-        object_id=one.object_id,
-        object_size=one.object_size,
-        crc32c=one.crc32c if one.HasField("crc32c") else -1,
-        committed_at_ms=one.committed_at_ms,
+        name=row.name,
+        object_id=row.object_id,
+        object_size=row.object_size,
+        crc32c=row.crc32c if row.HasField("crc32c") else -1,
+        committed_at_ms=row.committed_at_ms,
         owner=owner,
-        metadata={tag.key: tag.value for tag in one.metadata},
+        metadata={tag.key: tag.value for tag in row.metadata},
     )

@@ -1,7 +1,7 @@
 """A broker's whole client in one object: from endpoints and bucket to append, read, tail, compact.
 
-Composes the parts of this package and owns their order of construction and of closing. Every part
-can be reached for what the short calls leave out; the parts work without the facade, too.
+Composes the parts of this package and owns the order in which they are opened and closed. The parts
+are accessible for everything that the short calls do not cover, and can be used without the facade.
 """
 
 from __future__ import annotations
@@ -55,19 +55,20 @@ from streammeta.tls.files import TlsFiles
 
 @dataclass(frozen=True, slots=True)
 class StreamClientConfig:
-    """Configurations of the parts; None stands for the defaults of a part.
+    """Configurations of the parts; None for the defaults of a part.
 
-    `deadline_s` bounds a call to the controllers, in seconds. A `wal_directory` makes the writer
-    acknowledge appends from a write-ahead log there (`durability="wal"`), an `object_log` from one
-    in the bucket, which other brokers recover if this one is gone for good. A node's session ends
-    after `session_timeout_s` seconds of silence, at least 2; 0 stands for the controllers' own.
+    `deadline_s` limits a call to the controllers, in seconds. With a `wal_directory` the writer
+    acknowledges appends from a write-ahead log there (`durability="wal"`), with an `object_log`
+    from a log in the bucket, which other brokers recover if this one is lost. A node's session ends
+    after `session_timeout_s` seconds of silence, at least 2, or 0 for the controllers' default.
 
-    A client with a node compacts by itself every `compaction_interval_s` seconds, never with None.
-    `network_rate` limits its traffic with the bucket, in bytes a second of each direction, 0: no
+    A client with a node compacts every `compaction_interval_s` seconds, never with None.
+    `network_rate` limits its traffic with the bucket, in bytes per second and direction, 0: no
     limit. Uploads come before reads, and reads before compaction.
 
-    A process that does not bring the log that its node has registered is refused while the node has
-    streams open. With `allow_missing_log` it starts, and that log is set aside if it comes back.
+    A process without the log that its node has registered is rejected while the node has open
+    streams. With `allow_missing_log` it starts, and the records of a log that returns later are set
+    aside.
     """
 
     deadline_s: float = DEFAULT_DEADLINE_S
@@ -83,7 +84,7 @@ class StreamClientConfig:
     allow_missing_log: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse two logs, and numbers that mean nothing."""
+        """Reject two logs, and numbers without a meaning."""
         if self.compaction_interval_s is not None:
             check_seconds("compaction_interval_s", self.compaction_interval_s)
         if not 0 <= self.network_rate < math.inf:
@@ -92,7 +93,7 @@ class StreamClientConfig:
             raise ValueError("wal_directory and object_log are both given, wanted at most one")
 
     def check_node(self, node_id: int | None) -> None:
-        """Raise `ValueError` for a write-ahead log without the node that it belongs to."""
+        """Raise `ValueError` for a write-ahead log without a node id."""
         if node_id is None and self.has_log:
             name = "wal_directory" if self.object_log is None else "object_log"
             raise ValueError(f"{name} needs a node_id: a write-ahead log belongs to a node")
@@ -105,10 +106,10 @@ class StreamClientConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeCompaction:
-    """One cycle of compaction: of the set objects of each node, and of the node's own streams.
+    """One cycle of compaction: stream set objects of each node, and the node's own streams.
 
     The first of `set_objects` is the node itself, the others are departed nodes that the
-    controllers assigned to it. Streams without work are left out of `streams`.
+    controllers assigned to it. `streams` contains only streams with work.
     """
 
     set_objects: tuple[CompactionReport, ...]
@@ -117,14 +118,14 @@ class NodeCompaction:
 
 @dataclass(eq=False, repr=False)
 class StreamClient(ClosedAtExit):
-    """Everything a broker needs of one cluster. Make it with `open`, and `close` it.
+    """A broker's client of one cluster. Create it with `open`, and `close` it.
 
-    Safe for many concurrent calls on one event loop. A client that was opened without `node_id`
-    only reads. `controllers`, `store` and `reader` are its parts; look-ups by time, many streams at
-    once and statistics are the reader's. `recovery` says what was found in the write-ahead log when
-    it was opened, None without one. `background_compaction` is None where it is switched off.
-    Every call raises subclasses of `BrokerClientError`, of
-    `StorageError` for failures of the bucket, and `TypeError` or `ValueError` for wrong arguments.
+    Safe for many concurrent calls on one event loop. A client opened without `node_id` only reads.
+    `controllers`, `store` and `reader` are its parts. Use the reader for lookups by time, reads of
+    many streams, and statistics. `recovery` is the report on the write-ahead log at the opening,
+    None without a log. `background_compaction` is None if disabled. Every call raises subclasses of
+    `BrokerClientError`, of `StorageError` for failures of the bucket, and `TypeError` or
+    `ValueError` for wrong arguments.
     """
 
     controllers: ControllerClient
@@ -158,16 +159,16 @@ class StreamClient(ClosedAtExit):
         """Connect to the controllers at `endpoints` (HOST:PORT) and the cluster's bucket.
 
         `bucket` is an address, `s3://bucket?options` or `file:///absolute/directory`, or a store.
-        With `tls` the controllers are called over TLS with the broker's certificate.
-        With a `node_id` the process registers as that node and older processes of it are fenced;
+        With `tls` the controllers are called over TLS with the broker's certificate. With a
+        `node_id` the process registers as that node, and older processes of the node are fenced.
         `node_epoch` must grow with each start. By default it is the time in ms, or above the
-        registered epoch where that lies ahead of this machine's clock. Streams that an earlier
-        process of the node left open are taken over, and what a write-ahead log holds is uploaded:
-        see `inherited` and `recovery`.
+        registered epoch if that is ahead of this machine's clock. Streams that an earlier process
+        of the node left open are taken over, and records of a write-ahead log are uploaded: see
+        `inherited` and `recovery`.
 
         Raises `BucketNotFoundError` or `WrongBucketError` for another bucket than the cluster's,
         before the process registers, `NodeEpochExpiredError` when a newer process of the node has
-        registered, and what opening and recovering a write-ahead log raises.
+        registered, and the errors of opening and recovering a write-ahead log.
         """
         config = StreamClientConfig() if config is None else config
         store = open_object_store(bucket) if isinstance(bucket, str) else bucket
@@ -182,13 +183,17 @@ class StreamClient(ClosedAtExit):
                     network_rate=config.network_rate,
                 )
             )
+
             session = writer = log = failovers = None
             namespace = await controllers.object_namespace()
+            # Before the registration: it fences the node's running process, which a broker with a
+            # wrong bucket must not do.
             await BucketCheck(controllers, store, namespace).look_once()
             if node_id is not None:
                 check_int("node_id", node_id, 0, INT32_MAX)
                 session = await _open_session(controllers, node_id, node_epoch, tags, config)
                 log = await _open_log(session, store, config, closing)
+                # A new log gets its id when it is opened, after the registration.
                 if config.wal_directory is not None:
                     await session.register_log(await _find_log(config), tags)
                 bounds = config.writer or WriterConfig(
@@ -199,10 +204,11 @@ class StreamClient(ClosedAtExit):
                 writer.attach(session.inherited)
                 failovers = FailoverWorker(session, store, writer.heartbeat)
                 await closing.enter_async_context(failovers)
+
             reader = StreamReader(controllers, store, namespace, config.reader)
             await closing.enter_async_context(reader)
             inherited = () if session is None else session.inherited
-            epochs = {one.stream_id: one.epoch for one in inherited}
+            epochs = {stream.stream_id: stream.epoch for stream in inherited}
             parts = (controllers, store, reader, writer, log, session)
             client = cls(*parts, config, epochs, closing)
             client._failovers = failovers
@@ -218,7 +224,8 @@ class StreamClient(ClosedAtExit):
         """Upload and commit the appended records, then stop every part.
 
         Streams stay open for the node's next process, unless `close_streams` is set: then other
-        nodes can open them at once. Raises the first failure to close one, once all has stopped.
+        nodes can open them at once. Raises the first failure to close a stream, after all parts
+        have stopped.
         """
         try:
             if close_streams and self._epochs:
@@ -255,16 +262,16 @@ class StreamClient(ClosedAtExit):
 
     @property
     def inherited(self) -> tuple[OpenedStream, ...]:
-        """Streams that an earlier process of the node left open; they take appends at once."""
+        """Streams that an earlier process of the node left open; they accept appends at once."""
         return self.session.inherited
 
     @property
     def failovers(self) -> tuple[FailoverReport, ...]:
-        """Results of the failovers that this process has carried out for others, oldest first."""
+        """Results of this process's failovers of other nodes, oldest first."""
         return () if self._failovers is None else tuple(self._failovers.reports)
 
     def metrics(self) -> ClientMetrics:
-        """Return what this client has counted so far; cheap enough to ask at any time."""
+        """Return this client's counters; cheap enough to call at any time."""
         log, writer = self._log, self._writer
         on_disk = log if isinstance(log, WriteAheadLog) else None
         in_bucket = log if isinstance(log, ObjectLog) else None
@@ -297,7 +304,7 @@ class StreamClient(ClosedAtExit):
 
         `streams` are stream ids, or stream ids with the stream epochs to open them with. Without
         an epoch a stream gets the next larger one, which also clears the failure of an earlier
-        write. Raises `ValueError` for a stream with appends under way: `flush` first.
+        write. Raises `ValueError` for a stream with appends in flight: `flush` first.
         """
         if isinstance(streams, Mapping):
             epochs = check_int_mapping("streams", streams, "stream epochs")
@@ -305,20 +312,21 @@ class StreamClient(ClosedAtExit):
         else:
             ids = check_ints("streams", streams, "a sequence of stream ids")
             epochs = {
-                one.stream_id: 0 if one.epoch is None else one.epoch + 1
-                async for one in self.controllers.describe_streams(ids)
+                stream.stream_id: 0 if stream.epoch is None else stream.epoch + 1
+                async for stream in self.controllers.describe_streams(ids)
             } if ids else {}  # fmt: skip
             missing = set(ids) - epochs.keys()
+
         self.writer.require_attachable(epochs)
         outcomes = await self.session.open_streams(epochs)
         self.writer.attach(outcomes.done.values())
-        self._epochs |= {one.stream_id: one.epoch for one in outcomes.done.values()}
+        self._epochs |= {stream.stream_id: stream.epoch for stream in outcomes.done.values()}
         for stream_id in missing:
             outcomes.failed[stream_id] = StreamNotFoundError(f"opening stream {stream_id}")
         return outcomes
 
     async def close_streams(self, stream_ids: Iterable[int]) -> Outcomes[None]:
-        """Commit what was appended to open streams, and close them."""
+        """Commit the appended records of open streams, and close them."""
         epochs = self._epochs_of(stream_ids)
         await self.writer.flush()
         outcomes = await self.session.close_streams(epochs)
@@ -328,10 +336,10 @@ class StreamClient(ClosedAtExit):
         return outcomes
 
     async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
-        """Move the first visible offset of open streams forward; return where each starts now.
+        """Move the first visible offset of open streams forward; return their new start offsets.
 
-        A stream is trimmed up to its next offset at the latest: later appends stay visible. If a
-        trim covers records that are not committed yet, it waits until they are, or have failed.
+        A trim stops at the stream's next offset, so later appends stay visible. If it covers
+        uncommitted records, it waits until they are committed or have failed.
         """
         starts = check_int_mapping("new_starts", new_starts, "new start offsets")
         epochs = self._epochs_of(list(starts))
@@ -355,7 +363,7 @@ class StreamClient(ClosedAtExit):
     ) -> int:
         """Append a record of `count` offsets; return its base offset once it is durable.
 
-        Concurrent appends share objects and commits. `writer.append` gives a future instead.
+        Concurrent appends share objects and commits. `writer.append` returns a future instead.
         """
         future = await self.writer.append(stream_id, payload, count, timestamp_ms=timestamp_ms)
         return await future
@@ -368,7 +376,7 @@ class StreamClient(ClosedAtExit):
         return await future
 
     async def flush(self) -> None:
-        """Upload what was appended now, and wait until it is committed or has failed."""
+        """Upload the appended records now, and wait until they are committed or have failed."""
         await self.writer.flush()
 
     async def read(
@@ -378,7 +386,7 @@ class StreamClient(ClosedAtExit):
         end: int | None = None,
         max_bytes: int = DEFAULT_READ_BYTES,
     ) -> list[RecordBatch]:
-        """Read record batches that cover `[start, end)`, or its front; see `StreamReader.read`."""
+        """Read record batches that cover `[start, end)`, or its start; see `StreamReader.read`."""
         return await self.reader.read(stream_id, start, end, max_bytes)
 
     async def fetch(
@@ -404,17 +412,16 @@ class StreamClient(ClosedAtExit):
     def tail(
         self, stream_id: int, offset: int, *, max_bytes: int = DEFAULT_READ_BYTES
     ) -> StreamTail:
-        """Iterate over a stream from `offset` on, waiting for records that are yet to come."""
+        """Iterate over a stream from `offset` on, waiting for new records."""
         return self.reader.tail(stream_id, offset, max_bytes=max_bytes)
 
     # -- compaction
 
     async def compact(self) -> NodeCompaction:
-        """Run one cycle of compaction: set objects first, then the node's stream objects.
+        """Run one cycle of compaction: stream set objects, then the node's stream objects.
 
-        Cycles follow each other, those in the background too. What fails for one group or stream is
-        in the reports. Raises `NodeFencedError` when a newer
-        process of the node has registered.
+        Only one cycle runs at a time, background cycles included. Failures of a group or stream are
+        in the reports. Raises `NodeFencedError` when a newer process of the node has registered.
         """
         async with self._compacting:
             return await self._compact()
@@ -429,7 +436,7 @@ class StreamClient(ClosedAtExit):
             )
         set_objects, stream_objects = self._compactors
         own = CompactionTarget.of(session.node)
-        departed = [CompactionTarget.of(one, failover=True) for one in heartbeat.compactions]
+        departed = [CompactionTarget.of(node, failover=True) for node in heartbeat.compactions]
         reports = [await set_objects.run_once(target) for target in (own, *departed)]
         streams = [report async for report in stream_objects.compact_node()]
         return NodeCompaction(tuple(reports), tuple(streams))
@@ -442,7 +449,7 @@ async def _open_session(
     tags: Tags | None,
     config: StreamClientConfig,
 ) -> BrokerSession:
-    """Register the process, unless the log is missing that its node has registered."""
+    """Register the process, unless it lacks the log that its node has registered."""
     wal_config = await _find_log(config)
     if not config.allow_missing_log:
         await require_registered_log(controllers, node_id, wal_config)
@@ -453,7 +460,7 @@ async def _open_session(
 
 
 async def _find_log(config: StreamClientConfig) -> str:
-    """Return what a process registers about its log; a log that is yet to be made has no id."""
+    """Return the registered value of the process's log; a log not created yet has no id."""
     if config.object_log is not None:
         return WAL_CONFIG
     if config.wal_directory is None:

@@ -1,7 +1,7 @@
 """Uploads with effects: values put and streams trimmed if and only if the upload is committed.
 
-For `CommitPipeline.upload_with_effects`. The cluster must be at feature level 3: leaders of older
-versions commit the upload and know nothing of the rest, which shows in their answer.
+For `CommitPipeline.upload_with_effects`. The cluster must be at feature level 3. Leaders of older
+versions commit the upload without the effects, which their answer shows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode
 class ValueToPut:
     """A value of a key; without `overwrite` or `expected_version` only if the key is absent.
 
-    With `expected_version` only if the key is at that version; 0: absent.
+    With `expected_version` only if the key is at that version, 0 for an absent key.
     """
 
     key: str
@@ -34,8 +34,8 @@ class ValueToPut:
 class StreamTrim:
     """The first offset of a stream that stays visible, and the epoch it was opened with.
 
-    The trim ends at the stream's end after the commit at the latest, or at `appended_end_offset` if
-    that is larger: the end of what the stream's writer has appended.
+    The trim stops at the stream's end after the commit, or at `appended_end_offset` if that is
+    larger: the end of the appends of the stream's writer.
     """
 
     stream_id: int
@@ -46,9 +46,9 @@ class StreamTrim:
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """Outcome of a value: its version, or with KEY_EXIST what stands in its way.
+    """Outcome of a put: the version of the value, or with KEY_EXIST the conflicting value.
 
-    `version` 0: nothing stands in the way, or in a repeat: something else has been put since.
+    `version` is 0 if there is no conflict, or in a retry if the value was replaced since.
     """
 
     error: ErrorCode.ValueType
@@ -58,11 +58,11 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class EffectsVerdict:
-    """Outcome of the upload and all that came with it: all is done, or nothing.
+    """Outcome of an upload with its effects: all of it is applied, or nothing.
 
-    `put_results` and `trim_errors` are empty if the upload was refused for its own sake.
-    `trim_starts` says where each trimmed stream starts now; it is empty unless the upload is
-    committed, and from leaders of older versions.
+    `put_results` and `trim_errors` are empty if the upload itself was rejected. `trim_starts` has
+    the resulting start offset of each trimmed stream. It is empty unless the upload is committed,
+    and in answers of leaders of older versions.
     """
 
     error: ErrorCode.ValueType
@@ -74,7 +74,7 @@ class EffectsVerdict:
 
 @dataclass(frozen=True, slots=True)
 class UploadWithEffects:
-    """An upload, values to put and streams of the node to trim: all of it, or nothing."""
+    """An upload, values to put and streams of the node to trim, applied together or not at all."""
 
     upload: Upload
     puts: Sequence[ValueToPut] = ()
@@ -91,7 +91,7 @@ class EffectsCommit:
     asked: UploadWithEffects
 
     def request(self, node: common_pb2.NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
-        """Make the request; one bad row, value or trim rejects all."""
+        """Build the request; one bad row, value or trim rejects all of it."""
         upload = self.asked.upload
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=node,
@@ -110,14 +110,15 @@ class EffectsCommit:
         if upload.min_timestamp_ms >= 0:
             request.min_timestamp_ms = upload.min_timestamp_ms
             request.max_timestamp_ms = upload.max_timestamp_ms
+
         if upload.crc32c >= 0:
             request.crc32c = upload.crc32c
         return request
 
     def verdict(self, answer: objects_pb2.CommitStreamSetObjectResponse) -> EffectsVerdict:
-        """Return what the answer means.
+        """Translate the answer.
 
-        Raises `ProtocolViolationError` if the upload is committed and the rest was not looked at.
+        Raises `ProtocolViolationError` if the upload is committed without its effects.
         """
         got = (len(answer.kv_results), len(answer.trim_errors))
         wanted = (len(self.asked.puts), len(self.asked.trims))
@@ -127,10 +128,11 @@ class EffectsCommit:
                 detail=f"{got} verdicts answer {wanted} values and trims; the leader's version may "
                 "not know them, as before the cluster is at feature level 3",
             )
+
         return EffectsVerdict(
             error=answer.error,
             range_errors=list(answer.range_errors),
-            put_results=[PutResult(one.error, one.version, one.value) for one in answer.kv_results],
+            put_results=[PutResult(put.error, put.version, put.value) for put in answer.kv_results],
             trim_errors=list(answer.trim_errors),
             trim_starts=list(answer.trim_start_offsets),
         )

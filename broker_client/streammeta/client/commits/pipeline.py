@@ -1,9 +1,8 @@
 """Commit pipeline: many commits per message, several messages in flight, across leader changes.
 
-Owns the connection, what was sent on it and not answered, and the time that may take. What is
-handed in while messages are under way waits and travels together in the next one. After a failure
-everything unanswered is sent again, in order: commits are idempotent by object id. The contents of
-a message are in `commit_messages`.
+Owns the connection, its unanswered messages, and the deadline of an answer. Commits that arrive
+while messages are in flight share the next message. After a failure all unanswered messages are
+sent again, in order: commits are idempotent by object id. `messages` builds the messages.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from streammeta.v1.common_pb2 import ERROR_CODE_NONE
 
 MESSAGES_IN_FLIGHT = 4
 PENDING_MAX = 20_000
-"""Maximum of commits in flight; further callers wait."""
+"""Maximum number of commits in flight; further callers wait."""
 
 _METHOD = "CommitPipeline"
 
@@ -57,10 +56,10 @@ _PATH = f"/streammeta.v1.ObjectService/{_METHOD}"
 
 
 class CommitPipeline(ClosedAtExit):
-    """Commits of one node, judged in the order in which they were handed in.
+    """Commits of one node, decided in the order of submission.
 
-    Use it from one event loop, as an async context manager or with `close`. `deadline_s` bounds the
-    time from handing a commit in to its answer, in seconds; None: the client's.
+    Use it from one event loop, as an async context manager or with `close`. `deadline_s` limits the
+    time from the submission of a commit to its answer, in seconds, None for the client's deadline.
     """
 
     def __init__(
@@ -77,8 +76,8 @@ class CommitPipeline(ClosedAtExit):
         self._sent: deque[CommitMessage] = deque()
         self._pending = 0
         self._work = asyncio.Event()
-        self._room = asyncio.Event()
-        self._patience: asyncio.Timeout | None = None
+        self._space_freed = asyncio.Event()
+        self._timeout: asyncio.Timeout | None = None
         self._search = LeaderSearch(client.router)
         self._closed = False
         self._is_stopped = False
@@ -95,26 +94,26 @@ class CommitPipeline(ClosedAtExit):
             )
 
     async def upload(self, upload: Upload) -> asyncio.Future[UploadVerdict]:
-        """Hand in an upload; wait while too much is pending.
+        """Submit an upload; wait while too many commits are pending.
 
         The result is a future of the verdict. It fails with `ControllerUnavailableError` when the
-        deadline passes, and with a `RefusedError` when the controller refuses the whole. Raises
-        `WriterClosedError` after `close`, and what ended the pipeline if it ended by itself.
+        deadline passes, and with a `RefusedError` when the controller rejects the whole commit.
+        Raises `WriterClosedError` after `close`, and the error that ended the pipeline, if any.
         """
         check_kind("upload", upload, Upload, "an Upload")
-        await self._wait_for_room()
+        await self._wait_for_space()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[UploadVerdict] = loop.create_future()
         self._add(PendingUpload.of(upload, done, loop.time() + self._deadline))
         return done
 
     async def commit(self, commit: Commit[VerdictT]) -> asyncio.Future[VerdictT]:
-        """Hand in a commit of any other form; all else as `upload`.
+        """Submit a commit of any other form, and return the future of its verdict.
 
-        The future is of its verdict.
+        For the rest, see `upload`.
         """
-        check_offers("commit", commit, "request", "a Commit, which makes its request")
-        await self._wait_for_room()
+        check_offers("commit", commit, "request", "a Commit, which builds its request")
+        await self._wait_for_space()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[VerdictT] = loop.create_future()
         request, expires = commit.request(self._node), loop.time() + self._deadline
@@ -122,32 +121,32 @@ class CommitPipeline(ClosedAtExit):
         return done
 
     async def upload_with_effects(self, asked: UploadWithEffects) -> asyncio.Future[EffectsVerdict]:
-        """Hand in an upload with values to put and streams to trim; all else as `upload`."""
+        """Submit an upload with values to put and streams to trim; see `upload`."""
         check_kind("asked", asked, UploadWithEffects, "an UploadWithEffects")
         return await self.commit(EffectsCommit(asked))
 
     async def close(self, deadline_s: float | None = None) -> None:
-        """Wait until everything handed in is answered or has failed, then stop.
+        """Wait until every submitted commit is answered or has failed, then stop.
 
-        What is not answered `deadline_s` seconds from now fails with `WriterClosedError`.
+        Commits without an answer after `deadline_s` seconds fail with `WriterClosedError`.
         """
         self._closed = self._is_stopped = True
-        self._room.set()
+        self._space_freed.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 while self._pending:
-                    self._room.clear()
-                    await self._room.wait()
+                    self._space_freed.clear()
+                    await self._space_freed.wait()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    # -- handing in
+    # -- submission
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_space(self) -> None:
         while self._pending >= PENDING_MAX and not self._closed:
-            self._room.clear()
-            await self._room.wait()
+            self._space_freed.clear()
+            await self._space_freed.wait()
         if self._ended is not None:
             raise self._ended
         if self._closed:
@@ -168,18 +167,18 @@ class CommitPipeline(ClosedAtExit):
         if not done.cancelled():
             verdict = _verdict_of(done)
             self._client.tally.count_commit(verdict, asyncio.get_running_loop().time() - began)
-        self._room.set()
+        self._space_freed.set()
 
-    # -- finding the leader, again and again
+    # -- the search for the leader
 
     async def _run(self) -> None:
         ended: Exception = WriterClosedError(
-            "the pipeline ended; what it carried may have been committed"
+            "the pipeline ended; its unanswered commits may have been committed"
         )
         try:
             while True:
                 await self._serve()
-        except Exception as error:  # noqa: BLE001 - every caller gets it
+        except Exception as error:  # noqa: BLE001 - every caller receives it
             ended = self._ended = error
         finally:
             self._closed = True
@@ -187,25 +186,27 @@ class CommitPipeline(ClosedAtExit):
             self._fail_all(ended)
 
     async def _serve(self) -> None:
-        """Send to the leader until that ends, then wait as long as the search for it asks."""
+        """Send to the leader until that fails, then wait as long as the search for it requires."""
         while not self._sent and not self._queue:
             self._work.clear()
             await self._work.wait()
+
         try:
-            await self._converse(self._search.endpoint)
+            await self._exchange(self._search.endpoint)
             failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, "the stream of answers ended")
         except asyncio.CancelledError:
             if not self._client.was_replaced():
                 raise
-            return  # what is not answered goes out again, on the new channel
+            return  # unanswered messages are sent again, on the new channel
         except TimeoutError:
             late = "no answer in the time of one attempt"
             failure = RpcFailure(grpc.StatusCode.DEADLINE_EXCEEDED, late)
         except grpc.aio.AioRpcError as error:
             failure = self._client.failure(error)
+
         wait = self._search.failed(failure)
         if wait is None:
-            self._refused(refusal(_METHOD, failure))
+            self._process_rejection(refusal(_METHOD, failure))
             return
         if self._sent or self._queue:
             self._client.tally.count_failure(kind_of(failure))
@@ -213,7 +214,7 @@ class CommitPipeline(ClosedAtExit):
         if self._sent or self._queue:
             await asyncio.sleep(wait)
         else:
-            self._search.restart()  # nothing waits: the next commit begins anew
+            self._search.restart()  # the next commit starts a new search
 
     def _drop_expired(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -223,8 +224,8 @@ class CommitPipeline(ClosedAtExit):
         self._sent = deque(message for message in self._sent if message)
         self._queue.drop_expired(now, error)
 
-    def _refused(self, error: BrokerClientError) -> None:
-        """The oldest message was refused as a whole: find out which commit of it is to blame."""
+    def _process_rejection(self, error: BrokerClientError) -> None:
+        """Fail the commit for which the oldest message was rejected, or split the message."""
         if isinstance(error, UnsupportedError | PermissionDeniedError):
             self._fail_all(error)
         elif self._sent:
@@ -241,20 +242,20 @@ class CommitPipeline(ClosedAtExit):
 
     # -- one stream of messages
 
-    async def _converse(self, endpoint: str) -> None:
-        """Send and take answers until the stream ends.
+    async def _exchange(self, endpoint: str) -> None:
+        """Send messages and process answers until the stream ends.
 
         Raises `TimeoutError` when an answer takes too long.
         """
         call: Any = self._client.channel(endpoint).stream_stream(_PATH)()
         sender = asyncio.create_task(self._send(call))
         try:
-            async with asyncio.timeout(None) as self._patience:
+            async with asyncio.timeout(None) as self._timeout:
                 while (data := await call.read()) is not grpc.aio.EOF:
-                    self._take(data)
+                    self._process_answer(data)
                     self._search.answered()
         finally:
-            self._patience = None
+            self._timeout = None
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             call.cancel()
@@ -270,16 +271,16 @@ class CommitPipeline(ClosedAtExit):
                 while not self._queue or len(self._sent) >= MESSAGES_IN_FLIGHT:
                     self._work.clear()
                     await self._work.wait()
-                # Not in a variable: while this waits it would keep the objects of its commits.
+                # No variable: during the wait it would keep the objects of its commits in memory.
                 self._sent.append(self._queue.take())
                 await self._write(call, self._sent[-1])
 
     async def _write(self, call: Any, message: CommitMessage) -> None:
-        if self._patience is not None and self._patience.when() is None:
-            self._be_patient()
+        if self._timeout is not None and self._timeout.when() is None:
+            self._restart_timeout()
         await call.write(message.encode(self._node))
 
-    def _take(self, data: bytes) -> None:
+    def _process_answer(self, data: bytes) -> None:
         try:
             answer = objects_pb2.CommitPipelineResponse.FromString(data)
         except DecodeError as error:
@@ -291,18 +292,18 @@ class CommitPipeline(ClosedAtExit):
         self._sent[0].settle(answer)
         self._sent.popleft()
         self._work.set()
-        self._be_patient()
+        self._restart_timeout()
 
-    def _be_patient(self) -> None:
-        """Give the oldest message its time to be answered; without any, wait for ever."""
-        if self._patience is not None:
+    def _restart_timeout(self) -> None:
+        """Start the timeout of the oldest message; without any, disable it."""
+        if self._timeout is not None:
             limit = min(self._client.attempt_timeout_s, self._deadline)
             now = asyncio.get_running_loop().time()
-            self._patience.reschedule(now + limit if self._sent else None)
+            self._timeout.reschedule(now + limit if self._sent else None)
 
 
 def _verdict_of(done: asyncio.Future[Any]) -> str:
-    """Return how a commit has ended, one of `tally.VERDICTS`."""
+    """Return the outcome of a commit, one of `tally.VERDICTS`."""
     error = done.exception()  # marks it as retrieved: the caller may have been cancelled
     if error is not None:
         is_open = isinstance(error, ControllerUnavailableError | WriterClosedError)

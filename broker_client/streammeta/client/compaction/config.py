@@ -1,4 +1,4 @@
-"""Bounds of compaction, and the nodes it works for."""
+"""Limits of compaction, and its target nodes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SI
 MIB = 1024 * 1024
 
 MEMORY_MIN = 16 * MIB
-"""Smallest budget: with less, parts of the smallest size would leave no room for blocks."""
+"""Smallest budget: less would leave no memory for blocks beside parts of the smallest size."""
 
 BYTES_PER_ENTRY = 320
-"""Memory for an index entry of a source during planning: columns, their copies, sorting, and the 36
+"""Memory per index entry of a source during planning: columns, their copies, sorting, and the 36
 bytes of its entry in an output."""
 
 SMALL_THINGS = 4 * MIB
 """Memory of threads and requests."""
 
 ALLOCATOR_SHARE = 10
-"""One part in this many of the budget is left for freed memory that the allocator still holds; it
+"""One part in this many of the budget is reserved for freed memory that the allocator keeps. It
 grows with the thousands of reads of a large group."""
 
 _POSITIVE = (
@@ -50,12 +50,12 @@ class CompactionTarget:
 
     @classmethod
     def of(cls, node: NodeIdentity, *, failover: bool = False) -> CompactionTarget:
-        """Make the target of a node's identity."""
+        """Return the target of a node's identity."""
         return cls(node.node_id, node.node_epoch, failover)
 
     @property
     def identity(self) -> NodeIdentity:
-        """The identity that commits are made with."""
+        """The identity in the commits."""
         return NodeIdentity(self.node_id, self.node_epoch)
 
     def __str__(self) -> str:
@@ -64,18 +64,18 @@ class CompactionTarget:
 
 @dataclass(frozen=True, slots=True)
 class CompactionConfig:
-    """Bounds of a compactor; sizes in bytes, rates in bytes per second.
+    """Limits of a compactor; sizes in bytes, rates in bytes per second.
 
-    `memory_budget` is all memory that the compaction of set objects holds: blocks, parts in flight
-    and indexes, besides some 80 MB that the process has loaded. With `overlap` the next blocks are
-    read while the last ones are written, each with half of the memory: faster on a slow store, at
-    about twice the reads.
+    `memory_budget` is all memory for the compaction of stream set objects: blocks, parts in flight
+    and indexes, in addition to some 80 MB of the process itself. With `overlap` the next blocks are
+    read while the last ones are written, each with half of the memory. That is faster on a slow
+    store, at about twice the reads.
 
-    The compaction of stream objects holds `fetched_bytes` of blocks, and some 200 bytes for each of
-    `max_source_entries`. Objects up to `whole_object_bytes` are fetched whole, index and all.
+    The compaction of stream objects uses `fetched_bytes` for blocks, and some 200 bytes for each of
+    `max_source_entries`. Objects up to `whole_object_bytes` are fetched whole, with their index.
 
-    Ids of outputs are prepared for `id_ttl_s` or `stream_object_id_ttl_s`; a commit has to be made
-    within half of it.
+    Ids of outputs are prepared for `id_ttl_s` or `stream_object_id_ttl_s`. A commit must be made
+    within half of that time.
     """
 
     # Requests to the store and to the controllers
@@ -83,15 +83,15 @@ class CompactionConfig:
     write_threads: int = 4
     read_rate: float = 0.0  # 0: no limit
     write_rate: float = 0.0
-    store_patience_s: float = 60.0  # how long a request that the store rejects for now is repeated
-    commit_deadline_s: float = 120.0  # how long one commit is repeated
-    # Set objects
+    store_patience_s: float = 60.0  # how long a temporarily rejected request is retried
+    commit_deadline_s: float = 120.0  # how long one commit is retried
+    # Stream set objects
     memory_budget: int = 200 * MIB
     overlap: bool = False
     read_bytes: int = 16 * MIB  # longest single read
     part_bytes: int = 32 * MIB  # of a multipart upload; at most an eighth of the budget
     put_bytes: int = 32 * MIB  # longest object that is uploaded in one request
-    max_streams: int = 20_000  # ranges of a set object
+    max_streams: int = 20_000  # ranges of a stream set object
     max_stream_objects: int = 10_000  # of one commit
     id_ttl_s: float = 6 * 3600.0
     selection: SelectionConfig = field(default_factory=SelectionConfig)
@@ -107,7 +107,7 @@ class CompactionConfig:
     group_rules: Mapping[StreamCompaction, GroupRules] = field(default_factory=tiered_rules)
 
     def __post_init__(self) -> None:
-        """Refuse bounds that could never be met."""
+        """Reject contradictory limits."""
         for name in _POSITIVE:
             _check_at_least(name, getattr(self, name), 1)
         for name in _NOT_NEGATIVE:
@@ -118,31 +118,36 @@ class CompactionConfig:
         for name in ("id_ttl_s", "stream_object_id_ttl_s"):
             if not 1 <= check_seconds(name, getattr(self, name)) <= 7 * 24 * 3600:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted 1..604800 seconds")
+
         if self.expired_batch > 10_000:
             raise ValueError(f"expired_batch is {self.expired_batch}, wanted at most 10000")
+
         missing = [kind.name for kind in StreamCompaction if kind not in self.group_rules]
         if missing:
-            raise ValueError(f"group_rules lack {', '.join(missing)}; give rules for every kind")
-        self.copy_rules  # noqa: B018 - refuses sizes that leave parts out of their limits
+            raise ValueError(
+                f"group_rules has no {', '.join(missing)}, wanted rules for every kind"
+            )
+
+        self.copy_rules  # noqa: B018 - rejects sizes that leave parts out of their limits
 
     @property
     def part_size(self) -> int:
-        """Bytes of a part: `part_bytes`, but not over an eighth of the budget if that is enough."""
+        """Bytes of a part: `part_bytes`, but at most an eighth of the budget if that suffices."""
         return max(MIN_PART_SIZE, min(self.part_bytes, self.memory_budget // 8))
 
     @property
     def max_entries(self) -> int:
-        """Index entries of one plan of set objects, which take a quarter of the budget."""
+        """Index entries of one plan of stream set objects, which use a quarter of the budget."""
         return self.memory_budget // 4 // BYTES_PER_ENTRY
 
     @property
     def index_cache_bytes(self) -> int:
-        """Memory for indexes that are kept for the next cycle."""
+        """Memory for indexes cached for the next cycle."""
         return self.memory_budget // 16
 
     @property
     def group_limits(self) -> SelectionConfig:
-        """The policy, its groups limited by memory and by the validity of prepared ids."""
+        """The policy, with groups limited by memory and by the validity of prepared ids."""
         most = min(self.selection.max_group_bytes, self.part_size * MAX_PARTS)
         if self.write_rate:
             most = min(most, int(self.write_rate * self.id_ttl_s / 4))
@@ -158,13 +163,13 @@ class CompactionConfig:
         return CopyRules(max_part_bytes=self.copy_part_bytes, fetched_bytes=self.fetched_bytes)
 
     def buffer_bytes(self, entries: int) -> int:
-        """Return the memory left for blocks beside `entries` index entries."""
+        """Return the memory left for blocks in addition to `entries` index entries."""
         taken = self.index_cache_bytes + self.part_size + entries * BYTES_PER_ENTRY
         taken += SMALL_THINGS + self.memory_budget // ALLOCATOR_SHARE
         return max(self.memory_budget // 4, self.memory_budget - taken)
 
     def block_bytes(self, entries: int) -> int:
-        """Return the bytes of blocks of one iteration beside `entries` index entries."""
+        """Return the bytes of blocks of one iteration in addition to `entries` index entries."""
         left = self.buffer_bytes(entries)
         return left // 2 if self.overlap else left
 

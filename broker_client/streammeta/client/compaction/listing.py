@@ -1,7 +1,7 @@
-"""Metadata of sources: set objects of a node, streams, stream objects, and the ranges they hold.
+"""Metadata of sources: stream set objects of a node, streams, stream objects, and their ranges.
 
-Owns the calls and their pages. Answers are of different moments; a change in between shows when the
-compaction is committed, and an object that is no longer committed is left out.
+Owns the calls and their pages. Answers describe different moments. A change in between shows when
+the compaction is committed, and objects that are no longer committed are left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _PAGE_SIZE = 10_000
 _STREAMS_PER_CALL = 10_000
 
 _OBJECTS_PER_CALL = 20
-"""Set objects described in one call: each may have 20000 ranges, and an answer fits one message."""
+"""Stream set objects described in one call: each may have 20000 ranges, and an answer fits one
+message."""
 
 _STREAMS_PER_PAGE = 200
 """Streams listed with their objects: each may have thousands, and an answer fits one message."""
@@ -39,7 +40,7 @@ _SET_OBJECT = attrgetter(*SetObjects.__slots__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeListing:
-    """Committed set objects of a node; time bounds (ms) and CRC-32C of those that have them."""
+    """Committed stream set objects of a node; known time bounds (ms) and CRC-32C by object id."""
 
     objects: SetObjects
     time_bounds: Mapping[int, tuple[int, int]]
@@ -48,7 +49,7 @@ class NodeListing:
 
 @dataclass(frozen=True, slots=True)
 class ListedRange:
-    """A stream object and the offsets `[start_offset, end_offset)` that it holds."""
+    """A stream object and its offsets `[start_offset, end_offset)`."""
 
     object_id: int
     start_offset: int
@@ -75,38 +76,40 @@ class Listing:
         self._client = client
 
     async def set_objects(self, target: CompactionTarget) -> NodeListing:
-        """List the committed set objects of a node. Raises what bars the node."""
+        """List the committed stream set objects of a node. Raises errors that fence the node."""
         rows: list[tuple[int, int, int, int, int]] = []
         bounds: dict[int, tuple[int, int]] = {}
         checksums: dict[int, int] = {}
         request = nodes_pb2.ListStreamSetObjectsRequest(node_id=target.node_id)
+
         async for answer in self._client.pages(methods.LIST_STREAM_SET_OBJECTS, request):
             if answer.error != common_pb2.ERROR_CODE_NONE:
-                raise refusal(answer.error, f"listing the set objects of node {target.node_id}")
-            for one in answer.objects:
-                rows.append(_SET_OBJECT(one))
-                if one.HasField("max_timestamp_ms"):
-                    bounds[one.object_id] = (one.min_timestamp_ms, one.max_timestamp_ms)
-                if one.HasField("crc32c"):
-                    checksums[one.object_id] = one.crc32c
+                subject = f"listing the stream set objects of node {target.node_id}"
+                raise refusal(answer.error, subject)
+            for row in answer.objects:
+                rows.append(_SET_OBJECT(row))
+                if row.HasField("max_timestamp_ms"):
+                    bounds[row.object_id] = (row.min_timestamp_ms, row.max_timestamp_ms)
+                if row.HasField("crc32c"):
+                    checksums[row.object_id] = row.crc32c
         return NodeListing(SetObjects.of_rows(rows), bounds, checksums)
 
     async def stream_starts(self, stream_ids: Sequence[int]) -> dict[int, int]:
-        """Return the first readable offset of each of these streams that exists."""
+        """Return the first visible offset of each existing stream."""
         starts: dict[int, int] = {}
         for at in range(0, len(stream_ids), _STREAMS_PER_CALL):
-            some = stream_ids[at : at + _STREAMS_PER_CALL]
-            async for one in self._client.describe_streams(some):
-                starts[one.stream_id] = one.start_offset
+            batch = stream_ids[at : at + _STREAMS_PER_CALL]
+            async for stream in self._client.describe_streams(batch):
+                starts[stream.stream_id] = stream.start_offset
         return starts
 
     async def ranges(self, object_ids: Sequence[int]) -> dict[int, Column]:
-        """Return the ranges of these set objects: rows of stream, start and end."""
+        """Return the ranges of stream set objects: rows of stream, start and end."""
         found: dict[int, Column] = {}
-        async for one in self._committed(object_ids, _OBJECTS_PER_CALL):
-            ranges = one.ranges
+        async for described in self._describe_committed(object_ids, _OBJECTS_PER_CALL):
+            ranges = described.ranges
             columns = (ranges.stream_id, ranges.start_offset, ranges.end_offset)
-            found[one.object_id] = np.array(columns, dtype=np.int64).T
+            found[described.object_id] = np.array(columns, dtype=np.int64).T
         return found
 
     async def stream(self, stream_id: int) -> ListedStream:
@@ -119,9 +122,9 @@ class Listing:
             raise refusal(
                 ErrorCode.ERROR_CODE_STREAM_NOT_EXIST, f"compaction of stream {stream_id}"
             )
-        return _listed(answer.streams[0])
+        return _translate(answer.streams[0])
 
-    async def owned_by(self, node_id: int) -> AsyncIterator[ListedStream]:
+    async def list_owned(self, node_id: int) -> AsyncIterator[ListedStream]:
         """Describe the streams that a node was the last to open, in id order."""
         request = streams_pb2.DescribeStreamsRequest(
             owner_node_id=node_id,
@@ -130,41 +133,42 @@ class Listing:
         )
         async for answer in self._client.pages(methods.DESCRIBE_STREAMS, request):
             for stream in answer.streams:
-                yield _listed(stream)
+                yield _translate(stream)
 
     async def stream_objects(self, wanted: Iterable[ListedRange]) -> list[StreamObject]:
         """Describe the listed stream objects, in their order."""
-        listed = {one.object_id: one for one in wanted}
+        listed = {range_.object_id: range_ for range_ in wanted}
+        descriptions = self._describe_committed(list(listed), _STREAM_OBJECTS_PER_CALL)
         found = {
-            one.object_id: _stream_object(listed[one.object_id], one)
-            async for one in self._committed(list(listed), _STREAM_OBJECTS_PER_CALL)
-            if one.kind in (common_pb2.OBJECT_KIND_STREAM, common_pb2.OBJECT_KIND_COMPOSITE)
+            described.object_id: _stream_object(listed[described.object_id], described)
+            async for described in descriptions
+            if described.kind in (common_pb2.OBJECT_KIND_STREAM, common_pb2.OBJECT_KIND_COMPOSITE)
         }
         return [found[object_id] for object_id in listed if object_id in found]
 
-    async def _committed(
+    async def _describe_committed(
         self, object_ids: Sequence[int], per_call: int
     ) -> AsyncIterator[objects_pb2.ObjectDescription]:
-        """Describe those of the objects that are committed, in any order."""
+        """Describe the committed objects among `object_ids`, in any order."""
         for at in range(0, len(object_ids), per_call):
             request = objects_pb2.DescribeObjectsRequest(
                 object_ids=object_ids[at : at + per_call],
                 page=common_pb2.PageRequest(page_size=_PAGE_SIZE),
             )
             answer = await self._client.call(methods.DESCRIBE_OBJECTS, request)
-            for one in answer.objects:
-                if one.state == common_pb2.OBJECT_STATE_COMMITTED:
-                    yield one
+            for described in answer.objects:
+                if described.state == common_pb2.OBJECT_STATE_COMMITTED:
+                    yield described
 
 
-def _listed(stream: streams_pb2.StreamDescription) -> ListedStream:
+def _translate(stream: streams_pb2.StreamDescription) -> ListedStream:
     return ListedStream(
         stream.stream_id,
         stream.epoch,
         stream.start_offset,
         tuple(
-            ListedRange(one.object_id, one.start_offset, one.end_offset)
-            for one in stream.stream_objects
+            ListedRange(range_.object_id, range_.start_offset, range_.end_offset)
+            for range_ in stream.stream_objects
         ),
     )
 

@@ -1,12 +1,12 @@
-"""Uploads of outputs, and finished outputs that no commit names yet.
+"""Uploads of outputs, and a journal of finished outputs without a commit.
 
-Owns the choice between one request and parts, part numbers, the checksum, and that no upload stays
-unfinished. Parts are slices of the buffer that the blocks were read into; only the bytes carried to
-the next iteration are copied. Knows nothing of blocks and indexes.
+Owns the choice between one request and parts, part numbers, the checksum, and the clean-up of
+unfinished uploads. Parts are slices of the buffer that the blocks were read into. Only the bytes
+carried to the next iteration are copied. Knows nothing of blocks and indexes.
 
-Finished outputs may be used by a later attempt: an output is made of certain bytes of certain
-objects, which never change, and is good until its id expires. The journal lives in the process;
-after a crash the ids expire and the controllers delete the objects.
+A later attempt may use finished outputs: an output consists of certain bytes of certain objects,
+which never change, and is valid until its id expires. The journal is in memory. After a crash the
+ids expire and the controllers delete the objects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class ObjectUpload:
-    """An upload under `key`, in one request or in parts, sent side by side once it has begun."""
+    """An upload under `key`, in one request or in parts, which are sent concurrently."""
 
     def __init__(self, calls: StoreCalls, key: str, figures: Figures) -> None:
         self._calls = calls
@@ -74,16 +74,16 @@ class ObjectUpload:
         self._figures.bytes_copied += end - start
 
     async def complete(self) -> None:
-        """Make one object of all parts."""
+        """Assemble the object from all parts."""
         store, upload = self._calls.store, await self.begin()
         parts = sorted(self._parts, key=lambda part: part.number)
         await self._calls.write(0, lambda: store.complete_multipart(upload, parts))
         self.has_begun, self._upload = False, None
 
     async def abort(self) -> None:
-        """Drop the parts of an upload that is not complete.
+        """Drop the parts of an unfinished upload.
 
-        The store is asked for the uploads of the key, as the answer to their start may be lost.
+        The store is asked for the key's uploads, because the answer to their start may be lost.
         """
         if not self.has_begun:
             return
@@ -99,7 +99,7 @@ class ObjectUpload:
             await self._calls.drop(drop)
         except StorageError as error:
             _log.warning(
-                "unfinished uploads of %r could not be dropped (%s); their parts stay in the store"
+                "unfinished uploads of %r could not be dropped (%s), their parts stay in the store"
                 " until a rule of the bucket drops them",
                 key,
                 error,
@@ -107,10 +107,10 @@ class ObjectUpload:
 
 
 class OutputWriter:
-    """Writes the object `object_id` under `key`, piece by piece; calls come one after the other.
+    """Writes the object `object_id` under `key`, piece by piece, one call at a time.
 
-    An object of at most `put_bytes` goes in one request, others in parts of `part_size`. Memory
-    that is handed over must not change until the writer has ended.
+    An object of at most `put_bytes` is sent in one request, others in parts of `part_size`. Memory
+    passed to the writer must not change until the writer has finished.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class OutputWriter:
 
     @property
     def carried(self) -> bytes:
-        """Bytes of an unfinished part: the next piece has to begin with them."""
+        """Bytes of an unfinished part; the next piece must begin with them."""
         return self._carried
 
     async def write(self, piece: memoryview) -> None:
-        """Send the whole parts of `piece`, which begins with `carried`; keep the rest."""
+        """Send the whole parts of `piece`, which begins with `carried`; carry the rest."""
         whole = len(piece) - len(piece) % self._part_size
         await self._send(piece[:whole], piece[len(self._carried) :])
         self._carried = bytes(piece[whole:])
@@ -146,7 +146,7 @@ class OutputWriter:
         fresh = piece[len(self._carried) :]
         self._carried = b""
         if not self._upload.has_begun and len(piece) <= self._put_bytes:
-            await self._sum_up(fresh)
+            await self._update_checksum(fresh)
             await self._upload.put(piece)
         else:
             await self._send(piece, fresh)
@@ -154,23 +154,23 @@ class OutputWriter:
         return WrittenObject(self._object_id, self._checksum.size, self._checksum.value)
 
     async def abort(self) -> None:
-        """Drop the parts of an object that is not finished."""
+        """Drop the parts of an unfinished object."""
         await self._upload.abort()
 
     async def _send(self, data: memoryview, fresh: memoryview) -> None:
-        """Send `data` in parts, of which `fresh` is not in the checksum yet."""
+        """Send `data` in parts; `fresh` is its end that is not in the checksum yet."""
         if not data:
-            await self._sum_up(fresh)
+            await self._update_checksum(fresh)
             return
         await self._upload.begin()
-        work = [self._sum_up(fresh)]
+        work = [self._update_checksum(fresh)]
         for start in range(0, len(data), self._part_size):
             self._last_number += 1
             part = data[start : start + self._part_size]
             work.append(self._upload.send(self._last_number, part))
         await run_all(work)
 
-    async def _sum_up(self, fresh: memoryview) -> None:
+    async def _update_checksum(self, fresh: memoryview) -> None:
         await self._calls.compute(lambda: self._checksum.update(fresh))
 
 
@@ -185,7 +185,7 @@ class OutputJournal:
         return len(self._kept)
 
     def find(self, sources: EntryTable) -> WrittenObject | None:
-        """Return the output made of these blocks of the sources, if there is one."""
+        """Return the output of these blocks of the sources, if there is one."""
         kept = self._kept.get(_recipe(sources)) if self._kept else None
         return kept[0] if kept is not None and self._clock() < kept[1] else None
 
@@ -194,12 +194,12 @@ class OutputJournal:
         self._kept[_recipe(sources)] = written, self._clock() + valid_s
 
     def drop(self, object_ids: Iterable[int]) -> None:
-        """Forget outputs that were committed or refused, and those that expired."""
-        gone, now = set(object_ids), self._clock()
+        """Drop outputs that were committed, rejected or have expired."""
+        dropped, now = set(object_ids), self._clock()
         self._kept = {
             recipe: (written, until)
             for recipe, (written, until) in self._kept.items()
-            if written.object_id not in gone and now < until
+            if written.object_id not in dropped and now < until
         }
 
 

@@ -1,4 +1,4 @@
-"""Reports of compaction, and the error of a source that is left out: one shape for both kinds."""
+"""Reports of compaction, and the error of an unusable source, for both kinds of compaction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streammeta.storage.object_format.index_block import StreamRange
 
 
 class SourceError(Exception):
-    """An object that cannot be compacted; `passing` if it may be usable another time."""
+    """An object that cannot be compacted; `passing` if it may be usable later."""
 
     def __init__(self, object_id: int, reason: str, *, passing: bool = False) -> None:
         self.object_id = object_id
@@ -22,10 +22,10 @@ class SourceError(Exception):
 
 @dataclass(slots=True)
 class Figures:
-    """Requests to the store and bytes moved.
+    """Requests to the store and transferred bytes.
 
-    `copies` and `bytes_copied` are parts that the store copied by itself, `reused` outputs of an
-    earlier attempt, `sources_checked` sources compared with their recorded checksum.
+    `copies` and `bytes_copied` are parts copied inside the store, `reused` outputs of an earlier
+    attempt, `sources_checked` sources compared with their recorded checksum.
     """
 
     bytes_read: int = 0
@@ -55,17 +55,17 @@ class Figures:
     def total(cls, figures: Iterable[Figures]) -> Figures:
         """Return the sums."""
         total = cls()
-        for one in figures:
-            total.add(one)
+        for item in figures:
+            total.add(item)
         return total
 
 
 @dataclass(frozen=True, slots=True)
-class MadeObject:
-    """A committed output; `size` as the metadata records it.
+class OutputObject:
+    """A committed output; `size` as in the metadata.
 
-    `range` is that of a stream object, None for a set object. `source_ids` are the objects that its
-    commit replaced.
+    `range` is the range of a stream object, None for a stream set object. Its commit replaced the
+    objects `source_ids`.
     """
 
     object_id: int
@@ -77,18 +77,18 @@ class MadeObject:
 
 @dataclass(slots=True)
 class GroupReport:
-    """One compaction: of a group of set objects, or of the objects of stream `stream_id`.
+    """One compaction: of a group of stream set objects, or of the objects of stream `stream_id`.
 
-    The metadata no longer lists `source_ids`; `removed_ids` are those of a stream that held only
-    trimmed offsets. Objects in `left_out` stay for the reason given. `failures` ended the
-    compaction early, the last with `error`; what is listed was committed all the same.
+    The metadata no longer lists `source_ids`. `removed_ids` are objects of a stream with only
+    trimmed offsets. Objects in `left_out` stay, with the reason. `failures` ended the compaction
+    early, the last one with `error`. Everything listed was committed nevertheless.
     """
 
     kind: GroupKind | StreamCompaction
     stream_id: int | None = None
     source_ids: list[int] = field(default_factory=list)
     removed_ids: list[int] = field(default_factory=list)
-    made: list[MadeObject] = field(default_factory=list)
+    made: list[OutputObject] = field(default_factory=list)
     left_out: dict[int, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     error: Exception | None = None
@@ -97,33 +97,33 @@ class GroupReport:
 
     @property
     def set_object_ids(self) -> tuple[int, ...]:
-        """New set objects."""
-        return tuple(one.object_id for one in self.made if one.range is None)
+        """New stream set objects."""
+        return tuple(output.object_id for output in self.made if output.range is None)
 
     @property
     def stream_object_ids(self) -> tuple[int, ...]:
         """New stream objects, composites included."""
-        return tuple(one.object_id for one in self.made if one.range is not None)
+        return tuple(output.object_id for output in self.made if output.range is not None)
 
     @property
     def has_changed(self) -> bool:
-        """Whether a commit was made."""
+        """True if a commit was made."""
         return bool(self.source_ids)
 
     @property
     def says_anything(self) -> bool:
-        """Whether something was committed, left out or failed."""
+        """True if something was committed, left out or failed."""
         return bool(self.source_ids or self.left_out or self.failures)
 
     def fail(self, error: Exception, message: str | None = None) -> None:
-        """Add a failure, described by `message` or else by the error itself."""
+        """Add a failure, described by `message` or by the error itself."""
         self.failures.append(str(error) if message is None else message)
         self.error = error
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """One cycle of a node. `set_aside` are objects not to be tried again for a while."""
+    """One cycle of a node. `set_aside` are objects that are not retried for a while."""
 
     node_id: int
     groups: tuple[GroupReport, ...]
@@ -132,18 +132,18 @@ class CompactionReport:
 
     @property
     def left_out(self) -> dict[int, str]:
-        """Objects that stay although they were due, each with the reason."""
+        """Due objects that were not compacted, with the reason."""
         found = dict(self.set_aside)
-        for one in self.groups:
-            found |= one.left_out
+        for group in self.groups:
+            found |= group.left_out
         return found
 
     @property
     def failures(self) -> tuple[str, ...]:
         """Failures of all groups."""
-        return tuple(failure for one in self.groups for failure in one.failures)
+        return tuple(failure for group in self.groups for failure in group.failures)
 
     @property
     def figures(self) -> Figures:
         """Sums over all groups."""
-        return Figures.total(one.figures for one in self.groups)
+        return Figures.total(group.figures for group in self.groups)

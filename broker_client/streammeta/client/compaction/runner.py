@@ -18,17 +18,17 @@ from streammeta.storage.errors import StorageError, WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
-BARRED = (NodeFencedError, NodeNotRegisteredError)
-"""Errors that bar the node: a newer process has registered, or none."""
+FENCED = (NodeFencedError, NodeNotRegisteredError)
+"""Errors that fence the node: a newer process has registered, or none has."""
 
 _log = logging.getLogger(__name__)
 
 
 class Compactor:
-    """Base of the compactors: one cluster, its bucket, and the process in whose name it works.
+    """Base of the compactors: one cluster, its bucket, and the process that writes the outputs.
 
-    Ids of outputs are prepared in the name of `writer`. `is_busy` tells whether others want the
-    store now, see `StoreCalls`; its traffic is the last grade of the client's `network`.
+    Ids of outputs are prepared in the name of `writer`. `is_busy` returns whether others use the
+    store, see `StoreCalls`. Its traffic has the lowest grade of the client's `network`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Compactor:
         self._listing = Listing(client)
 
     def close(self) -> None:
-        """Release the threads; nothing may be under way."""
+        """Release the threads; no compaction may be running."""
         self._calls.close()
 
     def _key_of(self, object_id: int) -> str:
@@ -60,15 +60,15 @@ class Compactor:
 async def repeat(interval_s: float, cycle: Callable[[float], Coroutine[Any, Any, None]]) -> None:
     """Run `cycle`, with the loop's time, every `interval_s` seconds until cancelled.
 
-    Raises what bars the node; a cycle that fails otherwise is tried again at its next time.
+    Raises errors that fence the node. After another failure the next cycle is the retry.
     """
     loop = asyncio.get_running_loop()
     while True:
         begun = loop.time()
         try:
             await cycle(begun)
-        except (*BARRED, WrongBucketError):
+        except (*FENCED, WrongBucketError):
             raise
         except (BrokerClientError, StorageError) as error:
-            _log.warning("compaction failed and is tried again: %s", error)
+            _log.warning("compaction failed, the next cycle retries it: %s", error)
         await asyncio.sleep(max(0.0, begun + interval_s - loop.time()))

@@ -1,8 +1,8 @@
-"""Reading of what compaction needs of its sources for their checksums alone.
+"""Reads of compaction that only serve the sources' checksums.
 
-Blocks that have expired, or that the store copies by itself, are not fetched to be moved. Without
+Expired blocks, and blocks that the store copies itself, are not fetched for the output. Without
 them a source can't be compared with its recorded checksum, and damage in the other blocks would
-enter the new object, whose own checksum vouches for it.
+enter the new object, whose checksum would then confirm it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streammeta.storage.errors import (
 from streammeta.storage.object_format.checksum import ObjectChecksum
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Bytes that are in memory at a time."""
+"""Bytes in memory at a time."""
 
 
 async def read_gaps(
@@ -30,9 +30,9 @@ async def read_gaps(
     sources: Iterable[int],
     figures: Figures,
 ) -> None:
-    """Read and add what `checks` does not have yet of these sources; count it in `figures`.
+    """Read the bytes of these sources that `checks` has not seen; count them in `figures`.
 
-    Raises `SourceError` for a source that is missing, or ends before its index says.
+    Raises `SourceError` for a source that is missing, or smaller than its index says.
     """
     wanted = set(sources)
     for object_id, gaps in checks.gaps().items():
@@ -45,12 +45,12 @@ async def read_gaps(
                 figures.add_reads(1, size)
 
 
-async def damaged_source(
+async def find_damaged_source(
     checks: SourceChecks, calls: StoreCalls, key_of: Callable[[int], str], figures: Figures
 ) -> SourceError | None:
-    """Return the error of a source whose bytes are not those of its upload, if there is one.
+    """Return the error of a source whose bytes differ from its upload, if there is one.
 
-    It may pass if the source is sound at a second reading: then only a transfer was torn.
+    It may pass if a second reading of the source matches: then only a transfer was torn.
     """
     damaged = await calls.compute(checks.damaged)
     for object_id, reason in damaged.items():
@@ -77,5 +77,5 @@ async def _read(
     except StorageError as error:
         raise SourceError(object_id, str(error), passing=error.may_pass) from error
     if got != size:
-        raise SourceError(object_id, f"bytes [{at}, {at + size}) were asked for, {got} are there")
+        raise SourceError(object_id, f"bytes [{at}, {at + size}) were requested, {got} exist")
     return crc32c

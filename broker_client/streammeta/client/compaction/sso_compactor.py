@@ -1,9 +1,9 @@
-"""Compaction of stream set objects: many small objects of a node become few large ones.
+"""Compaction of stream set objects: many small objects of a node become a few large ones.
 
-Owns a cycle: list, select, plan, execute, commit, group after group; and the state kept for the
-next cycle: indexes, outputs not known to be committed, objects set aside. A fault of one object or
-group is reported and does not stop the others, except errors that bar the node. A process that dies
-leaves only prepared ids and their objects, which the controllers delete when the ids expire.
+Owns a cycle: list, select, plan, execute, commit, group after group. It also owns the state for the
+next cycle: indexes, outputs whose commit is unknown, objects set aside. A fault of one object or
+group is reported and does not stop the others, except errors that fence the node. A process that
+dies leaves only prepared ids and their objects, which the controllers delete when the ids expire.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streammeta.client.compaction.config import CompactionConfig, CompactionTarg
 from streammeta.client.compaction.listing import NodeListing
 from streammeta.client.compaction.output_writer import OutputJournal
 from streammeta.client.compaction.report import CompactionReport, GroupReport, SourceError
-from streammeta.client.compaction.runner import BARRED, Compactor, repeat
+from streammeta.client.compaction.runner import FENCED, Compactor, repeat
 from streammeta.client.compaction.sso_planning import GroupPlanner, PlannedGroup, SetAside
 from streammeta.client.compaction.sso_run import CommitRun, RunContext
 from streammeta.client.compaction.sso_sources import SourceIndexes
@@ -47,17 +47,17 @@ def _wall_ms() -> int:
 
 
 class NodePlan:
-    """The compaction that would be done for a node now."""
+    """The compaction of a node as it would be done now."""
 
     def __init__(self, planner: GroupPlanner, listing: NodeListing, selection: Selection) -> None:
         self._planner = planner
         self.listing = listing
         self.selection = selection
         self.left_out: dict[int, str] = {}
-        """Objects of the groups planned so far that cannot be compacted, each with the reason."""
+        """Objects of the planned groups that cannot be compacted, with the reason."""
 
     async def groups(self) -> AsyncGenerator[PlannedGroup, None]:
-        """Plan one group after the other, in the order of execution."""
+        """Plan the groups one by one, in the order of execution."""
         for group in self.selection.groups:
             planned = await self._planner.plan(group, self.listing)
             self.left_out |= planned.left_out
@@ -65,9 +65,9 @@ class NodePlan:
 
 
 class SetObjectCompactor(Compactor):
-    """Compacts set objects of any node of a cluster, one node at a time.
+    """Compacts stream set objects of any node of a cluster, one node at a time.
 
-    `now_ms` is the time that ages are measured by, in ms since 1970. See `Compactor` for the rest.
+    `now_ms` returns the time for ages of objects, in ms since 1970. See `Compactor` for the rest.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class SetObjectCompactor(Compactor):
         )
 
     async def plan(self, target: CompactionTarget, *, force_split: bool = False) -> NodePlan:
-        """Return the plan of a node as of now, changing nothing.
+        """Return the current plan of a node, changing nothing.
 
-        Raises what bars listing the node, and `streammeta.storage.errors.WrongBucketError`.
+        Raises errors of listing the node, and `streammeta.storage.errors.WrongBucketError`.
         """
         await self._bucket.require()
         listing = await self._listing.set_objects(target)
         policy = self._config.group_limits
         if target.failover:
-            # A departed node adds no objects: there is nothing to wait for.
+            # A departed node adds no objects, so waiting for more of them is pointless.
             policy = replace(policy, growth=1)
         if force_split:
             policy = replace(policy, split_after_s=0, split_along_s=0)
@@ -117,12 +117,12 @@ class SetObjectCompactor(Compactor):
     async def compact(
         self, target: CompactionTarget, *, force_split: bool = False
     ) -> AsyncGenerator[GroupReport, None]:
-        """Compact what is due of a node; yield a report after each group.
+        """Compact the due groups of a node; yield a report after each group.
 
-        With `force_split` every stream gets stream objects, and no set object is left. Closing the
-        generator stops the compaction. A cycle ends early when the store or the controllers do not
-        answer. Raises `NodeFencedError` or `NodeNotRegisteredError` when the target, or the writer,
-        has been taken over; and what bars listing the node.
+        With `force_split` every stream gets stream objects, and no stream set object is left.
+        Closing the generator stops the compaction. A cycle ends early when the store or the
+        controllers do not answer. Raises `NodeFencedError` or `NodeNotRegisteredError` when another
+        process replaces the target or the writer, and errors of listing the node.
         """
         async with self._turn:
             plan = await self.plan(target, force_split=force_split)
@@ -130,11 +130,11 @@ class SetObjectCompactor(Compactor):
             for group in plan.selection.groups:
                 started = time.monotonic()
                 report = GroupReport(group.kind)
-                goes_on = await self._compact_group(target, group, plan.listing, report)
+                may_continue = await self._compact_group(target, group, plan.listing, report)
                 give_back()
                 report.seconds = time.monotonic() - started
                 yield report
-                if not goes_on:
+                if not may_continue:
                     return
 
     async def run_once(
@@ -142,9 +142,9 @@ class SetObjectCompactor(Compactor):
     ) -> CompactionReport:
         """Run one cycle to its end. Raises as `compact`."""
         started = time.monotonic()
-        groups = [one async for one in self.compact(target, force_split=force_split)]
+        groups = [report async for report in self.compact(target, force_split=force_split)]
         reasons = self._set_aside.reasons()
-        aside = {one: reason for one, reason in reasons.items() if one in self._listed}
+        aside = {key: reason for key, reason in reasons.items() if key in self._listed}
         return CompactionReport(target.node_id, tuple(groups), aside, time.monotonic() - started)
 
     async def run(
@@ -155,25 +155,25 @@ class SetObjectCompactor(Compactor):
     ) -> None:
         """Run cycles until cancelled: every `interval_s` seconds one for each of `targets()`.
 
-        The process's own node comes without `failover`. Raises `NodeFencedError` or
-        `NodeNotRegisteredError` when it has been taken over; for a departed node they only mean
-        that it is back.
+        The process's own node has no `failover`. Raises `NodeFencedError` or
+        `NodeNotRegisteredError` when another process replaces it. For a departed node these errors
+        only mean that it is back.
         """
 
         async def cycle(_now_s: float) -> None:
             for target in targets():
                 try:
                     on_report(await self.run_once(target))
-                except BARRED as error:
+                except FENCED as error:
                     if not target.failover:
                         raise
-                    _log.info("%s is not compacted any more: %s", target, error)
+                    _log.info("compaction of %s stopped, the node is back: %s", target, error)
                 except (BrokerClientError, StorageError) as error:
-                    _log.warning("%s could not be compacted: %s", target, error)
+                    _log.warning("compaction of %s failed, retrying later: %s", target, error)
 
         await repeat(interval_s, cycle)
 
-    # -- one group: each step tells whether the cycle goes on
+    # -- one group: each step returns whether the cycle continues
 
     async def _compact_group(
         self, target: CompactionTarget, group: Group, listing: NodeListing, report: GroupReport
@@ -181,7 +181,7 @@ class SetObjectCompactor(Compactor):
         reads, bytes_read = self._indexes.reads, self._indexes.bytes_read
         try:
             planned = await self._planner.plan(group, listing)
-        except BARRED:
+        except FENCED:
             raise
         except BrokerClientError as error:
             report.fail(error)
@@ -189,11 +189,13 @@ class SetObjectCompactor(Compactor):
         except Exception as error:  # noqa: BLE001 - a fault of one group must not stop the others
             self._give_up(group.object_ids, error, report)
             return True
+
         report.left_out.update(planned.left_out)
         report.figures.add_reads(self._indexes.reads - reads, self._indexes.bytes_read - bytes_read)
         expired = planned.expired_ids
         if expired and not planned.plan.commits:
             return await self._commit(Replacement(target, expired), report)
+
         for commit_plan in planned.plan.commits:
             run = CommitRun(
                 self._context,
@@ -219,7 +221,7 @@ class SetObjectCompactor(Compactor):
             report.fail(error, f"{error}; the rest of its group is compacted in the next cycle")
             self._set_aside.add(error.object_id, error.reason, passing=error.passing)
             return not error.passing
-        except BARRED:
+        except FENCED:
             raise
         except CoverageError as error:
             self._give_up(source_ids, error, report)
@@ -230,6 +232,7 @@ class SetObjectCompactor(Compactor):
             self._give_up(source_ids, error, report)
         else:
             return await self._commit(replacement, report)
+
         return True
 
     def _give_up(self, object_ids: Iterable[int], error: Exception, report: GroupReport) -> None:
@@ -242,35 +245,36 @@ class SetObjectCompactor(Compactor):
             self._set_aside.add(object_id, reason)
 
     async def _commit(self, replacement: Replacement, report: GroupReport) -> bool:
-        """Commit, and decide what a refusal means for the next cycle."""
-        made = replacement.made
+        """Commit, and decide what a rejection means for the next cycle."""
+        outputs = replacement.outputs
         try:
             await commit(self._client, replacement, self._config.commit_deadline_s)
-        except BARRED:
+        except FENCED:
             raise
         except OutcomeUnknownError as error:
-            # After a commit the sources are not listed any more; else the outputs are used again.
-            report.fail(error, f"{error.__cause__}; the next cycle finds out")
+            # After a commit the sources are not listed; otherwise the outputs are used again.
+            report.fail(error, f"{error.__cause__}; the next cycle checks the outcome")
             return False
         except RefusedError as error:
-            self._journal.drop(one.object_id for one in made)
+            self._journal.drop(output.object_id for output in outputs)
             report.fail(error, " ".join([str(error), *getattr(error, "__notes__", ())]))
             if not isinstance(error, CompactedObjectsNotFoundError | ObjectExpiredError):
                 self._distrust(replacement, error)
         else:
             report.figures.commits += 1
             report.source_ids.extend(replacement.source_ids)
-            report.made.extend(made)
-            self._journal.drop(one.object_id for one in made)
+            report.made.extend(outputs)
+            self._journal.drop(output.object_id for output in outputs)
             for source_id in replacement.source_ids:
                 self._indexes.cache.forget(source_id)
+
         return True
 
     def _distrust(self, replacement: Replacement, error: RefusedError) -> None:
-        """Compare sources with the metadata the next time; after that, set them aside."""
+        """Compare the sources with the metadata in the next cycle; after that, set them aside."""
         if error.code == ERROR_CODE_OFFSET_NOT_MATCHED and self._indexes.suspect(
             replacement.source_ids
         ):
             return
         for source_id in replacement.source_ids:
-            self._set_aside.add(source_id, f"the commit of its compaction was refused: {error}")
+            self._set_aside.add(source_id, f"the commit of its compaction was rejected: {error}")

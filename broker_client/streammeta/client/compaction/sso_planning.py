@@ -1,8 +1,8 @@
-"""Plans for groups of set objects: their sources are read, faulty ones left out.
+"""Plans for groups of stream set objects, without faulty sources.
 
-Owns the questions a plan needs answered, indexes of the objects and starts of their streams, and
-the objects set aside. An object that cannot be compacted divides its group: the policy grouped
-neighbours, and the rest would be compacted around a gap.
+Owns the lookups for a plan, indexes of the objects and starts of their streams, and the objects set
+aside. An object that cannot be compacted divides its group, because the policy grouped neighbours:
+otherwise the rest would be compacted around a gap.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from streammeta.storage.compaction.selection import Group, GroupKind
 from streammeta.storage.compaction.verification import RecordedChecksum
 
 SET_ASIDE_S = 3600.0
-"""Time until an object that could not be compacted is tried again, in seconds."""
+"""Time until an object that could not be compacted is retried, in seconds."""
 
 SET_ASIDE_SHORTLY_S = 300.0
-"""The same in seconds if the reason may pass."""
+"""The same if the reason may pass."""
 
 _FAULTS = (ExclusionReason.OVERSIZED_ENTRY, ExclusionReason.OVERLAP)
 
@@ -42,9 +42,8 @@ _FAULTS = (ExclusionReason.OVERSIZED_ENTRY, ExclusionReason.OVERLAP)
 class PlannedGroup:
     """A group, the live entries of its objects, and the plan for them.
 
-    Objects in `expired_ids` hold only trimmed offsets and are removed without replacement.
-    `left_out` has the objects that stay, each with the reason, and `checksums` those of objects
-    that have one.
+    Objects in `expired_ids` have only trimmed offsets and are removed without a replacement.
+    `left_out` has the objects that stay, with the reason. `checksums` has the known checksums.
     """
 
     kind: GroupKind
@@ -57,19 +56,19 @@ class PlannedGroup:
 
 
 class SetAside:
-    """Objects that could not be compacted lately, each until a time."""
+    """Objects that could not be compacted recently, each with the time of its next attempt."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until: dict[int, tuple[float, str]] = {}
 
     def add(self, object_id: int, reason: str, *, passing: bool = False) -> None:
-        """Leave an object alone for `SET_ASIDE_S`, or shortly if the reason may pass."""
+        """Skip an object for `SET_ASIDE_S`, or shortly if the reason may pass."""
         seconds = SET_ASIDE_SHORTLY_S if passing else SET_ASIDE_S
         self._until[object_id] = (self._clock() + seconds, reason)
 
     def reasons(self) -> dict[int, str]:
-        """Return the objects, each with the reason."""
+        """Return the objects with the reason."""
         now = self._clock()
         self._until = {key: kept for key, kept in self._until.items() if kept[0] > now}
         return {key: reason for key, (_, reason) in self._until.items()}
@@ -96,41 +95,41 @@ class GroupPlanner:
         """Plan a group. Raises errors of the controllers."""
         left_out: dict[int, str] = {}
         sources = _sources(group.object_ids, listing)
-        indexes = self._readable(await self._indexes.load(sources), left_out)
+        indexes = self._select_readable(await self._indexes.load(sources), left_out)
         self._limit_entries(indexes, left_out)
-        starts = await self._starts(indexes.values())
+        starts = await self._list_starts(indexes.values())
 
         def work() -> PlannedGroup:
             for object_id, index in list(indexes.items()):
                 if not is_whole(index, starts):
                     self._leave_out(object_id, _NOT_WHOLE, left_out)
                     del indexes[object_id]
-            live = {key: live_entries(one.entries, starts) for key, one in indexes.items()}
-            return self._planned(group, live, left_out)
+            live = {key: live_entries(index.entries, starts) for key, index in indexes.items()}
+            return self._plan_group(group, live, left_out)
 
         planned = await self._calls.compute(work)
-        for object_id, one in indexes.items():
+        for object_id, index in indexes.items():
             crc32c = listing.checksums.get(object_id)
             if crc32c is not None:
-                seen = (one.data_size, one.tail_size, one.tail_crc32c)
+                seen = (index.data_size, index.tail_size, index.tail_crc32c)
                 planned.checksums[object_id] = RecordedChecksum(crc32c, *seen)
         return planned
 
-    def _readable(
+    def _select_readable(
         self, loaded: dict[int, SourceIndex | SourceError], left_out: dict[int, str]
     ) -> dict[int, SourceIndex]:
         readable: dict[int, SourceIndex] = {}
-        for object_id, one in loaded.items():
-            if isinstance(one, SourceIndex):
-                readable[object_id] = one
-            elif one.passing:
-                left_out[object_id] = one.reason
+        for object_id, result in loaded.items():
+            if isinstance(result, SourceIndex):
+                readable[object_id] = result
+            elif result.passing:
+                left_out[object_id] = result.reason
             else:
-                self._leave_out(object_id, one.reason, left_out)
+                self._leave_out(object_id, result.reason, left_out)
         return readable
 
     def _limit_entries(self, indexes: dict[int, SourceIndex], left_out: dict[int, str]) -> None:
-        """Leave for later the objects without room beside the indexes before them."""
+        """Leave out objects whose indexes do not fit in memory with those before them."""
         most, total = self._config.max_entries, 0
         is_full = False
         for object_id, index in list(indexes.items()):
@@ -142,34 +141,38 @@ class GroupPlanner:
                 self._leave_out(object_id, reason, left_out)
             elif is_full or total + count > most:
                 is_full = True
-                left_out[object_id] = "the indexes before it have all the memory for indexes"
+                left_out[object_id] = "the indexes of earlier objects fill the memory for indexes"
             else:
                 total += count
                 continue
+
             del indexes[object_id]
 
-    async def _starts(self, indexes: Iterable[SourceIndex]) -> dict[int, int]:
-        streams = [one.entries.stream_id for one in indexes]
+    async def _list_starts(self, indexes: Iterable[SourceIndex]) -> dict[int, int]:
+        streams = [index.entries.stream_id for index in indexes]
         distinct = np.unique(np.concatenate(streams)) if streams else np.empty(0, dtype=np.int64)
         return await self._listing.stream_starts(distinct.tolist())
 
-    def _planned(
+    def _plan_group(
         self, group: Group, live: dict[int, EntryTable], left_out: dict[int, str]
     ) -> PlannedGroup:
-        """Plan each stretch of neighbours; again without objects found faulty."""
+        """Plan each stretch of neighbours, and plan again without faulty objects."""
         while True:
             stretches = list(_stretches(group.object_ids, live))
-            tables = [EntryTable.concatenate([live[key] for key in one]) for one in stretches]
+            tables = [
+                EntryTable.concatenate([live[key] for key in stretch]) for stretch in stretches
+            ]
             plans = [self._plan_of(group, table) for table in tables if len(table)]
-            excluded = [one for plan in plans for one in plan.excluded]
-            faulty = [one for one in excluded if one.reason in _FAULTS]
-            for one in faulty:
-                self._leave_out(one.object_id, one.detail, left_out)
-                del live[one.object_id]
+            excluded = [exclusion for plan in plans for exclusion in plan.excluded]
+            faulty = [exclusion for exclusion in excluded if exclusion.reason in _FAULTS]
+            for exclusion in faulty:
+                self._leave_out(exclusion.object_id, exclusion.detail, left_out)
+                del live[exclusion.object_id]
             if not faulty:
                 break
+
         entries = EntryTable.concatenate(tables)
-        left_out |= {one.object_id: one.detail for one in excluded}
+        left_out |= {exclusion.object_id: exclusion.detail for exclusion in excluded}
         return PlannedGroup(
             group.kind,
             group.object_ids,
@@ -201,13 +204,13 @@ class GroupPlanner:
 
 
 _NOT_WHOLE = (
-    "its index lacks offsets that the metadata lists; compare it with `streammeta object`, and"
-    " keep it"
+    "its index does not have all offsets that the metadata lists; compare it with"
+    " `streammeta object`, and keep it"
 )
 
 
 def _sources(object_ids: Collection[int], listing: NodeListing) -> list[Source]:
-    """Return these objects as listed, in the order given."""
+    """Return these objects as listed, in the given order."""
     objects = listing.objects
     rows = zip(
         objects.object_id.tolist(),
@@ -220,7 +223,7 @@ def _sources(object_ids: Collection[int], listing: NodeListing) -> list[Source]:
 
 
 def _stretches(object_ids: Sequence[int], live: Collection[int]) -> Iterator[list[int]]:
-    """Cut neighbours where one is missing."""
+    """Split neighbours where one is missing."""
     stretch: list[int] = []
     for object_id in object_ids:
         if object_id in live:

@@ -1,8 +1,8 @@
-"""Execution of one planned commit of set objects: read, write, check, iteration by iteration.
+"""Execution of one planned commit of stream set objects: read, write, check, by iterations.
 
-Owns the order of the steps and the memory: the buffer of one iteration, or of two if both fit. On a
-failure unfinished uploads are dropped; finished outputs stay in the journal. Knows nothing of where
-plans come from.
+Owns the order of the steps and the memory: the buffer of one iteration, or of two if both fit.
+After a failure unfinished uploads are dropped, and finished outputs stay in the journal. Knows
+nothing of the origin of plans.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streammeta.client.compaction.commit import (
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.output_writer import OutputJournal, OutputWriter
 from streammeta.client.compaction.report import Figures, SourceError
-from streammeta.client.compaction.source_reading import damaged_source, read_gaps
+from streammeta.client.compaction.source_reading import find_damaged_source, read_gaps
 from streammeta.client.compaction.store_calls import StoreCalls, run_each, run_to_end
 from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.model import NodeIdentity
@@ -57,10 +57,10 @@ HUGE_PAGE_WORTH = 8 * 1024 * 1024
 
 
 def new_buffer(size: int) -> memoryview:
-    """Return `size` writable bytes of 0, freed with the last view of them.
+    """Return `size` writable zero bytes, freed with their last view.
 
-    They come from the system itself: the allocator of the C library keeps freed memory, and cannot
-    use it again when something small has settled in it.
+    They are mapped from the system, because the allocator of the C library keeps freed memory and
+    cannot use it again after a small allocation in it.
     """
     if not size:
         return memoryview(b"")
@@ -72,7 +72,7 @@ def new_buffer(size: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The means of one compactor; ids are prepared in the name of `writer`."""
+    """Resources of one compactor; ids are prepared in the name of `writer`."""
 
     config: CompactionConfig
     calls: StoreCalls
@@ -83,10 +83,10 @@ class RunContext:
 
 
 class CommitRun:
-    """One planned commit of a target: brings all outputs into the store.
+    """One planned commit of a target: writes all outputs into the store.
 
-    `expired_ids` are sources that nothing replaces; `time_bounds` and `checksums` are those of
-    sources that have some. `figures` are counted up while it runs.
+    `expired_ids` are sources without a replacement. `time_bounds` and `checksums` are known values
+    of sources. `figures` are counted up while it runs.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class CommitRun:
         self._time_bounds = time_bounds
         self._figures = figures
         self._checks = SourceChecks(checksums or {})
-        self._room = context.config.buffer_bytes(len(plan.entries))
+        self._buffer_limit = context.config.buffer_bytes(len(plan.entries))
         self._ids: deque[int] = deque()
         self._unfinished: set[OutputWriter] = set()
         self._split: list[tuple[Output, WrittenObject]] = []
         outputs = (output for iteration in plan.iterations for output in iteration.outputs)
-        self._pieces = [one for one in outputs if one.kind is OutputKind.COMPACT]
+        self._pieces = [output for output in outputs if output.kind is OutputKind.COMPACT]
         self._so_far = SetObjectSoFar()
         self._set_writer: OutputWriter | None = None
         self._set_object: WrittenObject | None = None
@@ -119,13 +119,13 @@ class CommitRun:
     async def run(self) -> Replacement:
         """Write and check all outputs; a failure leaves no unfinished upload.
 
-        Raises `SourceError`, `storage.errors` of the store, `CoverageError`, and what bars
-        the writer from preparing ids.
+        Raises `SourceError`, `storage.errors` of the store, `CoverageError`, and errors of
+        preparing ids.
         """
         steps = self._steps()
-        await self._take_ids(steps)
+        await self._prepare_ids(steps)
         try:
-            await self._work_off(steps)
+            await self._run_iterations(steps)
         except BaseException:
             await run_to_end(self._abort())
             raise
@@ -133,16 +133,17 @@ class CommitRun:
         source_ids, figures = self._plan.source_ids, self._figures
         await read_gaps(self._checks, context.calls, context.key_of, source_ids, figures)
         await self._check_sources()
-        return await self._context.calls.compute(self._replacement)
+        return await self._context.calls.compute(self._build_replacement)
 
     # -- steps
 
     def _steps(self) -> list[list[Output]]:
-        """Return the outputs left to write by iteration: those of an earlier attempt are reused."""
+        """Return the outputs to write by iteration, without those of an earlier attempt."""
         if self._pieces:
             self._set_object = self._context.journal.find(self._set_entries())
         every = (
-            [one for one in it.outputs if not self._is_written(one)] for it in self._plan.iterations
+            [output for output in iteration.outputs if not self._is_written(output)]
+            for iteration in self._plan.iterations
         )
         steps = [outputs for outputs in every if outputs]
         self._figures.reused += len(self._split) + (self._set_object is not None)
@@ -157,10 +158,10 @@ class CommitRun:
         return written is not None
 
     def _set_entries(self) -> EntryTable:
-        """Return the entries of the set object, with their places in the sources."""
+        """Return the entries of the stream set object, with their places in the sources."""
         return EntryTable.concatenate([piece.entries for piece in self._pieces])
 
-    async def _take_ids(self, steps: Iterable[Sequence[Output]]) -> None:
+    async def _prepare_ids(self, steps: Iterable[Sequence[Output]]) -> None:
         kinds = [output.kind for step in steps for output in step]
         count = kinds.count(OutputKind.SPLIT) + (OutputKind.COMPACT in kinds)
         context = self._context
@@ -170,14 +171,14 @@ class CommitRun:
 
     # -- iterations
 
-    async def _work_off(self, steps: Iterable[Sequence[Output]]) -> None:
-        """Read an iteration while the one before is written, if there is room for both."""
+    async def _run_iterations(self, steps: Iterable[Sequence[Output]]) -> None:
+        """Read an iteration while the previous one is written, if both fit in memory."""
         writing: asyncio.Task[None] | None = None
         held = 0
         try:
             for step in steps:
                 layout = await self._context.calls.compute(partial(self._lay_out, step))
-                if writing is not None and held + layout.size > self._room:
+                if writing is not None and held + layout.size > self._buffer_limit:
                     await writing
                 buffer = await self._read(layout)
                 if writing is not None:
@@ -185,6 +186,7 @@ class CommitRun:
                 writing, held = asyncio.create_task(self._write(layout, buffer)), layout.size
                 del buffer
                 self._figures.iterations += 1
+
             if writing is not None:
                 await writing
         finally:
@@ -202,12 +204,13 @@ class CommitRun:
         )
 
     async def _read(self, layout: Layout) -> memoryview:
-        give_back()  # many small pieces of the iteration before
+        # The previous iteration leaves many small free pieces.
+        give_back()
         view, dropped = new_buffer(layout.size), memoryview(bytearray(DEAD_BYTES_MAX))
         await run_each(
             2 * self._context.config.read_threads,
             layout.reads,
-            lambda one: self._read_one(one, view, dropped),
+            lambda read: self._read_one(read, view, dropped),
         )
         try:
             await self._context.calls.compute(
@@ -224,8 +227,8 @@ class CommitRun:
         def fetch() -> tuple[int, int]:
             views, checksum = read.views(view, dropped), ObjectChecksum()
             got = store.read_into(key, read.position, views)
-            for one in views if checked else ():
-                checksum.update(one)
+            for piece in views if checked else ():
+                checksum.update(piece)
             return got, checksum.value
 
         try:
@@ -241,12 +244,12 @@ class CommitRun:
         self._figures.add_reads(1, got)
 
     async def _write(self, layout: Layout, view: memoryview) -> None:
-        """Write the outputs; first the set object, which may have most of the bytes."""
+        """Write the outputs, first the stream set object, which may have most of the bytes."""
         await self._context.calls.compute(lambda: _put_trailers(layout, view))
         await run_each(
             2 * self._context.config.write_threads,
             reversed(layout.outputs),
-            lambda one: self._write_one(one, view[one.start : one.end]),
+            lambda placed: self._write_one(placed, view[placed.start : placed.end]),
         )
 
     async def _write_one(self, placed: PlacedOutput, data: memoryview) -> None:
@@ -282,50 +285,56 @@ class CommitRun:
         self._context.journal.keep(sources, written, self._context.config.id_ttl_s / 2)
 
     async def _abort(self) -> None:
-        await self._context.calls.settled()
+        await self._context.calls.wait_until_idle()
         for writer in tuple(self._unfinished):
             await writer.abort()
 
     # -- the commit
 
     async def _check_sources(self) -> None:
-        """Refuse outputs of a damaged source, now and in later attempts."""
+        """Reject outputs of a damaged source, now and in later attempts."""
         context = self._context
-        error = await damaged_source(self._checks, context.calls, context.key_of, self._figures)
+        error = await find_damaged_source(
+            self._checks, context.calls, context.key_of, self._figures
+        )
         if error is not None:
-            made = [written for _, written in self._split]
-            made += [] if self._set_object is None else [self._set_object]
-            context.journal.drop(one.object_id for one in made)
+            outputs = [written for _, written in self._split]
+            outputs += [] if self._set_object is None else [self._set_object]
+            context.journal.drop(written.object_id for written in outputs)
             raise error
         self._figures.sources_checked += self._checks.checked
 
-    def _replacement(self) -> Replacement:
-        made = [(written, output.entries) for output, written in self._split]
+    def _build_replacement(self) -> Replacement:
+        finished = [(written, output.entries) for output, written in self._split]
         if self._set_object is not None:
-            made.append((self._set_object, self._set_entries()))
-        held = EntryTable.concatenate([_as_of(entries, written) for written, entries in made])
-        check_coverage(self._plan.entries, held)
+            finished.append((self._set_object, self._set_entries()))
+
+        # Nothing may be lost or duplicated: the outputs must contain exactly the planned offsets.
+        covered = EntryTable.concatenate(
+            [_as_of(entries, written) for written, entries in finished]
+        )
+        check_coverage(self._plan.entries, covered)
         outputs = [
             CompactionOutput(written, tuple(stream_ranges(entries)), self._bounds(entries))
-            for written, entries in made
+            for written, entries in finished
         ]
         set_object = None if self._set_object is None else outputs.pop()
         source_ids = (*self._plan.source_ids, *self._expired_ids)
         return Replacement(self._target, source_ids, set_object, tuple(outputs))
 
     def _bounds(self, entries: EntryTable) -> TimeBounds:
-        """Return the time bounds of these entries, if all their sources have some."""
-        bounds = [self._time_bounds.get(one, UNKNOWN_BOUNDS) for one in entries.object_ids()]
+        """Return the time bounds of these entries, if all their sources have bounds."""
+        bounds = [self._time_bounds.get(key, UNKNOWN_BOUNDS) for key in entries.object_ids()]
         if UNKNOWN_BOUNDS in bounds:
             return UNKNOWN_BOUNDS
         return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
 def _put_trailers(layout: Layout, view: memoryview) -> None:
-    for one in layout.outputs:
-        view[one.trailer_start : one.end] = one.trailer
+    for output in layout.outputs:
+        view[output.trailer_start : output.end] = output.trailer
 
 
 def _as_of(entries: EntryTable, written: WrittenObject) -> EntryTable:
-    """Return entries as those of the object they were written to."""
+    """Return the entries with the id of the object they were written to."""
     return replace(entries, object_id=np.full(len(entries), written.object_id, dtype=np.int64))

@@ -1,8 +1,8 @@
-"""Indexes of source set objects: read once, kept for the next cycle, compared with the metadata.
+"""Indexes of source stream set objects, cached for the next cycle and compared with the metadata.
 
-Owns the cache, the fetch of an index, and the fault of one object, which is left out alone. An
-index may name ranges that the metadata lacks (refused at the commit): they are not the object's,
-and never copied.
+Owns the cache, the fetch of an index, and the faults of single objects, which are left out. An
+index may have ranges that the metadata does not: the controllers rejected them at the commit, so
+they do not belong to the object and are never copied.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BYTES_PER_INDEX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A set object as the metadata lists it."""
+    """A stream set object as the metadata lists it."""
 
     object_id: int
     size: int
@@ -43,9 +43,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceIndex:
-    """Entries of an object that its metadata has too.
+    """Entries of an object that its metadata also has.
 
-    Behind `data_size` bytes of blocks come `tail_size` bytes with the CRC-32C `tail_crc32c`.
+    After `data_size` bytes of blocks come `tail_size` bytes with the CRC-32C `tail_crc32c`.
     `known_ranges` are set where index and metadata differ: rows of stream, start and end.
     """
 
@@ -63,7 +63,7 @@ class SourceIndex:
 
 
 def likely_index_start(size: int, range_count: int, key: str) -> int:
-    """Return the start of a read that has index and footer of an object in one request.
+    """Return the start of a read that covers index and footer of an object in one request.
 
     Raises `CorruptObjectError` when the object is too small to have a footer.
     """
@@ -72,7 +72,7 @@ def likely_index_start(size: int, range_count: int, key: str) -> int:
 
 
 class SourceIndexes:
-    """Reads indexes of one cluster's set objects, and caches up to `cache_bytes` of them."""
+    """Reads indexes of one cluster's stream set objects, and caches `cache_bytes` of them."""
 
     def __init__(
         self, calls: StoreCalls, listing: Listing, key_of: Callable[[int], str], cache_bytes: int
@@ -86,14 +86,14 @@ class SourceIndexes:
         self.bytes_read = 0
 
     async def load(self, sources: Iterable[Source]) -> dict[int, SourceIndex | SourceError]:
-        """Return the index of each source, or the reason that there is none."""
-        wanted = {one.object_id: one for one in sources}
+        """Return the index of each source, or the error that prevents reading it."""
+        wanted = {source.object_id: source for source in sources}
         found = await asyncio.gather(*map(self._index, wanted.values()), return_exceptions=True)
         loaded: dict[int, SourceIndex | SourceError] = {}
-        for object_id, one in zip(wanted, found, strict=True):
-            if not isinstance(one, SourceIndex | SourceError):
-                raise one
-            loaded[object_id] = one
+        for object_id, result in zip(wanted, found, strict=True):
+            if not isinstance(result, SourceIndex | SourceError):
+                raise result
+            loaded[object_id] = result
         await self._match_with_metadata(wanted.values(), loaded)
         for object_id, index in loaded.items():
             if isinstance(index, SourceIndex):
@@ -101,7 +101,7 @@ class SourceIndexes:
         return loaded
 
     def suspect(self, object_ids: Sequence[int]) -> bool:
-        """Compare these objects' indexes with the metadata from now on; tell whether any is new."""
+        """Compare these objects' indexes with the metadata from now on; return if any is new."""
         is_new = not self._suspects.issuperset(object_ids)
         self._suspects.update(object_ids)
         for object_id in object_ids:
@@ -112,6 +112,7 @@ class SourceIndexes:
         cached = self.cache.get(source.object_id)
         if cached is not None:
             return cached
+
         object_id, key = source.object_id, self._key_of(source.object_id)
         try:
             return await self._fetch(source, key)
@@ -127,7 +128,7 @@ class SourceIndexes:
             raise SourceError(object_id, reason, passing=True) from error
 
     async def _fetch(self, source: Source, key: str) -> SourceIndex:
-        """Read the index, nearly always with one request, as the number of ranges is known."""
+        """Read the index, usually with one request, because the number of ranges is known."""
         parser = ObjectReader(key, source.size)
         start = likely_index_start(source.size, source.range_count, key)
         tail = memoryview(await self._get(key, start, source.size))
@@ -136,6 +137,7 @@ class SourceIndexes:
                 start = needed.start
                 tail = memoryview(await self._get(key, start, needed.end))
             parser.receive(tail[needed.start - start : needed.end - start])
+
         index = parser.index
         end = ObjectChecksum.of(tail[index.data_size - start :])
         entries = EntryTable.of_index(source.object_id, index)
@@ -156,31 +158,32 @@ class SourceIndexes:
     async def _match_with_metadata(
         self, sources: Iterable[Source], loaded: dict[int, SourceIndex | SourceError]
     ) -> None:
-        """Drop entries that the metadata lacks, where numbers of ranges differ."""
+        """Drop entries that the metadata does not have, where numbers of ranges differ."""
         differing: dict[int, SourceIndex] = {}
         for source in sources:
-            one = loaded[source.object_id]
-            if isinstance(one, SourceIndex) and one.known_ranges is None:
-                ranges = len(contiguous_runs(one.entries))
+            index = loaded[source.object_id]
+            if isinstance(index, SourceIndex) and index.known_ranges is None:
+                ranges = len(contiguous_runs(index.entries))
                 if ranges != source.range_count or source.object_id in self._suspects:
-                    differing[source.object_id] = one
+                    differing[source.object_id] = index
         if not differing:
             return
+
         known = await self._listing.ranges(list(differing))
-        for object_id, one in differing.items():
+        for object_id, index in differing.items():
             if object_id not in known:
                 loaded[object_id] = SourceError(
                     object_id, "it was replaced meanwhile", passing=True
                 )
                 continue
-            inside = one.entries.take(_inside(one.entries, known[object_id]))
-            loaded[object_id] = replace(one, entries=inside, known_ranges=known[object_id])
+            inside = index.entries.take(_inside(index.entries, known[object_id]))
+            loaded[object_id] = replace(index, entries=inside, known_ranges=known[object_id])
 
 
 def is_whole(index: SourceIndex, starts: dict[int, int]) -> bool:
-    """Tell whether the entries hold every live offset that the metadata has of the object.
+    """Return whether the entries cover all live offsets of the object in the metadata.
 
-    `starts` has the first readable offset of each stream there is.
+    `starts` has the first visible offset of each existing stream.
     """
     if index.known_ranges is None:
         return True
@@ -191,16 +194,18 @@ def is_whole(index: SourceIndex, starts: dict[int, int]) -> bool:
 
 def _live_offsets(stream: Column, start: Column, end: Column, starts: dict[int, int]) -> int:
     ids, numbers = np.unique(stream, return_inverse=True)
-    gone = np.iinfo(np.int64).max
-    lowest = np.array([starts.get(one, gone) for one in ids.tolist()], dtype=np.int64)
+    deleted = np.iinfo(np.int64).max
+    lowest = np.array(
+        [starts.get(stream_id, deleted) for stream_id in ids.tolist()], dtype=np.int64
+    )
     return int(np.maximum(end - np.maximum(start, lowest[numbers]), 0).sum())
 
 
 def _inside(entries: EntryTable, ranges: Column) -> Mask:
-    """Mark the entries that lie within a range; `ranges` may be in any order, but not overlap.
+    """Mark the entries inside a range; `ranges` may be in any order, but not overlap.
 
-    Both are sorted together, ranges first where they start alike: the range that may hold an entry
-    is the last one before it.
+    Both are sorted together, ranges first where they start alike. The range that may contain an
+    entry is the last one before it.
     """
     ordered = ranges[np.lexsort((ranges[:, 1], ranges[:, 0]))]
     count = len(ordered)
@@ -216,4 +221,5 @@ def _inside(entries: EntryTable, ranges: Column) -> Mask:
     found[found] = (ordered[at[found], 0] == entries.stream_id[found]) & (
         entries.end_offset[found] <= ordered[at[found], 2]
     )
+
     return found

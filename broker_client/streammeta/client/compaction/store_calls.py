@@ -1,8 +1,8 @@
-"""Requests of a compactor to the object store: few at a time, rate-limited, behind all others.
+"""Requests of a compactor to the object store: few at a time, rate-limited, after all others.
 
-Owns the threads, the repetition of rejected requests, the rate limiter, and groups of tasks that
-end together. A thread cannot be stopped: `settled` waits until the calls of cancelled tasks have
-ended, so that nothing is written after an upload was dropped.
+Owns the threads, the retries of rejected requests, the rate limiter, and groups of tasks that end
+together. A thread cannot be stopped: `wait_until_idle` waits until the calls of cancelled tasks
+have ended, so that nothing is written after an upload was dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_AGAIN_S = 0.005
 
 
 class Throttle:
-    """Rate limiter of `rate` bytes per second, 0: no limit. Unused time is not saved up."""
+    """Rate limiter of `rate` bytes per second, 0: no limit. Unused capacity is not saved."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -58,11 +58,11 @@ ItemT = TypeVar("ItemT")
 
 
 async def run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all of `work`; when one fails cancel the others, and raise its error once all have ended.
+    """Run all of `work`; after a failure cancel the others, and raise the error once all ended.
 
-    A cancelled caller stays cancelled, whatever fails in the course of that.
+    A cancelled caller stays cancelled, even if a task fails meanwhile.
     """
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     if not tasks:
         return
     try:
@@ -71,8 +71,8 @@ async def run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        failed = [one for one in tasks if not one.cancelled() and one.exception() is not None]
-    for task in (one for one in failed if one in ended):
+        failed = [task for task in tasks if not task.cancelled() and task.exception() is not None]
+    for task in (task for task in failed if task in ended):
         task.result()
     if any(task.cancelled() for task in ended):
         raise asyncio.CancelledError
@@ -84,11 +84,11 @@ async def run_each(
     """Run `work` for each item in order, for at most `most` at once."""
     left = iter(items)
 
-    async def work_off() -> None:
-        for one in left:
-            await work(one)
+    async def run_items() -> None:
+        for item in left:
+            await work(item)
 
-    await run_all(work_off() for _ in range(most))
+    await run_all(run_items() for _ in range(most))
 
 
 async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
@@ -108,7 +108,7 @@ async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
 ResultT = TypeVar("ResultT")
 
 WAIT_FOR_OTHERS_MAX_S = 1.0
-"""Maximum wait of one request for others, in seconds; each moves megabytes, so work goes on."""
+"""Maximum wait of one request for others, in seconds; a request moves megabytes."""
 
 _REJECTED = Patience(Backoff(first=0.5, longest=10.0))
 
@@ -116,8 +116,8 @@ _REJECTED = Patience(Backoff(first=0.5, longest=10.0))
 class StoreCalls:
     """Runs reads and writes of one compactor.
 
-    `is_busy` tells whether others want the store now; by default, whether calls of others to the
-    same store are in flight. Transfers are the last grade of `network`.
+    `is_busy` returns whether others use the store, by default whether their calls to the same store
+    are in flight. Transfers have the lowest grade of `network`.
     """
 
     def __init__(
@@ -143,16 +143,16 @@ class StoreCalls:
         self._calling = 0
 
     async def read(self, nbytes: int, work: Callable[[], ResultT]) -> ResultT:
-        """Run a read of `nbytes` in a thread; repeat it while the store rejects it for now."""
+        """Run a read of `nbytes` in a thread; retry it while the store rejects it temporarily."""
         async with self._may_read:
             await self._network.received.take(Grade.COMPACTION, nbytes)
-            return await self._repeated(self._reads, nbytes, work)
+            return await self._run_with_retries(self._reads, nbytes, work)
 
     async def write(self, nbytes: int, work: Callable[[], ResultT]) -> ResultT:
-        """Run a write of `nbytes` in a thread; repeat it while the store rejects it for now."""
+        """Run a write of `nbytes` in a thread; retry it while the store rejects it temporarily."""
         async with self._may_write:
             await self._network.sent.take(Grade.COMPACTION, nbytes)
-            return await self._repeated(self._writes, nbytes, work)
+            return await self._run_with_retries(self._writes, nbytes, work)
 
     async def compute(self, work: Callable[[], ResultT]) -> ResultT:
         """Run CPU work in a thread."""
@@ -160,25 +160,26 @@ class StoreCalls:
 
     async def drop(self, work: Callable[[], ResultT]) -> ResultT:
         """Run a clean-up once all calls have ended, without waiting for others."""
-        await self.settled()
+        await self.wait_until_idle()
         return await self._in_thread(work)
 
-    async def settled(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no call is in flight."""
         while self._running:
             await asyncio.wait(self._running)
 
     def close(self) -> None:
-        """Let running calls end and start no more."""
+        """Let running calls end and start no others."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _repeated(
+    async def _run_with_retries(
         self, throttle: Throttle, nbytes: int, work: Callable[[], ResultT]
     ) -> ResultT:
         await throttle.take(nbytes)
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         attempt = 0
+
         while True:
             await give_way(self._is_busy, WAIT_FOR_OTHERS_MAX_S)
             self._calling += 1
@@ -197,12 +198,12 @@ class StoreCalls:
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         running = start_in(self._pool, work)
         self._running.add(running)
-        running.add_done_callback(self._ended)
+        running.add_done_callback(self._on_done)
         return await asyncio.shield(running)
 
-    def _ended(self, running: asyncio.Future[Any]) -> None:
+    def _on_done(self, running: asyncio.Future[Any]) -> None:
         self._running.discard(running)
-        ignore_failure(running)  # the awaiting task may be gone
+        ignore_failure(running)  # the awaiting task may have been cancelled
 
     def _others_are_calling(self) -> bool:
         return self.store.metrics().in_flight > self._calling

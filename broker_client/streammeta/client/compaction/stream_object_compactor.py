@@ -1,9 +1,9 @@
-"""Compaction of the stream objects of a node's streams: one stream, one kind at a time.
+"""Compaction of the stream objects of a node's streams: one stream and one kind at a time.
 
-Owns the order of the steps: list, remove what is expired, then group by group load, write, commit;
-and the turns that each stream had. Each group is a commit of its own, so earlier ones stand
-whatever fails later. An unreadable object is left out of its group. Nothing is deleted here:
-objects that were not committed expire, and the controllers delete replaced ones.
+Owns the order of the steps: list, remove expired objects, then load, write and commit each group.
+It also owns the turns of each stream. Each group has its own commit, so a later failure does not
+undo it. An unreadable object is left out of its group. Nothing is deleted here: uncommitted objects
+expire, and the controllers delete replaced ones.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from streammeta.client.compaction.commit import StreamReplacement, commit
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import ListedRange, ListedStream
-from streammeta.client.compaction.report import GroupReport, MadeObject, SourceError
-from streammeta.client.compaction.runner import BARRED, Compactor, repeat
+from streammeta.client.compaction.report import GroupReport, OutputObject, SourceError
+from streammeta.client.compaction.runner import FENCED, Compactor, repeat
 from streammeta.client.compaction.stream_object_output import StreamObjectOutput
 from streammeta.client.compaction.stream_object_sources import Source, SourceLoader
 from streammeta.client.controllers.controller_client import ControllerClient
@@ -48,16 +48,16 @@ ALL_AT_ONCE = (
     StreamCompaction.GATHER_SMALL,
     StreamCompaction.LINK,
 )
-"""Kinds that a complete compaction of a stream takes, in order."""
+"""Kinds of a complete compaction of a stream, in order."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A stream's epoch, its turns, and its start when it was last cleaned up.
+    """A stream's epoch, its turns, and its start at the last clean-up.
 
-    The start is None before the first clean-up, and after a turn that failed.
+    The start is None before the first clean-up, and after a failed turn.
     """
 
     epoch: int
@@ -68,7 +68,7 @@ class _Known:
 class StreamObjectCompactor(Compactor):
     """Compacts in the name of `writer`, the process that owns the streams; see `Compactor`.
 
-    One stream is compacted at a time, so memory is that of one compaction.
+    One stream is compacted at a time, so memory is limited to one compaction.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class StreamObjectCompactor(Compactor):
         self._known: dict[int, _Known] = {}
 
     async def plan(self, stream_id: int, kind: StreamCompaction) -> StreamPlan:
-        """Return the plan of a stream as of now, changing nothing."""
+        """Return the current plan of a stream, changing nothing."""
         return await self._plan(await self._listing.stream(stream_id), kind)
 
     async def compact(self, stream_id: int, kind: StreamCompaction) -> GroupReport:
         """Compact the objects of a stream.
 
-        Raises what bars the node as such (`NodeFencedError`, `NodeNotRegisteredError`) or the
-        bucket (`streammeta.storage.errors.WrongBucketError`), and `StreamNotFoundError`; any other
-        failure ends the compaction of this stream and is in the report.
+        Raises errors that fence the node (`NodeFencedError`, `NodeNotRegisteredError`) or reject
+        the bucket (`streammeta.storage.errors.WrongBucketError`), and `StreamNotFoundError`. Any
+        other failure ends the compaction of this stream and is in the report.
         """
         return await self._compact_listed(await self._listing.stream(stream_id), kind)
 
@@ -106,9 +106,9 @@ class StreamObjectCompactor(Compactor):
     ) -> AsyncGenerator[GroupReport, None]:
         """Compact every stream that the node owns, with each kind in turn.
 
-        Yields the reports that say anything. Raises as `compact`.
+        Yields the reports with changes or failures. Raises as `compact`.
         """
-        async for stream in self._listing.owned_by(self._writer.node_id):
+        async for stream in self._listing.list_owned(self._writer.node_id):
             for kind in kinds:
                 if not _may_have_work(stream, kind):
                     continue
@@ -130,7 +130,7 @@ class StreamObjectCompactor(Compactor):
     ) -> None:
         """Look at all streams of the node every interval of `schedule`, until cancelled.
 
-        Raises what bars the node or the bucket; any other failure is tried again at the next look.
+        Raises errors that fence the node or reject the bucket; other failures are retried.
         """
         chosen = schedule or StreamSchedule()
 
@@ -141,12 +141,14 @@ class StreamObjectCompactor(Compactor):
         await repeat(chosen.interval_s, cycle)
 
     async def look(self, now_s: float, schedule: StreamSchedule) -> AsyncIterator[GroupReport]:
-        """Give every stream the turn that is due at `now_s`; yield reports that say anything."""
+        """Run each stream's turn that is due at `now_s`; yield reports with changes or failures."""
         seen: dict[int, _Known] = {}
-        async for stream in self._listing.owned_by(self._writer.node_id):
+        async for stream in self._listing.list_owned(self._writer.node_id):
             known = self._known.get(stream.stream_id)
-            if known is None or known.epoch != stream.epoch:  # one opened again is a new one
+            # A stream that was opened again counts as a new one.
+            if known is None or known.epoch != stream.epoch:
                 known = _Known(stream.epoch, first_turns(stream.stream_id, now_s, schedule))
+
             kind = due_kind(known.turns, now_s, schedule)
             report = None
             if kind is not None:
@@ -166,10 +168,10 @@ class StreamObjectCompactor(Compactor):
     async def _turn(
         self, stream: ListedStream, known: _Known, kind: StreamCompaction, schedule: StreamSchedule
     ) -> GroupReport | None:
-        """Compact, unless nothing can come of it."""
+        """Compact, unless it could not change anything."""
         is_every_look = kind is schedule.kinds[0]
         if is_every_look and stream.start_offset == known.start_offset:
-            return None  # only a trim gives work to every look
+            return None  # this kind has new work only after a trim
         return await self._compact_listed(stream, kind) if _may_have_work(stream, kind) else None
 
     # -- one stream
@@ -182,51 +184,56 @@ class StreamObjectCompactor(Compactor):
             await self._remove(stream, plan.expired, report)
             for group in plan.groups:
                 await self._compact_group(stream, plan, group, report)
-        except (*BARRED, WrongBucketError):
+        except (*FENCED, WrongBucketError):
             raise
         except (BrokerClientError, StorageError) as error:
             if isinstance(error, ObjectExpiredError):
                 self._ids.discard()
             _log.warning("compaction of stream %d ended early: %s", stream.stream_id, error)
             report.fail(error)
+
         report.seconds = time.monotonic() - started
         return report
 
     async def _plan(self, stream: ListedStream, kind: StreamCompaction) -> StreamPlan:
         await self._bucket.require()
-        objects = await self._listing.stream_objects(_concerned(stream, kind))
+        objects = await self._listing.stream_objects(_select_objects(stream, kind))
         return plan_stream(objects, stream.start_offset, kind, self._config.group_rules[kind])
 
     async def _remove(self, stream: ListedStream, expired: Group, report: GroupReport) -> None:
         batch = self._config.expired_batch
         for at in range(0, len(expired), batch):
-            some = expired[at : at + batch]
-            await self._commit(StreamReplacement(self._writer, stream, some), report)
-            report.removed_ids.extend(one.object_id for one in some)
+            objects = expired[at : at + batch]
+            await self._commit(StreamReplacement(self._writer, stream, objects), report)
+            report.removed_ids.extend(removed.object_id for removed in objects)
 
     async def _compact_group(
         self, stream: ListedStream, plan: StreamPlan, group: Group, report: GroupReport
     ) -> None:
-        """Make one object of a group; of several, if some of it is unusable or it is too much."""
+        """Replace a group by one object, or by several if some of it is unusable or too large."""
         rules = self._config.group_rules[plan.kind]
         waiting = deque([group])
         while waiting:
             objects = waiting.popleft()
             if not is_worth_compacting(objects, plan.kind, plan.stream_start, rules):
                 continue
+
             loaded = await self._loader.load(stream.stream_id, objects, report.figures)
             if loaded.rest:
                 waiting.append(loaded.rest)
-            sources = {one.listed.object_id: one for one in loaded.sources}
+
+            sources = {source.listed.object_id: source for source in loaded.sources}
             unusable = dict(loaded.unusable)
-            for part in cut_groups([one.listed for one in loaded.sources], rules):
+            for part in cut_groups([source.listed for source in loaded.sources], rules):
                 if is_worth_compacting(part, plan.kind, plan.stream_start, rules):
-                    chosen = [sources[one.object_id] for one in part]
+                    chosen = [sources[object_.object_id] for object_ in part]
                     try:
                         await self._replace(stream, plan, chosen, report)
                     except SourceError as error:
                         unusable[error.object_id] = error.reason
-                        usable = [one for one in part if one.object_id != error.object_id]
+                        usable = [
+                            object_ for object_ in part if object_.object_id != error.object_id
+                        ]
                         waiting.extend(cut_groups(usable, rules))
             for object_id, reason in unusable.items():
                 _log.warning("object %d is left out of compaction: %s", object_id, reason)
@@ -239,39 +246,44 @@ class StreamObjectCompactor(Compactor):
         sources: Sequence[Source],
         report: GroupReport,
     ) -> None:
-        """Make one object of sources and commit it."""
+        """Write one object from the sources and commit it."""
         composite, start, moved = plan.kind.is_composite, plan.stream_start, report.figures
-        links = [link for one in sources for link in one.live_links(start)] if composite else []
+        links = (
+            [link for source in sources for link in source.live_links(start)] if composite else []
+        )
         is_pruning = plan.kind is StreamCompaction.PRUNE_LINKS
-        if is_pruning and len(links) == sum(len(one.links) for one in sources):
+        if is_pruning and len(links) == sum(len(source.links) for source in sources):
             return  # the trimmed offsets are a part of objects that are still needed
+
         (object_id,) = (await self._ids.take(1)).ids
         if composite:
             output = await self._output.link(object_id, links, moved)
         else:
             output = await self._output.merge(object_id, sources, start, moved)
-        listed = [one.listed for one in sources]
+        listed = [source.listed for source in sources]
         replacement = StreamReplacement(self._writer, stream, listed, output, composite)
         await self._commit(replacement, report)
-        source_ids = tuple(one.object_id for one in listed)
-        made = MadeObject(object_id, output.written.size, source_ids, output.ranges[0], composite)
-        report.made.append(made)
+        source_ids = tuple(object_.object_id for object_ in listed)
+        range_ = output.ranges[0]
+        report.made.append(
+            OutputObject(object_id, output.written.size, source_ids, range_, composite)
+        )
 
     async def _commit(self, replacement: StreamReplacement, report: GroupReport) -> None:
         await commit(self._client, replacement, self._config.commit_deadline_s)
         report.figures.commits += 1
-        report.source_ids.extend(one.object_id for one in replacement.sources)
+        report.source_ids.extend(source.object_id for source in replacement.sources)
 
 
 def _may_have_work(stream: ListedStream, kind: StreamCompaction) -> bool:
-    """Tell whether a compaction could do anything, by the listed offsets."""
-    spans = [(one.start_offset, one.end_offset) for one in stream.objects]
+    """Return whether a compaction could change anything, by the listed offsets."""
+    spans = [(object_.start_offset, object_.end_offset) for object_ in stream.objects]
     return may_have_work(kind, stream.start_offset, spans)
 
 
-def _concerned(stream: ListedStream, kind: StreamCompaction) -> Sequence[ListedRange]:
+def _select_objects(stream: ListedStream, kind: StreamCompaction) -> Sequence[ListedRange]:
     """Return the objects of which a kind needs more than their offsets."""
     if kind not in (StreamCompaction.REMOVE_EXPIRED, StreamCompaction.PRUNE_LINKS):
         return stream.objects
-    expired = sum(one.end_offset <= stream.start_offset for one in stream.objects)
+    expired = sum(object_.end_offset <= stream.start_offset for object_ in stream.objects)
     return stream.objects[: expired + 1]

@@ -1,8 +1,8 @@
 """Outputs of stream object compaction: blocks of a group copied into one object, or linked.
 
-Owns which bytes the store copies and which are fetched and sent. Blocks are copied as they are.
-Fetched bytes are compared with the checksum of their source; the checksum of the new object is
-computed from the bytes that pass, or from the checksums of its sources.
+Owns which bytes are copied inside the store and which are fetched and sent. Blocks are copied
+unchanged. Fetched bytes are compared with the checksum of their source. The checksum of the new
+object is computed from the transferred bytes, or from the checksums of its sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streammeta.client.compaction.commit import CompactionOutput, WrittenObject
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.output_writer import ObjectUpload
 from streammeta.client.compaction.report import Figures, SourceError
-from streammeta.client.compaction.source_reading import damaged_source, read_gaps
+from streammeta.client.compaction.source_reading import find_damaged_source, read_gaps
 from streammeta.client.compaction.store_calls import StoreCalls, run_all, run_to_end
 from streammeta.client.compaction.stream_object_sources import Source
 from streammeta.storage.compaction.copy_plan import (
@@ -44,11 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 class _CopyRefusedError(StoreRejectedError):
-    """The store will never copy a part by itself."""
+    """The store does not support copying parts."""
 
 
 class StreamObjectOutput:
-    """Makes objects of one cluster; `key_of` gives the key of an object id."""
+    """Writes objects of one cluster; `key_of` returns the key of an object id."""
 
     def __init__(
         self, calls: StoreCalls, key_of: Callable[[int], str], config: CompactionConfig
@@ -61,13 +61,13 @@ class StreamObjectOutput:
     async def link(
         self, object_id: int, links: Sequence[LinkedObject], moved: Figures
     ) -> CompactionOutput:
-        """Store a composite of `links`, which are in offset order and without a gap."""
+        """Store a composite of `links`, which are consecutive and in offset order."""
         data = await self._calls.compute(lambda: encode_composite(links))
         await ObjectUpload(self._calls, self._key_of(object_id), moved).put(data)
         first, last = links[0].entries[0], links[-1].entries[-1]
-        held = StreamRange(first.stream_id, first.start_offset, last.end_offset)
+        range_ = StreamRange(first.stream_id, first.start_offset, last.end_offset)
         size = sum(entry.size for link in links for entry in link.entries)
-        return CompactionOutput(WrittenObject(object_id, size, _crc_of(data)), (held,))
+        return CompactionOutput(WrittenObject(object_id, size, _crc_of(data)), (range_,))
 
     async def merge(
         self,
@@ -76,16 +76,16 @@ class StreamObjectOutput:
         stream_start: int,
         moved: Figures,
     ) -> CompactionOutput:
-        """Store one object of the blocks of `sources`, but for those below `stream_start`.
+        """Store one object with the blocks of `sources`, without those below `stream_start`.
 
-        A store that refuses to copy by itself is not asked again. Raises `SourceError` for
-        a source with damaged bytes; the object is then not stored.
+        After a store rejects a copy, no other is attempted. Raises `SourceError` for a source with
+        damaged bytes; the object is then not stored.
         """
         if self._may_copy:
             try:
                 return await self._merge(object_id, sources, stream_start, moved)
             except _CopyRefusedError as error:
-                _log.warning("the store copies no parts, they are fetched and sent: %s", error)
+                _log.warning("the store does not copy parts, fetching and sending them: %s", error)
                 self._may_copy = False
         return await self._merge(object_id, sources, stream_start, moved)
 
@@ -108,8 +108,8 @@ class StreamObjectOutput:
         job = _MergeJob(self._calls, self._key_of, plan, sources, trailer, moved)
         crc32c = await job.run(ObjectUpload(self._calls, self._key_of(object_id), moved))
         first, end = live[0].row(0), int(live[-1].end_offset[-1])
-        held = StreamRange(first.stream_id, first.start_offset, end)
-        return CompactionOutput(WrittenObject(object_id, plan.size, crc32c), (held,))
+        range_ = StreamRange(first.stream_id, first.start_offset, end)
+        return CompactionOutput(WrittenObject(object_id, plan.size, crc32c), (range_,))
 
     def _trailer(self, live: Sequence[EntryTable]) -> bytes:
         placed = EntryTable.concatenate(live).placed()
@@ -117,7 +117,7 @@ class StreamObjectOutput:
 
 
 def _live_entries(source: Source, stream_start: int) -> EntryTable:
-    """Cut the entries off the front that end at or below `stream_start`."""
+    """Drop the leading entries that end at or below `stream_start`."""
     first = int(np.searchsorted(source.entries.end_offset, stream_start, side="right"))
     return source.entries.span(first, len(source.entries))
 
@@ -143,10 +143,10 @@ class _MergeJob:
         self._checks = SourceChecks(
             {
                 object_id: RecordedChecksum(
-                    one.listed.crc32c, one.data_size, len(one.tail), _crc_of(one.tail)
+                    source.listed.crc32c, source.data_size, len(source.tail), _crc_of(source.tail)
                 )
-                for object_id, one in self._sources.items()
-                if one.listed.crc32c != ANY_CRC and one.whole is None
+                for object_id, source in self._sources.items()
+                if source.listed.crc32c != ANY_CRC and source.whole is None
             }
         )
         self._checksum = ObjectChecksum()
@@ -154,35 +154,37 @@ class _MergeJob:
         self._buffer = bytearray(max(written))
 
     async def run(self, upload: ObjectUpload) -> int:
-        """Fetch and send, or copy, everything; return the checksum, `ANY_CRC` if it is unknown."""
+        """Copy, or fetch and send, everything; return the checksum, `ANY_CRC` if unknown."""
         try:
             if self._plan.is_single:
                 (part,) = self._plan.parts
-                assert isinstance(part, WrittenPart)  # what a single request consists of
-                data = await self._assembled(part)
-                await self._refuse_damaged()
+                assert isinstance(part, WrittenPart)  # a single request is never a copy
+                data = await self._assemble(part)
+                await self._reject_damaged()
                 await upload.put(data)
             else:
                 await upload.begin()
                 await self._send_parts(upload)
-                await self._refuse_damaged()
+                await self._reject_damaged()
                 await upload.complete()
         except BaseException:
             await run_to_end(upload.abort())
             raise
+
         if not self._plan.copies:
             return self._checksum.value
+
         return await self._calls.compute(self._crc_from_sources)
 
-    async def _refuse_damaged(self) -> None:
-        """Compare the sources with their recorded checksums; read what was not fetched of them."""
+    async def _reject_damaged(self) -> None:
+        """Compare the sources with their recorded checksums, after reading their other bytes."""
         checks, calls, key_of = self._checks, self._calls, self._key_of
         await read_gaps(checks, calls, key_of, self._sources, self._moved)
-        if (error := await damaged_source(checks, calls, key_of, self._moved)) is not None:
+        if (error := await find_damaged_source(checks, calls, key_of, self._moved)) is not None:
             raise error
 
     def _crc_from_sources(self) -> int:
-        """Work out the checksum from those of the sources, if all have one and are used whole."""
+        """Compute the checksum from the sources' checksums, if all have one and are used whole."""
         data_size = sum(source.data_size for source in self._sources.values())
         known = all(source.listed.crc32c != ANY_CRC for source in self._sources.values())
         if not known or data_size + len(self._trailer) != self._plan.size:
@@ -194,13 +196,13 @@ class _MergeJob:
         return join_crcs(crc, _crc_of(self._trailer), len(self._trailer))
 
     async def _send_parts(self, upload: ObjectUpload) -> None:
-        """Send all parts: copies beside each other, written ones one by one, to bound memory."""
+        """Send all parts: copies concurrently, written parts one by one to limit memory."""
         numbered = list(enumerate(self._plan.parts, start=1))
 
         async def write_all() -> None:
             for number, part in numbered:
                 if isinstance(part, WrittenPart):
-                    await upload.send(number, await self._assembled(part))
+                    await upload.send(number, await self._assemble(part))
 
         copies = [
             self._copy(upload, number, part.source)
@@ -210,17 +212,17 @@ class _MergeJob:
         await run_all([*copies, write_all()])
 
     async def _copy(self, upload: ObjectUpload, number: int, source: SourceRange) -> None:
-        with _naming(source):
+        with _name_source(source):
             try:
                 key = self._key_of(source.object_id)
                 await upload.copy(number, key, source.start, source.end)
             except StoreRejectedError as error:
                 raise _CopyRefusedError(str(error)) from error
 
-    async def _assembled(self, part: WrittenPart) -> memoryview:
-        """Fetch the ranges of a part into the buffer; the trailer is behind those of the last.
+    async def _assemble(self, part: WrittenPart) -> memoryview:
+        """Fetch the ranges of a part into the buffer; the last part ends with the trailer.
 
-        There is one buffer for all parts, which are written one after the other.
+        All parts share the buffer, because they are written one after the other.
         """
         view, at = memoryview(self._buffer)[: part.size], 0
         jobs: list[Coroutine[Any, Any, None]] = []
@@ -234,20 +236,22 @@ class _MergeJob:
         return view.toreadonly()
 
     async def _fetch(self, source: SourceRange, into: memoryview) -> None:
-        held = self._sources[source.object_id].whole
-        if held is not None:
-            into[:] = memoryview(held)[source.start : source.end]
+        whole = self._sources[source.object_id].whole
+        if whole is not None:
+            into[:] = memoryview(whole)[source.start : source.end]
             return
+
         store, key = self._calls.store, self._key_of(source.object_id)
-        with _naming(source):
+        with _name_source(source):
             got = await self._calls.read(
                 source.size, lambda: store.read_into(key, source.start, [into])
             )
+
         self._moved.add_reads(1, got)
         if got != source.size:
             raise SourceError(
                 source.object_id,
-                f"bytes [{source.start}, {source.end}) of it were asked for, {got} are there",
+                f"bytes [{source.start}, {source.end}) were requested, {got} exist",
             )
 
     def _check(self, part: WrittenPart, view: memoryview) -> None:
@@ -265,8 +269,8 @@ def _crc_of(data: bytes | memoryview) -> int:
 
 
 @contextmanager
-def _naming(source: SourceRange) -> Iterator[None]:
-    """Name the source that is missing, or smaller than its index says."""
+def _name_source(source: SourceRange) -> Iterator[None]:
+    """Name the source in errors of a missing or too small object."""
     try:
         yield
     except (ObjectNotFoundError, RangeNotSatisfiableError) as error:

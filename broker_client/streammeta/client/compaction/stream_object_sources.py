@@ -1,8 +1,8 @@
-"""Sources of stream object compaction: their indexes, and small ones whole.
+"""Sources of stream object compaction: their indexes, and small objects whole.
 
-Owns what makes an object unusable as a source: bytes that are missing, damaged, or differ from the
-metadata. Such an object is named and left out. The part of a group that is loaded at a time is
-bounded.
+Owns the reasons that make an object unusable as a source: missing or damaged bytes, or a difference
+from the metadata. Such an object is reported and left out. The part of a group loaded at a time is
+limited.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _AT_A_TIME = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """An object and its index entries; of a composite also its links.
+    """An object and its index entries; for a composite also its links.
 
-    Of a normal object `tail` has the bytes behind its blocks, and `whole` all bytes if it is small.
+    For a normal object `tail` has the bytes after its blocks, and `whole` all bytes if it is small.
     """
 
     listed: StreamObject
@@ -46,23 +46,23 @@ class Source:
 
     @property
     def data_size(self) -> int:
-        """Bytes of its blocks, which are in front of the tail."""
+        """Bytes of its blocks, which precede the tail."""
         return self.listed.size - len(self.tail)
 
     def live_links(self, stream_start: int) -> list[LinkedObject]:
-        """Return its links in a new composite: of a composite only those still readable.
+        """Return its links in a new composite; for a composite only those with visible offsets.
 
-        A normal object is linked as a whole, whatever is trimmed.
+        A normal object is linked as a whole, even if it is partly trimmed.
         """
         if self.links:
-            return [one for one in self.links if one.entries[-1].end_offset > stream_start]
+            return [link for link in self.links if link.entries[-1].end_offset > stream_start]
         entries = tuple(IndexEntry(*row[1:]) for row in self.entries.rows())
         return [LinkedObject(self.listed.object_id, self.listed.bucket_id, entries)]
 
 
 @dataclass(slots=True)
 class LoadedGroup:
-    """The first sources of a group, unusable ones with the reason, and the rest, not loaded."""
+    """First sources of a group, unusable ones with the reason, and the rest, not loaded yet."""
 
     sources: list[Source] = field(default_factory=list)
     unusable: dict[int, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class LoadedGroup:
 
 
 class SourceLoader:
-    """Loads groups of one cluster's objects; `key_of` gives the key of an object id."""
+    """Loads groups of one cluster's objects; `key_of` returns the key of an object id."""
 
     def __init__(
         self, calls: StoreCalls, key_of: Callable[[int], str], config: CompactionConfig
@@ -80,17 +80,17 @@ class SourceLoader:
         self._config = config
 
     async def load(self, stream_id: int, group: Group, moved: Figures) -> LoadedGroup:
-        """Load a group, or as much of its front as has `max_source_entries` entries at most.
+        """Load a group, or the first part of it with at most `max_source_entries` entries.
 
-        At least two sources are loaded if there are as many. Bytes of small ones are kept as long
-        as they are not more than `fetched_bytes` together.
+        At least two sources are loaded if the group has them. Bytes of small objects are kept, up
+        to `fetched_bytes` together.
         """
         loaded = LoadedGroup()
         entries, room = 0, self._config.copy_rules.fetched_bytes
         for at in range(0, len(group), _AT_A_TIME):
-            some = group[at : at + _AT_A_TIME]
-            each = (self._load_one(stream_id, one, moved) for one in some)
-            for number, source in enumerate(await asyncio.gather(*each)):
+            objects = group[at : at + _AT_A_TIME]
+            loads = (self._load_one(stream_id, object_, moved) for object_ in objects)
+            for number, source in enumerate(await asyncio.gather(*loads)):
                 if isinstance(source, SourceError):
                     loaded.unusable[source.object_id] = source.reason
                     continue
@@ -100,63 +100,65 @@ class SourceLoader:
                     return loaded
                 room -= 0 if source.whole is None else len(source.whole)
                 loaded.sources.append(source if room >= 0 else replace(source, whole=None))
+
         return loaded
 
     async def _load_one(
-        self, stream_id: int, one: StreamObject, moved: Figures
+        self, stream_id: int, listed: StreamObject, moved: Figures
     ) -> Source | SourceError:
-        key = self._key_of(one.object_id)
-        load = _ObjectLoad(self._calls.store, key, one, self._config)
+        key = self._key_of(listed.object_id)
+        load = _ObjectLoad(self._calls.store, key, listed, self._config)
         try:
             return await self._calls.read(load.expected_bytes, lambda: load.run(stream_id))
         except SourceError as unusable:
             return unusable
         except (CorruptObjectError, ObjectNotFoundError, RangeNotSatisfiableError) as error:
-            return SourceError(one.object_id, str(error))
+            return SourceError(listed.object_id, str(error))
         finally:
             moved.add_reads(load.gets, load.received)
 
 
 class _ObjectLoad:
-    """Reads the index of one object, in a thread, and counts the requests and bytes."""
+    """Reads the index of one object in a thread, and counts the requests and bytes."""
 
     def __init__(
-        self, store: ObjectStore, key: str, one: StreamObject, config: CompactionConfig
+        self, store: ObjectStore, key: str, listed: StreamObject, config: CompactionConfig
     ) -> None:
         self._store = store
         self._key = key
-        self._one = one
-        self._is_whole = one.size <= config.whole_object_bytes
+        self._listed = listed
+        self._is_whole = listed.size <= config.whole_object_bytes
         self._most_entries = config.max_source_entries
         self.gets = 0
         self.received = 0
 
     @property
     def expected_bytes(self) -> int:
-        """Estimate of what it will move."""
-        if self._one.composite:
+        """Estimated bytes to read."""
+        if self._listed.composite:
             return FOOTER_SIZE
-        return self._one.size if self._is_whole else 8 * 1024
+        return self._listed.size if self._is_whole else 8 * 1024
 
     def run(self, stream_id: int) -> Source:
         """Read the object. Raises `SourceError`, and errors of the store and the format."""
-        source = self._composite() if self._one.composite else self._normal()
+        source = self._composite() if self._listed.composite else self._normal()
         self._check_range(source.entries, stream_id)
         return source
 
     def _get(self, start: int, end: int) -> bytes:
-        """Read bytes `[start, end)`, fewer if the object ends before."""
+        """Read bytes `[start, end)`, fewer if the object ends earlier."""
         self.gets += 1
         data = self._store.get_range(self._key, start, end)
         self.received += len(data)
         return data
 
     def _normal(self) -> Source:
-        one, parser, whole = self._one, ObjectReader(self._key, self._one.size), None
+        listed, parser, whole = self._listed, ObjectReader(self._key, self._listed.size), None
         if self._is_whole:
-            whole = self._get(0, one.size)
-            check_length(ByteRange(0, one.size), whole, self._key)
+            whole = self._get(0, listed.size)
+            check_length(ByteRange(0, listed.size), whole, self._key)
             self._check_crc(whole)
+
         data: bytes | memoryview = b""
         while (needed := parser.needed) is not None:
             self._check_index_size(needed.end - needed.start)
@@ -165,18 +167,19 @@ class _ObjectLoad:
             else:
                 data = memoryview(whole)[needed.start : needed.end]
             parser.receive(data)
+
         index = parser.index
-        tail = bytes(data[len(data) - (one.size - index.data_size) :])
-        return Source(one, EntryTable.of_index(one.object_id, index), (), tail, whole)
+        tail = bytes(data[len(data) - (listed.size - index.data_size) :])
+        return Source(listed, EntryTable.of_index(listed.object_id, index), (), tail, whole)
 
     def _composite(self) -> Source:
-        """Read a link table; only the size of what it links is recorded, so its own is bounded."""
+        """Read a link table. Its size is not recorded, so the read is limited."""
         data = self._get(0, self._most_index_bytes + 1)
         self._check_index_size(len(data))
         self._check_crc(data)
         decoded = decode_composite(data, source=self._key)
-        entries = EntryTable.of_index(self._one.object_id, decoded.index)
-        return Source(self._one, entries, decoded.links)
+        entries = EntryTable.of_index(self._listed.object_id, decoded.index)
+        return Source(self._listed, entries, decoded.links)
 
     @property
     def _most_index_bytes(self) -> int:
@@ -186,25 +189,25 @@ class _ObjectLoad:
         most = self._most_index_bytes
         if size > most:
             raise SourceError(
-                self._one.object_id,
+                self._listed.object_id,
                 f"its index has {size} bytes or more, wanted at most {most}; raise"
                 " max_source_entries",
             )
 
     def _check_crc(self, data: bytes) -> None:
-        if self._one.crc32c != ANY_CRC:
-            ObjectChecksum.of(data).verify(self._one.crc32c, source=self._key)
+        if self._listed.crc32c != ANY_CRC:
+            ObjectChecksum.of(data).verify(self._listed.crc32c, source=self._key)
 
     def _check_range(self, entries: EntryTable, stream_id: int) -> None:
-        """Refuse an object that does not hold exactly the range in its metadata."""
-        one, is_one_run = self._one, len(contiguous_runs(entries)) == 1
+        """Reject an object whose range differs from its metadata."""
+        listed, is_one_run = self._listed, len(contiguous_runs(entries)) == 1
         first, end = entries.row(0), int(entries.end_offset[-1])
-        held = (first.stream_id, first.start_offset, end)
-        if not is_one_run or held != (stream_id, one.start_offset, one.end_offset):
+        found = (first.stream_id, first.start_offset, end)
+        if not is_one_run or found != (stream_id, listed.start_offset, listed.end_offset):
             gap = "" if is_one_run else ", with gaps"
             raise SourceError(
-                one.object_id,
-                f"its index holds offsets [{held[1]}, {held[2]}) of stream {held[0]}{gap}, its"
-                f" metadata [{one.start_offset}, {one.end_offset}) of stream {stream_id};"
+                listed.object_id,
+                f"its index has offsets [{found[1]}, {found[2]}) of stream {found[0]}{gap}, its"
+                f" metadata [{listed.start_offset}, {listed.end_offset}) of stream {stream_id};"
                 " inspect it",
             )

@@ -1,8 +1,8 @@
 """Channels to controllers: one for each endpoint, and new ones when certificates are replaced.
 
-A channel keeps the certificate that it was made with. So the files are looked at now and then, when
-a channel is asked for; when they hold another set, calls from then on get channels of their own,
-and the old ones end after a grace.
+A channel keeps the certificate it was created with. So the files are checked from time to time when
+a channel is requested. If they changed, later calls get new channels, and the old ones are closed
+after a grace period.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from streammeta.rpc.connections import client_channel
 from streammeta.tls.files import TlsError, TlsFiles, WatchedTls
 
 LOOKED_AT_EVERY_S = 5.0
-"""Least time between two looks at the files, in seconds."""
+"""Minimum time between two checks of the files, in seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 class Channels:
-    """Open channels; plain text without `tls`. `grace_s` is the time that old ones have left."""
+    """Open channels; plain text without `tls`. `grace_s` is the time left to replaced ones."""
 
     def __init__(self, tls: TlsFiles | None, grace_s: float) -> None:
         """Read the files.
 
         Raises:
-            TlsError: they are of no use.
+            TlsError: a file is missing or invalid.
         """
         self._watched = None if tls is None else WatchedTls(tls)
         self._grace_s = grace_s
@@ -44,7 +44,7 @@ class Channels:
 
     @property
     def endpoints(self) -> set[str]:
-        """The endpoints that have one."""
+        """The endpoints with an open channel."""
         return set(self._open)
 
     @property
@@ -53,9 +53,9 @@ class Channels:
         return self._watched is not None
 
     def get(self, endpoint: str) -> grpc.aio.Channel:
-        """Return the channel to an endpoint, made when it is first asked for."""
+        """Return the channel to an endpoint, which is created on the first call."""
         if self._watched is not None:
-            self._look_now_and_then(self._watched)
+            self._check_certificates(self._watched)
         channel = self._open.get(endpoint)
         if channel is None:
             note_connection()
@@ -64,7 +64,7 @@ class Channels:
         return channel
 
     async def close(self) -> None:
-        """Close all; calls under way fail."""
+        """Close all channels; calls in flight fail."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,28 +73,28 @@ class Channels:
         self._old.clear()
         await asyncio.gather(*(channel.close() for channel in channels))
 
-    def _look_now_and_then(self, watched: WatchedTls) -> None:
+    def _check_certificates(self, watched: WatchedTls) -> None:
         loop = asyncio.get_running_loop()
         if loop.time() < self._looks_at:
             return
         is_first = self._looks_at == float("-inf")
         self._looks_at = loop.time() + LOOKED_AT_EVERY_S
         if not is_first:
-            task = loop.create_task(self._look(watched))
+            task = loop.create_task(self._reload_certificates(watched))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _look(self, watched: WatchedTls) -> None:
+    async def _reload_certificates(self, watched: WatchedTls) -> None:
         try:
             if not await run_blocking(watched.look):
                 return
         except TlsError as error:
-            _log.warning("certificates not replaced: %s", error)
+            _log.warning("new certificates are invalid, keeping the old ones: %s", error)
             return
         await self._renew()
 
     async def _renew(self) -> None:
-        """Give calls from now on other channels, and those under way their time to end."""
+        """Use new channels for later calls, and close the old ones after the grace period."""
         old = list(self._open.values())
         self._open.clear()
         self._old.update(old)

@@ -1,9 +1,9 @@
-"""Client of the controllers: finds the leader, retries safe requests, gives up at the deadline.
+"""Client of the controllers: finds the leader, retries safe requests, fails at the deadline.
 
-Owns the channels, the deadline of each call and the reading of gRPC statuses. What may be repeated
-is decided here and nowhere else: every RPC of the contract is idempotent by request id, object id
-or epoch, so whatever a lost answer may have done, the same request is sent again; what the
-controller refused is not. Which endpoint comes next is the router's word.
+Owns the channels, the deadline of each call and the translation of gRPC statuses. Retries are
+decided here and nowhere else. Every RPC of the contract is idempotent by request id, object id or
+epoch, so a request without an answer is sent again, whether it took effect or not. A rejected
+request is not. The router chooses the next endpoint.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from streammeta.client.errors import (
     ControllerUnavailableError,
     InvalidRequestError,
     LimitExceededError,
-    MapOlderThanBucketError,
+    MetadataOlderThanBucketError,
     PermissionDeniedError,
     ProtocolViolationError,
     RefusedError,
@@ -76,17 +76,17 @@ _GRACE_S = 10.0
 """Time that calls have left on a channel when its certificate is replaced, in seconds."""
 
 LEARNED_FOR_S = 10.0
-"""Time for which a list of all controllers is relied on, in seconds."""
+"""Validity of a list of all controllers, in seconds."""
 _LEARNING_S = 1.0
 
 _READ_AFTER_KEY = "streammeta-read-after"
 _OFFSET_KEY = "streammeta-offset"
 
 _PAGE_SIZE = 10_000
-_REFUSALS: dict[grpc.StatusCode | str, type[RefusedError]] = {
+_ERRORS: dict[grpc.StatusCode | str, type[RefusedError]] = {
     Reason.WRONG_BUCKET: BucketRefusedError,
     Reason.SUPERSEDED: BucketRefusedError,
-    Reason.MAP_OLDER_THAN_BUCKET: MapOlderThanBucketError,
+    Reason.MAP_OLDER_THAN_BUCKET: MetadataOlderThanBucketError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceededError,
@@ -98,15 +98,17 @@ _REFUSALS: dict[grpc.StatusCode | str, type[RefusedError]] = {
 
 
 class ControllerClient(ClosedAtExit):
-    """Calls any of the controllers at `endpoints`, wherever the leader is or moves to.
+    """Calls any of the controllers at `endpoints`, and finds the leader among them.
 
-    Safe for many concurrent calls on one event loop; use it as an async context manager or call
-    `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
-    call that names no other. With `tls` connections are encrypted and show a certificate; its files
-    may be replaced at any time. All calls share `router`, `spread` says where watches and session
-    reads go, and all parts over this client count in `tally`. They share `network`: `network_rate`
-    bytes a second of traffic with the store, 0: no limit. `rng` draws the jitter of waits.
-    Raises `TypeError` or `ValueError` that names what is wrong with an argument or a file.
+    Safe for many concurrent calls on one event loop. Use it as an async context manager or call
+    `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` limits one attempt, `deadline_s` a whole
+    call without its own deadline. With `tls` connections are encrypted and authenticated by a
+    certificate, whose files may be replaced at any time.
+
+    All calls share `router`. `spread` chooses the controllers of watches and of reads at an offset.
+    All parts over this client count in `tally` and share `network`: `network_rate` bytes per second
+    of traffic with the store, 0: no limit. `rng` generates the jitter of waits. Raises `TypeError`
+    or `ValueError` that names the wrong argument or file.
     """
 
     def __init__(
@@ -144,22 +146,22 @@ class ControllerClient(ClosedAtExit):
             )
 
     async def close(self) -> None:
-        """Close all channels; calls that wait, and later ones, fail with `ClientClosedError`."""
+        """Close all channels; waiting and later calls fail with `ClientClosedError`."""
         self._is_closed = True
         await self._channels.close()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The endpoints given, in order."""
+        """The configured endpoints, in order."""
         return self.router.endpoints
 
     @property
     def leader(self) -> str | None:
-        """The endpoint believed to lead; None before the first answer and after a failure."""
+        """The endpoint of the presumed leader; None before an answer and after a failure."""
         return self.router.leader
 
     def channel(self, endpoint: str) -> grpc.aio.Channel:
-        """Return the connection to `endpoint`, made when it is first asked for.
+        """Return the connection to `endpoint`, which is created on the first call.
 
         Raises `ClientClosedError` after `close`, and `ForkedProcessError` in a forked process.
         """
@@ -186,7 +188,7 @@ class ControllerClient(ClosedAtExit):
         )
 
     def was_replaced(self) -> bool:
-        """Return whether a cancelled call, in the task that runs, lost its channel to a new one."""
+        """Return whether a cancelled call of the current task lost its channel to a new one."""
         task = asyncio.current_task()
         return not self._is_closed and task is not None and not task.cancelling()
 
@@ -199,15 +201,17 @@ class ControllerClient(ClosedAtExit):
         """Send `request` until a controller answers it, for at most `deadline_s` seconds.
 
         An empty `request_id` is filled in, and is the same in every attempt. Error codes inside
-        the answer are left to the caller. What the leader can't take now, for a full disk or too
-        much under way, is repeated with growing waits. Raises `ControllerUnavailableError` when
-        the deadline passes, and a `RefusedError` for a request that was refused for good.
+        the answer are left to the caller. If the leader rejects the request for now, because of a
+        full disk or too many requests in flight, it is retried with growing waits. Raises
+        `ControllerUnavailableError` when the deadline passes, and a `RefusedError` for a request
+        that was rejected permanently.
         """
         check_kind("request", request, method.request, f"a {method.request.__name__}")
         seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
         fields: Any = request
         if "request_id" in request.DESCRIPTOR.fields_by_name and not fields.request_id:
             fields.request_id = self._new_request_id()
+
         search = LeaderSearch(self.router, is_for_leader=method.leader_only)
         try:
             async with asyncio.timeout(seconds):
@@ -217,7 +221,7 @@ class ControllerClient(ClosedAtExit):
 
     @property
     def seen_offset(self) -> int:
-        """The least offset below which lies everything that answers to this client held."""
+        """The smallest log offset that covers every answer to this client."""
         return self._seen_offset
 
     async def read(
@@ -230,13 +234,14 @@ class ControllerClient(ClosedAtExit):
     ) -> ResponseT:
         """Ask any controller that has applied the log below `at_least`, by default `seen_offset`.
 
-        Such a session read observes what this client has read and written by `call` and `read`,
-        perhaps no more, and costs the leader nothing while another controller serves. Raises as
-        `call` does.
+        Such a read observes everything that this client has read and written by `call` and `read`,
+        perhaps no more. It costs the leader nothing while another controller serves it. Raises as
+        `call`.
         """
         check_kind("request", request, method.request, f"a {method.request.__name__}")
         after = self._seen_offset if at_least is None else check_int("at_least", at_least)
         seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
+
         tried: dict[str, str] = {}
         try:
             async with asyncio.timeout(seconds):
@@ -246,7 +251,7 @@ class ControllerClient(ClosedAtExit):
                         try:
                             return await self._send(endpoint, method, request, after)
                         except grpc.aio.AioRpcError as error:
-                            tried[endpoint] = self._passed_over(endpoint, method.name, error)
+                            tried[endpoint] = self._note_failure(endpoint, method.name, error)
                     await asyncio.sleep(ELECTION_BACKOFF.wait(round_number, random.random()))
         except TimeoutError:
             raise ControllerUnavailableError(
@@ -254,41 +259,42 @@ class ControllerClient(ClosedAtExit):
             ) from None
         raise AssertionError("rounds without end have ended")
 
-    def _passed_over(self, endpoint: str, method: str, error: grpc.aio.AioRpcError) -> str:
-        """Return why another controller is asked; raise the error if that is of no use."""
+    def _note_failure(self, endpoint: str, method: str, error: grpc.aio.AioRpcError) -> str:
+        """Return why a controller failed, or raise if no other one can serve the read."""
         failure = self.failure(error)
         kind = kind_of(failure)
         if kind is None:
             raise refusal(method, failure) from error
         self.tally.count_failure(kind)
-        self.spread.failed(endpoint)
+        self.spread.prefer_others(endpoint)
         return failure.text
 
     async def learn_controllers(self) -> None:
-        """Ask for the list of all controllers, unless it is known and not old.
+        """Request the list of all controllers, unless a recent one is known.
 
-        Nothing changes without an answer at once.
+        Without an immediate answer nothing changes.
         """
         now = asyncio.get_running_loop().time()
         if now - self._learned_at < LEARNED_FOR_S:
             return
+        # Also after a failure: the list is an optimization, and not worth a second wait.
         self._learned_at = now
         try:
             request = admin_pb2.DescribeClusterRequest()
             answer = await self.call(DESCRIBE_CLUSTER, request, _LEARNING_S)
         except (ControllerUnavailableError, RefusedError):
             return
-        self._take_list(answer)
+        self._learn_list(answer)
 
-    def _take_list(self, answer: admin_pb2.DescribeClusterResponse) -> None:
+    def _learn_list(self, answer: admin_pb2.DescribeClusterResponse) -> None:
         listed = [controller.endpoint for controller in answer.controllers]
         self.spread.learn(listed, answer.leader_endpoint)
         self.router.learn(listed)
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Return the leader and the size of the map, as any one controller knows them."""
+        """Return the leader and the size of the metadata, as any one controller knows them."""
         answer = await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
-        self._take_list(answer)
+        self._learn_list(answer)
         return cluster_description(answer)
 
     async def object_namespace(self) -> str:
@@ -305,7 +311,7 @@ class ControllerClient(ClosedAtExit):
         owner_node_id: int | None = None,
         include_ranges: bool = False,
     ) -> AsyncIterator[StreamDescription]:
-        """List streams in id order, page by page: these ids (unknown ones are left out), or all."""
+        """List streams in id order: these ids without unknown ones, or all, page by page."""
         if owner_node_id is not None:
             check_int("owner_node_id", owner_node_id, 0, INT32_MAX)
         request = streams_pb2.DescribeStreamsRequest(
@@ -320,7 +326,7 @@ class ControllerClient(ClosedAtExit):
     async def pages(
         self, method: Method[RequestT, ResponseT], request: RequestT
     ) -> AsyncIterator[ResponseT]:
-        """Call `method` for page after page; the request may name the size of a page."""
+        """Yield the answers of `method` page by page; the request may have a page size."""
         page: common_pb2.PageRequest = request.page  # type: ignore[attr-defined]
         page.page_size = page.page_size or _PAGE_SIZE
         while True:
@@ -337,18 +343,18 @@ class ControllerClient(ClosedAtExit):
         request: RequestT,
         read_after: int | None = None,
     ) -> ResponseT:
-        """Make one attempt; a session read if it names an offset."""
+        """Make one attempt; with an offset it is a read at that offset."""
         send = self.channel(endpoint).unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
         metadata = None if read_after is None else ((_READ_AFTER_KEY, str(read_after)),)
-        # Heartbeats are sent from where the session began, for as long as it lasts.
+        # Heartbeats belong to no caller's trace: they are sent for as long as the session lasts.
         if method is not HEARTBEAT and tracing.is_traced():
             return await self._send_traced(send, method, request, metadata)
         sent = send(request, timeout=self.attempt_timeout_s, metadata=metadata)
-        answer: ResponseT = await self._sent(sent)
+        answer: ResponseT = await self._receive(sent)
         return answer
 
     async def _send_traced(
@@ -360,12 +366,12 @@ class ControllerClient(ClosedAtExit):
     ) -> ResponseT:
         with tracing.span(method.path[1:], {"rpc.system": "grpc"}):
             joined = (*(metadata or ()), *tracing.call_metadata())
-            answer: ResponseT = await self._sent(
+            answer: ResponseT = await self._receive(
                 send(request, timeout=self.attempt_timeout_s, metadata=joined)
             )
             return answer
 
-    async def _sent(self, sent: Any) -> Any:
+    async def _receive(self, sent: Any) -> Any:
         answer = await sent
         self._seen_offset = max(self._seen_offset, _offset_in(await sent.trailing_metadata() or ()))
         return answer
@@ -384,6 +390,7 @@ class ControllerClient(ClosedAtExit):
                 if self._is_closed and task is not None and not task.cancelling():
                     raise ClientClosedError(method.name) from None
                 raise
+
             except grpc.aio.AioRpcError as error:
                 failure = self.failure(error)
                 wait = search.failed(failure)
@@ -398,12 +405,12 @@ class ControllerClient(ClosedAtExit):
 
 
 def _offset_in(metadata: Iterable[tuple[str, str | bytes]]) -> int:
-    """Return the offset that an answer holds at; 0 if it names none."""
+    """Return the log offset of an answer, 0 if it has none."""
     text = next((str(value) for key, value in metadata if key == _OFFSET_KEY), "")
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def refusal(method: str, failure: RpcFailure) -> RefusedError:
-    """Return the error of a call that a controller has refused for good."""
-    kind = _REFUSALS.get(failure.reason) or _REFUSALS.get(failure.code, ControllerDefectError)
+    """Return the error of a permanently rejected call."""
+    kind = _ERRORS.get(failure.reason) or _ERRORS.get(failure.code, ControllerDefectError)
     return kind(method, detail=failure.text)

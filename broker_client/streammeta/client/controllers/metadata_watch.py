@@ -1,10 +1,10 @@
 """Metadata watch: a stream of changes that fails over between controllers.
 
-Any controller serves a watch from what is committed; the client's `spread` says which one is asked,
-and after a failure the next one goes on behind the last change that came. A watch that finds itself
-at the leader leaves for another controller in its own time. Each change is given out once and in
-order, and nothing is ever skipped: the watch ends when no controller that answers still has what
-comes next. Private to the package, for it hands out records of the wire.
+Any controller serves a watch of committed changes. The client's `spread` chooses the controller,
+and after a failure the next one continues after the last received change. A watch served by the
+leader moves to another controller after a random delay. Each change is yielded once and in order,
+and none is skipped: the watch ends when no reachable controller still has the next change. Private
+to the package, because it returns records of the wire.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ DEFAULT_DEADLINE_S = 30.0
 DEFAULT_SILENCE_S = 5.0
 
 LEAVE_LEADER_WITHIN_S = 60.0
-"""Time in which watches leave a controller that has come to lead, in seconds, each at random."""
+"""Time in which watches leave a new leader, in seconds, each after a random part of it."""
 
 _PATH = "/streammeta.v1.MetadataService/Watch"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Changes of one log entry, or of several if the watch combines, reduced to the selection.
+    """Changes of one log entry, or of several if the watch combines, limited to the selection.
 
-    `offset` is that of the log entry, of the last if there are several.
+    `offset` belongs to the log entry, or to the last of several.
     """
 
     offset: int
@@ -47,15 +47,15 @@ class Change:
 class MetadataWatch:
     """One watch over the connections of `client`; iterate over `follow()` once.
 
-    Empty `kinds` and `stream_ids` mean all; so do empty `kv_prefixes`, of (namespace, prefix), for
-    changes of keys. A controller that sends nothing for `silence_s`, not
-    even its position, is given up for the next; after `deadline_s` without any that serves, the
-    watch fails. With `combine` a watch that is behind gets the changes of many log entries in one,
-    as a busy cluster with many watches needs it.
+    Empty `kinds` and `stream_ids` mean all. Empty `kv_prefixes`, of (namespace, prefix), mean all
+    changes of keys. A controller that is silent for `silence_s`, without even a position, is
+    replaced by the next one. After `deadline_s` without a controller the watch fails. With
+    `combine` a watch that lags gets the changes of many log entries in one, which a busy cluster
+    with many watches needs.
 
-    All changes asked for below `next_offset` have been given out; a later watch goes on there.
-    `high_watermark` is the committed end of the log as last reported, 0 before the first report.
-    `endpoint` is the controller that serves the watch, or served it last; empty before the first.
+    All selected changes below `next_offset` have been yielded; a later watch continues there.
+    `high_watermark` is the last reported committed end of the log, 0 before the first report.
+    `endpoint` is the controller that serves or last served the watch, empty before the first.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class MetadataWatch:
         self._leaves_at: float | None = None
 
     async def follow(self) -> AsyncGenerator[Change | None, None]:
-        """Yield what each answer of a controller brings: a change, or None for mere progress.
+        """Yield a change, or None for progress alone, for each answer of a controller.
 
         Ends when changes from `next_offset` on are compacted away on every controller: take a
         snapshot and watch again from its end offset. Raises `ControllerUnavailableError` after the
-        deadline, and a `RefusedError` for a request that a controller refused.
+        deadline, and a `RefusedError` for a rejected request.
         """
         await self._client.learn_controllers()
         search = _Search(self._client, self._deadline)
@@ -103,29 +103,31 @@ class MetadataWatch:
                 async with contextlib.aclosing(self._responses(endpoint)) as responses:
                     async for response in responses:
                         if response.snapshot_required:
-                            search.gone(endpoint)
+                            search.note_compacted(endpoint)
                             break
                         self.endpoint = endpoint
-                        search.served()
-                        yield self._take(response)
+                        search.note_served()
+                        yield self._read_change(response)
                         if await self._should_leave(endpoint):
                             break
                     else:
-                        search.failed(endpoint, "the watch ended")
+                        search.note_failure(endpoint, "the watch ended")
             except grpc.aio.AioRpcError as error:
-                search.failed(endpoint, self._reason(error))
+                search.note_failure(endpoint, self._reason(error))
             except TimeoutError:
-                search.failed(endpoint, f"nothing came for {self._silence:g} s")
-            if search.is_gone_everywhere:
+                search.note_failure(endpoint, f"no answer for {self._silence:g} s")
+
+            if search.is_compacted_everywhere:
                 return
+
             self._client.tally.watch_restarts += 1
-            await search.turn()
+            await search.move_on()
 
     async def _should_leave(self, endpoint: str) -> bool:
-        """Whether it is time to go from the leader to a controller that has less to do."""
+        """Return whether it is time to move from the leader to a less busy controller."""
         spread, leader = self._client.spread, self._client.leader
         if spread.leads(endpoint, leader):
-            await self._client.learn_controllers()  # there may be others by now
+            await self._client.learn_controllers()  # there may be new ones
         if not spread.has_better(endpoint, leader):
             self._leaves_at = None
             return False
@@ -134,10 +136,10 @@ class MetadataWatch:
             self._leaves_at = now + random.random() * LEAVE_LEADER_WITHIN_S
         return now >= self._leaves_at
 
-    def _take(self, response: metadata_pb2.WatchResponse) -> Change | None:
+    def _read_change(self, response: metadata_pb2.WatchResponse) -> Change | None:
         self.high_watermark = max(self.high_watermark, response.high_watermark)
         if response.offset < self.next_offset:
-            return None  # only says where the watch stands
+            return None  # only reports the position of the watch
         self.next_offset = response.offset + 1
         if not response.records:
             return None
@@ -150,6 +152,7 @@ class MetadataWatch:
             request_serializer=metadata_pb2.WatchRequest.SerializeToString,
             response_deserializer=metadata_pb2.WatchResponse.FromString,
         )(self._request)
+
         try:
             while True:
                 async with asyncio.timeout(self._silence):
@@ -161,7 +164,7 @@ class MetadataWatch:
             call.cancel()
 
     async def _read(self, call: Any) -> Any:
-        """Return the next response, or EOF; also when the channel ends for a new one."""
+        """Return the next response, or EOF, also when a new channel replaces this one."""
         try:
             return await call.read()
         except asyncio.CancelledError:
@@ -170,17 +173,18 @@ class MetadataWatch:
             return grpc.aio.EOF
 
     def _reason(self, error: grpc.aio.AioRpcError) -> str:
-        """Return why an attempt failed if another may serve; raise the error if not."""
+        """Return why an attempt failed if another controller may serve; else raise the error."""
         failure = self._client.failure(error)
         if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.reason:
-            return failure.text  # too many watchers, or this one was too slow: another has room
+            # Too many watchers, or this one was too slow: another controller may have capacity.
+            return failure.text
         if kind_of(failure) is None:
             raise refusal("Watch", failure) from error
         return failure.text
 
 
 class _Search:
-    """The next controller to ask, with the failure of each since one last served the watch."""
+    """Choice of the next controller, with each one's failure since the watch was last served."""
 
     def __init__(self, client: ControllerClient, deadline_s: float) -> None:
         self._client = client
@@ -189,7 +193,7 @@ class _Search:
         self._served_at = self._loop.time()
         self._rounds = 0
         self._tried: set[str] = set()
-        self._gone: set[str] = set()
+        self._compacted: set[str] = set()
         self._failed: dict[str, str] = {}
         self.endpoint = self._order()[0]
 
@@ -197,32 +201,32 @@ class _Search:
         return self._client.spread.order(self._client.leader)
 
     @property
-    def is_gone_everywhere(self) -> bool:
-        """Whether all were asked, and those that answered no longer have the next change."""
-        return bool(self._gone) and self._gone | self._failed.keys() >= set(self._order())
+    def is_compacted_everywhere(self) -> bool:
+        """Return whether no reachable controller has the next change."""
+        return bool(self._compacted) and self._compacted | self._failed.keys() >= set(self._order())
 
-    def served(self) -> None:
-        """Note that a controller served the watch."""
+    def note_served(self) -> None:
+        """Record that a controller served the watch."""
         self._served_at = self._loop.time()
         self._rounds = 0
         self._tried.clear()
-        self._gone.clear()
+        self._compacted.clear()
         self._failed.clear()
-        self._client.spread.answered(self.endpoint)
+        self._client.spread.clear_failure(self.endpoint)
 
-    def gone(self, endpoint: str) -> None:
-        """Note that a controller no longer has the next change."""
+    def note_compacted(self, endpoint: str) -> None:
+        """Record that a controller no longer has the next change."""
         self._failed.pop(endpoint, None)
-        self._gone.add(endpoint)
+        self._compacted.add(endpoint)
 
-    def failed(self, endpoint: str, reason: str) -> None:
-        """Note that a controller failed to serve."""
-        self._gone.discard(endpoint)
+    def note_failure(self, endpoint: str, reason: str) -> None:
+        """Record that a controller failed to serve."""
+        self._compacted.discard(endpoint)
         self._failed[endpoint] = reason
-        self._client.spread.failed(endpoint)
+        self._client.spread.prefer_others(endpoint)
 
-    async def turn(self) -> None:
-        """Move on to the next controller; wait after each round."""
+    async def move_on(self) -> None:
+        """Choose the next controller; wait after each round."""
         if self._loop.time() - self._served_at > self._deadline:
             raise ControllerUnavailableError("Watch", self._deadline, self._failed, is_read=True)
         self._tried.add(self.endpoint)
@@ -231,4 +235,5 @@ class _Search:
             await asyncio.sleep(ELECTION_BACKOFF.wait(self._rounds, random.random()))
             self._rounds += 1
             await self._client.learn_controllers()
-        self.endpoint = next(each for each in self._order() if each not in self._tried)
+        remaining = (endpoint for endpoint in self._order() if endpoint not in self._tried)
+        self.endpoint = next(remaining)

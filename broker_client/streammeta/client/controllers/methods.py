@@ -28,9 +28,9 @@ class Method(Generic[RequestT, ResponseT]):
     path: str = field(init=False)
     """The path of the RPC on the wire."""
     is_read: bool = field(init=False)
-    """Whether the RPC changes nothing."""
+    """True if the RPC changes nothing."""
     leader_only: bool = field(init=False)
-    """Whether only the leader answers. Otherwise any controller answers from its own state."""
+    """True if only the leader answers. Otherwise any controller answers from its own state."""
 
     def __post_init__(self) -> None:
         asked = self.request.DESCRIPTOR

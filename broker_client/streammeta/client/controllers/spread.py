@@ -1,8 +1,8 @@
-"""Spread of watches and session reads over the controllers: the order in which a client asks them.
+"""Order in which a client asks the controllers for watches and reads at an offset.
 
-Any controller answers these from what is committed, and the leader has enough to do with writes.
-Each client has an order of its own, so that many clients spread evenly, and one stays with one
-controller; the leader comes last. Does no I/O and reads no clock.
+Any controller answers these from its committed state, and the leader is busy with writes. Each
+client has a random order, so that many clients spread evenly while each stays with one controller.
+The leader comes last. Does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from zlib import crc32
 
 
 class ControllerSpread:
-    """The controllers given and learned, in one client's order."""
+    """Configured and learned controllers, in one client's order."""
 
     def __init__(self, endpoints: Sequence[str], rng: random.Random) -> None:
         self._given = tuple(endpoints)
@@ -23,24 +23,24 @@ class ControllerSpread:
         self._salt = f"{rng.getrandbits(64):x}"
 
     def learn(self, endpoints: Iterable[str], leader: str) -> None:
-        """Take a controller's list of all, and of the leader; empty endpoints are unknown ones.
+        """Apply a controller's list of all endpoints and of the leader; empty ones are unknown.
 
-        Those that had failed are as good as any from now on.
+        Earlier failures are forgotten.
         """
         self._learned = tuple(endpoint for endpoint in endpoints if endpoint)
         self._leader = leader
         self._failed.clear()
 
-    def failed(self, endpoint: str) -> None:
-        """Prefer others until `learn` or `answered`."""
+    def prefer_others(self, endpoint: str) -> None:
+        """Prefer other controllers until `learn` or `clear_failure`."""
         self._failed.add(endpoint)
 
-    def answered(self, endpoint: str) -> None:
-        """Note that a controller serves."""
+    def clear_failure(self, endpoint: str) -> None:
+        """Record that a controller serves."""
         self._failed.discard(endpoint)
 
     def order(self, leader: str | None) -> list[str]:
-        """Return all controllers, the best first; `leader` is the one believed to lead, if any."""
+        """Return all controllers, the best first; `leader` is the presumed leader, if any."""
         leads = self._leads(leader)
 
         def rank(endpoint: str) -> tuple[bool, bool, int]:
@@ -50,18 +50,18 @@ class ControllerSpread:
         return sorted({*self._given, *self._learned}, key=rank)
 
     def leads(self, endpoint: str, leader: str | None) -> bool:
-        """Whether `endpoint` is that of the leader."""
+        """Return whether `endpoint` belongs to the leader."""
         return endpoint in self._leads(leader)
 
     def has_better(self, endpoint: str, leader: str | None) -> bool:
-        """Whether `endpoint` leads, and another controller that has not failed does not."""
+        """Return whether `endpoint` leads, and a follower without a failure exists."""
         leads = self._leads(leader)
         if endpoint not in leads:
             return False
         return any(other not in leads | self._failed for other in {*self._given, *self._learned})
 
     def _leads(self, leader: str | None) -> set[str]:
-        """Return the endpoint that leads; two if it may be known here by another name too."""
+        """Return the leader's endpoint, or two if it may also have another name here."""
         if leader is not None and leader in self._learned:
             return {leader}
         return {leader or "", self._leader} - {""}

@@ -1,8 +1,8 @@
-"""Epoch of a new process of a node: the time, or above the registered epoch if that lies ahead.
+"""Epoch of a new process of a node: its start time, or above a registered epoch in the future.
 
-An epoch grows with each start, and a start time in ms does so while clocks are right. A process
-that once started with a fast clock would lock its node out until that time: the registered epoch is
-then the one to exceed.
+Epochs must grow with each start, and start times in ms do so while clocks are correct. A process
+with a fast clock would lock its node out until that time, so a new process then takes an epoch just
+above the registered one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streammeta.client.nodes.session import BrokerSession, Tags
 from streammeta.v1 import nodes_pb2
 
 _STEP_MAX = 60_000
-"""Two processes that start at once draw different steps above the registered epoch."""
+"""Range of the random step above the registered epoch, for two processes that start at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def register(
     timeout_s: float,
     now_ms: Callable[[], int] = _wall_ms,
 ) -> BrokerSession:
-    """Register a process of a node, for None with an epoch that is larger than all before.
+    """Register a process of a node; for None, with an epoch above all earlier ones.
 
     Raises `NodeEpochExpiredError` when a newer process has registered.
     """
@@ -53,10 +53,11 @@ async def register(
     try:
         return await open_session(now_ms())
     except NodeEpochExpiredError:
-        registered = await _registered_epoch(client, node_id)
+        registered = await _get_registered_epoch(client, node_id)
         ahead_ms = registered - now_ms()
         if ahead_ms <= 0:
-            raise  # another process started after this one
+            # Another process started after this one: it is the newer one.
+            raise
 
     epoch = registered + 1 + secrets.randbelow(_STEP_MAX)
     _log.warning(
@@ -70,7 +71,7 @@ async def register(
     return await open_session(epoch)
 
 
-async def _registered_epoch(client: ControllerClient, node_id: int) -> int:
+async def _get_registered_epoch(client: ControllerClient, node_id: int) -> int:
     request = nodes_pb2.GetNodesRequest(node_ids=[node_id])
     nodes = (await client.call(GET_NODES, request)).nodes
     return max((node.node_epoch for node in nodes), default=-1)

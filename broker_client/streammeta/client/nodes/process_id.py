@@ -1,4 +1,4 @@
-"""Random id of this process: it tells two processes of a node apart that have the same epoch."""
+"""Random id of this process. It distinguishes two processes of a node with the same epoch."""
 
 from __future__ import annotations
 

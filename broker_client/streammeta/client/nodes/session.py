@@ -1,9 +1,9 @@
 """Broker session: the registered process of a node, its heartbeats, and the streams it opens.
 
 Owns registration, the batching of stream operations, and the heartbeats that keep the session
-alive. Every item of a batch has its own outcome: one refused stream neither hides nor undoes the
-others. A node that has sent a heartbeat is fenced when it falls silent for the session timeout, and
-its open streams are recovered by others. Knows nothing of records and objects.
+alive. Every item of a batch has its own outcome: a rejected stream neither hides nor undoes the
+others. A node that has sent a heartbeat is fenced after a silence of the session timeout, and other
+brokers recover its open streams. Knows nothing of records and objects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Tags = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class OpenedStream:
-    """A stream this node owns: epoch, first visible offset, and where the next commit starts."""
+    """A stream that this node owns: epoch, first visible offset, and start of the next commit."""
 
     stream_id: int
     epoch: int
@@ -50,7 +50,7 @@ class OpenedStream:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes(Generic[DoneT]):
-    """What happened to each stream of a batch: an entry in `done` or in `failed`, by stream id."""
+    """Outcome of each stream of a batch: an entry in `done` or in `failed`, by stream id."""
 
     done: dict[int, DoneT] = field(default_factory=dict)
     failed: dict[int, errors.RefusedError] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class Outcomes(Generic[DoneT]):
 
 @dataclass(frozen=True, eq=False)
 class BrokerSession:
-    """One registered process of a node. Make it with `open`.
+    """One registered process of a node. Create it with `open`.
 
-    It calls with `client`, and `node` fences every mutating call of the process. `namespace` is in
-    the keys of the cluster's objects. `inherited` are the streams that an earlier process of the
-    node left open, by id, under new epochs. `timeout_s` is the session that its heartbeats ask for,
-    in seconds, 0 for the longest that the controllers give.
+    It calls the controllers with `client`, and `node` fences every mutating call of the process.
+    `namespace` is in the keys of the cluster's objects. `inherited` are the streams that an earlier
+    process of the node left open, under new epochs, by id. `timeout_s` is the session timeout that
+    the heartbeats request, in seconds, 0 for the longest that the controllers allow.
     """
 
     client: ControllerClient
@@ -92,7 +92,8 @@ class BrokerSession:
         """Register the process `node_epoch` of node `node_id`; older processes are fenced.
 
         `node_epoch` grows with each start, for example the start time in ms. Raises
-        `NodeEpochExpiredError` when a newer process has registered, or another one with this epoch.
+        `NodeEpochExpiredError` when a newer process, or another one with this epoch, has
+        registered.
         """
         arguments.check_client(client)
         arguments.check_int("node_id", node_id, 0, arguments.INT32_MAX)
@@ -100,8 +101,9 @@ class BrokerSession:
         arguments.check_seconds("timeout_s", timeout_s, may_be_zero=True)
         arguments.check_kind("wal_config", wal_config, str, "a str")
         node = NodeIdentity(node_id, node_epoch)
+
         await _register(client, node, wal_config, tags)
-        listed = await _opening_streams(client, node)
+        listed = await _list_opening_streams(client, node)
         namespace = await client.object_namespace()
         session = cls(client, node, namespace, (), timeout_s)
         return replace(session, inherited=await session._take_over(listed))
@@ -111,23 +113,25 @@ class BrokerSession:
         await _register(self.client, self.node, wal_config, tags)
 
     async def _take_over(self, streams: Sequence[OpenedStream]) -> tuple[OpenedStream, ...]:
-        """Open what an earlier process left open under the next epochs, before anything is written.
+        """Open an earlier process's open streams under the next epochs, before any write.
 
-        So the offsets that this process writes are never taken for those of an earlier one, whose
-        write-ahead log may come back.
+        So the offsets that this process writes are never mistaken for offsets of an earlier
+        process, whose write-ahead log may come back.
         """
-        outcomes = await self.open_streams({one.stream_id: one.epoch + 1 for one in streams})
+        epochs = {stream.stream_id: stream.epoch + 1 for stream in streams}
+        outcomes = await self.open_streams(epochs)
         for _, failure in sorted(outcomes.failed.items()):
-            if not isinstance(failure, errors.StreamNotFoundError):  # it was deleted meanwhile
+            # Another process may have deleted a stream meanwhile.
+            if not isinstance(failure, errors.StreamNotFoundError):
                 raise failure
         return tuple(outcomes.done.values())
 
     async def heartbeat(
         self, *, wants_shutdown: bool = False, closes: bool = False, deadline_s: float | None = None
     ) -> HeartbeatAnswer:
-        """Keep the node's session alive; the answer says for how long.
+        """Extend the node's session; the answer has its timeout.
 
-        With `closes` the process ends in good order, so that its silence raises no alarm.
+        With `closes` the process announces its orderly end, so that its silence raises no alarm.
         """
         request = nodes_pb2.HeartbeatRequest(
             node=node_message(self.node),
@@ -143,43 +147,45 @@ class BrokerSession:
         """Create a closed, empty stream for each element of `tags`; return their ids in order."""
         wanted = 'a sequence with the tags of each stream, such as [{"topic": "example"}]'
         streams = [
-            arguments.check_tags(f"tags[{i}]", one)
-            for i, one in enumerate(arguments.check_items("tags", tags, wanted))
+            arguments.check_tags(f"tags[{index}]", stream_tags)
+            for index, stream_tags in enumerate(arguments.check_items("tags", tags, wanted))
         ]
+
         ids: list[int] = []
         for batch in _batches(streams):
-            new = [streams_pb2.NewStream(tags=_tags(one)) for one in batch]
-            answer = await self._answer(methods.CREATE_STREAMS, new)
+            new = [streams_pb2.NewStream(tags=_tags(stream_tags)) for stream_tags in batch]
+            answer = await self._call(methods.CREATE_STREAMS, new)
             _check(answer.error, f"creation of {len(batch)} streams")
-            _same_length("CreateStreams", len(batch), len(answer.stream_ids))
+            _check_length("CreateStreams", len(batch), len(answer.stream_ids))
             ids.extend(answer.stream_ids)
         return ids
 
     async def open_streams(self, epochs: Mapping[int, int]) -> Outcomes[OpenedStream]:
         """Open each stream of `epochs` (stream id to stream epoch) for this node.
 
-        A stream that this node has open begins another range under a larger epoch: its earlier
-        range ends with what is committed, and whatever was under way for it is not.
+        A stream that this node already has open begins another range under a larger epoch. Its
+        earlier range ends with its committed records; commits in flight for it fail.
         """
         outcomes: Outcomes[OpenedStream] = Outcomes()
         wanted = _epochs_of(partial(streams_pb2.StreamToOpen, reopen=True), epochs)
+
         for batch in _batches(wanted):
-            answer = await self._answer(methods.OPEN_STREAMS, batch)
-            _same_length("OpenStreams", len(batch), len(answer.streams))
-            for stream, one in zip(batch, answer.streams, strict=True):
+            answer = await self._call(methods.OPEN_STREAMS, batch)
+            _check_length("OpenStreams", len(batch), len(answer.streams))
+            for stream, result in zip(batch, answer.streams, strict=True):
                 stream_id, epoch = stream.stream_id, stream.stream_epoch
-                if one.error != common_pb2.ERROR_CODE_NONE:
+                if result.error != common_pb2.ERROR_CODE_NONE:
                     outcomes.failed[stream_id] = errors.refusal(
-                        one.error, f"opening stream {stream_id} at epoch {epoch}"
+                        result.error, f"opening stream {stream_id} at epoch {epoch}"
                     )
                     continue
                 outcomes.done[stream_id] = OpenedStream(
-                    stream_id, epoch, one.start_offset, one.next_offset
+                    stream_id, epoch, result.start_offset, result.next_offset
                 )
         return outcomes
 
     async def close_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
-        """Close streams of which everything acknowledged is committed; `epochs` as when opened."""
+        """Close streams whose acknowledged records are all committed; `epochs` as when opened."""
         streams = _epochs_of(streams_pb2.StreamToClose, epochs)
         return await self._change(methods.CLOSE_STREAMS, "closing", streams)
 
@@ -191,15 +197,16 @@ class BrokerSession:
     ) -> Outcomes[int]:
         """Move the first visible offset of each stream of `new_starts` forward.
 
-        A trim ends at the stream's committed end at the latest, or at its offset in
-        `appended_ends` if that is larger: the end of what its writer has appended. So no writer
-        continues below a start. `done` has the offset at which each stream starts now.
+        A trim stops at the stream's committed end, or at its offset in `appended_ends` if that is
+        larger: the end of its writer's appends. So no writer continues below a start. `done` has
+        the resulting start offset of each stream.
         """
         starts = arguments.check_int_mapping("new_starts", new_starts, "new start offsets")
         known = arguments.check_int_mapping("epochs", epochs, _EPOCHS)
         if missing := starts.keys() - known.keys():
             raise ValueError(f"epochs has no stream {min(missing)}, which new_starts names")
         ends = arguments.check_int_mapping("appended_ends", appended_ends or {}, "end offsets")
+
         streams = [
             streams_pb2.StreamToTrim(
                 stream_id=stream_id,
@@ -209,14 +216,15 @@ class BrokerSession:
             )
             for stream_id, start in sorted(starts.items())
         ]
+
         outcomes: Outcomes[int] = Outcomes()
         for batch in _batches(streams):
-            answer = await self._answer(methods.TRIM_STREAMS, batch)
+            answer = await self._call(methods.TRIM_STREAMS, batch)
             _note_trims(outcomes, batch, answer)
         return outcomes
 
     async def delete_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
-        """Delete closed streams for good, with all their data."""
+        """Delete closed streams permanently, with all their data."""
         streams = _epochs_of(streams_pb2.StreamToDelete, epochs)
         return await self._change(methods.DELETE_STREAMS, "deleting", streams)
 
@@ -226,18 +234,18 @@ class BrokerSession:
         """Call `method`, whose answer has an error code for each stream, batch by batch."""
         outcomes: Outcomes[None] = Outcomes()
         for batch in _batches(streams):
-            answer = await self._answer(method, batch)
-            _same_length(method.name, len(batch), len(answer.errors))
-            for one, code in zip(batch, answer.errors, strict=True):
+            answer = await self._call(method, batch)
+            _check_length(method.name, len(batch), len(answer.errors))
+            for stream, code in zip(batch, answer.errors, strict=True):
                 if code == common_pb2.ERROR_CODE_NONE:
-                    outcomes.done[one.stream_id] = None
+                    outcomes.done[stream.stream_id] = None
                 else:
-                    outcomes.failed[one.stream_id] = errors.refusal(
-                        code, f"{doing} stream {one.stream_id}"
+                    outcomes.failed[stream.stream_id] = errors.refusal(
+                        code, f"{doing} stream {stream.stream_id}"
                     )
         return outcomes
 
-    async def _answer(self, method: methods.Method[Any, Any], streams: Sequence[Any]) -> Any:
+    async def _call(self, method: methods.Method[Any, Any], streams: Sequence[Any]) -> Any:
         request = method.request(node=node_message(self.node), streams=streams)
         return await self.client.call(method, request)
 
@@ -255,16 +263,17 @@ async def _register(
     _check(answer.error, f"registration of node {node.node_id} at epoch {node.node_epoch}")
 
 
-async def _opening_streams(client: ControllerClient, node: NodeIdentity) -> list[OpenedStream]:
-    """List what an earlier process of the node left open; the first page registers the epoch."""
+async def _list_opening_streams(client: ControllerClient, node: NodeIdentity) -> list[OpenedStream]:
+    """List an earlier process's open streams; the first page registers the epoch."""
     streams: list[OpenedStream] = []
     request = streams_pb2.GetOpeningStreamsRequest(node=node_message(node))
     async for answer in client.pages(methods.GET_OPENING_STREAMS, request):
         _check(answer.error, f"open streams of node {node.node_id} at epoch {node.node_epoch}")
         streams.extend(
-            OpenedStream(one.stream_id, one.epoch, one.start_offset, one.end_offset)
-            for one in answer.streams
-            if not one.HasField("upload_end_offset")  # closed fast: it owes an upload
+            OpenedStream(stream.stream_id, stream.epoch, stream.start_offset, stream.end_offset)
+            for stream in answer.streams
+            # A stream with a pending upload was closed already; only the upload is missing.
+            if not stream.HasField("upload_end_offset")
         )
     return streams
 
@@ -274,11 +283,11 @@ def _note_trims(
     trims: Sequence[streams_pb2.StreamToTrim],
     answer: streams_pb2.TrimStreamsResponse,
 ) -> None:
-    """Note the outcome of each trim."""
-    _same_length("TrimStreams", len(trims), len(answer.errors))
-    # A leader of an older version trims as far as it is asked to, and does not say where.
+    """Add the outcome of each trim."""
+    _check_length("TrimStreams", len(trims), len(answer.errors))
+    # A leader of an older version trims as far as requested, and does not return the offsets.
     starts = answer.start_offsets or [trim.new_start_offset for trim in trims]
-    _same_length("TrimStreams", len(trims), len(starts))
+    _check_length("TrimStreams", len(trims), len(starts))
     for trim, code, start in zip(trims, answer.errors, starts, strict=True):
         if code == common_pb2.ERROR_CODE_NONE:
             outcomes.done[trim.stream_id] = start
@@ -289,12 +298,12 @@ def _note_trims(
 
 
 def _batches(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
-    """Cut `items` so that one request stays well below the limits of the contract."""
+    """Split `items` so that one request stays well below the limits of the contract."""
     return (items[i : i + _BATCH] for i in range(0, len(items), _BATCH))
 
 
 def _epochs_of(kind: Callable[..., ItemT], epochs: Mapping[int, int]) -> list[ItemT]:
-    """Make a message for each stream, by id."""
+    """Build a message for each stream, by id."""
     by_id = sorted(arguments.check_int_mapping("epochs", epochs, _EPOCHS).items())
     return [kind(stream_id=stream_id, stream_epoch=epoch) for stream_id, epoch in by_id]
 
@@ -308,19 +317,19 @@ def _check(code: common_pb2.ErrorCode.ValueType, subject: str) -> None:
         raise errors.refusal(code, subject)
 
 
-def _same_length(method: str, wanted: int, got: int) -> None:
+def _check_length(method: str, wanted: int, got: int) -> None:
     if wanted != got:
         raise errors.ProtocolViolationError(method, detail=f"{got} rows answer {wanted} items")
 
 
 FIRST_INTERVAL_S = 2.0
-"""Time between heartbeats until an answer says how long a session lasts."""
+"""Time between heartbeats until an answer has the session timeout, in seconds."""
 
 LAST_BEAT_S = 0.5
-"""Time for the heartbeat by which a process that ends says so, in seconds."""
+"""Deadline of the heartbeat that announces the end of the process, in seconds."""
 
 HEARTBEATS_PER_SESSION = 4
-"""So many fit into one session timeout: three may be lost."""
+"""Heartbeats per session timeout: three may be lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -328,9 +337,9 @@ _log = logging.getLogger(__name__)
 class Heartbeat(ClosedAtExit):
     """Sends a session's heartbeats from `start`, or entering its context, to `close`.
 
-    `on_taken_over` is called with the refusal when this process no longer holds its node id. The
-    last answer says whose data this node is to recover (`recoveries`), and which departed nodes'
-    objects it is to compact (`compactions`). Each answer that names recoveries sets `assigned`.
+    `on_taken_over` is called with the error when this process no longer owns its node id. The last
+    answer has the nodes whose data this node is to recover (`recoveries`), and the departed nodes
+    whose objects it is to compact (`compactions`). Each answer with recoveries sets `assigned`.
     """
 
     def __init__(
@@ -341,7 +350,7 @@ class Heartbeat(ClosedAtExit):
     ) -> None:
         arguments.check_session(session)
         arguments.check_callable(
-            "on_taken_over", on_taken_over, "a function of one argument, the refusal"
+            "on_taken_over", on_taken_over, "a function of one argument, the error"
         )
         self._session = session
         self._on_taken_over = on_taken_over
@@ -352,7 +361,7 @@ class Heartbeat(ClosedAtExit):
         self.assigned = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
-        self._is_of_use = True
+        self._may_beat = True
 
     def __del__(self) -> None:
         if getattr(self, "_task", None) is not None and not self._is_stopped:
@@ -364,7 +373,7 @@ class Heartbeat(ClosedAtExit):
             )
 
     def start(self) -> None:
-        """Begin, at once with a first heartbeat, unless it has begun."""
+        """Start with an immediate first heartbeat, unless already started."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
@@ -373,12 +382,12 @@ class Heartbeat(ClosedAtExit):
         return self
 
     async def close(self, *, cleanly: bool = True) -> None:
-        """Send no more heartbeats; the last one tells the controllers that this is on purpose.
+        """Send no more heartbeats, except a last one that announces an orderly end.
 
-        It is sent once, unless the process was taken over or does not end `cleanly`; without it an
+        It is sent once, unless the process was taken over or does not end `cleanly`. Without it an
         alarm names the node when its session ends.
         """
-        is_last = self._task is not None and self._is_of_use and not self._is_stopped
+        is_last = self._task is not None and self._may_beat and not self._is_stopped
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
@@ -386,32 +395,34 @@ class Heartbeat(ClosedAtExit):
         if is_last and cleanly:
             try:
                 await self._session.heartbeat(closes=True, deadline_s=LAST_BEAT_S)
-            except Exception as error:  # noqa: BLE001 - an alarm more, and no failure to close
-                _log.info("the controllers were not told of the end: %s", error)
+            except Exception as error:  # noqa: BLE001 - costs an alarm, not the closing
+                _log.info("last heartbeat failed, an alarm may name this node: %s", error)
 
     async def _run(self) -> None:
-        while self._is_of_use:
-            self._is_of_use = await self._beat()
+        while self._may_beat:
+            self._may_beat = await self._beat()
+            # Jitter keeps the brokers of a restarted cluster from beating in step.
             await asyncio.sleep(self._interval_s * self._rng.uniform(0.9, 1.1))
 
     async def _beat(self) -> bool:
-        """Send one; return whether there is any use in the next."""
+        """Send one heartbeat; return whether another one may succeed."""
         try:
             answer = await self._session.heartbeat()
         except errors.ControllerUnavailableError as error:
-            _log.warning("no heartbeat got through: %s", error)
+            _log.warning("heartbeat failed, the next one follows: %s", error)
         except (
             errors.NodeEpochExpiredError,
             errors.NodeFencedError,
             errors.NodeNotRegisteredError,
         ) as error:
-            _log.warning("the node was taken over: %s", error)
+            _log.warning("another process or node replaces this one: %s", error)
             self._on_taken_over(error)
             return False
         except (errors.ClientClosedError, errors.UnsupportedError):
-            return False  # no client to send with, or controllers without sessions
+            # There is no client to send with, or the controllers have no sessions.
+            return False
         except errors.BrokerClientError as error:
-            _log.warning("a heartbeat was refused: %s", error)
+            _log.warning("the controllers rejected a heartbeat, the next one follows: %s", error)
         except Exception:  # noqa: BLE001 - without heartbeats the node is fenced
             _log.exception("a heartbeat failed unexpectedly, the next one follows")
         else:
@@ -421,4 +432,5 @@ class Heartbeat(ClosedAtExit):
             self.compactions = answer.compactions
             if answer.recoveries:
                 self.assigned.set()
+
         return True

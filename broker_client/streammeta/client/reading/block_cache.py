@@ -1,10 +1,10 @@
 """Block cache within a byte bound, and the per-reader cursors with adaptive prefetch windows.
 
-The cache evicts blocks that no reader is expected to read first, then the least recently used, and
-notifies the reader that a prefetched block was evicted unread. Room for blocks in flight is
-reserved within the same bound. A window grows while a sequential reader meets missing blocks, and
-shrinks when prefetched blocks were evicted unread. Readers are recognised by their next offset
-alone. Pure but for a clock.
+The cache first evicts blocks that no reader is expected to read, then the least recently used, and
+notifies the reader whose prefetched block was evicted unread. Space for blocks in flight is
+reserved within the same limit. A window grows while a sequential reader meets missing blocks, and
+shrinks when prefetched blocks were evicted unread. A reader is recognised by its next offset alone.
+Pure except for a clock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Kept:
 
 
 class BlockCache:
-    """Keeps blocks of at most `limit` bytes; a block larger than that is not kept."""
+    """Caches blocks up to `limit` bytes in total; larger blocks are not cached."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -47,7 +47,7 @@ class BlockCache:
 
     @property
     def size(self) -> int:
-        """Bytes kept and reserved."""
+        """Cached and reserved bytes."""
         return self._kept_bytes + self._reserved
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class BlockCache:
         return key in self._expected or key in self._idle
 
     def get(self, key: BlockKey) -> BlockData | None:
-        """Return a block, which is thereby used."""
+        """Return a block and mark it as recently used."""
         for part in (self._expected, self._idle):
             kept = part.get(key)
             if kept is not None:
@@ -66,13 +66,13 @@ class BlockCache:
         return None
 
     def has_room(self, key: BlockKey, size: int) -> bool:
-        """Whether a block of `size` bytes can be kept without one going that is expected."""
+        """Return whether a block of `size` bytes fits without evicting an expected block."""
         kept = self._expected.get(key)
         replaced = 0 if kept is None else kept.size
         return self._reserved + self._expected_bytes - replaced + size <= self.limit
 
     def reserve(self, nbytes: int) -> bool:
-        """Take room for blocks on their way, if no block that is expected to be read must go."""
+        """Reserve space for blocks in flight, unless that evicts an expected block."""
         if self._reserved + self._expected_bytes + nbytes > self.limit:
             return False
         self._evict(self._idle, nbytes)
@@ -80,13 +80,13 @@ class BlockCache:
         return True
 
     def release(self, nbytes: int) -> None:
-        """Give back room that was reserved."""
+        """Release reserved space."""
         self._reserved -= nbytes
 
     def put(self, key: BlockKey, data: BlockData, size: int, reader: Cursor | None) -> None:
-        """Keep a block of `size` bytes for `reader`, or for any reader, while there is room.
+        """Cache a block of `size` bytes for `reader`, or for any reader, if it fits.
 
-        Without a `reader` no block is evicted that a reader is expected to read.
+        Without a `reader` no block that a reader is expected to read is evicted.
         """
         readers: set[Cursor] = set() if reader is None else {reader}
         before = self._pop(key)
@@ -94,25 +94,24 @@ class BlockCache:
             readers |= before.readers
         needed = self._reserved + size + (0 if readers else self._expected_bytes)
         if needed > self.limit:
-            for each in readers:
-                each.on_evicted(key)
+            for expecting in readers:
+                expecting.on_evicted(key)
             return
         self._evict(self._idle, size)
         self._evict(self._expected, size)
         self._keep(key, _Kept(data, size, readers))
 
     def expect(self, key: BlockKey, reader: Cursor) -> None:
-        """Note that `reader` will come for a block, if it is here."""
+        """Mark a cached block as expected by `reader`."""
         kept = self._pop(key)
         if kept is not None:
             kept.readers.add(reader)
             self._keep(key, kept)
 
-    def consumed(self, key: BlockKey, reader: Cursor, *, keep: bool) -> None:
-        """Note that `reader` is done with a block, if it is here.
+    def release_block(self, key: BlockKey, reader: Cursor, *, keep: bool) -> None:
+        """Mark a cached block as read by `reader`.
 
-        With that it goes, unless another reader is expected; with `keep` it goes when room is
-        needed.
+        It is dropped unless another reader expects it, or with `keep` when space is needed.
         """
         kept = self._expected.get(key) or self._idle.get(key)
         if kept is None:
@@ -132,7 +131,7 @@ class BlockCache:
                 reader.on_evicted((object_id, position))
 
     def _evict(self, part: OrderedDict[BlockKey, _Kept], nbytes: int) -> None:
-        """Drop blocks of one part, the longest unused first, until `nbytes` more fit."""
+        """Drop blocks of one part, least recently used first, until `nbytes` more fit."""
         while part and self.size + nbytes > self.limit:
             key = next(iter(part))
             dropped = self._pop(key)
@@ -161,18 +160,18 @@ class BlockCache:
 
 
 EXPIRY_S = 60.0
-"""A cursor that is idle for this long is forgotten, in seconds."""
+"""Idle time after which a cursor is dropped, in seconds."""
 
 CALM_S = 60.0
-"""A window stays fixed for this long after a wasted prefetch, in seconds."""
+"""Time for which a window stays fixed after a wasted prefetch, in seconds."""
 
 MAX_CURSORS = 10_000
 
 READERS_BESIDE = 32
-"""Readers that are served by the prefetch of another."""
+"""Number of other readers that one prefetch serves."""
 
 BYTES_BESIDE = 4 * 1024 * 1024
-"""Distance from its position up to which a reader is served by another's prefetch, in bytes."""
+"""Distance from a reader's position up to which another prefetch serves it, in bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -184,11 +183,11 @@ class Cursor:
     window: int
     """Prefetch window, in bytes."""
     ahead_offset: int = 0
-    """End offset of what is prefetched."""
+    """End offset of the prefetched blocks."""
     ahead: dict[BlockKey, int] = field(default_factory=dict)
     """Prefetched blocks that are not read yet, with their sizes."""
     partial: BlockKey | None = None
-    """The block that was read in part."""
+    """The partly read block."""
     goes_on: bool = False
     """True for a sequential reader: it has continued at its last offset."""
     is_read_ahead: bool = False
@@ -232,7 +231,7 @@ class Cursors:
         return len(self._idle_cursors)
 
     def take(self, stream_id: int, offset: int) -> Cursor:
-        """Take the cursor that continues at `offset`, or a new one, out until `put_back`."""
+        """Take the cursor that continues at `offset`, or a new one, until `put_back`."""
         self._expire()
         cursor = self._idle_cursors.pop((stream_id, offset), None)
         if cursor is None:
@@ -242,7 +241,7 @@ class Cursors:
         return cursor
 
     def put_back(self, cursor: Cursor) -> None:
-        """Keep a cursor for its next read; two at the same offset become one."""
+        """Return a cursor for its next read; two at the same offset are merged."""
         self._reading.pop(cursor, None)
         cursor.used_at = self._clock()
         key = (cursor.stream_id, cursor.next_offset)
@@ -259,21 +258,22 @@ class Cursors:
         if cursor.goes_on and self._clock() >= cursor.calm_until:
             cursor.window = min(self._largest, cursor.window * 2)
 
-    def wanted_ahead(self, cursor: Cursor) -> int:
-        """Return how many bytes to prefetch now; 0 while enough is prefetched."""
+    def bytes_to_prefetch(self, cursor: Cursor) -> int:
+        """Return how many bytes to prefetch now, 0 while enough is prefetched."""
         self._note_lost(cursor)
         missing = cursor.window - cursor.ahead_bytes
+        # Half a window at least, so that prefetches are few and large.
         return missing if cursor.goes_on and missing * 2 >= cursor.window else 0
 
     def others(self, cursor: Cursor) -> tuple[list[Cursor], int]:
-        """List other sequential readers, and how far each may be served by the prefetch of one.
+        """List other sequential readers, and how far one prefetch may serve each of them.
 
-        These are the ones that read now and the last that did. The distance is in bytes; all of
-        them together leave half of the cache to prefetches of their own.
+        They are the reading and the most recent readers. The distance is in bytes. Together they
+        leave half of the cache to their own prefetches.
         """
         latest = chain(reversed(self._reading), reversed(self._idle_cursors.values()))
         sequential = islice(latest, READERS_BESIDE)
-        found = [one for one in sequential if one is not cursor and one.goes_on]
+        found = [other for other in sequential if other is not cursor and other.goes_on]
         return found, min(BYTES_BESIDE, self._cache.limit // (2 * (len(found) + 1)))
 
     def _note_lost(self, cursor: Cursor) -> None:
@@ -285,7 +285,7 @@ class Cursors:
         cursor.calm_until = self._clock() + CALM_S
 
     def _expire(self) -> None:
-        """Forget cursors that are idle for too long, or one too many."""
+        """Drop cursors that are idle for too long, or too many."""
         oldest = self._clock() - EXPIRY_S
         while self._idle_cursors:
             first = next(iter(self._idle_cursors.values()))
@@ -295,9 +295,9 @@ class Cursors:
             self._leave(first)
 
     def _leave(self, cursor: Cursor) -> None:
-        """Release the blocks of a cursor: they are evicted first."""
+        """Release the blocks of a cursor, so that they are evicted first."""
         self._note_lost(cursor)
         kept = [*cursor.ahead, *([] if cursor.partial is None else [cursor.partial])]
         cursor.ahead.clear()
         for key in kept:
-            self._cache.consumed(key, cursor, keep=True)
+            self._cache.release_block(key, cursor, keep=True)

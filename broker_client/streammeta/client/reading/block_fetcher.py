@@ -1,10 +1,9 @@
 """Block fetcher: blocks from the cache, from a request in flight, or from the store.
 
-Owns the bound on blocks that are being read, with the records made of them. No block is requested
-twice at the same time. Blocks requested in the same turn of the event loop are fetched with as few
-requests as make sense: streams that are tailed lie side by side in one object. A request is
-cancelled when nothing waits for its blocks any more. Prefetching evicts no block that a reader is
-expected to read.
+Owns the limit on blocks being read, including their decoded records. No block is requested twice at
+the same time. Blocks requested in the same iteration of the event loop share as few requests as
+make sense: tailed streams are neighbours in one object. A request is cancelled when no caller waits
+for its blocks. Prefetching evicts no block that a reader is expected to read.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from streammeta.storage.object_format.record import RecordBatch
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One range request in flight, and the blocks that callers want of it."""
+    """One range request in flight, and its requested blocks."""
 
     wanted: list[_Wanted] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -39,7 +38,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """One block, the number of its callers, and its request once that is sent."""
+    """One block, the number of its callers, and its request once it is sent."""
 
     block: Block
     data: asyncio.Future[bytes]
@@ -52,89 +51,92 @@ class BlockRequests:
 
     def __init__(self, source: ObjectSource) -> None:
         self._source = source
-        self._on_way: dict[BlockKey, _Wanted] = {}
+        self._in_flight: dict[BlockKey, _Wanted] = {}
         self._unsent: list[_Wanted] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._on_way
+        return key in self._in_flight
 
     async def get(self, blocks: Sequence[Block]) -> dict[BlockKey, bytes]:
-        """Return the bytes of each block. Raises what a request for any of them does, at the end.
+        """Return the bytes of each block. Raises the error of any request, after all have ended.
 
-        A cancelled caller leaves its requests to the other callers that wait for them.
+        A cancelled caller does not cancel requests that other callers wait for.
         """
         if not blocks:
             return {}
         wanted = [self._join(block) for block in blocks]
         try:
-            await asyncio.wait([one.data for one in wanted])
-            for one in wanted:
-                if not one.data.cancelled():
-                    one.data.exception()  # of several failures one is raised, all are retrieved
-            return {one.block.key: one.data.result() for one in wanted}
+            await asyncio.wait([block_wanted.data for block_wanted in wanted])
+            for block_wanted in wanted:
+                if not block_wanted.data.cancelled():
+                    # One failure is raised, but all must be retrieved, or asyncio logs them.
+                    block_wanted.data.exception()
+            return {block_wanted.block.key: block_wanted.data.result() for block_wanted in wanted}
         finally:
-            for one in wanted:
-                self._leave(one)
+            for block_wanted in wanted:
+                self._leave(block_wanted)
 
     def close(self) -> None:
         """Cancel all requests and their callers."""
         for task in self._tasks:
             task.cancel()
-        for one in self._on_way.values():
-            one.data.cancel()
+        for wanted in self._in_flight.values():
+            wanted.data.cancel()
 
     def _join(self, block: Block) -> _Wanted:
-        one = self._on_way.get(block.key)
-        if one is None:
+        wanted = self._in_flight.get(block.key)
+        if wanted is None:
             loop = asyncio.get_running_loop()
-            one = self._on_way[block.key] = _Wanted(block, loop.create_future())
+            wanted = self._in_flight[block.key] = _Wanted(block, loop.create_future())
             if not self._unsent:
                 loop.call_soon(self._send)
-            self._unsent.append(one)
-        one.waiting += 1
-        return one
+            self._unsent.append(wanted)
+        wanted.waiting += 1
+        return wanted
 
-    def _leave(self, one: _Wanted) -> None:
-        one.waiting -= 1
-        if one.waiting:
+    def _leave(self, wanted: _Wanted) -> None:
+        wanted.waiting -= 1
+        if wanted.waiting:
             return
-        if self._on_way.get(one.block.key) is one:
-            del self._on_way[one.block.key]
-        if one.data.done():
+        if self._in_flight.get(wanted.block.key) is wanted:
+            del self._in_flight[wanted.block.key]
+        if wanted.data.done():
             return
-        one.data.cancel()
-        request = one.request
+
+        wanted.data.cancel()
+        request = wanted.request
         if request is not None and all(other.data.done() for other in request.wanted):
             assert request.task is not None
             request.task.cancel()
 
     def _send(self) -> None:
-        unsent = {one.block.key: one for one in self._unsent if not one.data.done()}
+        unsent = {wanted.block.key: wanted for wanted in self._unsent if not wanted.data.done()}
         self._unsent = []
-        for wanted in merge_blocks(one.block for one in unsent.values()):
-            request = _Request([unsent[block.key] for block in wanted.blocks])
-            for one in request.wanted:
-                one.request = request
-            request.task = asyncio.create_task(self._fetch(wanted, request))
+        for range_ in merge_blocks(wanted.block for wanted in unsent.values()):
+            request = _Request([unsent[block.key] for block in range_.blocks])
+            for wanted in request.wanted:
+                wanted.request = request
+            request.task = asyncio.create_task(self._fetch(range_, request))
             self._tasks.add(request.task)
             request.task.add_done_callback(self._tasks.discard)
 
-    async def _fetch(self, wanted: BlockRange, request: _Request) -> None:
+    async def _fetch(self, range_: BlockRange, request: _Request) -> None:
         try:
-            datas = await self._source.fetch(wanted)
-        except Exception as error:  # noqa: BLE001 - every caller gets it
-            for one in request.wanted:
-                if not one.data.done():
-                    one.data.set_exception(error)
+            datas = await self._source.fetch(range_)
+        except Exception as error:  # noqa: BLE001 - every caller receives it
+            for wanted in request.wanted:
+                if not wanted.data.done():
+                    wanted.data.set_exception(error)
         else:
-            for one, data in zip(request.wanted, datas, strict=True):
-                if not one.data.done():
-                    one.data.set_result(data)
+            for wanted, data in zip(request.wanted, datas, strict=True):
+                if not wanted.data.done():
+                    wanted.data.set_result(data)
         finally:
-            for one in request.wanted:
-                one.data.cancel()
-                one.request = None  # no cycle keeps the bytes until the garbage is collected
+            for wanted in request.wanted:
+                wanted.data.cancel()
+                # A reference cycle would keep the bytes until the next garbage collection.
+                wanted.request = None
 
 
 _DECODED_INLINE_BYTES = 64 * 1024
@@ -145,7 +147,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """A block, what was found of it in memory or the store, and the records in that."""
+    """A block, its data from memory or the store, and the decoded records."""
 
     block: Block
     found: BlockData
@@ -153,12 +155,12 @@ class ReadBlock:
 
     @property
     def found_size(self) -> int:
-        """Bytes that what was found takes."""
+        """Bytes of the block's data as found."""
         return len(self.found) if isinstance(self.found, bytes) else self.block.decoded_size
 
 
 class BlockFetcher:
-    """Reads blocks; holds at most `read_bytes` for those being read, beside `cache`."""
+    """Reads blocks; uses at most `read_bytes` for blocks being read, in addition to `cache`."""
 
     def __init__(
         self, source: ObjectSource, cache: BlockCache, stats: ReaderStats, read_bytes: int
@@ -172,11 +174,11 @@ class BlockFetcher:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of blocks and records that are being read."""
+        """Bytes of blocks and records being read."""
         return self._budget.held
 
     async def read(self, blocks: Sequence[Block], cursor: Cursor) -> tuple[list[ReadBlock], bool]:
-        """Return the blocks with their records, and whether the store had to be waited for.
+        """Return the blocks with their records, and whether some came from the store.
 
         Raises `CorruptObjectError`, `streammeta.storage.errors.ObjectNotFoundError`.
         """
@@ -184,9 +186,9 @@ class BlockFetcher:
             found, waited = await self._collect(blocks)
             for block in blocks:
                 cursor.ahead.pop(block.key, None)
-            decoded, found = await self._decode_afresh(blocks, found)
+            decoded, found = await self._decode_with_retry(blocks, found)
             parts = zip(blocks, decoded, strict=True)
-            return [ReadBlock(one, found[one.key], records) for one, records in parts], waited
+            return [ReadBlock(block, found[block.key], records) for block, records in parts], waited
 
     def settle(
         self,
@@ -196,69 +198,72 @@ class BlockFetcher:
         *,
         keep: bool,
     ) -> None:
-        """Let go of blocks read up to `next_offset`; those behind it stay for the cursor.
+        """Release blocks read up to `next_offset`; later blocks stay for the cursor.
 
-        With `keep` the others stay while there is room.
+        With `keep` the released blocks stay in the cache while there is space.
         """
         before, cursor.partial = cursor.partial, None
-        for one in blocks:
-            block = one.block
+        for read_block in blocks:
+            block = read_block.block
             if block.entry.end_offset <= next_offset:
-                self._cache.consumed(block.key, cursor, keep=keep)
+                self._cache.release_block(block.key, cursor, keep=keep)
                 if keep and block.key not in self._cache:
-                    self._cache.put(block.key, one.found, one.found_size, None)
+                    self._cache.put(block.key, read_block.found, read_block.found_size, None)
                 continue
             if cursor.partial is None:
                 cursor.partial = block.key
             elif cursor.goes_on:
                 cursor.ahead[block.key] = block.entry.size
                 cursor.ahead_offset = max(cursor.ahead_offset, block.entry.end_offset)
-            self._keep_for(cursor, one)
-        if before is not None and before != cursor.partial:
-            self._cache.consumed(before, cursor, keep=keep)
+            self._keep_for(cursor, read_block)
 
-    def _keep_for(self, cursor: Cursor, one: ReadBlock) -> None:
-        """Keep the records, which take more room than bytes but no more work, if there is room.
+        if before is not None and before != cursor.partial:
+            self._cache.release_block(before, cursor, keep=keep)
+
+    def _keep_for(self, cursor: Cursor, read_block: ReadBlock) -> None:
+        """Keep the records if there is space, else the bytes: decoding twice costs more.
 
         Only a sequential reader is expected to continue.
         """
         reader = cursor if cursor.goes_on else None
-        size = one.block.decoded_size
-        if self._cache.has_room(one.block.key, size):
-            self._cache.put(one.block.key, one.records, size, reader)
+        size = read_block.block.decoded_size
+        if self._cache.has_room(read_block.block.key, size):
+            self._cache.put(read_block.block.key, read_block.records, size, reader)
         else:
-            self._cache.put(one.block.key, one.found, one.found_size, reader)
+            self._cache.put(read_block.block.key, read_block.found, read_block.found_size, reader)
 
     async def look_at(self, block: Block) -> list[RecordBatch]:
-        """Return the records of one block, which stays while there is room."""
+        """Return the records of one block, which stays in the cache while there is space."""
         async with self._budget.hold(block.cost):
             found, _ = await self._collect([block])
-            (records,), _ = await self._decode_afresh([block], found)
+            (records,), _ = await self._decode_with_retry([block], found)
             if block.key not in self._cache:
                 self._cache.put(block.key, records, block.decoded_size, None)
             return records
 
     async def read_ahead(self, blocks: Sequence[Block], cursor: Cursor) -> None:
-        """Fetch blocks into the cache for `cursor`, as far as there is room.
+        """Fetch blocks into the cache for `cursor`, while there is space.
 
-        Failures are only logged: a read of the blocks requests them again and gets the error.
+        Failures are only logged: a read of the blocks requests them again and raises the error.
         """
         missing = self._note_ahead(blocks, cursor)
         try:
-            await all_of(self._fetch_ahead(one, cursor) for one in merge_blocks(missing))
-        except Exception as error:  # noqa: BLE001 - every caller gets it
+            await all_of(self._fetch_ahead(range_, cursor) for range_ in merge_blocks(missing))
+        except Exception as error:  # noqa: BLE001 - a read requests them again and gets the error
             _log.debug("stream %d could not be read ahead: %s", cursor.stream_id, error)
 
     async def read_beside(self, blocks: Sequence[Block], reader: Cursor) -> None:
-        """Fetch blocks that `reader` is expected to want, if there is room for them.
+        """Fetch blocks that `reader` is expected to read, if there is space for them.
 
-        They are requested in the turn in which this begins, so that they come with those of a read
-        that is made in the same turn, where they are neighbours. Failures are only logged.
+        They are requested in the same iteration of the event loop as the read that starts this, so
+        neighbouring blocks share its request. Failures are only logged.
         """
-        missing = [one for one in blocks if self.is_absent(one)]
-        nbytes = 2 * sum(one.entry.size for one in missing)  # the ranges, and what is cut from them
+        missing = [block for block in blocks if self.is_absent(block)]
+        # Twice: the ranges, and the blocks cut from them.
+        nbytes = 2 * sum(block.entry.size for block in missing)
         if not missing or not self._cache.reserve(nbytes):
             return
+
         try:
             datas = await self._requests.get(missing)
         except Exception as error:  # noqa: BLE001 - a read requests them again and gets the error
@@ -266,16 +271,17 @@ class BlockFetcher:
             return
         finally:
             self._cache.release(nbytes)
+
         for block in missing:
             if block.entry.end_offset > reader.next_offset and block.key not in self._cache:
                 self._cache.put(block.key, datas[block.key], len(datas[block.key]), None)
 
     def is_absent(self, block: Block) -> bool:
-        """Return True for a block that is not in memory and was not requested."""
+        """Return True for a block that is neither in memory nor requested."""
         return block.key not in self._cache and block.key not in self._requests
 
     def take_whole(self, index: ObjectIndex, data: bytes) -> None:
-        """Keep all blocks of a small object while there is room."""
+        """Keep all blocks of a small object while there is space."""
         for entry in index.index:
             block = Block(index.object_id, entry)
             if block.key not in self._cache:
@@ -287,12 +293,12 @@ class BlockFetcher:
         self._cache.forget_object(object_id)
 
     def close(self) -> None:
-        """Give up what is being fetched."""
+        """Cancel all requests."""
         self._requests.close()
         self._decoders.shutdown(wait=False, cancel_futures=True)
 
     async def _collect(self, blocks: Sequence[Block]) -> tuple[dict[BlockKey, BlockData], bool]:
-        """Get the blocks, and tell whether any of them was not in memory."""
+        """Return the blocks' data, and whether some of it was not in memory."""
         found: dict[BlockKey, BlockData] = {}
         absent: list[Block] = []
         for block in blocks:
@@ -307,10 +313,10 @@ class BlockFetcher:
         found.update(await self._requests.get(absent))
         return found, bool(absent)
 
-    async def _decode_afresh(
+    async def _decode_with_retry(
         self, blocks: Sequence[Block], found: dict[BlockKey, BlockData]
     ) -> tuple[list[list[RecordBatch]], dict[BlockKey, BlockData]]:
-        """Decode what was found; fetch it once more if it looks damaged, past all caches."""
+        """Decode blocks; if one looks damaged, fetch all again from the store and retry."""
         try:
             return await self._decode(blocks, found), found
         except CorruptObjectError as error:
@@ -335,7 +341,7 @@ class BlockFetcher:
         return self._source.decode(block, data) if isinstance(data, bytes) else data
 
     def _note_ahead(self, blocks: Sequence[Block], cursor: Cursor) -> list[Block]:
-        """Set read-ahead to `blocks`; return those that are neither here nor on their way."""
+        """Set the read-ahead to `blocks`; return those that are neither cached nor requested."""
         missing: list[Block] = []
         for block in blocks:
             if block.key in self._cache:
@@ -350,12 +356,14 @@ class BlockFetcher:
     async def _fetch_ahead(self, wanted: BlockRange, cursor: Cursor) -> None:
         nbytes = wanted.end - wanted.start
         if len(wanted.blocks) > 1:
-            nbytes *= 2  # the range, and the blocks that are cut from it
+            nbytes *= 2  # the range, and the blocks cut from it
         if not self._cache.reserve(nbytes):
             return
+
         for block in wanted.blocks:
             cursor.ahead[block.key] = block.entry.size
             cursor.ahead_offset = max(cursor.ahead_offset, block.entry.end_offset)
+
         try:
             datas = await self._requests.get(wanted.blocks)
         except BaseException:
@@ -364,8 +372,10 @@ class BlockFetcher:
             raise
         finally:
             self._cache.release(nbytes)
+
         for block in wanted.blocks:
             data = datas[block.key]
             self._stats.blocks_read_ahead += 1
-            if block.key in cursor.ahead:  # else its reader was faster, or was forgotten
+            # Without the entry its reader was faster, or was dropped.
+            if block.key in cursor.ahead:
                 self._cache.put(block.key, data, len(data), cursor)

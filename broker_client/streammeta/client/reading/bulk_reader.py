@@ -1,8 +1,8 @@
 """Bulk reader: many whole streams, read object by object.
 
-Blocks of many streams lie together in a stream set object, so streams are read in groups of
-neighbouring ids, each object once for a group. Nothing is cached: a full scan must
-not evict what other readers use.
+A stream set object contains blocks of many streams, so streams are read in groups of neighbouring
+ids, each object once per group. Nothing is cached: a full scan must not evict the blocks of other
+readers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 from streammeta.client.reading.lookups import QUERIES_PER_CALL, Located, Lookups, Slice, StreamQuery
 from streammeta.client.reading.object_source import Block, ObjectSource, merge_blocks
-from streammeta.client.reading.range_reader import NO_BOUND, BlockPlanner, pause_or_raise, trimmed
+from streammeta.client.reading.range_reader import (
+    NO_BOUND,
+    BlockPlanner,
+    pause_or_raise,
+    select_batches,
+)
 from streammeta.client.resources.resources import all_of
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.index_block import UNLIMITED
@@ -46,7 +51,7 @@ class BulkReader:
         self._bulk_bytes = bulk_bytes
 
     async def read(self, stream_ids: Iterable[int]) -> AsyncIterator[tuple[int, list[RecordBatch]]]:
-        """Give each stream with all its records, in ascending order of id."""
+        """Yield each stream with all its records, in ascending order of id."""
         wanted = sorted(set(stream_ids))
         for at in range(0, len(wanted), QUERIES_PER_CALL):
             pending = wanted[at : at + QUERIES_PER_CALL]
@@ -64,7 +69,7 @@ class BulkReader:
 
     async def _plan(self, stream_ids: Sequence[int]) -> list[_StreamPlan]:
         """Find all blocks of each stream."""
-        found = await self._lookups.whole(stream_ids)
+        found = await self._lookups.list_all(stream_ids)
         await self._warm_indexes(found)
         plans: list[_StreamPlan] = []
         for stream_id in stream_ids:
@@ -73,11 +78,12 @@ class BulkReader:
                 first, end = max(start, run[0].start_offset), run[-1].end_offset
                 blocks += await self._planner.find(StreamQuery(stream_id, first, end), run)
             plans.append(_StreamPlan(stream_id, start, blocks))
-            await asyncio.sleep(0)  # cached indexes never wait: let other work of the loop run
+            # Cached indexes never wait: let other tasks of the event loop run.
+            await asyncio.sleep(0)
         return plans
 
     async def _warm_indexes(self, found: Mapping[int, Located]) -> None:
-        """Fetch the index of each object once, side by side."""
+        """Fetch the index of each object once, concurrently."""
         first_use = {
             piece.object_id: (piece, stream_id)
             for stream_id, located in found.items()
@@ -86,7 +92,7 @@ class BulkReader:
         await all_of(self._source.index(*use) for use in first_use.values())
 
     def _groups(self, plans: Sequence[_StreamPlan]) -> Iterable[Sequence[_StreamPlan]]:
-        """Cut `plans` into groups of at most `bulk_bytes`, or of one stream."""
+        """Split `plans` into groups of at most `bulk_bytes`, or of one stream."""
         group: list[_StreamPlan] = []
         size = 0
         for plan in plans:
@@ -103,26 +109,27 @@ class BulkReader:
     ) -> list[tuple[int, list[RecordBatch]]]:
         """Read the streams of a group together, each object once."""
         ranges = merge_blocks(block for plan in group for block in plan.blocks)
-        decoded = await all_of(self._source.records(one) for one in ranges)
+        decoded = await all_of(self._source.records(range_) for range_ in ranges)
         by_key = {
             block.key: records
-            for one, lists in zip(ranges, decoded, strict=True)
-            for block, records in zip(one.blocks, lists, strict=True)
+            for range_, lists in zip(ranges, decoded, strict=True)
+            for block, records in zip(range_.blocks, lists, strict=True)
         }
-        records = ([by_key[block.key] for block in plan.blocks] for plan in group)
+
+        by_plan = ([by_key[block.key] for block in plan.blocks] for plan in group)
         return [
-            (plan.stream_id, trimmed(held, plan.start, UNLIMITED, NO_BOUND))
-            for plan, held in zip(group, records, strict=True)
+            (plan.stream_id, select_batches(records, plan.start, UNLIMITED, NO_BOUND))
+            for plan, records in zip(group, by_plan, strict=True)
         ]
 
 
 def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Cut slices where offsets between them are lost."""
+    """Split slices where the offsets between them are lost."""
     run: list[Slice] = []
-    for one in slices:
-        if run and one.start_offset > run[-1].end_offset:
+    for slice_ in slices:
+        if run and slice_.start_offset > run[-1].end_offset:
             yield run
             run = []
-        run.append(one)
+        run.append(slice_)
     if run:
         yield run

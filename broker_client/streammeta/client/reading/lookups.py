@@ -1,10 +1,10 @@
-"""Stream slices: the objects that hold the offsets of a stream, and batched lookups of them.
+"""Stream slices: the objects that contain a stream's offsets, and batched lookups of them.
 
-Owns the batching of queries, the checks of an answer, and how an answer and the changes that follow
-it fit together. Queries made in the same turn of the event loop share one call and never join a
-call that was sent before, so an answer holds everything acknowledged before its query. A change may
-come twice, or late, after an answer that includes it; a change that does not fit for certain makes
-the stream unknown again, never wrong.
+Owns the batching of queries, the validation of an answer, and the combination of an answer with
+later changes. Queries of the same iteration of the event loop share one call and never join an
+earlier call, so an answer contains everything acknowledged before its query. A change may arrive
+twice, or after an answer that includes it. A change that does not fit for certain makes the stream
+unknown, never wrong.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ UNKNOWN_CRC = -1
 class Slice:
     """One object and the offsets `[start_offset, end_offset)` of a stream in it.
 
-    `object_size` is in bytes. No record in the object, of whatever stream, is older than
-    `min_timestamp_ms` or newer than `max_timestamp_ms`; `crc32c` is that of all its bytes. What
-    is unknown is -1.
+    `object_size` is in bytes. No record in the object, of any stream, is older than
+    `min_timestamp_ms` or newer than `max_timestamp_ms`. `crc32c` covers all its bytes. Unknown
+    values are -1.
     """
 
     object_id: int
@@ -51,7 +51,7 @@ class Slice:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """What tells it from all other slices of its stream."""
+        """The identity of the slice within its stream."""
         return self.object_id, self.start_offset, self.end_offset
 
     @property
@@ -61,7 +61,7 @@ class Slice:
 
 
 def slice_of(piece: objects_pb2.ObjectSlice) -> Slice:
-    """Read one row of an answer."""
+    """Translate one row of an answer."""
     return Slice(
         piece.object_id,
         piece.kind,
@@ -75,7 +75,7 @@ def slice_of(piece: objects_pb2.ObjectSlice) -> Slice:
 
 
 class StreamSlices:
-    """The slices known of one stream, in offset order, apart where nothing is known between."""
+    """Known slices of one stream, in offset order, with gaps between unknown offsets."""
 
     __slots__ = ("_slices", "_starts", "end_offset", "start_offset")
 
@@ -89,60 +89,62 @@ class StreamSlices:
         return len(self._slices)
 
     def run_from(self, offset: int, limit: int) -> list[Slice]:
-        """List at most `limit` slices that follow each other, from the one holding `offset` on."""
+        """List at most `limit` consecutive slices, from the one that contains `offset`."""
         at = bisect_right(self._starts, offset) - 1
         if at < 0 or self._slices[at].end_offset <= offset:
             return []
         run = [self._slices[at]]
-        for one in self._slices[at + 1 : at + limit]:
-            if one.start_offset != run[-1].end_offset:
+        for slice_ in self._slices[at + 1 : at + limit]:
+            if slice_.start_offset != run[-1].end_offset:
                 break
-            run.append(one)
+            run.append(slice_)
         return run
 
     def learn(self, slices: Sequence[Slice], start_offset: int, end_offset: int) -> None:
-        """Take what the map answered: it replaces what was known of the same offsets."""
+        """Replace the known slices of the same offsets by an answer of the controllers."""
         self.end_offset = end_offset
         self.trim(start_offset)
         if not slices:
             return
-        low, high = self._overlapped(slices[0].start_offset, slices[-1].end_offset)
-        self._starts[low:high] = [one.start_offset for one in slices]
+        low, high = self._find_overlap(slices[0].start_offset, slices[-1].end_offset)
+        self._starts[low:high] = [slice_.start_offset for slice_ in slices]
         self._slices[low:high] = slices
 
-    def add_committed(self, one: Slice) -> bool:
-        """Take the row of a commit; tell whether what is known still holds."""
-        if one.end_offset <= self.start_offset:
+    def add_committed(self, slice_: Slice) -> bool:
+        """Add the slice of a commit; return whether the known slices are still valid."""
+        if slice_.end_offset <= self.start_offset:
             return True  # trimmed meanwhile: without effect
-        low, high = self._overlapped(one.start_offset, one.end_offset)
+
+        low, high = self._find_overlap(slice_.start_offset, slice_.end_offset)
         if low < high:
-            held = [known.place for known in self._slices[low:high]]
-            return held == [one.place]  # else it took the place of others
-        joins = low > 0 and self._slices[low - 1].end_offset == one.start_offset
-        if joins or one.start_offset == self.end_offset:
-            self._starts.insert(low, one.start_offset)
-            self._slices.insert(low, one)
-            self.end_offset = max(self.end_offset, one.end_offset)
+            # The same slice arrives twice after a lookup; any other one replaces known slices.
+            overlap = [known.place for known in self._slices[low:high]]
+            return overlap == [slice_.place]
+        joins = low > 0 and self._slices[low - 1].end_offset == slice_.start_offset
+        if joins or slice_.start_offset == self.end_offset:
+            self._starts.insert(low, slice_.start_offset)
+            self._slices.insert(low, slice_)
+            self.end_offset = max(self.end_offset, slice_.end_offset)
             return True
-        return one.end_offset <= self.end_offset
+        return slice_.end_offset <= self.end_offset
 
     def trim(self, start_offset: int) -> bool:
-        """Take a new first visible offset; what is known always still holds."""
+        """Apply a new first visible offset; the known slices stay valid."""
         self.start_offset = max(self.start_offset, start_offset)
-        gone = bisect_right(self._starts, self.start_offset)
-        if gone and self._slices[gone - 1].end_offset > self.start_offset:
-            gone -= 1
-        del self._starts[:gone], self._slices[:gone]
+        trimmed = bisect_right(self._starts, self.start_offset)
+        if trimmed and self._slices[trimmed - 1].end_offset > self.start_offset:
+            trimmed -= 1
+        del self._starts[:trimmed], self._slices[:trimmed]
         return True
 
     def close_at(self, end_offset: int) -> bool:
-        """Take the end that a close gave the stream; -1: as it is."""
+        """Apply the end offset of a close, -1 if it is unchanged."""
         if end_offset >= 0:
             self.end_offset = end_offset
         return True
 
-    def _overlapped(self, start: int, end: int) -> tuple[int, int]:
-        """Places `[low, high)` of the slices that share an offset with `[start, end)`."""
+    def _find_overlap(self, start: int, end: int) -> tuple[int, int]:
+        """Return the positions `[low, high)` of the slices that overlap `[start, end)`."""
         low = bisect_right(self._starts, start)
         if low and self._slices[low - 1].end_offset > start:
             low -= 1
@@ -156,7 +158,7 @@ Answer = asyncio.Future[objects_pb2.ObjectList]
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """Asks for the objects of `[start, end)` of a stream; `end` -1: no end; `limit` 0: 1000."""
+    """Query for the objects of `[start, end)` of a stream; `end` -1: no end; `limit` 0: 1000."""
 
     stream_id: int
     start: int
@@ -165,16 +167,16 @@ class StreamQuery:
 
 
 class Lookups:
-    """Sends questions to the controllers, at most 2000 a call."""
+    """Sends queries to the controllers, at most 2000 per call."""
 
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
         self._waiting: list[tuple[StreamQuery, Answer]] = []
-        self._under_way: dict[asyncio.Task[None], Sequence[tuple[StreamQuery, Answer]]] = {}
+        self._in_flight: dict[asyncio.Task[None], Sequence[tuple[StreamQuery, Answer]]] = {}
         self._closed = False
 
     async def ask(self, query: StreamQuery) -> objects_pb2.ObjectList:
-        """Return the answer to one question; its error code is left in it."""
+        """Return the answer to one query, which may have an error code."""
         if self._closed:
             raise ReaderClosedError(query.stream_id)
         answer: Answer = asyncio.get_running_loop().create_future()
@@ -184,16 +186,16 @@ class Lookups:
         return await answer
 
     async def ask_many(self, queries: Sequence[StreamQuery]) -> list[objects_pb2.ObjectList]:
-        """Return the answers in the order of the questions; their error codes are left in them."""
+        """Return the answers in the order of the queries; they may have error codes."""
         answers: list[objects_pb2.ObjectList] = []
         for at in range(0, len(queries), QUERIES_PER_CALL):
             answers.extend(await self._send(queries[at : at + QUERIES_PER_CALL]))
         return answers
 
-    async def whole(self, stream_ids: Iterable[int], limit: int = 0) -> dict[int, Located]:
+    async def list_all(self, stream_ids: Iterable[int], limit: int = 0) -> dict[int, Located]:
         """List all objects of streams, from the first visible offset to the end of the last one.
 
-        Lost offsets are passed over. At most `limit` objects of a stream are listed in one call.
+        Lost offsets are skipped. One call lists at most `limit` objects of a stream.
         """
         found: dict[int, Located] = {}
         queries = [StreamQuery(stream_id, 0, limit=limit) for stream_id in stream_ids]
@@ -202,15 +204,17 @@ class Lookups:
             for query, answer in zip(queries, await all_of(map(self.ask, queries)), strict=True):
                 start = answer.stream_start_offset
                 if answer.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED and start > query.start:
-                    found.pop(query.stream_id, None)  # what was listed is trimmed by now
+                    # The stream was trimmed since the last page: start over at its new start.
+                    found.pop(query.stream_id, None)
                     further.append(replace(query, start=start))
                     continue
+
                 check_located(query, answer)
                 located = located_of(query, answer)
                 known = found.get(query.stream_id, located).slices
                 if query.stream_id in found:
                     known += located.slices
-                slices = tuple(one for one in known if one.end_offset > located.start_offset)
+                slices = tuple(piece for piece in known if piece.end_offset > located.start_offset)
                 listed = located.slices[-1].end_offset if located.slices else query.start
                 end = max(listed, located.lost_end_offset)
                 found[query.stream_id] = Located(slices, located.start_offset, end)
@@ -220,29 +224,29 @@ class Lookups:
         return found
 
     def close(self) -> None:
-        """Give up what is asked: it fails with `ReaderClosedError`."""
+        """Fail all waiting queries with `ReaderClosedError`."""
         self._closed = True
-        for task in self._under_way:
+        for task in self._in_flight:
             task.cancel()
-        # Not left to the tasks: one that is cancelled before its first step never takes any.
-        for asked in (self._waiting, *self._under_way.values()):
+        # The tasks can't do this: a task that is cancelled before its first step never runs.
+        for asked in (self._waiting, *self._in_flight.values()):
             for query, answer in asked:
                 if not answer.done():
                     answer.set_exception(ReaderClosedError(query.stream_id))
 
     def _send_waiting(self) -> None:
-        waiting = [one for one in self._waiting if not one[1].done()]
+        waiting = [item for item in self._waiting if not item[1].done()]
         self._waiting = []
         for at in range(0, len(waiting), QUERIES_PER_CALL):
             asked = waiting[at : at + QUERIES_PER_CALL]
             task = asyncio.create_task(self._answer(asked))
-            self._under_way[task] = asked
-            task.add_done_callback(self._under_way.pop)
+            self._in_flight[task] = asked
+            task.add_done_callback(self._in_flight.pop)
 
     async def _answer(self, asked: Sequence[tuple[StreamQuery, Answer]]) -> None:
         try:
             answers = await self._send([query for query, _ in asked])
-        except Exception as error:  # noqa: BLE001 - every caller gets it
+        except Exception as error:  # noqa: BLE001 - every caller receives it
             for _, future in asked:
                 if not future.done():
                     future.set_exception(error)
@@ -258,34 +262,36 @@ class Lookups:
         return answers
 
     async def _send_some(self, queries: Sequence[StreamQuery]) -> Sequence[objects_pb2.ObjectList]:
-        """Return the answers to the first queries, one at least."""
+        """Return the answers to the first queries, at least one."""
         request = objects_pb2.GetObjectsRequest(
             may_stop=True,
             queries=[
                 objects_pb2.ObjectQuery(
-                    stream_id=one.stream_id,
-                    start_offset=one.start,
-                    end_offset=None if one.end == UNLIMITED else one.end,
-                    limit=one.limit,
+                    stream_id=query.stream_id,
+                    start_offset=query.start,
+                    end_offset=None if query.end == UNLIMITED else query.end,
+                    limit=query.limit,
                 )
-                for one in queries
+                for query in queries
             ],
         )
         answer = await self._client.call(methods.GET_OBJECTS, request)
+
         if not 0 < len(answer.results) <= len(queries):
             raise ProtocolViolationError(
                 "GetObjects", detail=f"{len(answer.results)} lists answer {len(queries)} queries"
             )
+
         return answer.results
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Slices that follow each other, the first of which holds the offset asked for.
+    """Consecutive slices, the first of which contains the requested offset.
 
-    There are none if no object holds that offset: at the end of what is committed, or where
-    offsets are lost, up to `lost_end_offset` (-1: they are not). Only `StreamReader.locate`
-    returns `error`, the refusal of the query.
+    They are empty if no object contains the offset: at the end of the committed records, or where
+    offsets up to `lost_end_offset` are lost (-1: they are not). Only `StreamReader.locate` sets
+    `error`, the error of a rejected query.
     """
 
     slices: tuple[Slice, ...]
@@ -296,7 +302,7 @@ class Located:
 
 
 def located_of(query: StreamQuery, answer: objects_pb2.ObjectList) -> Located:
-    """Translate an answer; its error code is left out."""
+    """Translate an answer, without its error code."""
     return Located(
         tuple(slice_of(piece) for piece in answer.objects),
         answer.stream_start_offset,
@@ -306,7 +312,7 @@ def located_of(query: StreamQuery, answer: objects_pb2.ObjectList) -> Located:
 
 
 def check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:
-    """Raise the refusal of a query, or what is wrong with its answer."""
+    """Raise the error of a rejected query or an invalid answer."""
     if located.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
         raise OffsetTrimmedError(query.stream_id, query.start, located.stream_start_offset)
     if located.error != common_pb2.ERROR_CODE_NONE:
@@ -317,7 +323,7 @@ def check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:
         if not joins or piece.end_offset <= at:
             raise ProtocolViolationError(
                 f"GetObjects of stream {query.stream_id}",
-                detail=f"object {piece.object_id} holds [{piece.start_offset},"
+                detail=f"object {piece.object_id} contains [{piece.start_offset},"
                 f" {piece.end_offset}), wanted offset {at}",
             )
         at = piece.end_offset

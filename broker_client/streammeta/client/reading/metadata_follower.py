@@ -1,12 +1,13 @@
 """Metadata follower: one watch for all streams of a reader, and the tails that wait for it.
 
-Owns the filter of the watch, its position, and when it may be relied on. While few streams are
-known it asks for these alone; a new one restarts it at its position with a larger filter, so
-nothing is missed. Many streams, or new ones all the time, are followed without a filter. A watch
-that fell too far behind restarts at the present, and the cache is notified of the gap. Without a
-healthy watch a tail polls. Its position is in the tail, not in a call: a cancelled call loses
-nothing. A tail has no deadline: while no controller leads, or the store fails for a reason that may
-pass, it waits and reads on from its position.
+Owns the filter of the watch, its position, and whether it is reliable. While few streams are known
+the watch is limited to them. A new stream restarts it at its position with a larger filter, so no
+change is missed. Many streams, or frequent new ones, are followed without a filter. A watch that
+fell too far behind restarts at the present, and the cache is notified of the gap.
+
+Without a healthy watch a tail polls. A tail keeps its own position, so a cancelled call loses no
+record. It has no deadline: while no controller leads, or the store fails for a reason that may
+pass, it waits and continues from its position.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import metadata_pb2
 
 MAX_FILTERED_STREAMS = 1_000
-"""With more streams than this the watch asks for all."""
+"""Number of streams above which the watch has no filter."""
 
-_GATHERING_S = 0.01  # streams that come within this time widen the filter together
-_MAX_UNHEARD_WATCHES = 8  # streams that come faster than a controller answers: ask for all
+_GATHERING_S = 0.01  # new streams within this time widen the filter together
+_MAX_UNHEARD_WATCHES = 8  # restarts without an answer, after which the filter is dropped
 _LAG_CHECK_S = 10.0
 _LAG_ALLOWED_S = 3.0
 _PAUSES = Backoff(first=0.1, longest=10.0, jitter=0.0)
-"""Waits before the map is followed again, in seconds."""
+"""Waits before the metadata is followed again, in seconds."""
 _TAIL_PAUSES = Backoff(first=0.1, longest=5.0)
-"""Waits before a tail reads again after a failure that may pass, in seconds."""
+"""Waits before a tail retries a read, in seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 class MetadataFollower:
-    """Follows the map for `slices` from the first call of `track` until `close`."""
+    """Follows the metadata for `slices` from the first call of `track` until `close`."""
 
     def __init__(
         self,
@@ -75,26 +76,26 @@ class MetadataFollower:
 
     @property
     def caught_up_at(self) -> float:
-        """When, by the clock, the watch last had everything it knew to be committed."""
+        """Time of the clock when the watch last had everything known to be committed."""
         return self._caught_up_at
 
     @property
     def is_healthy(self) -> bool:
-        """Whether changes arrive, with a bounded lag."""
+        """True if changes arrive with a bounded lag."""
         return self._is_following and self._clock() - self._caught_up_at <= _LAG_ALLOWED_S
 
     def continuity(self, stream_id: int) -> int | None:
-        """Return the number of the unbroken sequence of changes that the stream's come in.
+        """Return the number of the unbroken sequence of changes that the stream's belong to.
 
-        None while they do not come. An answer of the map asked for after this call is kept true by
-        the changes for as long as the number stays.
+        None if the stream is not followed. While the number stays the same, the changes keep an
+        answer current that was requested after this call.
         """
         if not self._is_following or (self._covered is not None and stream_id not in self._covered):
             return None
         return self._continuity
 
     def track(self, stream_id: int) -> None:
-        """Begin to follow a stream, which `SliceCache.tracked` already returns."""
+        """Follow a stream that `SliceCache.list_tracked` already returns."""
         if self._closed:
             return
         if self._task is None:
@@ -102,8 +103,8 @@ class MetadataFollower:
         elif self._covered is not None and stream_id not in self._covered:
             self._restart.set()
 
-    async def followed(self, stream_id: int) -> None:
-        """Wait until the changes of a tracked stream come, or `close`; it may take for ever."""
+    async def wait_until_followed(self, stream_id: int) -> None:
+        """Wait until the changes of a tracked stream arrive, or `close`, without a limit."""
         while self.continuity(stream_id) is None and not self._closed:
             await self._filter_changed.wait()
 
@@ -120,29 +121,32 @@ class MetadataFollower:
         while True:
             try:
                 if position is None:
-                    position = await self._present()
+                    position = await self._get_committed_end()
                     self._continuity += 1
                     self._slices.on_gap()
                 position = await self._follow_from(position)
                 failures = 0
                 continue
             except BrokerClientError as error:
-                _log.warning("the map can't be followed, it is asked instead: %s", error)
-            except Exception:  # noqa: BLE001 - whatever it is, readers go on by asking
-                _log.exception("following the map failed unexpectedly, it is asked instead")
+                _log.warning("watch failed, lookups replace it until the next one: %s", error)
+            except Exception:  # noqa: BLE001 - readers continue with lookups after any failure
+                _log.exception("watch failed unexpectedly, lookups replace it until the next one")
+
             self._is_following, position = False, None
             await asyncio.sleep(_PAUSES.wait(failures))
             failures += 1
 
-    async def _present(self) -> int:
-        """Ask for an offset below which everything is committed."""
+    async def _get_committed_end(self) -> int:
+        """Return an offset below which everything is committed."""
         return (await self._client.describe_cluster()).high_watermark or 0
 
     async def _follow_from(self, position: int) -> int | None:
-        """Follow until the watch has to be set up anew: from the result, None from the present."""
+        """Follow until the watch must be restarted, at the returned offset or, for None, now."""
         self._restart.clear()
-        wanted = self._slices.tracked()
+        wanted = self._slices.list_tracked()
         self._unheard_watches += 1
+        # Each restart for a new stream starts with a round trip. When they come faster than
+        # answers, only a watch of all streams makes progress.
         filtered = (
             len(wanted) <= MAX_FILTERED_STREAMS and self._unheard_watches <= _MAX_UNHEARD_WATCHES
         )
@@ -154,11 +158,13 @@ class MetadataFollower:
             stream_ids=sorted(wanted) if filtered else (),
             combine=True,
         )
+
         self._is_following = True
         self._filter_changed.set()
         self._filter_changed = asyncio.Event()
         following = asyncio.create_task(self._consume(watch))
-        others = [asyncio.create_task(self._wait_for_restart()), asyncio.create_task(self._lags())]
+        restart = asyncio.create_task(self._wait_for_restart())
+        others = [restart, asyncio.create_task(self._wait_for_lag())]
         tasks = [following, *others]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -172,7 +178,7 @@ class MetadataFollower:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _consume(self, watch: MetadataWatch) -> None:
-        """Pass changes on; return when no controller has the next ones any more."""
+        """Apply changes; return when no controller has the next ones."""
         async with aclosing(watch.follow()) as events:
             async for change in events:
                 if change is not None:
@@ -185,22 +191,23 @@ class MetadataFollower:
         await self._restart.wait()
         await asyncio.sleep(_GATHERING_S)
 
-    async def _lags(self) -> None:
-        """Return when the watch is found to lag behind what the leader has committed.
+    async def _wait_for_lag(self) -> None:
+        """Return when the watch lags behind the leader's committed offset.
 
-        A controller that is cut off from the leader does not know how far behind it is.
+        A controller without a connection to the leader does not know its own lag.
         """
         while True:
             await asyncio.sleep(_LAG_CHECK_S)
             try:
-                committed = await self._present()
+                committed = await self._get_committed_end()
             except BrokerClientError:
                 continue  # without a leader there is no lag
+
             await asyncio.sleep(_LAG_ALLOWED_S)
             if self._watch is not None and self._watch.next_offset < committed:
                 self._caught_up_at = float("-inf")
                 _log.warning(
-                    "the watch at %s stands at offset %d, while %d is committed; trying another",
+                    "the watch at %s lags at offset %d, while %d is committed; trying another",
                     self._watch.endpoint,
                     self._watch.next_offset,
                     committed,
@@ -209,7 +216,7 @@ class MetadataFollower:
 
 
 class ChangeWait:
-    """Waits for changes of one stream; a context that keeps the stream followed.
+    """Waits for changes of one stream; its context keeps the stream followed.
 
     Without a healthy watch `wait` also returns after `poll_interval_s`.
     """
@@ -225,33 +232,33 @@ class ChangeWait:
         self._event = asyncio.Event()
 
     def __enter__(self) -> Self:
-        self._event = self._context.enter_context(self._slices.news(self._stream_id))
+        self._event = self._context.enter_context(self._slices.watch_changes(self._stream_id))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._context.close()
         self._event.set()
 
-    def nothing_at(self, offset: int) -> bool:
-        """Whether the stream is known to end at `offset`, by a healthy watch."""
+    def is_at_end(self, offset: int) -> bool:
+        """Return whether a healthy watch shows that the stream ends at `offset`."""
         return self._follower.is_healthy and self._slices.ends_at(self._stream_id, offset)
 
     async def ready(self) -> None:
         """Wait until the stream is followed, at most for the poll interval."""
         try:
             async with asyncio.timeout(self._poll_interval):
-                await self._follower.followed(self._stream_id)
+                await self._follower.wait_until_followed(self._stream_id)
         except TimeoutError:
             return
 
     def expect(self) -> None:
-        """Ignore changes that came before this call."""
+        """Ignore changes before this call."""
         self._event.clear()
 
     async def pause(self, seconds: float) -> None:
-        """Wait for some time, or until something is heard of the stream, or it is followed no more.
+        """Wait for some time, or until a change of the stream, or until it is not followed.
 
-        The changes that end it are not forgotten.
+        A change that ends the pause still counts for `wait`.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -266,27 +273,27 @@ class ChangeWait:
                 async with asyncio.timeout(self._poll_interval):
                     await self._event.wait()
             except TimeoutError:
-                followed = self._follower.continuity(self._stream_id) is not None
-                if not (followed and self._follower.is_healthy):
+                is_followed = self._follower.continuity(self._stream_id) is not None
+                if not (is_followed and self._follower.is_healthy):
                     return
 
 
 class StreamTail:
-    """An endless iterator over the record batches of one stream from an offset on.
+    """An endless iterator over the record batches of one stream, from an offset on.
 
-    Use it as an async context manager or `close` it. Raises what `read` raises unless it may pass;
-    after that it may be iterated on, from the same place. `on_retry` is called for each failure
-    that it waits out.
+    Use it as an async context manager or `close` it. Raises the errors of `read` that can't pass;
+    after an error the iteration may continue from the same position. `on_retry` is called for each
+    retried failure.
     """
 
     def __init__(
         self,
-        news: ChangeWait,
+        changes: ChangeWait,
         read: Callable[[int], Awaitable[Fetched]],
         offset: int,
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
-        self._news = news
+        self._changes = changes
         self._read = read
         self._on_retry = on_retry
         self._failures = 0
@@ -299,7 +306,7 @@ class StreamTail:
 
     @property
     def position(self) -> int:
-        """The offset behind the last batch that was handed out: where another tail would go on."""
+        """The offset after the last returned batch, where another tail would continue."""
         return self._position
 
     async def __aenter__(self) -> Self:
@@ -331,12 +338,13 @@ class StreamTail:
     async def _fill(self) -> None:
         """Read the next records; at the end of the stream wait for a change first."""
         if not self._is_open:
-            self._context.enter_context(self._news)
+            self._context.enter_context(self._changes)
             self._is_open = True
-            await self._news.ready()
-        self._news.expect()
-        if self._news.nothing_at(self._read_to):
-            await self._news.wait()
+            await self._changes.ready()
+
+        self._changes.expect()
+        if self._changes.is_at_end(self._read_to):
+            await self._changes.wait()
             return
         try:
             fetched = await self._read(self._read_to)
@@ -349,25 +357,23 @@ class StreamTail:
         self._waiting.extend(fetched.records)
         self._read_to = fetched.next_offset
         if not fetched.records:
-            await self._news.wait()
+            await self._changes.wait()
 
     async def _pause(self, error: Exception) -> None:
         wait = _TAIL_PAUSES.wait(self._failures, random.random())
         self._failures += 1
         self._on_retry()
-        _log.warning(
-            "tail at offset %d can't read, retrying in %.3g s: %s", self._read_to, wait, error
-        )
-        await self._news.pause(wait)
+        _log.warning("tail at offset %d failed, retrying in %.3g s: %s", self._read_to, wait, error)
+        await self._changes.pause(wait)
 
     def _note_success(self) -> None:
         if self._failures:
-            _log.info("tail reads again from offset %d", self._read_to)
+            _log.info("tail continues at offset %d", self._read_to)
         self._failures = 0
 
 
 def _may_pass(error: BrokerClientError | StorageError) -> bool:
-    """Tell whether the same read may succeed later."""
+    """Return whether a retry of the same read may succeed."""
     if isinstance(error, StorageError):
         return error.may_pass
     return isinstance(error, ControllerUnavailableError | ReadDeadlineError)

@@ -1,9 +1,9 @@
 """Object source: indexes and blocks of objects, fetched with few range requests.
 
 Owns the cache of indexes, the merging of neighbouring blocks into one range request, the checksums
-of blocks, and the naming of broken and missing objects. It knows objects and entries, not the order
-of a stream. Indexes may be cached for good, since an object id is never reused. Bytes that look
-damaged are fetched once more before they count so: a transfer may be torn.
+of blocks, and the errors for corrupt and missing objects. It knows objects and entries, not the
+order of a stream. Cached indexes stay valid, since an object id is never reused. Bytes that look
+damaged are fetched once more before they count as damaged: a transfer may be torn.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from streammeta.storage.object_store.protocol.patience import Patience
 from streammeta.storage.object_store.protocol.reads import merge_ranges
 
 WHOLE_OBJECT_BYTES = 128 * 1024
-"""A smaller object is fetched whole when its index is wanted: one request instead of two."""
+"""An object up to this size is fetched whole with its index: one request instead of two."""
 
-# What an index costs in memory: six columns of 8 bytes each, and the Python objects around them.
+# Memory of an index: six columns of 8 bytes each, and the Python objects around them.
 _BYTES_PER_ENTRY = 52
 _BYTES_PER_LINK = 64
 _BYTES_PER_INDEX = 1024
@@ -56,12 +56,12 @@ _ResultT = TypeVar("_ResultT")
 
 
 RECORD_BYTES = 256
-"""Memory that a decoded record takes beside its encoded bytes."""
+"""Memory of a decoded record in addition to its encoded bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One index entry and the object that has its bytes; `crc32c` is that of the bytes."""
+    """One index entry and the object with its bytes; `crc32c` is their checksum."""
 
     object_id: int
     entry: IndexEntry
@@ -69,31 +69,31 @@ class Block:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from all other blocks."""
+        """The identity of the block."""
         return self.object_id, self.entry.position
 
     @property
     def range(self) -> tuple[int, int]:
-        """The bytes of the object that it is in."""
+        """The block's range of bytes in the object."""
         return self.entry.position, self.entry.position + self.entry.size
 
     @property
     def decoded_size(self) -> int:
-        """About what its records take in memory, in bytes."""
+        """Estimated memory of its records, in bytes."""
         return self.entry.size + RECORD_BYTES * self.entry.record_count
 
     @property
     def cost(self) -> int:
-        """Bytes that reading it takes: its own, and those of its records."""
+        """Memory for reading it: its bytes and its records."""
         return self.entry.size + self.decoded_size
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectIndex:
-    """The index of an object; of a composite with the objects that have its blocks.
+    """Index of an object; for a composite, also the objects that contain its blocks.
 
-    Those are `linked_ids`, each from its place in `first_ordinals` on. `checksums` are those of the
-    entries, empty if they are not known.
+    `linked_ids` are these objects, each from its position in `first_ordinals` on. `checksums`
+    belong to the entries and are empty if unknown.
     """
 
     object_id: int
@@ -103,7 +103,7 @@ class ObjectIndex:
     checksums: array[int] = field(default_factory=lambda: array("I"))
 
     def find(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[Block]:
-        """List the blocks that hold `[start, end)` of a stream, up to a gap or `max_bytes`."""
+        """List the blocks that contain `[start, end)` of a stream, up to a gap or `max_bytes`."""
         found = self.index.find(stream_id, start, end, max_bytes)
         return [
             Block(self._holder(ordinal), entry, self._checksum(ordinal))
@@ -120,7 +120,7 @@ class ObjectIndex:
 
     @property
     def cost(self) -> int:
-        """About what it takes in memory, in bytes."""
+        """Estimated memory of the index, in bytes."""
         links = _BYTES_PER_LINK * len(self.linked_ids)
         return _BYTES_PER_INDEX + _BYTES_PER_ENTRY * len(self.index) + links
 
@@ -136,23 +136,23 @@ class BlockRange:
 
 
 def merge_blocks(blocks: Iterable[Block]) -> list[BlockRange]:
-    """Cover `blocks` with few ranges: neighbours join if that leaves few bytes unused.
+    """Cover `blocks` with few ranges: neighbours join if that wastes few bytes.
 
-    What is too much, `streammeta.storage.object_store.protocol.reads` says.
+    `streammeta.storage.object_store.protocol.reads` sets the limit.
     """
     by_object: defaultdict[int, list[Block]] = defaultdict(list)
-    for block in sorted(blocks, key=lambda one: one.key):
+    for block in sorted(blocks, key=lambda block: block.key):
         by_object[block.object_id].append(block)
     return [
-        BlockRange(object_id, one.start, one.end, tuple(held[i] for i in one.members))
-        for object_id, held in by_object.items()
-        for one in merge_ranges([block.range for block in held])
+        BlockRange(object_id, range_.start, range_.end, tuple(same[i] for i in range_.members))
+        for object_id, same in by_object.items()
+        for range_ in merge_ranges([block.range for block in same])
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """An index, what it took to get it, and the bytes of the object if all of them came."""
+    """An index, the cost of its requests, and the object's bytes if it was fetched whole."""
 
     index: ObjectIndex
     requests: int
@@ -164,8 +164,9 @@ class ObjectSource:
     """Reads indexes and blocks of one cluster's objects; caches up to `cache_bytes` of indexes.
 
     An object of at most `verified_bytes` is read from end to end before any of its blocks, and
-    compared with its recorded checksum, as is one that is fetched whole; then each block has one.
-    One request to the store, its repetitions included, takes at most `request_timeout_s` seconds.
+    compared with its recorded checksum, as is an object that is fetched whole. After that each
+    block has a checksum. A request to the store takes at most `request_timeout_s` seconds, retries
+    included.
     """
 
     def __init__(
@@ -198,8 +199,9 @@ class ObjectSource:
     ) -> ObjectIndex:
         """Return the index of the object of `piece`, read for `stream_id`, cached or fetched.
 
-        `with_small_objects` fetches such whole and gives their bytes to `on_whole`. Raises
-        `CorruptObjectError`, or `streammeta.storage.errors.ObjectNotFoundError` if it is deleted.
+        `with_small_objects` fetches small objects whole and passes their bytes to `on_whole`.
+        Raises `CorruptObjectError`, or `streammeta.storage.errors.ObjectNotFoundError` if the
+        object is deleted.
         """
         cached = self.cache.get(piece.object_id)
         if cached is not None:
@@ -212,15 +214,15 @@ class ObjectSource:
         )
 
     async def fetch(self, wanted: BlockRange) -> list[bytes]:
-        """Fetch a range: the bytes of each of its blocks. Raises as `index` does."""
+        """Fetch a range; return the bytes of each of its blocks. Raises as `index`."""
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
             await self._received.take(Grade.READ, wanted.end - wanted.start)
-            cut = await self._patiently(lambda: _twice(lambda: self._read_range(wanted)))
+            cut = await self._retry(lambda: _twice(lambda: self._read_range(wanted)))
         self._count(1, wanted.end - wanted.start)
         return cut
 
     def decode(self, block: Block, data: bytes | memoryview) -> list[RecordBatch]:
-        """Read the records of a block. Raises `CorruptObjectError`."""
+        """Decode the records of a block. Raises `CorruptObjectError`."""
         key = self.key(block.object_id)
         try:
             return read_entry(block.entry, memoryview(data), key)
@@ -230,7 +232,7 @@ class ObjectSource:
             ) from error
 
     async def records(self, wanted: BlockRange) -> list[list[RecordBatch]]:
-        """Fetch and decode a range: the records of each of its blocks. Raises as `index` does."""
+        """Fetch and decode a range; return the records of each of its blocks. Raises as `index`."""
 
         def read() -> list[list[RecordBatch]]:
             parts = zip(wanted.blocks, self._read_range(wanted), strict=True)
@@ -238,12 +240,12 @@ class ObjectSource:
 
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
             await self._received.take(Grade.READ, wanted.end - wanted.start)
-            decoded = await self._patiently(lambda: _twice(read))
+            decoded = await self._retry(lambda: _twice(read))
         self._count(1, wanted.end - wanted.start)
         return decoded
 
     def close(self) -> None:
-        """Give up what is being fetched."""
+        """Cancel all requests."""
         self._fetching.close()
 
     def _count(self, requests: int, received: int) -> None:
@@ -252,7 +254,7 @@ class ObjectSource:
 
     async def _fetch_index(self, piece: Slice, stream_id: int, *, whole: bool) -> ObjectIndex:
         with tracing.part(_SPAN):
-            fetched = await self._patiently(
+            fetched = await self._retry(
                 lambda: _twice(lambda: self._read_index(piece, stream_id, whole=whole))
             )
             tracing.note({"bytes": fetched.received})
@@ -263,13 +265,14 @@ class ObjectSource:
             self.on_whole(fetched.index, fetched.whole)
         return fetched.index
 
-    async def _patiently(self, read: Callable[[], _ResultT]) -> _ResultT:
-        """Run `read` in a thread, again after failures that may pass, until the request's timeout.
+    async def _retry(self, read: Callable[[], _ResultT]) -> _ResultT:
+        """Run `read` in a thread, retrying failures that may pass until the request's timeout.
 
-        The waits are here and not in the thread, which other reads need.
+        The waits are here, because a waiting thread would block other reads.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._request_timeout
+
         for attempt in itertools.count():
             try:
                 return await self._threads.run(read)
@@ -277,7 +280,7 @@ class ObjectSource:
                 wait = _PATIENCE.wait_s(error, attempt, ends_at - loop.time(), random.random())
                 if wait is None:
                     raise
-                _log.warning("a read of the store failed, retrying in %.3g s: %s", wait, error)
+                _log.warning("read from the store failed, retrying in %.3g s: %s", wait, error)
             await asyncio.sleep(wait)
         raise AssertionError("attempts without end have ended")
 
@@ -291,13 +294,14 @@ class ObjectSource:
         object_id, key = piece.object_id, self.key(piece.object_id)
         try:
             if piece.is_composite:
-                # Its recorded size is that of the linked blocks, so only "to the end" is known.
+                # The recorded size covers the linked blocks, so the size of this object is unknown.
                 data = self._get(key)
                 _check_crc(piece, data, key)
                 decoded = decode_composite(data, source=key)
                 linked = tuple(link.object_id for link in decoded.links)
                 index = ObjectIndex(object_id, decoded.index, linked, decoded.first_ordinals)
                 return _Fetched(index, 1, len(data))
+
             parser = ObjectReader(key, piece.object_size)
             is_small = piece.object_size <= WHOLE_OBJECT_BYTES
             is_whole = whole or (is_small and self._is_verified(piece))
@@ -323,18 +327,20 @@ class ObjectSource:
             raise CorruptObjectError(key, object_id, stream_id, str(error)) from error
 
     def _is_verified(self, piece: Slice) -> bool:
-        """Whether an object is compared with its checksum before any of its blocks is used."""
+        """Return whether an object is compared with its checksum before its first use."""
         return piece.crc32c != UNKNOWN_CRC and piece.object_size <= self._verified_bytes
 
     def _learn(
         self, piece: Slice, key: str, index: IndexBlock, all_bytes: bytes | None
     ) -> LearnedChecksums:
-        """Learn the checksums of the blocks from all bytes of an object, in a thread."""
+        """Compute the blocks' checksums from all bytes of an object, in a thread."""
 
         def get(start: int, end: int) -> bytes:
             return all_bytes[start:end] if all_bytes is not None else self._get(key, start, end)
 
         learned = learn_checksums(get, piece.object_size, index, piece.crc32c, key)
+        # The index was read before the bytes were verified. It may be torn itself, so it is parsed
+        # again from the verified bytes.
         again = ObjectReader(key, index.data_size + len(learned.tail))
         if (needed := again.needed) is not None and needed.start <= index.data_size:
             again.receive(bytes(index.data_size - needed.start) + learned.tail)
@@ -343,7 +349,7 @@ class ObjectSource:
             again.receive(learned.tail)
         if list(again.index) != list(index):
             raise BrokenFormatError(
-                key, index.data_size, "index", "another at its second reading", "the same one"
+                key, index.data_size, "index", "another one at its second reading", "the same one"
             )
         return learned
 
@@ -355,6 +361,7 @@ class ObjectSource:
         except RangeNotSatisfiableError as error:
             stream_id = wanted.blocks[0].entry.stream_id
             raise CorruptObjectError(key, wanted.object_id, stream_id, str(error)) from error
+
         at = wanted.start
         cut = [data]
         if len(wanted.blocks) > 1:
@@ -362,6 +369,7 @@ class ObjectSource:
                 data[block.entry.position - at : block.entry.position - at + block.entry.size]
                 for block in wanted.blocks
             ]
+
         for block, part in zip(wanted.blocks, cut, strict=True):
             self._check_block(block, part, key)
         return cut
@@ -380,15 +388,15 @@ class ObjectSource:
 
 
 def _twice(read: Callable[[], _ResultT]) -> _ResultT:
-    """Read again, afresh, if the bytes look damaged the first time."""
+    """Read again if the bytes look damaged the first time."""
     try:
         return read()
     except CorruptObjectError as error:
-        _log.warning("bytes look damaged, fetching them once more: %s", error)
+        _log.warning("bytes look damaged, fetching them again: %s", error)
         return read()
 
 
 def _check_crc(piece: Slice, data: bytes, key: str) -> None:
-    """Hold all bytes of an object against the checksum that was recorded for it, if any was."""
+    """Compare all bytes of an object with its recorded checksum, if it has one."""
     if piece.crc32c != UNKNOWN_CRC:
         ObjectChecksum.of(data).verify(piece.crc32c, source=key)

@@ -1,9 +1,9 @@
 """Range reads: locate, find blocks through indexes, fetch them, check continuity, prefetch.
 
-Owns the check that indexes hold what the metadata says, offset for offset, the bound on the memory
-of a plan, and the retry after a change of metadata or store: an object that is missing makes it
-forget what it knew and look up again, and only one that is still listed is an error; lost offsets
-are skipped. Does not wait for records that are yet to come.
+Owns the check that indexes contain the offsets of the metadata, the limit on the memory of a plan,
+and the retry after a change of metadata or store. A missing object invalidates the cached lookup;
+it is an error only if a new lookup still lists it. Lost offsets are skipped. Does not wait for
+future records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INDEXES_AT_ONCE = 8
 
 
 def _payload_from(block: Block, offset: int) -> int:
-    """About how much payload a block holds from an offset in it on, in bytes."""
+    """Return the estimated payload of a block from an offset in it on, in bytes."""
     entry = block.entry
     return (
         entry.payload_size * (entry.end_offset - offset) // (entry.end_offset - entry.start_offset)
@@ -61,15 +61,16 @@ class BlockPlanner:
         max_bytes: int = NO_BOUND,
         max_cost: int = NO_BOUND,
     ) -> list[Block]:
-        """List the blocks of `[start, end)` of a stream, or of the front of it.
+        """List the blocks of `[start, end)` of a stream, or of its beginning.
 
-        The list ends when `max_bytes` of payload, or `max_cost` bytes of memory, are spent, but
-        not before the first block. Raises `CorruptObjectError`,
-        `streammeta.storage.errors.ObjectNotFoundError`.
+        The list ends after `max_bytes` of payload or `max_cost` bytes of memory, but not before the
+        first block. Raises `CorruptObjectError`, `streammeta.storage.errors.ObjectNotFoundError`.
         """
         blocks: list[Block] = []
         at, left, memory = query.start, max_bytes, max_cost
+        # Indexes are fetched in growing groups: most reads need one, scans need many.
         done, ahead = 0, 1
+
         while done < len(slices):
             part = slices[done : done + ahead]
             indexes = await self._indexes(part, query.stream_id)
@@ -84,14 +85,15 @@ class BlockPlanner:
                     left -= _payload_from(block, at)
                     at = block.entry.end_offset
             done, ahead = done + ahead, min(ahead * 2, _INDEXES_AT_ONCE)
+
         return blocks
 
-    def known_blocks(
+    def iterate_known(
         self, object_ids: Collection[int], query: StreamQuery, slices: Sequence[Slice], most: int
     ) -> Iterator[Block]:
-        """Yield blocks of a stream in these objects, about `most` bytes of the stream far.
+        """Yield blocks of a stream in these objects, up to about `most` bytes of the stream.
 
-        No index is fetched: an object whose index is not in memory is passed over. Raises
+        No index is fetched: objects without an index in memory are skipped. Raises
         `CorruptObjectError`.
         """
         for piece in slices:
@@ -116,7 +118,7 @@ class BlockPlanner:
     def _blocks_of(
         self, query: StreamQuery, piece: Slice, index: ObjectIndex, at: int, left: int
     ) -> list[Block]:
-        """List the blocks from offset `at` on in one object."""
+        """List the blocks of one object from offset `at` on."""
         end = piece.end_offset if query.end == UNLIMITED else min(query.end, piece.end_offset)
         blocks = index.find(query.stream_id, at, end, left)
         for block in blocks:
@@ -126,7 +128,7 @@ class BlockPlanner:
             at = block.entry.end_offset
             left -= block.entry.payload_size
         if at < end and left > 0:
-            raise self._mismatch(piece, query, f"its index holds nothing at offset {at}")
+            raise self._mismatch(piece, query, f"its index has no block at offset {at}")
         return blocks
 
     def _mismatch(self, piece: Slice, query: StreamQuery, found: str) -> CorruptObjectError:
@@ -134,7 +136,7 @@ class BlockPlanner:
             self._source.key(piece.object_id),
             piece.object_id,
             query.stream_id,
-            f"{found}; the map lists [{piece.start_offset}, {piece.end_offset}) in it",
+            f"{found}; the metadata lists [{piece.start_offset}, {piece.end_offset}) in it",
         )
 
 
@@ -146,9 +148,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Record batches that follow each other, where to read on, and the stream's bounds.
+    """Consecutive record batches, the offset of the next read, and the stream's bounds.
 
-    `start_offset` and `end_offset` are those of the stream as last looked up.
+    `start_offset` and `end_offset` are the stream's at the last lookup.
     """
 
     records: list[RecordBatch]
@@ -165,7 +167,7 @@ class Fetched:
 async def pause_or_raise(
     error: ObjectNotFoundError, stream_id: int, attempt: int, namespace: str
 ) -> None:
-    """Wait before the map is asked again, unless that was done often enough."""
+    """Wait before another lookup, or raise `MissingObjectError` after enough of them."""
     if attempt < _VANISHED_RETRIES:
         await asyncio.sleep(_VANISHED_WAITS.wait(attempt))
         return
@@ -173,7 +175,7 @@ async def pause_or_raise(
 
 
 def _id_of(error: ObjectNotFoundError, namespace: str) -> int:
-    """Return which object was not found; -1 if it is none of `namespace`."""
+    """Return the id of the missing object, -1 if its key is not in `namespace`."""
     parsed = parse_key(error.key, namespace)
     return parsed.object_id if isinstance(parsed, OwnKey) else -1
 
@@ -202,9 +204,9 @@ class RangeReader:
         self._ahead: set[asyncio.Task[None]] = set()
 
     async def read(self, query: StreamQuery, max_bytes: int) -> Fetched:
-        """Read the front of `[start, end)`: about `max_bytes` of payload, at least one batch.
+        """Read the beginning of `[start, end)`: about `max_bytes` of payload, at least one batch.
 
-        Nothing is returned where the stream has nothing yet. Raises `StreamNotFoundError`,
+        At the stream's end no batch is returned. Raises `StreamNotFoundError`,
         `OffsetTrimmedError`, `CorruptObjectError`, `MissingObjectError`.
         """
         attempt = 0
@@ -219,9 +221,9 @@ class RangeReader:
             attempt += 1
 
     async def look_again(self, error: ObjectNotFoundError, stream_id: int, attempt: int) -> None:
-        """Forget what led to an object that is gone, and pause before the next attempt.
+        """Drop the cached lookup of a missing object, and pause before the next attempt.
 
-        Raises `MissingObjectError` after the last one.
+        Raises `MissingObjectError` after the last attempt.
         """
         object_id = _id_of(error, self._namespace)
         self._stats.vanished_objects += 1
@@ -231,11 +233,11 @@ class RangeReader:
         await pause_or_raise(error, stream_id, attempt, self._namespace)
 
     async def locate(self, stream_id: int, offset: int, end: int) -> tuple[Located, int]:
-        """Locate `offset`, or what follows if it is lost; also tell which offset that is."""
+        """Locate `offset`, or the next one that is not lost; also return that offset."""
         located = await self._slices.locate(stream_id, offset)
         while located.lost_end_offset > offset and (end == UNLIMITED or offset < end):
             _log.warning(
-                "stream %d [%d, %d) was given up by the node that owed it, and is passed over",
+                "stream %d [%d, %d) was abandoned by its node and is skipped",
                 stream_id,
                 offset,
                 located.lost_end_offset,
@@ -254,18 +256,21 @@ class RangeReader:
         located, start = await self.locate(query.stream_id, query.start, query.end)
         if query.end != UNLIMITED and start >= query.end:
             return Fetched([], start, located.start_offset, located.end_offset)
+
         wanted = StreamQuery(query.stream_id, start, query.end)
         blocks = await self._planner.find(wanted, located.slices, max_bytes, self._max_cost)
         if not blocks:
             return Fetched([], start, located.start_offset, located.end_offset)
-        goes_on_behind = cursor.goes_on and blocks[-1].entry.end_offset < located.end_offset
-        if goes_on_behind and any(self._fetcher.is_absent(block) for block in blocks):
-            for other, beside in self._blocks_beside(cursor, blocks):
-                self._keep_going(self._fetcher.read_beside(beside, other))
+        continues = cursor.goes_on and blocks[-1].entry.end_offset < located.end_offset
+        if continues and any(self._fetcher.is_absent(block) for block in blocks):
+            for other, beside in self._find_neighbours(cursor, blocks):
+                self._run_in_background(self._fetcher.read_beside(beside, other))
+
         found, waited = await self._fetcher.read(blocks, cursor)
-        by_block = [one.records for one in found]
-        records = trimmed(by_block, wanted.start, wanted.end, max_bytes)
+        by_block = [read_block.records for read_block in found]
+        records = select_batches(by_block, wanted.start, wanted.end, max_bytes)
         next_offset = records[-1].end_offset if records else start
+
         keep = self._slices.is_waited_for_by_others(query.stream_id)
         self._fetcher.settle(cursor, found, next_offset, keep=keep)
         cursor.next_offset = next_offset
@@ -275,13 +280,13 @@ class RangeReader:
         return Fetched(records, next_offset, located.start_offset, located.end_offset)
 
     def _read_ahead(self, cursor: Cursor) -> None:
-        wanted = self._cursors.wanted_ahead(cursor)
+        wanted = self._cursors.bytes_to_prefetch(cursor)
         if not wanted or cursor.is_read_ahead:
             return
         cursor.is_read_ahead = True
-        self._keep_going(self._fetch_ahead(cursor, wanted))
+        self._run_in_background(self._fetch_ahead(cursor, wanted))
 
-    def _keep_going(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._ahead.add(task)
         task.add_done_callback(self._ahead.discard)
@@ -290,49 +295,51 @@ class RangeReader:
         """Prefetch the blocks that follow, as far as they are committed."""
         try:
             start = max(cursor.next_offset, cursor.ahead_offset)
-            known = self._slices.remembered(cursor.stream_id, start)
+            known = self._slices.get(cursor.stream_id, start)
             if known is None or start >= known.end_offset:
                 return  # the read that gets there looks it up
+
             if not known.slices:
                 known = await self._slices.locate(cursor.stream_id, start)
             query = StreamQuery(cursor.stream_id, start)
             blocks = await self._planner.find(query, known.slices, max_bytes, max_bytes * 8)
-            beside = self._blocks_beside(cursor, blocks)
+            neighbours = self._find_neighbours(cursor, blocks)
             await all_of(
                 (
                     self._fetcher.read_ahead(blocks, cursor),
-                    *(self._fetcher.read_beside(each, one) for one, each in beside),
+                    *(self._fetcher.read_beside(near, other) for other, near in neighbours),
                 )
             )
-        except Exception as error:  # noqa: BLE001 - every caller gets it
+        except Exception as error:  # noqa: BLE001 - a read requests them again and gets the error
             _log.debug("stream %d could not be read ahead: %s", cursor.stream_id, error)
         finally:
             cursor.is_read_ahead = False
 
-    def _blocks_beside(
+    def _find_neighbours(
         self, cursor: Cursor, blocks: Sequence[Block]
     ) -> list[tuple[Cursor, list[Block]]]:
-        """List what other readers will want soon of the objects that are about to be read.
+        """List the blocks that other readers will soon want of the same objects.
 
-        Streams that are written together lie side by side: one request serves all their readers.
+        Streams written together are neighbours in an object: one request serves all readers.
         """
         others, most = self._cursors.others(cursor)
         found, object_ids = [], {block.object_id for block in blocks}
         for other in others:
             query = StreamQuery(other.stream_id, other.next_offset)
-            known = self._slices.remembered(other.stream_id, other.next_offset)
+            known = self._slices.get(other.stream_id, other.next_offset)
             if known is not None:
-                with contextlib.suppress(CorruptObjectError):  # its own read tells
-                    near = self._planner.known_blocks(object_ids, query, known.slices, most)
+                # Corruption is reported by the other stream's own read.
+                with contextlib.suppress(CorruptObjectError):
+                    near = self._planner.iterate_known(object_ids, query, known.slices, most)
                     found.append((other, list(near)))
         return found
 
 
-def trimmed(
+def select_batches(
     by_block: Sequence[Sequence[RecordBatch]], start: int, end: int, max_bytes: int
 ) -> list[RecordBatch]:
-    """Keep the batches that overlap `[start, end)`, until `max_bytes` of payload are spent."""
-    kept: list[RecordBatch] = []
+    """Select the batches that overlap `[start, end)`, up to `max_bytes` of payload."""
+    selected: list[RecordBatch] = []
     left = max_bytes
     for records in by_block:
         first = bisect_right(records, start, key=attrgetter("end_offset"))
@@ -341,7 +348,7 @@ def trimmed(
             last = bisect_left(records, end, key=attrgetter("base_offset"))
         for record in records[first:last]:
             if left <= 0:
-                return kept
-            kept.append(record)
+                return selected
+            selected.append(record)
             left -= len(record.payload)
-    return kept
+    return selected

@@ -1,8 +1,8 @@
 """Stream reader: ordered, gapless reads of streams, and tails that follow their growth.
 
-Owns the contract with callers: records of a stream follow each other without a gap from the offset
-asked for, whatever happens to the objects that hold them; each call ends by its deadline; memory
-stays within the bounds of the configuration. The parts are in `streammeta.client.reading`.
+Owns the contract with callers. The returned records of a stream are consecutive from the requested
+offset on, even if the objects that contain them are replaced meanwhile. Each call ends by its
+deadline. Memory stays within the configured limits. The parts are in `streammeta.client.reading`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _ResultT = TypeVar("_ResultT")
 class StreamReader(ClosedAtExit):
     """Reads streams of the cluster whose objects have `namespace` in their keys.
 
-    Safe for many concurrent calls on one event loop; use it as an async context manager or call
+    Safe for many concurrent calls on one event loop. Use it as an async context manager or call
     `close`. Every call raises `StreamNotFoundError`, `OffsetTrimmedError`, `CorruptObjectError`,
-    `MissingObjectError`, `ReadDeadlineError`, `ReaderClosedError`, what a call to the controllers
-    raises, and `storage.errors` that are no fault of the object. The first one looks whether the
-    store is the cluster's bucket: `storage.errors.WrongBucketError`. `deadline_s` is in seconds.
+    `MissingObjectError`, `ReadDeadlineError`, `ReaderClosedError`, errors of calls to the
+    controllers, and `storage.errors` of the store. The first call checks that the store is the
+    cluster's bucket, and raises `storage.errors.WrongBucketError`. `deadline_s` is in seconds.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StreamReader(ClosedAtExit):
     ) -> None:
         check_client(client)
         check_store(store)
-        check_text("namespace", namespace, "that of the cluster, `session.namespace`")
+        check_text("namespace", namespace, "the cluster's namespace, `session.namespace`")
         self._config = config = ReaderConfig() if config is None else config
         check_kind("config", config, ReaderConfig, "a ReaderConfig, or None for its defaults")
         self._stats = ReaderStats()
@@ -126,13 +126,13 @@ class StreamReader(ClosedAtExit):
         if not getattr(self, "_closed", True):
             warn_unclosed(
                 self,
-                "its threads, its watch and the reads that wait",
+                "its threads, its watch and the waiting reads",
                 "use `async with StreamReader(...)` or `await reader.close()`",
             )
 
     @property
     def stats(self) -> ReaderStats:
-        """What was asked of the store and the map so far, and what was found in memory."""
+        """Counts of requests to store and controllers, and of hits in memory."""
         return self._stats
 
     @property
@@ -141,7 +141,7 @@ class StreamReader(ClosedAtExit):
         return self._source.cache.held_bytes + self._blocks.size + self._fetcher.held_bytes
 
     async def close(self) -> None:
-        """Stop everything; reads that wait fail with `ReaderClosedError`."""
+        """Stop everything; waiting reads fail with `ReaderClosedError`."""
         self._closed = True
         self._follower.close()
         self._slices.on_gap()  # wakes waiting reads
@@ -152,13 +152,14 @@ class StreamReader(ClosedAtExit):
         self._threads.close()
 
     async def locate(self, queries: Sequence[StreamQuery]) -> list[Located]:
-        """Ask the map about many ranges in few calls; the answers are in the order of `queries`.
+        """Look up many ranges in few calls; the answers are in the order of `queries`.
 
-        A refused query has its refusal in `Located.error`.
+        `Located.error` is the error of a rejected query.
         """
         asked = check_items("queries", queries, "a sequence of StreamQuery")
-        for index, one in enumerate(asked):
-            check_kind(f"queries[{index}]", one, StreamQuery, "a StreamQuery")
+        for index, query in enumerate(asked):
+            check_kind(f"queries[{index}]", query, StreamQuery, "a StreamQuery")
+
         answers = await self._lookups.ask_many(asked)
         found: list[Located] = []
         for query, answer in zip(asked, answers, strict=True):
@@ -180,12 +181,12 @@ class StreamReader(ClosedAtExit):
         wait_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> Fetched:
-        """Read from `offset` on; wait up to `wait_s` until there are `min_bytes` of payload.
+        """Read from `offset` on; wait up to `wait_s` for at least `min_bytes` of payload.
 
         About `max_bytes` of payload are read, at least one batch if there is any, fewer if the
-        memory allowed does not suffice. The first batch may begin before `offset`. Where the stream
-        ends nothing is returned; offsets that were given up are passed over. The deadline counts
-        beside `wait_s`.
+        memory limit requires it. The first batch may begin before `offset`. At the end of the
+        stream no batch is returned. Lost offsets are skipped. The deadline does not include
+        `wait_s`.
         """
         _check_read(stream_id, offset, None, max_bytes, "offset")
         check_int("min_bytes", min_bytes)
@@ -195,26 +196,28 @@ class StreamReader(ClosedAtExit):
                 f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wanted at most max_bytes,"
                 f" {max_bytes}"
             )
+
         query = StreamQuery(stream_id, offset)
         fetched = await self._fetch_once(query, max_bytes, deadline_s)
         if wait_s <= 0 or fetched.payload_bytes >= min_bytes:
             return fetched
+
         ends_at = asyncio.get_running_loop().time() + wait_s
-        with self._news(stream_id) as news:
+        with self._watch_changes(stream_id) as changes:
             try:
                 async with asyncio.timeout_at(ends_at):
-                    await news.ready()
+                    await changes.ready()
                 while fetched.payload_bytes < min_bytes:
-                    news.expect()
-                    if not news.nothing_at(fetched.next_offset):
+                    changes.expect()
+                    if not changes.is_at_end(fetched.next_offset):
                         left = max_bytes - fetched.payload_bytes
                         query = StreamQuery(stream_id, fetched.next_offset)
                         more = await self._fetch_once(query, left, deadline_s)
-                        fetched = _joined(fetched, more)
+                        fetched = _join(fetched, more)
                         if more.records:
                             continue
                     async with asyncio.timeout_at(ends_at):
-                        await news.wait()
+                        await changes.wait()
             except TimeoutError:
                 pass
         return fetched
@@ -228,11 +231,11 @@ class StreamReader(ClosedAtExit):
         *,
         deadline_s: float | None = None,
     ) -> list[RecordBatch]:
-        """Read record batches that cover `[start, end)`, or the front of it, without a gap.
+        """Read record batches that cover `[start, end)`, or its beginning, without a gap.
 
-        The first may begin before `start` and the last reach beyond `end`, since batches are not
-        cut. About `max_bytes` of payload are read, at least one batch if there is any; none at
-        the stream's end.
+        Batches are returned whole, so the first may begin before `start` and the last end after
+        `end`. About `max_bytes` of payload are read, at least one batch if there is any, and none
+        at the stream's end.
         """
         _check_read(stream_id, start, end, max_bytes)
         query = StreamQuery(stream_id, start, UNLIMITED if end is None else end)
@@ -241,9 +244,9 @@ class StreamReader(ClosedAtExit):
     async def iterate(
         self, stream_id: int, start: int | None = None, end: int | None = None
     ) -> AsyncIterator[RecordBatch]:
-        """Go through a stream from `start` (None: its first visible offset) to `end`.
+        """Iterate over a stream from `start` (None: its first visible offset) to `end`.
 
-        Without `end` it stops where the stream ends when it gets there.
+        Without `end` it stops at the current end of the stream.
         """
         check_int("stream_id", stream_id)
         if end is not None:
@@ -260,32 +263,32 @@ class StreamReader(ClosedAtExit):
     def tail(
         self, stream_id: int, offset: int, *, max_bytes: int = DEFAULT_READ_BYTES
     ) -> StreamTail:
-        """Go through a stream from `offset` on without end, waiting for what is not there yet.
+        """Iterate over a stream from `offset` on without an end, waiting for new records.
 
-        It also waits while no controller leads or the store fails for a reason that may pass; a log
-        message says so. All tails of a reader share one watch. About `max_bytes` of payload are
-        read at a time.
+        It also waits, and logs, while no controller leads or the store fails for a reason that may
+        pass. All tails of a reader share one watch. About `max_bytes` of payload are read at a
+        time.
         """
         _check_read(stream_id, offset, None, max_bytes, "offset")
 
         def read(at: int) -> Awaitable[Fetched]:
             return self._fetch_once(StreamQuery(stream_id, at), max_bytes, None)
 
-        return StreamTail(self._news(stream_id), read, offset, self._note_retry)
+        return StreamTail(self._watch_changes(stream_id), read, offset, self._note_retry)
 
     async def read_streams(
         self, stream_ids: Iterable[int]
     ) -> AsyncIterator[tuple[int, list[RecordBatch]]]:
-        """Read whole streams, as far as objects hold them now, in ascending order of id.
+        """Read whole streams, as far as they are committed, in ascending order of id.
 
-        Blocks of many streams lie together in a stream set object, so streams are read in groups
-        of neighbouring ids of at most `bulk_bytes`, each object once for a group. A stream larger
-        than that makes a group alone, whole in memory: use `iterate` for such.
+        A stream set object contains blocks of many streams, so streams are read in groups of
+        neighbouring ids of at most `bulk_bytes`, each object once per group. A larger stream is a
+        group alone and is in memory as a whole: use `iterate` for such streams.
         """
         ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
         await self._bucket.require()
-        async for one in self._bulk.read(ids):
-            yield one
+        async for stream_records in self._bulk.read(ids):
+            yield stream_records
 
     async def offset_for_timestamp(
         self,
@@ -298,18 +301,18 @@ class StreamReader(ClosedAtExit):
     ) -> OffsetAtTime:
         """Find an offset by time, which `timestamp_of` reads from a record, in ms.
 
-        `lower`: the first record that is not older; `upper`: the last one that is not newer. See
-        `OffsetAtTime` for what is found if there is none, and `reading.time_lookup` for streams
-        whose times do not ascend.
+        `lower`: the first record that is not older. `upper`: the last one that is not newer. See
+        `OffsetAtTime` for the result if there is none, and `reading.time_lookup` for streams whose
+        times do not ascend.
         """
         check_int("stream_id", stream_id)
         check_int("timestamp_ms", timestamp_ms, -INT64_MAX)
         check_callable("timestamp_of", timestamp_of, "a function of a record, its time in ms")
         if bound not in ("lower", "upper"):
             raise ValueError(f"bound is {bound!r}, wanted 'lower' or 'upper'")
-        return await self._bounded(
+        return await self._run_bounded(
             lambda: self._timed.find(stream_id, timestamp_ms, bound, timestamp_of),
-            f"look-up of time {timestamp_ms} in stream {stream_id}",
+            f"lookup of time {timestamp_ms} in stream {stream_id}",
             stream_id,
             deadline_s,
         )
@@ -323,7 +326,7 @@ class StreamReader(ClosedAtExit):
     async def _fetch_once(
         self, query: StreamQuery, max_bytes: int, deadline_s: float | None
     ) -> Fetched:
-        return await self._bounded(
+        return await self._run_bounded(
             lambda: self._ranges.read(query, max_bytes),
             f"read of stream {query.stream_id}",
             query.stream_id,
@@ -333,10 +336,10 @@ class StreamReader(ClosedAtExit):
     def _note_retry(self) -> None:
         self._tally.retries[TAIL] += 1
 
-    def _news(self, stream_id: int) -> ChangeWait:
+    def _watch_changes(self, stream_id: int) -> ChangeWait:
         return ChangeWait(self._slices, self._follower, stream_id, self._config.poll_interval_s)
 
-    async def _bounded(
+    async def _run_bounded(
         self,
         work: Callable[[], Awaitable[_ResultT]],
         subject: str,
@@ -348,6 +351,7 @@ class StreamReader(ClosedAtExit):
         check_seconds("deadline_s", seconds)
         if self._closed:
             raise ReaderClosedError(stream_id)
+
         expiry = asyncio.timeout(seconds)
         try:
             async with expiry:
@@ -360,7 +364,8 @@ class StreamReader(ClosedAtExit):
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closed and task is not None and not task.cancelling():
-                raise ReaderClosedError(stream_id) from None  # what it waited for was given up
+                # `close` cancelled the work that this call waited for, not the caller's task.
+                raise ReaderClosedError(stream_id) from None
             raise
 
 
@@ -376,7 +381,6 @@ def _check_read(
         )
 
 
-def _joined(one: Fetched, more: Fetched) -> Fetched:
-    return Fetched(
-        [*one.records, *more.records], more.next_offset, more.start_offset, more.end_offset
-    )
+def _join(first: Fetched, second: Fetched) -> Fetched:
+    records = [*first.records, *second.records]
+    return Fetched(records, second.next_offset, second.start_offset, second.end_offset)

@@ -1,8 +1,8 @@
 """Slice cache: cached lookups of streams, kept current by watched changes.
 
-Owns the answers of lookups within a bound, and applies watched changes to them. A cached answer is
-used while the watch is healthy, or for a bounded time after its lookup; that a stream ends at an
-offset is never answered from the cache. Changes of a stream wake the reads that wait for it.
+Owns the answers of lookups within a limit, and applies watched changes to them. A cached answer is
+used while the watch is healthy, or for a limited time after its lookup. The end of a stream is
+never answered from the cache. Changes of a stream wake the reads that wait for it.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from streammeta.storage.object_format.object_key import ObjectKind
 from streammeta.v1 import common_pb2, records_pb2
 
 SLICES_PER_LOOKUP = 200
-"""Slices that the map is asked for at a time."""
+"""Slices per lookup."""
 
 _KIND_MASK = 0b11
-_CHANGES_KEPT = 1_000  # of one stream while the map is asked about it
+_CHANGES_KEPT = 1_000  # of one stream during a lookup of it
 
 _Change: TypeAlias = Callable[[StreamSlices], bool]
-"""Changes what is known of a stream; tells whether that still holds."""
+"""Applies a change to a stream's slices; returns whether they are still valid."""
 
 
 class Freshness(Protocol):
-    """How current the watched changes are; implemented by the metadata follower."""
+    """Freshness of the watched changes; implemented by the metadata follower."""
 
     @property
     def caught_up_at(self) -> float:
-        """When changes had last brought all that was committed, in seconds of the clock."""
+        """Time of the clock when the changes last covered everything committed, in seconds."""
 
     def continuity(self, stream_id: int) -> int | None:
-        """Return the number of the unbroken sequence of the stream's changes; None: none come."""
+        """Return the number of the stream's unbroken sequence of changes, None without one."""
 
     def track(self, stream_id: int) -> None:
-        """Begin to follow a stream."""
+        """Follow a stream."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of a stream, and since when, or by which changes, it is true."""
+    """Cached slices of a stream, and the time or the changes that confirm them."""
 
     slices: StreamSlices
     confirmed_at: float
@@ -65,9 +65,9 @@ class _Known:
 
 
 class SliceCache:
-    """Remembers at most `max_slices` slices, and uses them for at most `max_staleness_s` seconds.
+    """Caches at most `max_slices` slices, and uses them for at most `max_staleness_s` seconds.
 
-    That time counts from when the map, or a watch that was not behind, last confirmed them.
+    The time counts from the last confirmation by a lookup, or by a watch without lag.
     """
 
     def __init__(
@@ -86,35 +86,35 @@ class SliceCache:
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self._size = 0
         self._asking: defaultdict[int, list[list[_Change]]] = defaultdict(list)
-        self._news: dict[int, set[Event]] = {}
+        self._waiting: dict[int, set[Event]] = {}
         self._freshness: Freshness | None = None
 
     def follow(self, freshness: Freshness) -> None:
-        """Use watched changes from now on."""
+        """Use the watched changes from now on."""
         self._freshness = freshness
 
     @property
     def size(self) -> int:
-        """Slices remembered now; a stream without any counts as one."""
+        """Number of cached slices; a stream without any counts as one."""
         return self._size
 
     # ---- questions ----
 
     async def locate(self, stream_id: int, offset: int) -> Located:
-        """Return which objects hold a stream from `offset` on, remembered or asked for.
+        """Return the objects of a stream from `offset` on, cached or looked up.
 
         Raises `StreamNotFoundError`, `OffsetTrimmedError`, `ProtocolViolationError`.
         """
-        remembered = self.remembered(stream_id, offset)
-        if remembered is not None and remembered.slices:
+        cached = self.get(stream_id, offset)
+        if cached is not None and cached.slices:
             self._stats.metadata_hits += 1
-            return remembered
+            return cached
         return await self._ask(stream_id, offset)
 
-    def remembered(self, stream_id: int, offset: int) -> Located | None:
-        """Return what is remembered and may be used; None if that is nothing of the stream.
+    def get(self, stream_id: int, offset: int) -> Located | None:
+        """Return the usable cached slices, None if the stream is not cached.
 
-        Without slices it may be out of date.
+        An answer without slices may be out of date.
         """
         known = self._known.get(stream_id)
         if known is None or not self._is_fresh(stream_id, known):
@@ -127,7 +127,7 @@ class SliceCache:
         return Located(tuple(run), slices.start_offset, slices.end_offset)
 
     def ends_at(self, stream_id: int, offset: int) -> bool:
-        """Whether the stream is known to end at `offset`, and its changes come."""
+        """Return whether the stream is known to end at `offset`, and is followed."""
         known = self._known.get(stream_id)
         return (
             known is not None
@@ -144,23 +144,23 @@ class SliceCache:
             self._size -= _cost(known)
 
     def is_waited_for_by_others(self, stream_id: int) -> bool:
-        """Whether more than one read waits for changes of the stream."""
-        return len(self._news.get(stream_id, ())) > 1
+        """Return whether more than one read waits for changes of the stream."""
+        return len(self._waiting.get(stream_id, ())) > 1
 
     @contextmanager
-    def news(self, stream_id: int) -> Iterator[Event]:
-        """Give an event that is set by every change of the stream, until the context ends."""
+    def watch_changes(self, stream_id: int) -> Iterator[Event]:
+        """Yield an event that every change of the stream sets, until the context ends."""
         event = Event()
-        self._news.setdefault(stream_id, set()).add(event)
+        self._waiting.setdefault(stream_id, set()).add(event)
         if self._freshness is not None:
             self._freshness.track(stream_id)
         try:
             yield event
         finally:
-            waiting = self._news[stream_id]
+            waiting = self._waiting[stream_id]
             waiting.discard(event)
             if not waiting:
-                del self._news[stream_id]
+                del self._waiting[stream_id]
 
     async def _ask(self, stream_id: int, offset: int) -> Located:
         continuity = None if self._freshness is None else self._freshness.continuity(stream_id)
@@ -177,6 +177,7 @@ class SliceCache:
             raise
         finally:
             self._stop_asking(stream_id, changes)
+
         located = located_of(query, answer)
         self._learn(stream_id, located, _Known(_slices(located), asked_at, continuity), changes)
         return located
@@ -190,7 +191,7 @@ class SliceCache:
     def _learn(
         self, stream_id: int, located: Located, fresh: _Known, changes: list[_Change]
     ) -> None:
-        """Remember an answer, and what changed while it was on its way."""
+        """Cache an answer, after applying the changes that arrived during the lookup."""
         known = self._known.get(stream_id)
         if (
             known is not None
@@ -202,6 +203,7 @@ class SliceCache:
             fresh = _Known(
                 known.slices, min(known.confirmed_at, fresh.confirmed_at), known.continuity
             )
+
         self.forget(stream_id)
         if not all(change(fresh.slices) for change in changes):
             return
@@ -227,45 +229,47 @@ class SliceCache:
 
     # ---- changes ----
 
-    def tracked(self) -> Collection[int]:
+    def list_tracked(self) -> Collection[int]:
         """Return the streams to follow."""
-        return self._known.keys() | self._news.keys() | self._asking.keys()
+        return self._known.keys() | self._waiting.keys() | self._asking.keys()
 
     def on_gap(self) -> None:
-        """Drop the cache and wake all waiting reads: changes were missed."""
+        """Drop the cache and wake all waiting reads, because changes were missed."""
         self._known.clear()
         self._size = 0
-        for changes in (one for asking in self._asking.values() for one in asking):
-            changes.append(_no_longer_holds)
-        for event in (one for waiting in self._news.values() for one in waiting):
-            event.set()
+        for lookups in self._asking.values():
+            for changes in lookups:
+                changes.append(_invalidate_slices)
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
 
     def on_records(self, records: records_pb2.RecordSet) -> None:
         """Apply the changes of one log entry."""
         for record in records.records:
             match record.WhichOneof("kind"):
                 case "stream_set_objects_committed":
-                    self._take_set_objects(record.stream_set_objects_committed)
+                    self._add_stream_set_objects(record.stream_set_objects_committed)
                 case "stream_objects_committed":
-                    self._take_stream_objects(record.stream_objects_committed)
+                    self._add_stream_objects(record.stream_objects_committed)
                 case "streams_trimmed":
                     trimmed = record.streams_trimmed
                     for stream_id, start in _rows(trimmed.stream_id, trimmed.start_offset):
-                        self._apply(stream_id, _trimming(start))
+                        self._apply(stream_id, _trim_to(start))
                 case "streams_closed":
-                    self._take_closed(record.streams_closed)
+                    self._close_streams(record.streams_closed)
                 case "streams_deleted":
                     self._invalidate(record.streams_deleted.stream_id)
                 case "uploads_abandoned":
                     self._invalidate(record.uploads_abandoned.stream_id)
 
-    def _take_closed(self, record: records_pb2.StreamsClosedRecord) -> None:
-        if not record.end_offset:  # ends stay as they are
+    def _close_streams(self, record: records_pb2.StreamsClosedRecord) -> None:
+        if not record.end_offset:  # the ends are unchanged
             return
         for stream_id, end in _rows(record.stream_id, record.end_offset):
-            self._apply(stream_id, _closing(end))
+            self._apply(stream_id, _close_at(end))
 
-    def _take_set_objects(self, record: records_pb2.StreamSetObjectsCommittedRecord) -> None:
+    def _add_stream_set_objects(self, record: records_pb2.StreamSetObjectsCommittedRecord) -> None:
         ranges = record.ranges
         rows = _rows(ranges.stream_id, ranges.start_offset, ranges.end_offset)
         at = 0
@@ -279,7 +283,7 @@ class SliceCache:
                     self._add(stream_id, Slice(object_id, kind, start, end, size, *known))
             at += count
 
-    def _take_stream_objects(self, record: records_pb2.StreamObjectsCommittedRecord) -> None:
+    def _add_stream_objects(self, record: records_pb2.StreamObjectsCommittedRecord) -> None:
         rows = _rows(record.object_id, record.object_size, record.attributes)
         spans = _rows(record.stream_id, record.start_offset, record.end_offset)
         facts = _facts(record)
@@ -292,27 +296,28 @@ class SliceCache:
                 self._add(stream_id, Slice(object_id, kind, span[0], span[1], size, *known))
 
     def _matters(self, stream_id: int) -> bool:
-        return stream_id in self._known or stream_id in self._news or stream_id in self._asking
+        # Most changes are of other streams, so slices are only built for streams in use.
+        return stream_id in self._known or stream_id in self._waiting or stream_id in self._asking
 
-    def _add(self, stream_id: int, one: Slice) -> None:
-        self._apply(stream_id, lambda known: known.add_committed(one))
+    def _add(self, stream_id: int, slice_: Slice) -> None:
+        self._apply(stream_id, lambda known: known.add_committed(slice_))
 
     def _invalidate(self, stream_ids: bytes) -> None:
         for (stream_id,) in _rows(stream_ids):
-            self._apply(stream_id, _no_longer_holds)
+            self._apply(stream_id, _invalidate_slices)
 
     def _apply(self, stream_id: int, change: _Change) -> None:
         for changes in self._asking.get(stream_id, ()):
-            changes.append(change if len(changes) < _CHANGES_KEPT else _no_longer_holds)
+            changes.append(change if len(changes) < _CHANGES_KEPT else _invalidate_slices)
         known = self._known.get(stream_id)
         if known is not None:
             self._size -= _cost(known)
-            holds = change(known.slices)
+            is_valid = change(known.slices)
             self._size += _cost(known)
-            if not holds or len(known.slices) > self._max_slices // 4:
+            if not is_valid or len(known.slices) > self._max_slices // 4:
                 self.forget(stream_id)
             self._drop_oldest()
-        for event in self._news.get(stream_id, ()):
+        for event in self._waiting.get(stream_id, ()):
             event.set()
 
 
@@ -326,20 +331,20 @@ def _cost(known: _Known) -> int:
     return max(1, len(known.slices))
 
 
-def _trimming(start: int) -> _Change:
+def _trim_to(start: int) -> _Change:
     return lambda known: known.trim(start)
 
 
-def _closing(end: int) -> _Change:
+def _close_at(end: int) -> _Change:
     return lambda known: known.close_at(end)
 
 
-def _no_longer_holds(_: StreamSlices) -> bool:
+def _invalidate_slices(_: StreamSlices) -> bool:
     return False
 
 
 def _rows(*columns: bytes) -> list[tuple[int, ...]]:
-    """Read columns of one record, row by row."""
+    """Decode columns of one record into rows."""
     numbers = (np.frombuffer(column, dtype="<i8").tolist() for column in columns)
     return list(zip(*numbers, strict=True))
 
@@ -347,7 +352,7 @@ def _rows(*columns: bytes) -> list[tuple[int, ...]]:
 def _facts(
     record: records_pb2.StreamSetObjectsCommittedRecord | records_pb2.StreamObjectsCommittedRecord,
 ) -> list[tuple[int, ...]]:
-    """Read time bounds and checksum of each object of a record; a column may be left out."""
+    """Decode time bounds and checksum of each object of a record; a column may be missing."""
     columns = (record.min_timestamp_ms, record.max_timestamp_ms, record.crc32c)
     unknown = np.full(len(record.object_id) // 8, -1, dtype="<i8").tobytes()
     return _rows(*(column or unknown for column in columns))

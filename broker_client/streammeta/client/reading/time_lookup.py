@@ -1,14 +1,14 @@
 """Offset lookup by time: time bounds of objects first, then the records inside one.
 
 A `lower` lookup finds the first record that is not older than a time, an `upper` lookup the last
-one that is not newer, as in RIP-65 of RocketMQ. The caller's function gives the time of a record.
+one that is not newer, as in RIP-65 of RocketMQ. The caller's function returns the time of a record.
 If the times of a stream ascend, equal ones allowed, the answer is exact. If they do not, it is a
-place where they cross the time asked for: the record found fits, the one before it (`lower`) or
-behind it (`upper`) does not; and none is found if the last record (`lower`) or the first one
+place where they cross the requested time: the found record fits, the one before it (`lower`) or
+after it (`upper`) does not. No record is found if the last record (`lower`) or the first one
 (`upper`) of the stream does not fit, though others may.
 
-Objects whose bounds exclude an answer are never opened. Bounds are outer ones, of all streams of an
-object, and may be missing: the other objects, and the blocks of one, are searched by bisection.
+Objects whose bounds exclude an answer are never opened. Bounds cover all streams of an object and
+may be missing. The other objects, and the blocks of an object, are searched by bisection.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ TimestampOf: TypeAlias = Callable[[RecordBatch], int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetAtTime:
-    """What a look-up found: an offset, and the time of the record there, in ms.
+    """Result of a lookup: an offset, and the time of its record in ms.
 
-    A `lower` one gives the first offset of the record, an `upper` one its last. `timestamp_ms` is
-    None if no record fits: then a `lower` look-up gives the end of the stream, where the next
-    record will be, and an `upper` one the offset before the stream's first, which may be -1. So
-    the records of times `[a, b]` are `[lower(a).offset, upper(b).offset + 1)` in any case.
+    A `lower` lookup returns the first offset of the record, an `upper` one its last.
+    `timestamp_ms` is None if no record fits. Then a `lower` lookup returns the end of the stream,
+    the offset of the next record, and an `upper` one the offset before the stream's first, which
+    may be -1. So `[lower(a).offset, upper(b).offset + 1)` always has the records of times `[a, b]`.
     """
 
     offset: int
@@ -50,9 +50,9 @@ class OffsetAtTime:
 
 
 def kafka_timestamp(record: RecordBatch) -> int:
-    """Return the largest timestamp of a Kafka record batch of format 2, as its header has it.
+    """Return the largest timestamp of a Kafka record batch of format 2, from its header.
 
-    Raises `ValueError` if the payload is none.
+    Raises `ValueError` for any other payload.
     """
     payload = record.payload
     magic = payload[_KAFKA_MAGIC_AT] if len(payload) >= _KAFKA_HEADER_SIZE else None
@@ -66,7 +66,7 @@ def kafka_timestamp(record: RecordBatch) -> int:
 
 
 class TimedObjects(Protocol):
-    """Where a search gets what it looks at."""
+    """Source of the blocks and records of a search."""
 
     async def blocks_of(self, piece: Slice) -> list[Block]:
         """List the blocks of the stream in an object, at least one."""
@@ -88,20 +88,20 @@ async def find_record(
     """
     if bound == "lower":
         search = _Search(objects, lambda record: timestamp_of(record) >= timestamp_ms, step=1)
-        newest = ((one, one.max_timestamp_ms) for one in slices)
-        candidates = [one for one, ms in newest if ms == UNKNOWN_TIME or ms >= timestamp_ms]
+        newest = ((piece, piece.max_timestamp_ms) for piece in slices)
+        candidates = [piece for piece, ms in newest if ms == UNKNOWN_TIME or ms >= timestamp_ms]
     else:
         search = _Search(objects, lambda record: timestamp_of(record) <= timestamp_ms, step=-1)
-        oldest = ((one, one.min_timestamp_ms) for one in reversed(slices))
-        candidates = [one for one, ms in oldest if ms == UNKNOWN_TIME or ms <= timestamp_ms]
+        oldest = ((piece, piece.min_timestamp_ms) for piece in reversed(slices))
+        candidates = [piece for piece, ms in oldest if ms == UNKNOWN_TIME or ms <= timestamp_ms]
     return await search.first_in(candidates)
 
 
 class _Search:
-    """Searches for the first record that fits, seen forward or backward through the stream.
+    """Searches for the first record that fits, forward or backward through the stream.
 
-    It takes what is seen later to fit if anything before it does, and so looks at few objects and
-    blocks. Whatever the times are, what is seen just before the record found does not fit.
+    It assumes that records after a fitting one fit too, and so reads few objects and blocks. For
+    any times, the record just before the result does not fit.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class _Search:
         self._step = step
 
     async def first_in(self, slices: Sequence[Slice]) -> RecordBatch | None:
-        """Look near the front first, at ever larger distances, then between two objects by halves.
+        """Search at growing distances from the front, then by bisection between two objects.
 
-        The bounds of objects have excluded most of what lies before the answer.
+        The bounds of objects have excluded most records before the answer.
         """
         low, high, distance = -1, len(slices), 1
         found: RecordBatch | None = None
@@ -123,6 +123,7 @@ class _Search:
             found = await self._first_in_object(slices[high])
             if found is None:
                 low, distance = high, distance * 2
+
         while found is not None and high - low > 1:
             middle = (low + high) // 2
             earlier = await self._first_in_object(slices[middle])
@@ -130,16 +131,18 @@ class _Search:
                 low = middle
             else:
                 high, found = middle, earlier
+
         return found
 
     async def _first_in_object(self, piece: Slice) -> RecordBatch | None:
-        """Find the first record that fits; None if the one seen last doesn't."""
+        """Find the first record that fits, None if the last one doesn't."""
         blocks = (await self._objects.blocks_of(piece))[:: self._step]
         if not self._fits((await self._records(blocks[-1]))[-1]):
             return None
         first = (await self._records(blocks[0]))[0]
         if self._fits(first):
             return first
+
         low, high = 0, len(blocks)
         while high - low > 1:
             middle = (low + high) // 2
@@ -160,7 +163,7 @@ OBJECTS_PER_PAGE = 5_000
 
 
 class TimedStreams:
-    """Finds offsets of streams by time; asks the map anew for each look-up."""
+    """Finds offsets of streams by time; each search looks the stream up again."""
 
     def __init__(
         self, lookups: Lookups, source: ObjectSource, fetcher: BlockFetcher, ranges: RangeReader
@@ -185,18 +188,18 @@ class TimedStreams:
     async def _find_once(
         self, stream_id: int, timestamp_ms: int, bound: Bound, timestamp_of: TimestampOf
     ) -> OffsetAtTime:
-        held = (await self._lookups.whole([stream_id], OBJECTS_PER_PAGE))[stream_id]
-        start = held.start_offset
+        stream = (await self._lookups.list_all([stream_id], OBJECTS_PER_PAGE))[stream_id]
+        start = stream.start_offset
         objects = _StreamObjects(stream_id, start, self._source, self._fetcher)
-        found = await find_record(objects, held.slices, timestamp_ms, bound, timestamp_of)
+        found = await find_record(objects, stream.slices, timestamp_ms, bound, timestamp_of)
         if found is None:
-            return OffsetAtTime(held.end_offset if bound == "lower" else start - 1, None)
+            return OffsetAtTime(stream.end_offset if bound == "lower" else start - 1, None)
         offset = max(start, found.base_offset) if bound == "lower" else found.end_offset - 1
         return OffsetAtTime(offset, timestamp_of(found))
 
 
 class _StreamObjects:
-    """The objects of one stream, without what lies before its first visible offset."""
+    """Objects of one stream, from its first visible offset on."""
 
     def __init__(
         self, stream_id: int, start: int, source: ObjectSource, fetcher: BlockFetcher

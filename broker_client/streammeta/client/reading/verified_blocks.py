@@ -1,8 +1,8 @@
-"""Checksums of single blocks, learned from an object whose bytes match its recorded checksum.
+"""Checksums of single blocks, computed from an object whose bytes match its recorded checksum.
 
-The object format has no checksum of a block, and the metadata has one of all bytes. So an object is
-read once from end to end, in pieces: if all of it is as uploaded, so was each block, and its
-checksum proves every later read of that block. Knows nothing of caches and threads.
+The object format has no checksum per block, and the metadata has one for all bytes. So an object is
+read once from end to end, in pieces. If all of it matches, so does each block, and its checksum
+verifies every later read of that block. Knows nothing of caches and threads.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import IndexBlock
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Bytes of an object that are in memory at a time while it is read from end to end."""
+"""Bytes of an object in memory at a time while it is read from end to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedChecksums:
-    """The CRC-32C of each block, in the order of the index, and the bytes behind the blocks."""
+    """CRC-32C of each block, in the order of the index, and the bytes after the blocks."""
 
     blocks: array[int]
     tail: bytes
@@ -29,7 +29,7 @@ class LearnedChecksums:
 def learn_checksums(
     get: Callable[[int, int], bytes], size: int, index: IndexBlock, crc32c: int, source: str
 ) -> LearnedChecksums:
-    """Read all of an object by `get`, which returns a range, and learn its blocks' checksums.
+    """Read an object with `get`, which returns a range, and compute its blocks' checksums.
 
     Raises `streammeta.storage.errors.CorruptObjectError` unless all bytes together have the
     checksum `crc32c`.
@@ -38,6 +38,7 @@ def learn_checksums(
     ends = iter([entry.position + entry.size for entry in index])
     tail = bytearray()
     end = next(ends, None)
+
     for at in range(0, size, PIECE_BYTES):
         piece = memoryview(get(at, min(at + PIECE_BYTES, size)))
         whole.update(piece)
@@ -50,5 +51,6 @@ def learn_checksums(
             tail += piece
         else:
             block.update(piece)
+
     whole.verify(crc32c, source=source)
     return LearnedChecksums(blocks, bytes(tail))

@@ -1,8 +1,8 @@
-"""Graded bandwidth of a client: uploads first, then reads, compaction with what they leave.
+"""Bandwidth limit of a client by priority: uploads first, then reads, then compaction.
 
-One limit for each direction. An upload never waits, as appends wait for it. A read waits while
-more than a moment of traffic is ahead of it, and compaction until nothing is. Both go on after a
-bounded time, so that neither stops for good where the others take all of it.
+Each direction has one limit. An upload never waits, because appends wait for it. A read waits while
+more than a moment of traffic is ahead of it, and compaction until none is. Both continue after a
+bounded time, so that neither starves.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Awaitable, Callable
 from enum import IntEnum
 
 READ_SLACK_S = 0.25
-"""Traffic ahead of a read that it does not wait for, in seconds of the whole rate."""
+"""Traffic ahead of a read that it does not wait for, in seconds at the full rate."""
 
 LEAST_SHARE = 20
 """Compaction gets at least one part in this many of the rate, reads twice as much."""
 
 UPLOADS_AHEAD_S = 10.0
-"""Traffic of uploads that others wait for, in seconds of the whole rate: more of it has passed."""
+"""Maximum upload traffic that others wait for, in seconds at the full rate."""
 
 _LOOK_AGAIN_S = 0.05
 
 
 class Grade(IntEnum):
-    """Importance of a transfer, the most important first."""
+    """Priority of a transfer, the most important first."""
 
     UPLOAD = 0
     READ = 1
@@ -51,14 +51,18 @@ class Bandwidth:
         self._waiting_reads = 0
 
     async def take(self, grade: Grade, nbytes: int) -> None:
-        """Wait for the turn of a transfer of `nbytes`; those of a grade go in order."""
+        """Wait for the turn of a transfer of `nbytes`; transfers of one grade are in order."""
         if not self.rate:
             return
+
         if grade is Grade.UPLOAD:
+            # The rate may be lower than that of the uploads, and the excess must not delay others
+            # for ever.
             most_ahead = max(self._free_at, self._time() + UPLOADS_AHEAD_S)
             self._reserve(nbytes)
             self._free_at = min(self._free_at, most_ahead)
             return
+
         self._waiting_reads += grade is Grade.READ
         try:
             async with self._turns[grade]:
@@ -68,7 +72,7 @@ class Bandwidth:
             self._waiting_reads -= grade is Grade.READ
 
     async def _wait(self, grade: Grade, nbytes: int) -> None:
-        """Wait until little enough is ahead, at most as long as the least share takes."""
+        """Wait until little traffic is ahead, at most for the time at the least share."""
         share = LEAST_SHARE if grade is Grade.COMPACTION else LEAST_SHARE / 2
         ends_at = self._time() + share * nbytes / self.rate
         while (left_s := ends_at - self._time()) > 0:

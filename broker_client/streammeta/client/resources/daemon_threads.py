@@ -1,10 +1,10 @@
-"""Threads for blocking calls that the end of the process does not wait for.
+"""Threads for blocking calls that do not delay the end of the process.
 
-The interpreter joins the threads of `concurrent.futures` when it ends, and `asyncio.run` those of
-`asyncio.to_thread`. A call to a store that does not answer lasts for minutes with its repetitions:
-the process of a client that is closed would hang as long. Calls of these threads end with the
-process. Use them for calls that may be cut off anywhere, as those to a store, and not for writes to
-a local log.
+The interpreter joins the threads of `concurrent.futures` when it ends, and `asyncio.run` joins the
+threads of `asyncio.to_thread`. A call to a store that does not answer lasts for minutes with its
+retries, and the process would hang for as long. Calls in these threads end with the process. Use
+them for calls that may be interrupted anywhere, such as calls to a store, and not for writes to a
+local log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHARED_THREADS = 32
 
 @dataclass(slots=True)
 class _Work:
-    """Calls of one pool: those that wait, and the number of those that wait or run."""
+    """Calls of one pool: the waiting ones, and the number of unfinished ones."""
 
     waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = field(
         default_factory=SimpleQueue
@@ -38,7 +38,7 @@ class _Work:
 
 
 class DaemonThreads(Executor):
-    """An executor of at most `threads` daemon threads, which are started when they are needed."""
+    """An executor of at most `threads` daemon threads, which are started on demand."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most = threads
@@ -56,15 +56,16 @@ class DaemonThreads(Executor):
         """See `Executor.submit`."""
         future: Future[ResultT] = Future()
         work = self._work
+
         with work.lock:
             if self._is_shut_down:
-                raise RuntimeError(f"the threads {self._name!r} are closed and take no calls")
+                raise RuntimeError(f"the threads {self._name!r} are closed and accept no calls")
             work.unfinished += 1
             work.waiting.put((future, partial(fn, *args, **kwargs)))
             if len(self._threads) < min(work.unfinished, self._most):
                 name = f"{self._name}_{len(self._threads)}"
-                # It knows the calls alone, so that a pool that is dropped can end it.
-                thread = threading.Thread(target=_carry_out, args=(work,), name=name, daemon=True)
+                # The thread references only the calls, so that a dropped pool can end it.
+                thread = threading.Thread(target=_run_calls, args=(work,), name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
         return future
@@ -97,11 +98,11 @@ class DaemonThreads(Executor):
             self._work.waiting.put(None)
 
 
-def _carry_out(work: _Work) -> None:
-    """Carry out calls, one after the other, until told to end."""
+def _run_calls(work: _Work) -> None:
+    """Run calls, one after the other, until the pool is shut down."""
     while (call := work.waiting.get()) is not None:
         future, do = call
-        del call  # it must keep nothing of a call that has ended
+        del call  # an idle thread must not keep a finished call in memory
         if future.set_running_or_notify_cancel():
             try:
                 result = do()
@@ -118,6 +119,7 @@ def _carry_out(work: _Work) -> None:
         else:
             with work.lock:
                 work.unfinished -= 1
+
         del future
 
 
@@ -136,7 +138,7 @@ os.register_at_fork(after_in_child=_renew_shared)
 async def run_blocking(
     work: Callable[Params, ResultT], /, *args: Params.args, **kwargs: Params.kwargs
 ) -> ResultT:
-    """Run a blocking call in a thread that ends with the process; a few of all clients at a time.
+    """Run a blocking call in a thread that ends with the process, in a pool shared by all clients.
 
     A cancelled caller leaves the call to its thread. The call has the caller's context variables.
     """

@@ -1,7 +1,7 @@
 """Detection of a process that was forked from one with connections to controllers.
 
-gRPC's threads, and those of stores, exist in the parent alone: in the child every call would wait
-for ever, those of a client made there too.
+The threads of gRPC and of stores exist only in the parent. In the child every call would wait
+forever, even calls of a client created there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _is_forked = False
 
 
 def note_connection() -> None:
-    """Note that this process makes a connection, so that its forks can't make any."""
+    """Record that this process has connections, so that its forks can't have any."""
     global _has_connected  # noqa: PLW0603 - a fact of the process
     _has_connected = True
 

@@ -1,7 +1,7 @@
-"""What a client counts, as metrics for a registry of prometheus_client.
+"""Metrics of a client for a registry of prometheus_client.
 
-The one module of the client that needs the package; import it where there is a registry. Reads the
-counts at each scrape, and pays nothing between two. No label names a stream, an object or a node.
+The only module of the client that needs the package; import it where there is a registry. Reads the
+counters at each scrape, and costs nothing between scrapes. No label names a stream, object or node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PREFIX = "streammeta_client_"
 
 
 class ClientCollector(Collector):
-    """Gives the metrics of one client; `metrics` is `client.metrics`.
+    """Exports the metrics of one client; `metrics` is `client.metrics`.
 
     Register it once for a process: `registry.register(ClientCollector(client.metrics))`.
     """
@@ -33,7 +33,7 @@ class ClientCollector(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric with its values of now."""
+        """Yield every metric with its current values."""
         seen = self._metrics()
         yield from _of_writes(seen)
         yield from _of_calls(seen)
@@ -42,27 +42,27 @@ class ClientCollector(Collector):
 
 
 def _of_writes(seen: ClientMetrics) -> Iterator[Metric]:
-    yield _count("appends", "Appends taken.", seen.appends)
-    yield _count("append_records", "Records of these, one for each offset.", seen.append_records)
-    yield _count("append_bytes", "Their size as encoded.", seen.append_bytes)
+    yield _count("appends", "Accepted appends.", seen.appends)
+    yield _count("append_records", "Appended records, one for each offset.", seen.append_records)
+    yield _count("append_bytes", "Encoded size of the appended records.", seen.append_bytes)
     yield GaugeMetricFamily(
         f"{_PREFIX}buffered_bytes",
-        "Memory of what is appended and neither committed nor failed.",
+        "Memory of records that are neither committed nor failed.",
         value=seen.buffered_bytes,
     )
     yield GaugeMetricFamily(
         f"{_PREFIX}oldest_unsettled_age_seconds",
-        "Time since the oldest batch that is neither committed nor failed was closed; 0 without"
+        "Time since the oldest batch that is neither committed nor failed was sealed, 0 without"
         " one.",
         value=seen.oldest_unsettled_s,
     )
     yield _counter(
         "uploads",
-        "Attempts to store an object, by result; a repetition is another.",
+        "Attempts to store an object, by result; a retry counts again.",
         "result",
         seen.uploads.items(),
     )
-    yield _count("upload_bytes", "Size of the objects that were stored.", seen.upload_bytes)
+    yield _count("upload_bytes", "Size of the stored objects.", seen.upload_bytes)
     yield _histogram(
         "upload_duration_seconds",
         "Time to store an object, retries of the store's client included.",
@@ -71,8 +71,8 @@ def _of_writes(seen: ClientMetrics) -> Iterator[Metric]:
     )
     yield _histogram(
         "commit_duration_seconds",
-        "Time from handing in a commit to its verdict; unanswered is one without, refused one of"
-        " which a part was.",
+        "Time from the submission of a commit to its verdict. Unanswered commits had no verdict in"
+        " time, refused ones were rejected in full or in part.",
         ["verdict"],
         [([verdict], times) for verdict, times in seen.commits.items()],
     )
@@ -81,25 +81,24 @@ def _of_writes(seen: ClientMetrics) -> Iterator[Metric]:
 def _of_calls(seen: ClientMetrics) -> Iterator[Metric]:
     yield _counter(
         "retries",
-        "Repetitions by reason: of calls to controllers, of upload, of uploads under new ids"
-        " (upload_anew), and of reads of tails (tail).",
+        "Retries by reason: calls to controllers, uploads (upload), uploads under new ids"
+        " (upload_anew), and reads of tails (tail).",
         "reason",
         seen.retries.items(),
     )
     yield _count(
         "leader_changes",
-        "Times that another controller answered as the leader than before.",
+        "Number of times that another controller answered as the leader.",
         seen.leader_changes,
     )
     yield GaugeMetricFamily(
         f"{_PREFIX}leader_silent_seconds",
-        "Time for which calls to the leader have failed without an answer between them; 0 after an"
-        " answer.",
+        "Time for which calls to the leader have failed without an answer, 0 after an answer.",
         value=seen.leader_silent_s,
     )
     yield _count(
         "watch_restarts",
-        "Times that a watch of the map ended and was begun anew.",
+        "Number of times that a watch of the metadata was restarted.",
         seen.watch_restarts,
     )
 
@@ -107,18 +106,21 @@ def _of_calls(seen: ClientMetrics) -> Iterator[Metric]:
 def _of_reads(seen: ClientMetrics) -> Iterator[Metric]:
     yield _counter(
         "cache_hits",
-        "Blocks and indexes of objects, and ranges of the map, that a read found in memory.",
+        "Blocks and indexes of objects, and ranges of the metadata, that a read found in memory.",
         "cache",
         seen.cache_hits.items(),
     )
     yield _counter(
-        "cache_misses", "Those that a read had to ask for.", "cache", seen.cache_misses.items()
+        "cache_misses",
+        "Blocks, indexes and ranges that a read had to request.",
+        "cache",
+        seen.cache_misses.items(),
     )
     yield _count("fetches", "Requests of reads to the bucket.", seen.fetches)
-    yield _count("fetched_bytes", "Bytes that these brought.", seen.fetched_bytes)
+    yield _count("fetched_bytes", "Bytes that reads fetched from the bucket.", seen.fetched_bytes)
     yield _counter(
         "store_requests",
-        "All requests to the bucket by kind: put, get, list and delete, repetitions included.",
+        "All requests to the bucket by kind: put, get, list and delete, retries included.",
         "kind",
         seen.store_requests.items(),
     )
@@ -126,11 +128,11 @@ def _of_reads(seen: ClientMetrics) -> Iterator[Metric]:
 
 def _of_log(seen: ClientMetrics) -> Iterator[Metric]:
     yield _count("log_bytes", "Bytes made durable in the write-ahead log.", seen.log_bytes)
-    yield _count("log_flushes", "Flushes of one on a disk.", seen.log_flushes)
-    yield _count("log_slots", "Objects stored of one in the bucket.", seen.log_slots)
+    yield _count("log_flushes", "Flushes of a log on a disk.", seen.log_flushes)
+    yield _count("log_slots", "Stored objects of a log in the bucket.", seen.log_slots)
     yield GaugeMetricFamily(
         f"{_PREFIX}log_used_bytes",
-        "Size of what the write-ahead log keeps until it is committed.",
+        "Size of the write-ahead log's records that are not committed yet.",
         value=seen.log_used_bytes,
     )
     yield GaugeMetricFamily(

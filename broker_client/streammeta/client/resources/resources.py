@@ -1,4 +1,4 @@
-"""Bounded resources: threads for blocking store calls, byte budgets, shared work, freed memory."""
+"""Limited resources: threads for store calls, byte budgets, shared work, caches, freed memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ClosedAtExit:
-    """An async context manager that is closed at its end."""
+    """An async context manager that closes itself at its end."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -33,17 +33,17 @@ class ClosedAtExit:
 
 
 def start_in(pool: Executor, work: Callable[[], ResultT]) -> asyncio.Future[ResultT]:
-    """Run `work` in a thread, which lets go of it, and of all it looks at, before it tells the end.
+    """Run `work` in a thread, which drops its reference before the result is visible.
 
-    Left to the pool, the thread would do so at its next turn, while the event loop already fills
-    the next buffer: for a moment there would be one more than memory was planned for.
+    A pool would drop it at the thread's next call, while the event loop already fills the next
+    buffer: for a moment memory would contain one buffer more than planned.
     """
     handed_over = [work]
 
-    def carry_out() -> ResultT:
+    def run() -> ResultT:
         return handed_over.pop()()
 
-    return asyncio.get_running_loop().run_in_executor(pool, carry_out)
+    return asyncio.get_running_loop().run_in_executor(pool, run)
 
 
 class StoreThreads:
@@ -54,7 +54,7 @@ class StoreThreads:
         self._pool = DaemonThreads(threads, name)
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run `work` in one of the threads; more work than threads waits in order.
+        """Run `work` in one of the threads; further calls wait in order.
 
         Raises `ForkedProcessError` in a forked process, which has no threads.
         """
@@ -62,7 +62,7 @@ class StoreThreads:
         return await start_in(self._pool, work)
 
     def close(self) -> None:
-        """Let running work end and start no more."""
+        """Let running calls end and start no others."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -83,7 +83,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def hold(self, nbytes: int) -> AsyncIterator[None]:
-        """Wait for `nbytes`, and give them back at the end."""
+        """Wait for `nbytes`, and release them at the end."""
         wanted = min(nbytes, self.limit)
         await self._take(wanted)
         try:
@@ -102,7 +102,8 @@ class ByteBudget:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.held -= nbytes  # granted in the turn in which its owner was cancelled
+                # The grant and the cancellation came in the same iteration of the event loop.
+                self.held -= nbytes
             self._grant()
             raise
 
@@ -129,7 +130,7 @@ class SharedWork(Generic[KeyT, ValueT]):
         return key in self._running
 
     async def run(self, key: KeyT, work: Callable[[], Coroutine[Any, Any, ValueT]]) -> ValueT:
-        """Join the work of `key`, started with `work` unless it is running, and await it."""
+        """Join the running work of `key`, or start it with `work`, and await it."""
         if key not in self._running:
             self._running[key] = (asyncio.create_task(work()), [])
         task, waiting = self._running[key]
@@ -143,7 +144,7 @@ class SharedWork(Generic[KeyT, ValueT]):
                 self._forget(key, task)
 
     def close(self) -> None:
-        """Cancel all of it."""
+        """Cancel all work."""
         for task, _ in self._running.values():
             task.cancel()
         self._running.clear()
@@ -157,11 +158,11 @@ class SharedWork(Generic[KeyT, ValueT]):
 
 
 class Costly(Protocol):
-    """A value that knows about how many bytes of memory it takes."""
+    """A value with an estimated memory cost."""
 
     @property
     def cost(self) -> int:
-        """About what it takes in memory, in bytes."""
+        """Estimated memory, in bytes."""
         ...
 
 
@@ -169,7 +170,7 @@ CostlyT = TypeVar("CostlyT", bound=Costly)
 
 
 class RecentlyUsed(Generic[CostlyT]):
-    """A cache by object id of values of at most `limit` bytes together, the last used ones."""
+    """A cache of values by object id with at most `limit` bytes, least recently used dropped."""
 
     def __init__(self, limit: int) -> None:
         self.held_bytes = 0
@@ -177,14 +178,14 @@ class RecentlyUsed(Generic[CostlyT]):
         self._held: OrderedDict[int, CostlyT] = OrderedDict()
 
     def get(self, object_id: int) -> CostlyT | None:
-        """Return what is held of an object."""
+        """Return the value of an object, None if it is not cached."""
         found = self._held.get(object_id)
         if found is not None:
             self._held.move_to_end(object_id)
         return found
 
     def put(self, object_id: int, value: CostlyT) -> None:
-        """Hold a value unless there is one, and drop the longest unused that no longer fit."""
+        """Cache a value unless there is one, and drop the least recently used beyond the limit."""
         if object_id in self._held:
             return
         self._held[object_id] = value
@@ -193,30 +194,30 @@ class RecentlyUsed(Generic[CostlyT]):
             self.forget(next(iter(self._held)))
 
     def forget(self, object_id: int) -> None:
-        """Drop what is held of an object."""
+        """Drop the value of an object."""
         dropped = self._held.pop(object_id, None)
         if dropped is not None:
             self.held_bytes -= dropped.cost
 
 
 async def all_of(work: Iterable[Awaitable[ValueT]]) -> list[ValueT]:
-    """Await all of `work` side by side; when all has ended, raise the first failure if any."""
+    """Await all of `work` concurrently; after all have ended, raise the first failure, if any."""
     results: list[ValueT] = []
-    for one in await asyncio.gather(*work, return_exceptions=True):
-        if isinstance(one, BaseException):
-            raise one
-        results.append(one)
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
     return results
 
 
 def ignore_failure(done: asyncio.Future[Any]) -> None:
-    """Keep asyncio from reporting a failure that no task waits for; a callback of what is done."""
+    """Keep asyncio from reporting a failure that no task awaits; a callback of futures."""
     if not done.cancelled():
         done.exception()
 
 
 def warn_unclosed(owner: object, lost: str, how: str) -> None:
-    """Warn, from the `__del__` of `owner`, of what is `lost` and `how` to close it."""
+    """Warn, in the `__del__` of `owner`, about `lost` data and `how` to close it."""
     warnings.warn(
         f"{type(owner).__name__} was dropped without close: {lost}; {how}",
         ResourceWarning,
@@ -229,6 +230,6 @@ _TRIM: ctypes._NamedFuncPointer | None = getattr(ctypes.CDLL(None), "malloc_trim
 
 
 def give_back() -> None:
-    """Return free pages of the heap; where the C library can't do that, do nothing."""
+    """Return free pages of the heap to the system, if the C library can do that."""
     if _TRIM is not None:
         _TRIM(0)

@@ -1,7 +1,7 @@
-"""The write-ahead log that a node has registered, against the one that its next process brings.
+"""Comparison of the write-ahead log that a node registered with the log of its next process.
 
-A process that starts without the log of its node would write over offsets that only that log
-holds, as when a volume is not mounted. It is refused as long as the node has streams open.
+A process without its node's log, e.g. because a volume is not mounted, would overwrite offsets that
+only that log contains. It is rejected while the node has open streams.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _UNKNOWN = ""
 
 
 async def require_registered_log(client: ControllerClient, node_id: int, wal_config: str) -> None:
-    """Check that a process with the log `wal_config` may go on with the streams of its node.
+    """Check that a process with the log `wal_config` may continue the streams of its node.
 
-    Raises `LogMissingError` if the node has streams open, or owes uploads, and registered another.
+    Raises `LogMissingError` if the node registered another log and has open streams or pending
+    uploads.
     """
     request = nodes_pb2.GetNodesRequest(node_ids=[node_id])
     for node in (await client.call(GET_NODES, request)).nodes:

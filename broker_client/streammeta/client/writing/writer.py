@@ -326,6 +326,7 @@ class StreamWriter(ClosedAtExit):
         limit_s = self._config.close_deadline_s if deadline_s is None else deadline_s
         self._closed = True
         self._space_freed.set()
+
         try:
             async with asyncio.timeout(limit_s):
                 self._seal_open_batch()

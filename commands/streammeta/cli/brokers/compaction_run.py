@@ -284,7 +284,7 @@ async def _open_work(request: CompactionRequest) -> AsyncIterator[CompactionWork
         ) as client:
             try:
                 namespace = await client.object_namespace()
-                await BucketCheck(client, store, namespace).passed()
+                await BucketCheck(client, store, namespace).require()
             except BrokerClientError as error:
                 raise _command_error(error, request.tls) from error
             except WrongBucketError as error:

@@ -1,10 +1,10 @@
-"""Lease of a log's process: the time for which its last proof that the log has no seal counts.
+"""Lease of a log's process: how long the last proof that the log has no seal is valid.
 
-A seal keeps the process from creating its next slot, but only while the seal exists. A sweep
-removes seals, at the earliest `sweeping.WATCH_S` after another process saw them. So a slot that was
-created within the lease can't be in the place of a seal that was removed. After the lease the
-process has to look for its claim, which a sweep removes first. The lease counts from the start of
-the proof, by a clock that no one sets.
+A seal stops the process from creating its next slot, but only while the seal exists. A sweep
+removes seals, at the earliest `sweeping.WATCH_S` after another process saw them. So a slot created
+within the lease can't be in the place of a removed seal. After the lease the process has to check
+its claim, which a sweep removes first. The lease counts from the start of the proof, by a clock
+that is never set.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 
 LEASE_S = 30.0
-"""Seconds for which a proof counts; far below the time for which every seal stays."""
+"""Validity of a proof in seconds; far below the lifetime of every seal."""
 
 
 def elapsed_s() -> float:
-    """Return the seconds of a clock that never steps and, where there is one, counts suspension."""
+    """Return the seconds of a clock that never steps and, if possible, counts suspension."""
     boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
 
@@ -29,18 +29,18 @@ class AckLease:
         self._started: dict[int, float] = {}
 
     def start(self, sequence: int, now: float) -> None:
-        """Note when the first attempt to create a slot began."""
+        """Record the start of the first attempt to create a slot."""
         self._started.setdefault(sequence, now)
 
     def covers(self, now: float) -> bool:
-        """Tell whether a slot that is created by `now` needs no other proof."""
+        """Return whether a slot created by `now` needs no other proof."""
         return now - self._proved_at <= LEASE_S
 
     def renew(self, durable_below: int) -> None:
-        """Take the slots below `durable_below`, all of them created, as proofs.
+        """Use the slots below `durable_below`, which are all created, as proofs.
 
-        A seal takes the first slot that is missing. So there was none when the last of these slots
-        was created, which was after its first attempt had begun.
+        A seal is created in the place of the first missing slot. So there was none when the last of
+        these slots was created, which was after its first attempt had started.
         """
         for sequence in [at for at in self._started if at < durable_below]:
             self._proved_at = max(self._proved_at, self._started.pop(sequence))

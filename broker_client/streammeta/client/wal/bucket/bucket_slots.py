@@ -1,8 +1,7 @@
 """The store of a log's slots: creating, reading, listing and deleting them from an event loop.
 
-Owns the threads for blocking calls, and the one meaning that a refused creation has: a caller
-whose own bytes are under the key has created it, perhaps by an attempt of which the answer was
-lost.
+Owns the threads for blocking calls, and the meaning of a rejected creation: a caller that finds its
+own bytes under the key has created the object, perhaps by an attempt whose answer was lost.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ class SlotStore(Protocol):
     """Storage of slots. Every call may raise `StorageError`."""
 
     async def create(self, key: str, pieces: Sequence[bytes]) -> bool:
-        """Create an object; False: another one is there."""
+        """Create an object; return False if another one exists."""
         ...
 
     async def put(self, key: str, data: bytes) -> None:
-        """Write an object, replacing what is there."""
+        """Write an object, replacing any existing one."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """Return all bytes of an object; None: there is none."""
+        """Return all bytes of an object, None if it does not exist."""
         ...
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
@@ -35,7 +34,7 @@ class SlotStore(Protocol):
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that there are not are passed over."""
+        """Delete objects; missing ones are ignored."""
         ...
 
     def close(self) -> None:
@@ -61,7 +60,7 @@ class BucketSlots:
                     return store.get_range(key) == data
                 except ObjectNotFoundError:
                     raise StoreUnavailableError(
-                        f"object {key!r} was there, and was deleted meanwhile; try again"
+                        f"object {key!r} existed and was deleted meanwhile; try again"
                     ) from None
             return True
 
@@ -90,11 +89,11 @@ class BucketSlots:
         return await self._threads.run(lambda: list(store.list_objects(prefix)))
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """See `SlotStore.delete`; one that fails raises `StoreUnavailableError`."""
+        """See `SlotStore.delete`; a failed deletion raises `StoreUnavailableError`."""
         store = self._threads.store
         result = await self._threads.run(lambda: store.delete_many(keys))
-        for key, why in result.failed.items():
-            raise StoreUnavailableError(f"object {key!r} was not deleted: {why}")
+        for key, reason in result.failed.items():
+            raise StoreUnavailableError(f"object {key!r} was not deleted: {reason}")
 
     def close(self) -> None:
         """See `SlotStore.close`."""

@@ -9,23 +9,23 @@ from streammeta.client.arguments import at_least, check_fields, seconds
 _MIB = 1024 * 1024
 
 WAL_CONFIG = "object-log/1"
-"""Value that a node with such a log registers; the log is found in the bucket by the node's id."""
+"""Registered value of a node with such a log; its node id finds the log in the bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectLogConfig:
     """Sizes in bytes, times in seconds."""
 
-    linger_s: float = 0.1  # a slot is uploaded so long after its first record, at the latest
-    slot_bytes: int = 4 * _MIB  # so much is uploaded at once; one larger record has its own slot
-    parallel_uploads: int = 8  # slots that are uploaded at the same time, 1..64
-    max_bytes: int = 512 * _MIB  # of slots that are not trimmed, and of the records before them
+    linger_s: float = 0.1  # latest time from a slot's first record to its upload
+    slot_bytes: int = 4 * _MIB  # size of an upload; one larger record gets its own slot
+    parallel_uploads: int = 8  # slots uploaded at the same time, 1..64
+    max_bytes: int = 512 * _MIB  # of slots that are not trimmed, and of records waiting for slots
     max_unflushed_bytes: int = 64 * _MIB  # appended and not yet in the bucket
-    close_deadline_s: float = 30.0  # how long `close` waits for slots under way
-    retention_s: float = 7 * 86_400.0  # seals and marks of former processes are kept so long
+    close_deadline_s: float = 30.0  # how long `close` waits for slots in flight
+    retention_s: float = 7 * 86_400.0  # how long seals and marks of former processes are kept
 
     def __post_init__(self) -> None:
-        """Refuse bounds that could never be met."""
+        """Reject contradictory limits."""
         check_fields(
             self,
             {

@@ -1,8 +1,9 @@
-"""A departed node at the controllers: another process speaks for it, by their assignment.
+"""A departed node at the controllers, which assigned its recovery to this process.
 
-Owns the calls of a failover: what the node has open and owes, the upload of its records as objects
-of its own, and the closing of its streams. Every call names this process as the recoverer, so one
-that is not, or no longer, assigned is refused with `NodeFencedError`. Knows nothing of logs.
+Owns the calls of a failover: the node's open and pending streams, the upload of its records as its
+objects, and the closing of its streams. Every call names this process as the recoverer. If the
+recovery is not, or no longer, assigned here, the controllers reject it with `NodeFencedError`.
+Knows nothing of logs.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from streammeta.v1 import common_pb2, objects_pb2, streams_pb2
 
 _CLOSED_AT_ONCE = 5_000
 
-_GONE = (
+_NO_LONGER_OWNED = (
     common_pb2.ERROR_CODE_NONE,
     common_pb2.ERROR_CODE_STREAM_FENCED,
     common_pb2.ERROR_CODE_STREAM_NOT_EXIST,
     common_pb2.ERROR_CODE_STREAM_NOT_OPENED,
 )
-"""Answers to a closing that say that the stream is not the node's any more."""
+"""Answers to a close that mean that the node no longer owns the stream."""
 
-_OF_THE_NODE = (
+_NODE_REJECTED = (
     common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED,
     common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST,
     common_pb2.ERROR_CODE_NODE_FENCED,
@@ -46,21 +47,21 @@ _OF_THE_NODE = (
 
 
 @dataclass(frozen=True, slots=True)
-class OwedStream:
-    """A stream that a node has open, or of which it owes the upload up to `owed_to`."""
+class PendingStream:
+    """A stream that a node has open, or has to upload up to `upload_end`."""
 
     stream_id: int
     epoch: int
     start_offset: int
     next_offset: int
-    owed_to: int | None = None
+    upload_end: int | None = None
 
 
 class DepartedNode:
-    """The process `node` of another node, for which the process of `session` speaks.
+    """The process `node` of another node, recovered by the process of `session`.
 
-    Every call raises what refuses it: `NodeFencedError` if the recovery is not, or no longer,
-    assigned here, `NodeEpochExpiredError` if a newer process of the node has registered.
+    Every call raises `NodeFencedError` if the recovery is not, or no longer, assigned here, and
+    `NodeEpochExpiredError` if a newer process of the node has registered.
     """
 
     def __init__(
@@ -78,26 +79,27 @@ class DepartedNode:
         self._ids = ObjectIds(session, self._config.ttl_s)
         self._stored = stored
 
-    async def owed(self) -> list[OwedStream]:
-        """List what the node has open or owes; from then on its own calls are fenced."""
+    async def list_pending(self) -> list[PendingStream]:
+        """List the streams that the node has open or has to upload. This fences the node."""
         await self._bucket.require()
         request = streams_pb2.GetOpeningStreamsRequest(
             node=node_message(self.node),
             failover=True,
             recoverer=node_message(self._session.node),
         )
-        found: list[OwedStream] = []
+
+        found: list[PendingStream] = []
         async for answer in self._session.client.pages(methods.GET_OPENING_STREAMS, request):
             self._check(answer.error, "open streams")
             found += [
-                OwedStream(
-                    one.stream_id,
-                    one.epoch,
-                    one.start_offset,
-                    one.end_offset,
-                    one.upload_end_offset if one.HasField("upload_end_offset") else None,
+                PendingStream(
+                    stream.stream_id,
+                    stream.epoch,
+                    stream.start_offset,
+                    stream.end_offset,
+                    stream.upload_end_offset if stream.HasField("upload_end_offset") else None,
                 )
-                for one in answer.streams
+                for stream in answer.streams
             ]
         return found
 
@@ -106,24 +108,25 @@ class DepartedNode:
         return await stream_histories(self._session.client, stream_ids)
 
     async def is_stored(self, record: RecordBatch) -> bool:
-        """Return whether the stream holds this very record."""
-        return await self._stored.hold(record)
+        """Return whether the stream contains exactly this record."""
+        return await self._stored.contain(record)
 
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
-        """Upload consecutive records of streams in the node's name; False: some were refused.
+        """Upload consecutive records of streams in the node's name; False if some were rejected.
 
-        What is refused may have been committed by another: ask for what is owed again.
+        Another process may have committed the rejected records: list the pending streams again.
         """
-        runs = [_run_of(of_stream) for of_stream in records.values()]
+        runs = [_run_of(stream_records) for stream_records in records.values()]
         contents = await run_blocking(self._encode, runs)
         taken = await self._ids.take(len(contents))
         uploaded = [
             UploadedObject(content, object_id)
             for content, object_id in zip(contents, taken.ids, strict=True)
         ]
-        for one in uploaded:
-            key = key_for(one.object_id, self._session.namespace)
-            await run_blocking(self._store.put, key, one.content.data)
+        for object_ in uploaded:
+            key = key_for(object_.object_id, self._session.namespace)
+            await run_blocking(self._store.put, key, object_.content.data)
+
         commit = BatchCommit.of(uploaded, ())
         request = commit.request(node_message(self.node))
         request.failover = True
@@ -131,27 +134,28 @@ class DepartedNode:
         answer: objects_pb2.CommitStreamSetObjectResponse = await self._session.client.call(
             methods.COMMIT_STREAM_SET_OBJECT, request
         )
+        # A rejected node rejects every row, and raises; a rejected row needs another attempt.
         verdicts = set(commit.verdict(answer).values())
-        for code in verdicts & set(_OF_THE_NODE):
+        for code in verdicts & set(_NODE_REJECTED):
             self._check(code, f"commit of objects {commit.object_ids}")
         return verdicts == {common_pb2.ERROR_CODE_NONE}
 
-    async def close(self, streams: Sequence[OwedStream]) -> None:
-        """Close streams in the node's name; those that are another's by now count as closed."""
+    async def close(self, streams: Sequence[PendingStream]) -> None:
+        """Close streams in the node's name; streams of other owners count as closed."""
         for at in range(0, len(streams), _CLOSED_AT_ONCE):
             batch = streams[at : at + _CLOSED_AT_ONCE]
             request = streams_pb2.CloseStreamsRequest(
                 node=node_message(self.node),
                 recoverer=node_message(self._session.node),
                 streams=[
-                    streams_pb2.StreamToClose(stream_id=one.stream_id, stream_epoch=one.epoch)
-                    for one in batch
+                    streams_pb2.StreamToClose(stream_id=stream.stream_id, stream_epoch=stream.epoch)
+                    for stream in batch
                 ],
             )
             answer = await self._session.client.call(methods.CLOSE_STREAMS, request)
-            for one, code in zip(batch, answer.errors, strict=True):
-                if code not in _GONE:
-                    self._check(code, f"closing stream {one.stream_id}")
+            for stream, code in zip(batch, answer.errors, strict=True):
+                if code not in _NO_LONGER_OWNED:
+                    self._check(code, f"closing stream {stream.stream_id}")
 
     def _encode(self, runs: Sequence[StreamRun]) -> list[EncodedObject]:
         plans = plan_objects(runs, self._config.split_bytes)

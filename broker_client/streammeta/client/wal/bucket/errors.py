@@ -6,14 +6,14 @@ from streammeta.client.wal.disk.errors import WriteAheadLogError
 
 
 class LogSealedError(WriteAheadLogError):
-    """Another process has sealed this log: it speaks for the node now, and this one has to end."""
+    """Another process has sealed this log and replaces this process, which has to end."""
 
     def __init__(self, key: str, sealer: str) -> None:
         self.key = key
         super().__init__(
-            f"slot {key} of the write-ahead log was taken by {sealer}: what this process had"
-            " acknowledged before is recovered there; end this process, and start it anew with a"
-            " larger node epoch"
+            f"slot {key} of the write-ahead log was created by {sealer}, which recovers the records"
+            " that this process acknowledged; end this process, and start it again with a larger"
+            " node epoch"
         )
 
 
@@ -24,16 +24,16 @@ class LogSweptError(LogSealedError):
         self.key = key
         WriteAheadLogError.__init__(
             self,
-            f"the claim {key} of the write-ahead log is missing or of another process: the log was"
-            " recovered and removed while this process did not run; end this process, and start it"
-            " again with a larger node epoch",
+            f"the claim {key} of the write-ahead log is missing, or belongs to another process: the"
+            " log was recovered and removed while this process was stalled; end this process, and"
+            " start it again with a larger node epoch",
         )
 
 
 class DamagedSlotError(WriteAheadLogError):
-    """A slot that had been in the bucket is missing or has changed; nothing was changed.
+    """A slot that existed in the bucket, `key`, is missing or has changed.
 
-    `key` says which.
+    Nothing was changed.
     """
 
     def __init__(self, key: str, problem: str) -> None:
@@ -41,28 +41,28 @@ class DamagedSlotError(WriteAheadLogError):
         self.problem = problem
         super().__init__(
             f"slot {key} of a write-ahead log can't be used: {problem}; restore it from a copy or"
-            " an earlier version, or give up what was acknowledged in it and in the later slots of"
-            " its log by moving all of them out of the log's prefix"
+            " an earlier version, or give up the records acknowledged in it and in the later slots"
+            " of its log by moving all of them out of the log's prefix"
         )
 
 
 class UnfitStoreError(WriteAheadLogError):
-    """The store replaces objects that a put was to create: no log can be fenced in it."""
+    """The store replaces existing objects on conditional puts, so it can't fence a log."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"the store created {key} a second time, though it was there: it ignores the condition"
-            " of a put (If-None-Match), so a broker taken for dead could go on acknowledging; use"
+            f"the store created {key} a second time, though it existed: it ignores the condition"
+            " of a put (If-None-Match), so a fenced broker could continue to acknowledge; use"
             " another server, see `streammeta s3 check`, or a log in a local directory"
         )
 
 
 class ObjectLogFailedError(WriteAheadLogError):
-    """The store refused a slot for good; the log takes no more records."""
+    """The store rejected a slot permanently; the log accepts no more records."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(
-            f"the store refused slot {key} of the write-ahead log: {reason}; stop this broker, give"
-            " it the right to create, read, list and delete there, and start it again: it recovers"
-            " what the log has"
+            f"the store rejected slot {key} of the write-ahead log: {reason}; stop this broker,"
+            " grant it permission to create, read, list and delete there, and start it again: it"
+            " recovers the log"
         )

@@ -1,10 +1,13 @@
-"""Failover: the log of a departed node is sealed, and what it acknowledged is committed.
+"""Failover: seals the log of a departed node and commits its acknowledged records.
 
-Owns the order of the steps, any of which may be repeated by this or another process: the node is
-fenced at the controllers, its logs are sealed, each record is judged by where its stream ends, what
-continues a stream is uploaded, what can't be committed is set aside, streams are closed, and only
-then the logs are discarded. Records behind a missing or damaged slot get no verdict: nothing is
-closed or deleted then.
+Owns the order of the steps. This or another process may repeat each of them:
+
+1. The controllers fence the node, and its logs are sealed.
+2. Each record is validated against the end of its stream. Records that continue a stream are
+   uploaded, records that can't be committed are set aside.
+3. The streams are closed, and only then the logs are discarded.
+
+Records after a missing or damaged slot get no verdict: then nothing is closed or deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from streammeta.client.nodes.session import BrokerSession, Heartbeat, OpenedStre
 from streammeta.client.resources.resources import ClosedAtExit
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots, SlotStore
 from streammeta.client.wal.bucket.config import WAL_CONFIG
-from streammeta.client.wal.bucket.departed_node import DepartedNode, OwedStream
+from streammeta.client.wal.bucket.departed_node import DepartedNode, PendingStream
 from streammeta.client.wal.bucket.reading import (
     SealedLog,
     discard_log,
@@ -47,14 +50,14 @@ from streammeta.storage.object_log.slot_keys import LogName
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 CHUNK_BYTES = 32 * 1024 * 1024
-"""Records that are uploaded, or set aside, together."""
+"""Bytes of records that are uploaded, or set aside, together."""
 
 LEFT_ALONE_S = 30.0
-"""Time in seconds for which a node without a log in the bucket is named until it is told of."""
+"""Seconds after which an assigned node without a log in the bucket is logged."""
 
 _CHUNK_STREAMS = 10_000
 _ATTEMPTS = 5
-"""Judgements that may find their uploads refused: something else commits in the node's name."""
+"""Limit of attempts with rejected uploads, which mean that others commit in the node's name."""
 
 _THREADS = 5
 
@@ -62,29 +65,29 @@ _log = logging.getLogger(__name__)
 
 
 class FailoverSupersededError(BrokerClientError):
-    """A newer process of the node has a log: it recovers what its earlier ones left."""
+    """A newer process of the node has a log and recovers its earlier ones itself."""
 
     def __init__(self, node: NodeIdentity, newer: int) -> None:
         super().__init__(
-            f"process {node.node_epoch} of node {node.node_id} is not recovered here: its newer"
-            f" process {newer} does so itself"
+            f"process {node.node_epoch} of node {node.node_id} is not recovered here: the node's"
+            f" newer process {newer} recovers it"
         )
 
 
 class FailoverUnsettledError(BrokerClientError):
-    """Uploads were refused again and again; the log is kept, and nothing was closed."""
+    """The controllers rejected all uploads. The log is kept, and no stream was closed."""
 
     def __init__(self, node: NodeIdentity) -> None:
         super().__init__(
-            f"the uploads for process {node.node_epoch} of node {node.node_id} were refused"
-            f" {_ATTEMPTS} times, as if others committed in its name; its log is kept, and the next"
-            " heartbeat that names it begins anew"
+            f"the controllers rejected the uploads for process {node.node_epoch} of node"
+            f" {node.node_id} {_ATTEMPTS} times, as if others committed in its name; its log is"
+            " kept, and the next heartbeat that assigns it starts again"
         )
 
 
 @dataclass(slots=True)
 class FailoverReport:
-    """Result of a failover: records by verdict, the keys of those set aside, streams closed."""
+    """Result of a failover: records by verdict, keys of set-aside objects, closed streams."""
 
     node: NodeIdentity
     committed: int = 0
@@ -95,7 +98,7 @@ class FailoverReport:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing was left to do."""
+        """True if there was nothing to do."""
         return not (self.committed or self.uploaded or self.set_aside or self.closed_streams)
 
 
@@ -104,11 +107,11 @@ class Departed(Protocol):
 
     @property
     def node(self) -> NodeIdentity:
-        """The process that is recovered."""
+        """The process to recover."""
         ...
 
-    async def owed(self) -> list[OwedStream]:
-        """List what the node has open or owes."""
+    async def list_pending(self) -> list[PendingStream]:
+        """List the streams that the node has open or has to upload."""
         ...
 
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
@@ -116,14 +119,14 @@ class Departed(Protocol):
         ...
 
     async def is_stored(self, record: RecordBatch) -> bool:
-        """Return whether the stream holds this very record."""
+        """Return whether the stream contains exactly this record."""
         ...
 
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
-        """Upload records in the node's name; False: some were refused."""
+        """Upload records in the node's name; return False if some were rejected."""
         ...
 
-    async def close(self, streams: Sequence[OwedStream]) -> None:
+    async def close(self, streams: Sequence[PendingStream]) -> None:
         """Close streams in the node's name."""
         ...
 
@@ -135,52 +138,54 @@ async def recover_node(
     me: Sealer,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> FailoverReport:
-    """Commit what a departed node acknowledged, close its streams, and discard its logs.
+    """Commit a departed node's acknowledged records, close its streams, and discard its logs.
 
-    Raises `FailoverSupersededError`, `FailoverUnsettledError`, `DamagedSlotError`, what refuses
-    this process as recoverer, and errors of controllers and store. It may be repeated.
+    It may be repeated. Raises `FailoverSupersededError`, `FailoverUnsettledError`,
+    `DamagedSlotError`, the error that rejects this process as recoverer, and errors of controllers
+    and store.
     """
     node = departed.node
     found = await list_logs(slots, namespace, node.node_id)
     newest = max(found, default=node.node_epoch)
     if newest > node.node_epoch:
         raise FailoverSupersededError(node, newest)
-    # The store answers, so the node may be fenced: its log is sealed only by who may recover it.
-    await departed.owed()
+    # The store answers, so the node may be fenced: only the assigned recoverer may seal its log.
+    await departed.list_pending()
     names = [log.name for epoch, log in found.items() if epoch < node.node_epoch]
     names.append(LogName(namespace, node.node_id, node.node_epoch))
-    sealed = [one for name in names if (one := await seal_log(slots, name, me)) is not None]
+    sealed = [log for name in names if (log := await seal_log(slots, name, me)) is not None]
+
     for _ in range(_ATTEMPTS):
-        attempt = _Attempt(slots, names[-1], departed, await departed.owed(), chunk_bytes)
-        if await attempt.carry_out(sealed):
+        pending = await departed.list_pending()
+        attempt = _Attempt(slots, names[-1], departed, pending, chunk_bytes)
+        if await attempt.run(sealed):
             report = attempt.report
-            streams = [one for one in attempt.owed if one.owed_to is None]
+            streams = [stream for stream in pending if stream.upload_end is None]
             await departed.close(streams)
             report.closed_streams = len(streams)
-            for one in sealed:
-                await discard_log(slots, one.name, me)
+            for log in sealed:
+                await discard_log(slots, log.name, me)
             return report
     raise FailoverUnsettledError(node)
 
 
 class _Attempt:
-    """One judgement of all records, by what is owed at its beginning."""
+    """One pass over all records, with the streams that were pending at its beginning."""
 
     def __init__(
         self,
         slots: SlotStore,
         name: LogName,
         departed: Departed,
-        owed: list[OwedStream],
+        pending: list[PendingStream],
         chunk_bytes: int,
     ) -> None:
-        self.owed = owed
         self.report = FailoverReport(departed.node)
         self._slots = slots
         self._name = name
         self._departed = departed
         self._chunk_bytes = chunk_bytes
-        self._held = {one.stream_id: one for one in owed}
+        self._pending = {stream.stream_id: stream for stream in pending}
         self._histories: dict[int, StreamHistory] = {}
         self._asked: set[int] = set()
         self._newest: dict[int, int] = {}
@@ -188,8 +193,10 @@ class _Attempt:
         self._comparison = Comparison()
         self._plan = RecoveryPlan(
             [
-                OpenedStream(one.stream_id, one.epoch, one.start_offset, one.next_offset)
-                for one in owed
+                OpenedStream(
+                    stream.stream_id, stream.epoch, stream.start_offset, stream.next_offset
+                )
+                for stream in pending
             ],
             self._histories,
             self._newest,
@@ -199,8 +206,8 @@ class _Attempt:
         self._aside: list[RecordBatch] = []
         self._bytes = 0
 
-    async def carry_out(self, logs: Sequence[SealedLog]) -> bool:
-        """Judge all records and upload what is wanted; False: an upload was refused."""
+    async def run(self, logs: Sequence[SealedLog]) -> bool:
+        """Validate all records and upload the missing ones; return False if one was rejected."""
         for log in logs:
             async for records in read_log(self._slots, log):
                 await self._learn(records, logs)
@@ -208,57 +215,59 @@ class _Attempt:
                     if self._plan.is_doubtful(record):
                         is_stored = await self._departed.is_stored(record)
                         self._comparison.note(record, is_stored=is_stored)
-                    self._take(record)
-                    if self._is_full and not await self._pass_on():
+                    self._sort(record)
+                    if self._is_full and not await self._flush():
                         return False
-        return await self._pass_on()
+        return await self._flush()
 
     async def _learn(self, records: Sequence[RecordBatch], logs: Sequence[SealedLog]) -> None:
-        """Ask for the epochs of streams that the node does not hold as the records say."""
-        asked = {one.stream_id for one in records if not self._is_held(one)} - self._asked
+        """Look up the epochs of streams that the node does not own at the records' epoch."""
+        foreign = {record.stream_id for record in records if not self._is_owned(record)}
+        asked = foreign - self._asked
         if asked:
             self._histories.update(await self._departed.histories(asked))
             self._asked |= asked
-        if not self._knows_newest and asked & self._held.keys():
+        # Streams that another epoch took over need the newest epochs of all logs, read once.
+        if not self._knows_newest and asked & self._pending.keys():
             self._knows_newest = True
             for log in logs:
                 async for found in read_log(self._slots, log):
                     for record in found:
                         note_newest(self._newest, record)
 
-    def _is_held(self, record: RecordBatch) -> bool:
-        held = self._held.get(record.stream_id)
-        return held is not None and held.epoch == record.epoch
+    def _is_owned(self, record: RecordBatch) -> bool:
+        stream = self._pending.get(record.stream_id)
+        return stream is not None and stream.epoch == record.epoch
 
-    def _take(self, record: RecordBatch) -> None:
-        """Put one record where its verdict says."""
-        verdict = self._plan.judge(record)
+    def _sort(self, record: RecordBatch) -> None:
+        """Add one record to the list of its verdict."""
+        verdict = self._plan.validate(record)
         if verdict is Verdict.COMMITTED:
             self.report.committed += 1
             return
-        if verdict is Verdict.UPLOAD and self._is_owed(record):
+        if verdict is Verdict.UPLOAD and self._is_pending(record):
             self.report.uploaded += 1
-            # A later process may have raised the stream's epoch, and died before its recovery.
-            under_held = replace(record, epoch=self._held[record.stream_id].epoch)
-            self._wanted.setdefault(record.stream_id, []).append(under_held)
+            # A later process may have raised the stream's epoch and died before its recovery.
+            current = replace(record, epoch=self._pending[record.stream_id].epoch)
+            self._wanted.setdefault(record.stream_id, []).append(current)
         else:
             self.report.set_aside += 1
             self._aside.append(record)
         self._bytes += record.encoded_size
 
-    def _is_owed(self, record: RecordBatch) -> bool:
-        """True unless the stream was closed before the record was acknowledged."""
-        held = self._held[record.stream_id]
-        if held.owed_to is None:
+    def _is_pending(self, record: RecordBatch) -> bool:
+        """Return False if the stream was closed before the record was acknowledged."""
+        stream = self._pending[record.stream_id]
+        if stream.upload_end is None:
             return True
-        return record.epoch == held.epoch and record.end_offset <= held.owed_to
+        return record.epoch == stream.epoch and record.end_offset <= stream.upload_end
 
     @property
     def _is_full(self) -> bool:
         return self._bytes >= self._chunk_bytes or len(self._wanted) >= _CHUNK_STREAMS
 
-    async def _pass_on(self) -> bool:
-        """Upload and set aside what was taken; False: an upload was refused."""
+    async def _flush(self) -> bool:
+        """Upload and set aside the collected records; return False if one was rejected."""
         wanted, self._wanted = self._wanted, {}
         aside, self._aside = self._aside, []
         self._bytes = 0
@@ -273,10 +282,10 @@ class _Attempt:
 class FailoverWorker(ClosedAtExit):
     """Recovers the nodes that the controllers assign to a session's process, one at a time.
 
-    `reports` are those of the failovers that are done. One that failed is tried again when the next
-    heartbeat still names it. Nodes whose logs are not in the bucket are left alone: they come back,
-    or the process recovers them otherwise. One that is named for `LEFT_ALONE_S` all the same is
-    told of in the log. `clock` gives seconds.
+    `reports` has the completed failovers. A failed one is retried when the next heartbeat still
+    assigns it. Nodes whose logs are not in the bucket are left alone: they come back, or the
+    process recovers them otherwise. A node that stays assigned for `LEFT_ALONE_S` is logged.
+    `clock` returns seconds.
     """
 
     def __init__(
@@ -293,11 +302,11 @@ class FailoverWorker(ClosedAtExit):
         self._slots = BucketSlots(store, _THREADS)
         self._clock = clock
         self._left_alone: dict[Recovery, float] = {}
-        self._told: set[Recovery] = set()
+        self._warned: set[Recovery] = set()
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop; a failover under way is left to the broker that is assigned next."""
+        """Stop; the broker that is assigned next continues a failover in progress."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self._slots.close()
@@ -309,22 +318,22 @@ class FailoverWorker(ClosedAtExit):
             for recovery in self._heartbeat.recoveries:
                 if recovery.wal_config == WAL_CONFIG:
                     await self._recover(NodeIdentity(recovery.node_id, recovery.node_epoch))
-            self._tell_of_left(self._heartbeat.recoveries)
+            self._warn_of_left_alone(self._heartbeat.recoveries)
 
-    def _tell_of_left(self, named: Iterable[Recovery]) -> None:
-        """Warn of nodes without a log in the bucket that have been named for long."""
+    def _warn_of_left_alone(self, assigned: Iterable[Recovery]) -> None:
+        """Warn of nodes without a log in the bucket that stay assigned."""
         now = self._clock()
-        others = [one for one in named if one.wal_config != WAL_CONFIG]
-        self._left_alone = {one: self._left_alone.get(one, now) for one in others}
-        self._told &= self._left_alone.keys()
-        for one, since in self._left_alone.items():
-            if now - since >= LEFT_ALONE_S and one not in self._told:
-                self._told.add(one)
+        others = [recovery for recovery in assigned if recovery.wal_config != WAL_CONFIG]
+        self._left_alone = {recovery: self._left_alone.get(recovery, now) for recovery in others}
+        self._warned &= self._left_alone.keys()
+        for recovery, since in self._left_alone.items():
+            if now - since >= LEFT_ALONE_S and recovery not in self._warned:
+                self._warned.add(recovery)
                 _log.warning(
                     "node %d has been assigned to this broker for %d s, and has no write-ahead log"
                     " in the bucket: start that broker again, or, if its log is lost, run"
                     " `streammeta node abandon --close-streams`",
-                    one.node_id,
+                    recovery.node_id,
                     now - since,
                 )
 
@@ -339,11 +348,12 @@ class FailoverWorker(ClosedAtExit):
                     Sealer(own.node_id, own.node_epoch),
                 )
         except (BrokerClientError, StorageError, WriteAheadLogError) as error:
-            _log.warning("node %d is not recovered yet: %s", node.node_id, error)
-        except Exception:  # noqa: BLE001 - other nodes must be recovered all the same
-            _log.exception("node %d is not recovered yet", node.node_id)
+            _log.warning("failover of node %d failed, retrying: %s", node.node_id, error)
+        except Exception:  # noqa: BLE001 - it must not stop the failover of other nodes
+            _log.exception("failover of node %d failed, retrying", node.node_id)
         else:
             if report.is_empty:
-                return  # the controllers have not noticed yet that it is done
+                # The controllers assign the node until they notice that its streams are closed.
+                return
             _log.info("node %d is recovered: %s", node.node_id, report)
             self.reports.append(report)

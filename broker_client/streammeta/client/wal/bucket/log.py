@@ -1,12 +1,12 @@
-"""Write-ahead log of a broker in the bucket: slots created one by one, acknowledged in order.
+"""Write-ahead log of a broker in the bucket: slots created in parallel, acknowledged in order.
 
-Owns the timer that closes a slot, the uploads under way, and what becomes of the logs of earlier
-processes of the node: they are sealed and read when this one is opened, discarded when all they
-held is settled, and swept by a later process. Another process that seals this log ends it. Which
-slot goes when is the queue's.
+Owns the timer that closes a slot, the uploads in flight, and the logs of the node's earlier
+processes. Those are sealed and read when this one is opened, discarded when all their records are
+settled, and swept by a later process. Another process that seals this log ends it. The queue
+decides when a slot is uploaded.
 
-A record that is acknowledged is in a slot that every later recovery reads: its slot was created
-when no seal was, or had been, in its place or before it. `ack_lease` says when that needs a look.
+Every later recovery reads every acknowledged record: its slot was created while there was no seal,
+now or before, in its place or below it. `ack_lease` decides when that needs a check.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.storage.object_store.protocol.patience import Patience
 
 _DELETED_AT_ONCE = 64
-"""Slots that are past are deleted when there are so many; the last ones when the log is closed."""
+"""Number of past slots that starts a deletion; closing the log deletes the rest."""
 
 _MAX_SLOT = 2**30
 """Bytes of the largest slot."""
@@ -76,11 +76,11 @@ _Ack = asyncio.Future[None]
 
 
 class ObjectLog(ClosedAtExit):
-    """An open log. Make it with `open`; use it from that event loop, and `close` it.
+    """An open log. Create it with `open`, use it from that event loop, and `close` it.
 
-    Positions count records: those of earlier processes' logs come first, up to `recovered_end`,
-    then those appended here, up to `end`; the records below `trimmed` are settled. `slots` counts
-    those that this process has filled with records and stored, of `slot_bytes` together.
+    Positions count records. The records of earlier processes' logs come first, up to
+    `recovered_end`, then the records appended here, up to `end`. Records below `trimmed` are
+    settled. `slots` counts the slots of records that this process stored, `slot_bytes` their bytes.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ObjectLog(ClosedAtExit):
         self._recovered = recovered
         self._lease = lease
         self._clock = clock
-        self._recovered_bytes = sum(one.encoded_size for one in recovered)
+        self._recovered_bytes = sum(record.encoded_size for record in recovered)
         self._loop = asyncio.get_running_loop()
         self._me = Sealer(queue.log.node_id, queue.log.node_epoch)
         self.recovered_end = len(recovered)
@@ -108,7 +108,8 @@ class ObjectLog(ClosedAtExit):
         self._uploads: set[asyncio.Task[None]] = set()
         self._cleaning: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._deleted_below = 1  # slot 0 is the claim
+        # Slot 0 is the claim. It stays until the log is swept.
+        self._deleted_below = 1
         self._idle = asyncio.Event()
         self._idle.set()
         self._ended: WriteAheadLogError | None = None
@@ -120,13 +121,13 @@ class ObjectLog(ClosedAtExit):
     async def open(
         cls, store: ObjectStore, identity: LogIdentity, config: ObjectLogConfig | None = None
     ) -> ObjectLog:
-        """Begin the log of one process, and seal and read those of the node's earlier ones.
+        """Create the log of a process; seal and read the logs of the node's earlier processes.
 
-        The records that these hold are held in memory until they are trimmed.
+        Their records stay in memory until they are trimmed.
 
         Raises:
-            WrongLogError: a newer process of the node has a log, or one of this very epoch.
-            UnfitStoreError: the store does not keep two from creating the same object.
+            WrongLogError: a newer process of the node, or one of the same epoch, has a log.
+            UnfitStoreError: the store lets two processes create the same object.
             DamagedSlotError: a slot of an earlier process is missing or has changed.
             StorageError: the store failed.
         """
@@ -134,6 +135,7 @@ class ObjectLog(ClosedAtExit):
         check_kind("identity", identity, LogIdentity, "a LogIdentity")
         bounds = ObjectLogConfig() if config is None else config
         check_kind("config", bounds, ObjectLogConfig, "an ObjectLogConfig, or None for defaults")
+
         slots = BucketSlots(store, bounds.parallel_uploads + 1)
         try:
             return await cls.open_in(slots, identity, bounds, secrets.token_bytes(LOG_ID_SIZE))
@@ -152,12 +154,12 @@ class ObjectLog(ClosedAtExit):
     ) -> ObjectLog:
         """Open the log on a store of slots; `log_id` is random, 16 bytes. Raises as `open`.
 
-        `clock` gives seconds, and never steps.
+        `clock` returns the seconds of a clock that never steps.
         """
         name = LogName(identity.namespace, identity.node_id, identity.node_epoch)
         lease = AckLease(clock())
         await _claim(slots, name, log_id)
-        # The claim is first: of two processes that begin at once the older one finds the newer.
+        # The claim comes first: of two processes that start together, the older finds the newer.
         found = await _list_with_claim(slots, name)
         await _check_own_place(slots, name, found)
         me = Sealer(name.node_id, name.node_epoch)
@@ -169,10 +171,12 @@ class ObjectLog(ClosedAtExit):
             sealed = await seal_log(slots, log.name, me)
             if sealed is not None:
                 former.append(sealed)
-                async for some in read_log(slots, sealed):
-                    records.extend(some)
+                async for batch in read_log(slots, sealed):
+                    records.extend(batch)
         await delete_leftovers(slots, (log for epoch, log in found.items() if epoch < max(found)))
+
         queue: SlotQueue[_Ack] = SlotQueue(name, log_id, config, len(records))
+        # Recovered records count as positions of this log, and none of them is settled yet.
         queue.trimmed = 0
         log_opened = cls(slots, queue, config, former, records, lease, clock)
         log_opened._sweeping = asyncio.create_task(log_opened._sweep_later(found))
@@ -191,7 +195,7 @@ class ObjectLog(ClosedAtExit):
 
     @property
     def end(self) -> int:
-        """The position behind the last record appended."""
+        """The position after the last appended record."""
         return self._queue.end
 
     @property
@@ -201,24 +205,24 @@ class ObjectLog(ClosedAtExit):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the slots that are not trimmed, and of the records on their way into slots."""
+        """Bytes of slots that are not trimmed, and of records that wait for a slot."""
         return self._queue.kept_bytes + self._recovered_bytes
 
     @property
     def max_bytes(self) -> int:
-        """The size up to which it takes records, as configured."""
+        """The configured size up to which the log accepts records."""
         return self._config.max_bytes
 
     @property
     def max_record_bytes(self) -> int:
-        """The size of the largest encoded record that can ever have room."""
+        """The size of the largest encoded record that ever fits."""
         return min(self._config.max_bytes, _MAX_SLOT) - SLOT_HEADER_SIZE
 
     def has_room(self, size: int) -> bool:
-        """Tell whether records of `size` encoded bytes, all of them, may be appended now.
+        """Return whether records of `size` encoded bytes may all be appended now.
 
-        It changes from false to true only in `trim` and when a slot is in the bucket; nothing, 0
-        bytes, has always room. Raises the error that ended the log.
+        The answer changes from false to true only in `trim` and when a slot is stored. Zero bytes
+        always fit. Raises the error that ended the log.
         """
         self._check_usable()
         if size == 0:
@@ -230,11 +234,11 @@ class ObjectLog(ClosedAtExit):
         return self.used_bytes + cost <= self._config.max_bytes
 
     def append(self, header: bytes, payload: bytes) -> _Ack:
-        """Take one encoded record, `header` and `payload`, into the slot that is gathered.
+        """Add one encoded record, `header` and `payload`, to the open slot.
 
-        The result is shared by the records of the slot, and done when it and all slots before it
-        are in the bucket. Wait for it through `asyncio.shield`. It fails with the error that ended
-        the log: that the record is in the bucket is unknown then. Ask `has_room` first.
+        The slot's records share the result. It is done when the slot and all slots before it are in
+        the bucket. Wait for it through `asyncio.shield`. If the log ends, it fails with the error
+        that ended the log, and the record may or may not be in the bucket. Ask `has_room` first.
         """
         self._check_usable()
         if len(header) != RECORD_HEADER_SIZE or int.from_bytes(header[29:]) != len(payload):
@@ -242,8 +246,10 @@ class ObjectLog(ClosedAtExit):
                 f"header of {len(header)} bytes for a payload of {len(payload)}: wanted"
                 f" {RECORD_HEADER_SIZE} bytes that end with the payload's length"
             )
+
         group = self._queue.append((header, payload), self._loop.create_future())
         if group.count == 1:
+            # Not every appender awaits the result, and the error is logged once, by `_end`.
             group.ack.add_done_callback(ignore_failure)
         self._idle.clear()
         if group.is_due:
@@ -253,9 +259,9 @@ class ObjectLog(ClosedAtExit):
         return group.ack
 
     def trim(self, position: int) -> None:
-        """Settle all records before `position`: they are not recovered. Slots go later.
+        """Settle all records before `position`, so that they are not recovered.
 
-        Raises `ValueError` for a position that no record has yet.
+        Their slots are deleted later. Raises `ValueError` for a position above `end`.
         """
         self._queue.trim(position)
         if self._recovered_bytes and position >= self.recovered_end:
@@ -263,29 +269,31 @@ class ObjectLog(ClosedAtExit):
         self._clean()
 
     def recover(self) -> Iterator[RecordBatch]:
-        """Give the records of the node's earlier processes, in append order, until trimmed."""
+        """Yield the records of the node's earlier processes, in append order, until trimmed."""
         return iter(self._recovered)
 
     async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> str | None:
-        """Keep records that can't be committed in an object of their own; return its key.
+        """Store records that can't be committed in a separate object; return its key.
 
-        None without records. Raises `StorageError`; the log itself goes on.
+        Returns None for no records. Raises `StorageError`, which does not end the log.
         """
         self._check_usable()
         return await write_aside(self._slots, self._queue.log, records, reason)
 
     async def flush(self) -> None:
-        """Wait until everything appended is in the bucket, or the log has ended."""
+        """Wait until all appended records are in the bucket, or the log has ended."""
         self._cut()
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait for the slots under way; if all is settled leave nothing but a seal.
+        """Wait for the slots in flight; if all records are settled, leave only a seal.
 
-        What is not in the bucket by `close_deadline_s` is given up: it was not acknowledged.
+        Records that are not in the bucket after `close_deadline_s` are dropped: they were never
+        acknowledged.
         """
         if self._is_closed:
             return
+
         try:
             async with asyncio.timeout(self._config.close_deadline_s):
                 await self.flush()
@@ -294,11 +302,10 @@ class ObjectLog(ClosedAtExit):
                 if self._ended is None and self.trimmed == self.end:
                     await self._leave()
         except TimeoutError:
-            _log.warning("what the log %s was given last is not stored", self._queue.log.prefix)
+            _log.warning("the last records of log %s are not stored", self._queue.log.prefix)
         except StorageError as error:
-            _log.warning(
-                "the log %s is left to its next process: %s", self._queue.log.prefix, error
-            )
+            prefix = self._queue.log.prefix
+            _log.warning("log %s is not sealed, the next process recovers it: %s", prefix, error)
         finally:
             self._is_closed = True
             self._end(WriteAheadLogClosedError("the write-ahead log is closed"))
@@ -311,7 +318,7 @@ class ObjectLog(ClosedAtExit):
             self._slots.close()
 
     async def _leave(self) -> None:
-        """Seal the own log, which holds nothing that is needed, and delete the rest of it."""
+        """Seal this log, which has no unsettled record, and delete its other slots."""
         queue = self._queue
         seal = queue.seal(SlotKind.SEAL, sealer_body(self._me))
         if await self._slots.create(queue.log.slot_key(seal.sequence), [seal.encode()]):
@@ -324,7 +331,7 @@ class ObjectLog(ClosedAtExit):
             raise self._ended
 
     def _cut(self) -> None:
-        """Let the slot that is gathered go."""
+        """Upload the open slot when it has a turn."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -332,7 +339,7 @@ class ObjectLog(ClosedAtExit):
         self._pump()
 
     def _pump(self) -> None:
-        """Begin the uploads that have a turn."""
+        """Start the uploads that have a turn."""
         if self._ended is not None:
             return
         for upload in self._queue.take_uploads():
@@ -341,18 +348,21 @@ class ObjectLog(ClosedAtExit):
             task.add_done_callback(self._uploads.discard)
 
     async def _upload(self, upload: SlotUpload) -> None:
-        """Create one slot, however long it takes."""
+        """Create one slot, retrying until it succeeds or the log ends."""
         attempt = 0
         self._lease.start(upload.sequence, self._clock())
         while self._ended is None:
             try:
                 if await self._slots.create(upload.key, upload.pieces):
+                    # A created slot proves that no seal was in its place, unless a sweep removed
+                    # the seal. Within the lease no sweep can have done so; after it, the claim
+                    # tells, because a sweep removes the claim first.
                     if self._lease.covers(self._clock()) or await self._has_claim():
-                        self._stored(upload)
+                        self._complete(upload)
                     else:
                         self._end(LogSweptError(self._queue.log.slot_key(0)))
                 else:
-                    self._end(LogSealedError(upload.key, await self._sealer_of(upload.key)))
+                    self._end(LogSealedError(upload.key, await self._describe_sealer(upload.key)))
                 return
             except StorageError as error:
                 wait = _PATIENCE.wait_s(error, attempt)
@@ -360,11 +370,12 @@ class ObjectLog(ClosedAtExit):
                     self._end(ObjectLogFailedError(upload.key, str(error)))
                     return
                 _log.warning("slot %s failed, retrying in %g s: %s", upload.key, wait, error)
+
             await asyncio.sleep(wait)
             attempt += 1
 
     async def _has_claim(self) -> bool:
-        """Tell whether no seal of this log was removed: a sweep removes the claim first."""
+        """Return whether the claim exists: a sweep removes it before any seal."""
         key = self._queue.log.slot_key(0)
         data = await self._slots.get(key)
         try:
@@ -374,8 +385,8 @@ class ObjectLog(ClosedAtExit):
         except CorruptObjectError as error:
             raise StoreUnavailableError(f"the claim of this log can't be read: {error}") from error
 
-    async def _sealer_of(self, key: str) -> str:
-        """Name who has taken a slot, as far as it can be read."""
+    async def _describe_sealer(self, key: str) -> str:
+        """Describe the owner of a slot, as far as it can be read."""
         try:
             data = await self._slots.get(key)
             if data is not None:
@@ -387,8 +398,8 @@ class ObjectLog(ClosedAtExit):
             _log.warning("the owner of slot %s can't be read: %s", key, error)
         return "another process"
 
-    def _stored(self, upload: SlotUpload) -> None:
-        groups = self._queue.stored(upload.sequence)
+    def _complete(self, upload: SlotUpload) -> None:
+        groups = self._queue.mark_stored(upload.sequence)
         self._lease.renew(self._queue.durable_below)
         for group in groups:
             self.slots += 1
@@ -401,7 +412,7 @@ class ObjectLog(ClosedAtExit):
         self._clean()
 
     def _end(self, error: WriteAheadLogError) -> None:
-        """Take no more records, and fail all that are not acknowledged."""
+        """Accept no more records, and fail all that are not acknowledged."""
         if self._ended is not None:
             return
         if not self._is_closed:
@@ -418,7 +429,7 @@ class ObjectLog(ClosedAtExit):
     # -- deleting
 
     def _clean(self) -> None:
-        """Delete what is past, if it is much; one such work at a time."""
+        """Start a deletion of past slots if there are enough; one deletion runs at a time."""
         if self._ended is not None or (self._cleaning is not None and not self._cleaning.done()):
             return
         is_discarding = bool(self._former) and not self._recovered
@@ -426,7 +437,7 @@ class ObjectLog(ClosedAtExit):
             self._cleaning = self._loop.create_task(self._delete_past())
 
     async def _delete_past(self) -> None:
-        """Discard former logs and delete past slots; what fails is left for the next time."""
+        """Discard former logs and delete past slots; the next deletion retries failures."""
         try:
             while self._former and not self._recovered:
                 await discard_log(self._slots, self._former[0].name, self._me)
@@ -435,35 +446,36 @@ class ObjectLog(ClosedAtExit):
             await delete_slots(self._slots, self._queue.log, range(self._deleted_below, below))
             self._deleted_below = max(self._deleted_below, below)
         except StorageError as error:
-            _log.warning("slots that are past stay for now: %s", error)
+            _log.warning("past slots are not deleted, retrying with the next ones: %s", error)
 
     async def _sweep_later(self, found: Mapping[int, FoundLog]) -> None:
-        """Sweep logs of earlier processes, once they were watched for long enough."""
+        """Sweep logs of earlier processes after watching them for long enough."""
         await asyncio.sleep(sweeping.WATCH_S)
         retention_ms = round(self._config.retention_s * 1000)
         try:
             await sweeping.sweep_logs(self._slots, self._queue.log, found, retention_ms)
         except StorageError as error:
-            _log.warning("seals of earlier processes are left to the next process: %s", error)
+            _log.warning("seals of earlier processes stay for the next process: %s", error)
 
 
 async def _claim(slots: SlotStore, name: LogName, log_id: bytes) -> None:
-    """Create the first slot, and try the store's promise on it: it must not do so twice.
+    """Create the first slot, and use it to test that the store never creates an object twice.
 
-    The claim stays until the log has the mark of a recovered one, which refuses its epoch too. It
-    has the id of its process, so a repeat after a lost answer succeeds.
+    The claim stays until the log has a recovered mark, which reserves the epoch as well. It has the
+    id of its process, so a retry after a lost answer succeeds.
     """
     key = name.slot_key(0)
     first = Slot(name, log_id, 0, 0, 0, SlotKind.RECORDS)
     if not await _create_again(slots, key, first.encode()):
-        raise _used_epoch(name)
+        raise _epoch_in_use(name)
+    # The second put must fail: a store that ignores its condition can't fence any process.
     other = Slot(name, bytes(byte ^ 0xFF for byte in log_id), 0, 0, 0, SlotKind.RECORDS)
     if await slots.create(key, [other.encode()]):
         raise UnfitStoreError(key)
 
 
 async def _create_again(slots: SlotStore, key: str, data: bytes) -> bool:
-    """Create a slot, for some attempts; only this process can repeat what it may have created."""
+    """Create a slot, with retries: only this process can have created the same bytes before."""
     for attempt in range(reading.DOUBTS):
         try:
             return await slots.create(key, [data])
@@ -475,7 +487,7 @@ async def _create_again(slots: SlotStore, key: str, data: bytes) -> bool:
 
 
 async def _list_with_claim(slots: SlotStore, name: LogName) -> dict[int, FoundLog]:
-    """List the logs of the node; a listing without the own claim, which exists, is an old one."""
+    """List the node's logs. A listing without this process's claim is stale and is repeated."""
     for doubts in range(reading.DOUBTS + 1):
         found = await list_logs(slots, name.namespace, name.node_id)
         if name.node_epoch in found and 0 in found[name.node_epoch].sequences:
@@ -488,7 +500,7 @@ async def _list_with_claim(slots: SlotStore, name: LogName) -> dict[int, FoundLo
 
 
 async def _check_own_place(slots: SlotStore, name: LogName, found: Mapping[int, FoundLog]) -> None:
-    """Raise `WrongLogError` unless the log is the node's newest, and has nothing but its claim."""
+    """Raise `WrongLogError` unless the log is the node's newest and contains only its claim."""
     if max(found) > name.node_epoch:
         raise WrongLogError(
             f"node {name.node_id} has a write-ahead log of the newer process {max(found)}, this"
@@ -497,12 +509,12 @@ async def _check_own_place(slots: SlotStore, name: LogName, found: Mapping[int, 
     own = found[name.node_epoch]
     is_fresh = own.sequences == [0] and not own.is_recovered
     if not is_fresh or await slots.get(name.recovered_key) is not None:
-        raise _used_epoch(name)
+        raise _epoch_in_use(name)
 
 
-def _used_epoch(name: LogName) -> WrongLogError:
+def _epoch_in_use(name: LogName) -> WrongLogError:
     return WrongLogError(
-        f"the write-ahead log {name.prefix} is there already: a process of this epoch had it, or"
-        f" another broker has recovered it; start this process with a larger node epoch than"
+        f"the write-ahead log {name.prefix} already exists: a process of this epoch created it, or"
+        f" another broker recovered it; start this process with a node epoch above"
         f" {name.node_epoch}"
     )

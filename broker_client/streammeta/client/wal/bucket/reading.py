@@ -1,9 +1,9 @@
 """Logs of ended processes: found by listing, sealed, and read slot by slot.
 
 A log is sealed by creating the slot that its process would create next. From then on the process
-can acknowledge nothing more, and what it had acknowledged are the slots below, without a hole: all
-others are missing or behind the seal. Two that seal at once, or one that does so again, find the
-same records. Knows nothing of streams and controllers.
+can't acknowledge anything. The acknowledged slots are those below the seal, without a gap: every
+other slot is missing or after the seal. Two processes that seal at once, or one that repeats it,
+find the same records. Knows nothing of streams and controllers.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from streammeta.storage.object_log.slot_keys import (
 )
 
 _READ_AHEAD = 4
-"""Slots that are read at the same time."""
+"""Slots to read at the same time."""
 
 PAUSES = Backoff(0.05, 4.0, jitter=0)
-"""Pauses between looks that contradict themselves."""
+"""Pauses after contradictory looks at the bucket."""
 
 DOUBTS = 8
-"""Looks in doubt that are repeated: about ten seconds."""
+"""Contradictory looks that are repeated, for about ten seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class FoundLog:
-    """A log as a listing shows it: its slots, seals among them, ascending.
+    """A log as a listing shows it: its slots, including seals, ascending.
 
-    Times are in ms since 1970 by the store, None for objects that the listing does not show.
+    Times are in ms since 1970 by the store, None for objects missing from the listing.
     """
 
     name: LogName
@@ -67,12 +67,12 @@ class FoundLog:
 
     @property
     def is_recovered(self) -> bool:
-        """True if nothing in the log is needed any more."""
+        """True if no record in the log is needed."""
         return self.is_swept or self.recovered_ms is not None
 
     @property
     def without_seals(self) -> list[int]:
-        """The claim and the slots that hold records."""
+        """The claim and the slots with records."""
         seals = set(self.seals)
         return [sequence for sequence in self.sequences if sequence not in seals]
 
@@ -87,7 +87,7 @@ class SealedLog:
 
 
 async def list_logs(slots: SlotStore, namespace: str, node_id: int) -> dict[int, FoundLog]:
-    """Find the logs of a node, by the epochs of their processes, ascending."""
+    """Find the logs of a node, by the epoch of the process, ascending."""
     found: dict[int, FoundLog] = {}
     for info in await slots.list(node_prefix(namespace, node_id)):
         key = parse_log_key(info.key, namespace)
@@ -105,6 +105,7 @@ async def list_logs(slots: SlotStore, namespace: str, node_id: int) -> dict[int,
                 log.recovered_ms = info.last_modified_ms
             case SweptKey():
                 log.has_swept_mark = True
+
     swept_to = max((epoch for epoch, log in found.items() if log.has_swept_mark), default=-1)
     for epoch, log in found.items():
         log.is_swept = epoch <= swept_to
@@ -112,10 +113,10 @@ async def list_logs(slots: SlotStore, namespace: str, node_id: int) -> dict[int,
 
 
 async def seal_log(slots: SlotStore, name: LogName, sealer: Sealer) -> SealedLog | None:
-    """Keep the log's process from acknowledging any more; None: the log was recovered already.
+    """Stop the log's process from acknowledging; return None if the log is already recovered.
 
-    Raises `DamagedSlotError` if slots are missing that were there, `StoreUnavailableError` if
-    listings do not show a slot that exists, and errors of the store. It may be repeated.
+    It may be repeated. Raises `DamagedSlotError` if slots are missing that existed,
+    `StoreUnavailableError` if listings do not show an existing slot, and errors of the store.
     """
     doubts = 0
     while True:
@@ -127,8 +128,8 @@ async def seal_log(slots: SlotStore, name: LogName, sealer: Sealer) -> SealedLog
         if needed.problem or needed.seal is _Seal.UNLISTED:
             await _wait_in_doubt(needed, doubts)
             doubts += 1
-        # Looked at again even if it was created: the process may have stored, and deleted, a slot
-        # in that place since the listing. Then a later slot says that it is past.
+        # The loop looks again even after a creation: since the listing the process may have stored
+        # and deleted a slot in this place. Then a later slot marks it as past.
         elif await slots.create(name.slot_key(needed.end), [needed.seal_by(sealer).encode()]):
             _log.info("write-ahead log %s has a seal, slot %d", name.prefix, needed.end)
 
@@ -143,10 +144,10 @@ class _Seal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """One look at a log: `[first, end)` may have been acknowledged and are not past.
+    """One look at a log: slots `[first, end)` may have been acknowledged and are not past.
 
-    They end at the first slot that is missing, or at a seal. With a `problem`, the look contradicts
-    itself: the log is damaged, or the listing is old.
+    They end at the first missing slot, or at a seal. With a `problem` the look contradicts itself:
+    the log is damaged, or the listing is stale.
     """
 
     name: LogName
@@ -170,9 +171,9 @@ class _Needed:
 
 
 async def _wait_in_doubt(needed: _Needed, doubts: int) -> None:
-    """Wait for a better look; raise an error after enough of them.
+    """Wait before another look; raise an error after enough of them.
 
-    A listing that leaves out an object is a failed look: it shows neither damage nor an end.
+    A listing without an existing object proves nothing: neither damage nor the end of a log.
     """
     if doubts < DOUBTS:
         await asyncio.sleep(PAUSES.wait(doubts))
@@ -184,9 +185,9 @@ async def _wait_in_doubt(needed: _Needed, doubts: int) -> None:
 
 
 async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
-    """Look at a log; None: it was recovered.
+    """Look at a log; return None if it is recovered.
 
-    A slot is missing only if a read of its own key says so. The listing shows where to look.
+    A slot is missing only if a read of its key says so. The listing shows where to look.
     """
     found = (await list_logs(slots, name.namespace, name.node_id)).get(name.node_epoch)
     if found is None:
@@ -196,12 +197,12 @@ async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
     last = found.sequences[-1] if found.sequences else 0
     newest = await _slot(slots, name, last)
     if newest is None:
-        problem = "it is listed, and can't be read" if found.sequences else ""
+        problem = "it is listed, but can't be read" if found.sequences else ""
         return _Needed(name, bytes(LOG_ID_SIZE), last, last, problem=problem)
     own = Sealer(name.node_id, name.node_epoch)
     if newest.kind is SlotKind.SEAL and newest.sealer() == own:
-        # Its own process has closed it, and needs none of it. Seals of older versions may say that
-        # their last slot is needed, which is deleted.
+        # The log's own process closed it and needs no slot. In seals of older versions
+        # `first_needed` may be the last slot, which is deleted.
         return _Needed(name, newest.log_id, last, last, _Seal.LISTED)
 
     records, seals = set(found.without_seals), found.seals
@@ -220,22 +221,22 @@ async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
     else:
         seal = _Seal.LISTED
 
-    # A seal below the needed slots came too late.
+    # A seal below the first needed slot came too late to end the log.
     seals = [sequence for sequence in seals if sequence >= newest.first_needed]
     known = max([newest.durable_below, *seals[:1]])
     problem = ""
     if end < known:
-        problem = f"it is missing, though the slots below {known} were there"
+        problem = f"it is missing, though the slots below {known} existed"
     return _Needed(name, newest.log_id, newest.first_needed, end, seal, problem)
 
 
 async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[RecordBatch]]:
     """Yield the records of each slot, in order.
 
-    Ends early if the log is found to have been recovered meanwhile, and skips slots that its
-    process had settled. Raises `DamagedSlotError` at the first slot that is missing or damaged;
-    what was yielded before is good. Raises `StoreUnavailableError` if the log goes on after the
-    seal, which old listings had hidden.
+    Ends early if another process recovers the log meanwhile, and skips slots that the log's process
+    had settled. Raises `DamagedSlotError` at the first missing or damaged slot; the records yielded
+    before are valid. Raises `StoreUnavailableError` if the log continues after the seal, because a
+    stale listing had hidden slots.
     """
     log_id: bytes | None = None
     reads: deque[tuple[int, asyncio.Task[Slot | None]]] = deque()
@@ -249,6 +250,7 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
             if not reads:
                 return
             sequence, task = reads.popleft()
+
             slot, key = await task, sealed.name.slot_key(sequence)
             if slot is None and sequence >= past_below:
                 needed = await _look_for(slots, sealed.name, sequence)
@@ -256,15 +258,16 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
                     return
                 if needed.end != sealed.end:
                     raise StoreUnavailableError(
-                        f"the seal {sealed.name.slot_key(sealed.end)} came too late for its place;"
+                        f"the seal {sealed.name.slot_key(sealed.end)} was created too late;"
                         " seal the log again"
                     )
                 past_below = needed.first
                 slot = await _slot(slots, sealed.name, sequence)
             if slot is None:
                 continue
+
             if log_id is not None and slot.log_id != log_id:
-                raise DamagedSlotError(key, "another process wrote it than those before it")
+                raise DamagedSlotError(key, "another process wrote it than the slots before it")
             log_id = slot.log_id
             try:
                 yield slot.records(key)
@@ -277,7 +280,7 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
 
 
 async def _look_for(slots: SlotStore, name: LogName, sequence: int) -> _Needed | None:
-    """Return the needed slots, given that a slot was not found; None: the log was recovered.
+    """Return the needed slots after a slot was not found, None if the log is recovered.
 
     Raises `DamagedSlotError` if that slot is needed and stays missing.
     """
@@ -287,16 +290,16 @@ async def _look_for(slots: SlotStore, name: LogName, sequence: int) -> _Needed |
             return None
         if needed.first > sequence or await _slot(slots, name, sequence) is not None:
             return needed
-        missing = replace(needed, end=sequence, problem="it is missing, though it was there")
+        missing = replace(needed, end=sequence, problem="it is missing, though it existed")
         await _wait_in_doubt(missing, doubts)
     raise AssertionError("the last doubt raises an error")
 
 
 async def discard_log(slots: SlotStore, name: LogName, by: Sealer) -> None:
-    """Mark a sealed log as recovered, and delete its slots but for the seal; it may be repeated.
+    """Mark a sealed log as recovered, and delete its slots except the seal; it may be repeated.
 
-    The mark comes first: it explains the slots that are missing, and keeps the epoch from being
-    used again, as the claim did. The seal stays, since the log's process may not know yet.
+    The mark comes first: it explains the missing slots and reserves the epoch, as the claim did.
+    The seal stays, because the log's process may not have noticed it yet.
     """
     mark = Slot(name, bytes(LOG_ID_SIZE), 0, 0, 0, SlotKind.RECOVERED, body=sealer_body(by))
     await slots.put(name.recovered_key, mark.encode())
@@ -306,7 +309,7 @@ async def discard_log(slots: SlotStore, name: LogName, by: Sealer) -> None:
 
 
 async def delete_leftovers(slots: SlotStore, found: Iterable[FoundLog]) -> None:
-    """Delete the slots of recovered logs that a discarding has left; seals stay."""
+    """Delete slots of recovered logs that an interrupted discard left; seals stay."""
     for log in found:
         if log.is_recovered:
             await delete_slots(slots, log.name, log.without_seals)
@@ -330,6 +333,6 @@ async def _slot(slots: SlotStore, name: LogName, sequence: int) -> Slot | None:
         raise DamagedSlotError(key, error.problem) from error
     if (slot.log, slot.sequence) != (name, sequence):
         raise DamagedSlotError(
-            key, f"it is slot {slot.sequence} of node {slot.log.node_id}, under another key"
+            key, f"it is slot {slot.sequence} of node {slot.log.node_id} under a wrong key"
         )
     return slot

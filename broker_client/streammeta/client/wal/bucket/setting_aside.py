@@ -1,6 +1,6 @@
-"""Objects of records that were acknowledged and can't be committed, kept for the operator.
+"""Objects of acknowledged records that can't be committed, kept for the operator.
 
-They lie under `<namespace>/wal/<node>/aside/`; the log never reads, changes or removes them again.
+Their keys are under `<namespace>/wal/<node>/aside/`. The log never reads, changes or removes them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 async def write_aside(
     slots: SlotStore, log: LogName, records: Iterable[RecordBatch], reason: str
 ) -> str | None:
-    """Write records beside the logs of a node; return the key, None for no records.
+    """Write records to an object next to the logs of a node; return its key, None for no records.
 
-    The same records have the same key, so a recovery that is repeated leaves one object.
+    The same records have the same key, so a repeated recovery leaves one object.
     """
-    encoded = [encode_record(one) for one in records]
+    encoded = [encode_record(record) for record in records]
     if not encoded:
         return None
+
     body = b"".join(encoded)
     token = hashlib.sha256(body).hexdigest()[:32]
     slot = Slot(
@@ -45,13 +46,14 @@ async def write_aside(
     )
     key = log.aside_key(token)
     await slots.put(key, slot.encode())
+
     return key
 
 
 def read_aside(store: ObjectStore, key: str, namespace: str) -> tuple[str, list[RecordBatch]]:
     """Return the reason and the records of an object of records set aside.
 
-    Raises `CorruptObjectError` or `ObjectNotFoundError`, and what reading raises.
+    Raises `CorruptObjectError`, `ObjectNotFoundError`, and errors of the read.
     """
     slot = decode_slot(store.get_range(key), key, namespace)
     return slot.reason(), slot.records(key)

@@ -1,10 +1,10 @@
-"""Slots of one log on their way into the bucket: which may be uploaded, acknowledged, deleted.
+"""Queue of one log's slots: which may be uploaded, acknowledged and deleted.
 
-Records are gathered into groups, a group becomes a slot when it has a turn, and groups are
-acknowledged in the order of their slots, each when all before it are in the bucket too. A slot says
-from which one on the log is needed; older ones may be deleted once a slot that says so is in the
-bucket, so a finder of the log can tell what was deleted from what is missing. Pure: no I/O, no
-clock, no futures; what it is told comes in by calls, what is to be done goes out as their results.
+Records are collected in groups. A group becomes a slot when it has a turn. Groups are acknowledged
+in the order of their slots, each when all earlier ones are in the bucket too. A slot contains the
+sequence of the first slot that the log still needs. Older slots may be deleted once such a slot is
+in the bucket, so a reader can tell deleted slots from missing ones. Pure: no I/O, no clock, no
+futures. Events come in as calls, and their results are the work to do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AckT = TypeVar("AckT")
 
 @dataclass(slots=True, eq=False)
 class SlotGroup(Generic[AckT]):
-    """Records that share a slot, and what is acknowledged with them; `end` is behind the last."""
+    """Records that share a slot and its acknowledgement; `end` is the position after the last."""
 
     ack: AckT
     pieces: list[bytes] = field(default_factory=list)
@@ -44,7 +44,7 @@ class SlotUpload:
 
 @dataclass(slots=True)
 class _Placed(Generic[AckT]):
-    """A slot that was handed out; `first_needed` is what it says."""
+    """A slot that was passed on for upload; its bytes contain `first_needed`."""
 
     sequence: int
     group: SlotGroup[AckT]
@@ -53,10 +53,10 @@ class _Placed(Generic[AckT]):
 
 
 class SlotQueue(Generic[AckT]):
-    """The records of one log behind its first slot, which has none.
+    """Records of one log after its first slot, which has none.
 
-    Positions count records: `end` is behind the last one appended, and those below `trimmed` are
-    settled.
+    Positions count records. `end` is the position after the last appended record. Records below
+    `trimmed` are settled.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SlotQueue(Generic[AckT]):
     # -- appending
 
     def append(self, pieces: tuple[bytes, ...], ack: AckT) -> SlotGroup[AckT]:
-        """Take one encoded record into a group, a new one with `ack` if none has room for it."""
+        """Add one encoded record to a group, a new one with `ack` if it fits into none."""
         size = sum(map(len, pieces))
         waiting = self._waiting
         if waiting and waiting[-1].size + size <= self._config.slot_bytes:
@@ -89,6 +89,7 @@ class SlotQueue(Generic[AckT]):
             group = SlotGroup(ack)
             waiting.append(group)
             self._add_bytes(group.size)
+
         group.pieces += pieces
         group.count += 1
         group.size += size
@@ -100,24 +101,24 @@ class SlotQueue(Generic[AckT]):
         return group
 
     def cut(self) -> None:
-        """Let everything that waits go as soon as it has a turn."""
+        """Let all waiting groups be uploaded as soon as they have a turn."""
         for group in self._waiting:
             group.is_due = True
 
     @property
     def is_idle(self) -> bool:
-        """True if all that was appended is acknowledged."""
+        """True if all appended records are acknowledged."""
         return not self._waiting and not self._placed
 
     @property
     def has_waiting(self) -> bool:
-        """True if something waits for its turn."""
+        """True if some group waits for its turn."""
         return bool(self._waiting)
 
     # -- slots
 
     def take_uploads(self) -> Iterator[SlotUpload]:
-        """Give slots to groups that are due, as many as may be under way."""
+        """Yield the slots of due groups, up to the number that may be in flight."""
         while (
             self._waiting
             and self._waiting[0].is_due
@@ -129,16 +130,18 @@ class SlotQueue(Generic[AckT]):
             self._next += 1
             self._placed.append(placed)
             self._kept.append(placed)
-            self._forget_settled()  # it may have been committed before it got its slot
+            # The group's records may have been committed before it got its slot.
+            self._forget_settled()
             pieces, group.pieces = slot.encode_around(group.pieces), []
             yield SlotUpload(placed.sequence, self.log.slot_key(placed.sequence), pieces)
 
-    def stored(self, sequence: int) -> list[SlotGroup[AckT]]:
-        """Note that a slot is in the bucket; return what is acknowledged by that, in order."""
+    def mark_stored(self, sequence: int) -> list[SlotGroup[AckT]]:
+        """Record that a slot is in the bucket; return the groups to acknowledge, in order."""
         for placed in self._placed:
             if placed.sequence == sequence:
                 placed.is_stored = True
                 self._needed_from = max(self._needed_from, placed.first_needed)
+
         done: list[SlotGroup[AckT]] = []
         while self._placed and self._placed[0].is_stored:
             group = self._placed.popleft().group
@@ -148,7 +151,7 @@ class SlotQueue(Generic[AckT]):
         return done
 
     def drop(self) -> list[SlotGroup[AckT]]:
-        """Forget all that is not acknowledged, and return it: the log has ended."""
+        """Remove and return all groups that are not acknowledged, because the log has ended."""
         groups = [*(placed.group for placed in self._placed), *self._waiting]
         self._placed.clear()
         self._waiting.clear()
@@ -156,7 +159,7 @@ class SlotQueue(Generic[AckT]):
         return groups
 
     def seal(self, kind: SlotKind, body: bytes) -> Slot:
-        """Make the slot behind the last one, with a body of its own; call it when idle."""
+        """Build the slot after the last one, with its own body; call it when idle."""
         slot = self._slot(kind, 0, body)
         self._next += 1
         return slot
@@ -165,9 +168,9 @@ class SlotQueue(Generic[AckT]):
 
     @property
     def needed_from(self) -> int:
-        """The first slot that is needed: all below it are settled, and were stored by this process.
+        """The first needed slot. All slots below are settled, and this process stored them.
 
-        None that is under way is ever past: in its place there may be the seal of another.
+        A slot in flight is always needed: another process's seal may be in its place.
         """
         first = self._kept[0].sequence if self._kept else self._next
         return min(first, self._durable_below)
@@ -179,7 +182,7 @@ class SlotQueue(Generic[AckT]):
 
     @property
     def past_below(self) -> int:
-        """Slots below this may be deleted: one in the bucket says that they are past."""
+        """Slots below this may be deleted, because a slot in the bucket says so."""
         return self._needed_from
 
     def trim(self, position: int) -> None:

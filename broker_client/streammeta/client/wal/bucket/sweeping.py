@@ -1,14 +1,13 @@
-"""Sweep: removes claims, seals and marks of recovered logs that no process needs any more.
+"""Sweep: removes claims, seals and marks of recovered logs that no process needs.
 
-A seal fences a process that may only be stalled, for as long as the seal exists. So no clock on a
-wall removes one. Two looks at the bucket, `WATCH_S` apart by the sweeping process' own elapsed
-time, must both show that a log was recovered, and the retention is measured between two times of
-the store. The newest log of a node is never swept: its claim, or its mark, keeps its epoch from
-being used again.
+A seal fences a possibly stalled process for as long as the seal exists, so no wall clock decides
+its removal. Two looks at the bucket, `WATCH_S` apart by the sweeping process's elapsed time, must
+both show that the log is recovered. The retention is measured between two times of the store. The
+newest log of a node is never swept: its claim, or its mark, reserves its epoch.
 
-A mark that a log and all earlier ones were swept is written first and stays, so nothing that comes
-late, or that a listing left out, can pass for a damaged log. Claims go next, before any seal: a
-stalled process looks for its claim before it acknowledges again.
+First a mark is written that a log and all earlier ones are swept. It stays, so a late object, or
+one that a listing left out, never looks like a damaged log. The claims are deleted next, before any
+seal: a stalled process checks its claim before it acknowledges again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 async def sweep_logs(
     slots: SlotStore, own: LogName, earlier: Mapping[int, FoundLog], retention_ms: int
 ) -> None:
-    """Remove the logs that may be swept; `earlier` is a look that is `WATCH_S` old by now."""
+    """Remove the logs that may be swept; `earlier` is a look made `WATCH_S` ago."""
     found = await list_logs(slots, own.namespace, own.node_id)
     last = last_to_sweep(earlier, found, own.node_epoch, retention_ms)
     if last is None:
@@ -59,11 +58,13 @@ def last_to_sweep(
 ) -> int | None:
     """Return the epoch up to which logs may be swept, None if there is nothing to remove.
 
-    The store's time of the own claim is the present: it is never later than the true one.
+    The store's time of this log's claim serves as the present: it is never in the future.
     """
     own = found.get(own_epoch)
     if own is None or own.claimed_ms is None:
-        return None  # the listing leaves out a slot that exists, so it proves nothing
+        # The listing leaves out an existing slot, so it proves nothing.
+        return None
+
     last = None
     for epoch in sorted(earlier.keys() | found.keys()):
         log, before = found.get(epoch), earlier.get(epoch)
@@ -75,12 +76,14 @@ def last_to_sweep(
             if own.claimed_ms - log.recovered_ms <= retention_ms:
                 break
         last = epoch
+
     if last is None or not any(
         log.sequences or log.recovered_ms is not None
         for epoch, log in found.items()
         if epoch <= last
     ):
         return None
+
     return last
 
 

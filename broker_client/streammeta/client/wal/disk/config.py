@@ -1,4 +1,4 @@
-"""Configuration of a write-ahead log: its bounds and its owner."""
+"""Configuration of a write-ahead log: its limits and its owner."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ MAX_NAMESPACE_BYTES = 1024
 class LogConfig:
     """Sizes in bytes."""
 
-    max_bytes: int = 1024 * _MIB  # of all segments and the records that wait for them
-    segment_bytes: int = 64 * _MIB  # a segment that has reached this is followed by a new one
+    max_bytes: int = 1024 * _MIB  # of all segments, and of the records that wait for them
+    segment_bytes: int = 64 * _MIB  # a segment of this size is followed by a new one
     group_bytes: int = 1 * _MIB  # of records in one frame; one larger record has its own
     max_unflushed_bytes: int = 32 * _MIB  # appended and not yet on the disk
 
     def __post_init__(self) -> None:
-        """Refuse bounds that could never be met."""
+        """Reject contradictory limits."""
         check_fields(self, {"group_bytes": at_least(1, 1024 * _MIB)})
         if self.max_bytes < 2 * self.segment_bytes:
             raise ValueError(
                 f"max_bytes is {self.max_bytes}, wanted at least twice segment_bytes,"
-                f" {self.segment_bytes}: only whole segments are given back"
+                f" {self.segment_bytes}: only whole segments are removed"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """The process that uses a log: `namespace` is that of the cluster's objects.
+    """Owner of a log: a process of a node, and the `namespace` of the cluster's objects.
 
-    A log belongs to one namespace and node for good; `node_epoch` grows from process to process.
+    The namespace and node of a log never change; `node_epoch` grows from process to process.
     """
 
     namespace: str
@@ -42,8 +42,8 @@ class LogIdentity:
     node_epoch: int
 
     def __post_init__(self) -> None:
-        """Refuse values that a header can't hold."""
-        check_text("namespace", self.namespace, "that of the cluster, `session.namespace`")
+        """Reject values that do not fit into a file header."""
+        check_text("namespace", self.namespace, "the cluster's namespace, `session.namespace`")
         check_int("node_id", self.node_id, 0, INT32_MAX)
         check_int("node_epoch", self.node_epoch)
         if len(self.namespace.encode()) > MAX_NAMESPACE_BYTES:

@@ -1,9 +1,9 @@
 """Log on the disk: opening, writing, trimming. Blocking, for one thread at a time.
 
-Names in a log's directory: `.lock`, `state`, `<20 digits>.wal`, and kept aside for the operator
-`<20 digits>-<n>.aside`, `<20 digits>.wal.damaged`. Other files are never touched.
-Segments go oldest first and only once it is durable that they were trimmed. When a log is opened
-nothing is changed before all of it was read and found good.
+Names in a log's directory: `.lock`, `state`, `<20 digits>.wal`, and for the operator
+`<20 digits>-<n>.aside` and `<20 digits>.wal.damaged`. Other files are never touched. Segments are
+removed oldest first, and only once their trim is durable. Opening a log changes nothing before the
+whole log is read and valid.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RecordGroup:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment by the offset of its first record, and its bytes."""
+    """A segment: the offset of its first record, and its size in bytes."""
 
     base_offset: int
     size: int
@@ -72,10 +72,10 @@ class SegmentInfo:
 def lock_directory(
     files: FileSystem, directory: Path, identity: LogIdentity, *, mends: bool = False
 ) -> Lock:
-    """Claim a directory that is this broker's log, or empty and to become it.
+    """Claim a directory that is this broker's log, or that is empty.
 
     Raises:
-        WrongLogError: it is another's, or holds other things; nothing was changed.
+        WrongLogError: it belongs to another broker, or has other files; nothing was changed.
         LogLockedError: another process uses it.
         DamagedLogError: the state file is missing or damaged, unless the caller `mends` it.
     """
@@ -103,18 +103,18 @@ def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) 
     foreign = sorted(name for name in names if not is_leftover(name) and not is_kept_aside(name))
     if foreign:
         raise WrongLogError(
-            f"{directory} holds {', '.join(foreign[:5])} and no write-ahead log; give an empty"
+            f"{directory} contains {', '.join(foreign[:5])} but no write-ahead log; pass an empty"
             " directory, or the right one"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _ScannedLog:
-    """Result of a scan: the segments, oldest first, and the offset behind the last record.
+    """Result of a scan: the segments, oldest first, and the offset after the last record.
 
-    Each segment's `size` is the end of its last good frame; the rest of the last one is torn.
-    From byte `unflushed_from` on, the last one is not known to be on the disk. `lost` counts the
-    records that a quarantine has given up.
+    Each segment's `size` is the end of its last valid frame; the rest of the last segment is torn.
+    From byte `unflushed_from` on, the last segment may not be on the disk. `lost` counts the
+    records that a quarantine gave up.
     """
 
     segments: tuple[LogSegment, ...]
@@ -125,7 +125,7 @@ class _ScannedLog:
 
 @dataclass(slots=True)
 class _Reading:
-    """How far one segment was read; `problem` says why no further, None at the end of the file."""
+    """Valid part of one segment; `problem` says why it ends, None at the end of the file."""
 
     end: int
     unflushed_from: int
@@ -155,18 +155,18 @@ class DiskLog:
         self._has_unsynced = False
         self._set_aside_count = 0
         self.lost = scanned.lost
-        """Records that a quarantine gave up, in segments that were there when it was opened."""
+        """Records that a quarantine gave up, in segments that existed when the log was opened."""
         self.end = scanned.end
-        """The sequence behind the last record written."""
+        """The sequence after the last written record."""
 
     @classmethod
     def open(
         cls, files: FileSystem, directory: Path, identity: LogIdentity, config: LogConfig
     ) -> DiskLog:
-        """Open the log in a locked directory, making it if there is none.
+        """Open the log in a locked directory, creating it if there is none.
 
-        Torn or half-made files of a crash are removed, but only after the whole log was read and
-        found good.
+        Torn or unfinished files of a crash are removed, but only after the whole log is read and
+        valid.
 
         Raises:
             WrongLogError, DamagedLogError: as `_scan` raises them; nothing was changed.
@@ -178,6 +178,7 @@ class DiskLog:
                 STATE_MAGIC, identity.namespace, identity.node_id, uuid.uuid4().bytes, 0
             )
             StateFile.create(files, path, header, 0, 0)
+
         with ExitStack() as undo:
             state = StateFile.open(files, path)
             undo.callback(state.close)
@@ -186,7 +187,7 @@ class DiskLog:
             opened = cls(files, directory, identity, config, state, scanned)
             undo.pop_all()
             undo.callback(opened.release)
-            opened._mend(scanned)
+            opened._repair(scanned)
             undo.pop_all()
         return opened
 
@@ -198,10 +199,10 @@ class DiskLog:
     @property
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Segments on the disk, oldest first; the last one is written to."""
-        return tuple(SegmentInfo(one.base_offset, one.size) for one in self._segments)
+        return tuple(SegmentInfo(segment.base_offset, segment.size) for segment in self._segments)
 
     def records(self, end: int) -> Iterator[RecordBatch]:
-        """Read the records that are not trimmed, up to sequence `end`, in the order of appends."""
+        """Read the records that are not trimmed, up to sequence `end`, in append order."""
         begin = self.trimmed
         for segment in list(self._segments):
             with closing(self._files.open(segment.path)) as file:
@@ -211,8 +212,8 @@ class DiskLog:
     def write(self, groups: Sequence[RecordGroup]) -> int:
         """Append the groups, each one frame, and make them durable.
 
-        Returns how many of them are in the log: fewer than all if the disk has no room, and then
-        the others have left no trace.
+        Returns how many of them are in the log: fewer than all if the disk is full. The rest has
+        left no trace.
         """
         done = 0
         try:
@@ -221,19 +222,20 @@ class DiskLog:
                 done += 1
                 self._roll_when_full()
         except DiskFullError as error:
-            _log.warning("the write-ahead log in %s has no room: %s", self._directory, error)
+            _log.warning("the write-ahead log in %s has no space: %s", self._directory, error)
         self._sync()
-        self._remove_trimmed()  # records committed before they were written
+        # Records may be committed, and trimmed, before they are written.
+        self._remove_trimmed()
         return done
 
     def trim(self, position: int) -> None:
-        """Forget the records before `position`, and remove the segments that hold no others."""
+        """Drop the records before `position`, and remove the segments that contain no others."""
         position = max(position, self.trimmed)
         if self._note(position, self._state.flushed):
             self._remove_trimmed()
 
     def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | None:
-        """Write `records` into a file beside the log; returns None if there are none."""
+        """Write `records` into a file next to the log; return None for no records."""
         path = set_aside_path(self._directory, self.trimmed, self._set_aside_count)
         state = self._state.header
         header = FileHeader(
@@ -259,13 +261,13 @@ class DiskLog:
             self.release()
 
     def release(self) -> None:
-        """Release the files, whatever their state."""
+        """Release the files, even after a failure."""
         for segment in self._segments:
             segment.close()
         self._state.close()
 
-    def _mend(self, scanned: _ScannedLog) -> None:
-        """Remove torn, half-made and trimmed data, and make the rest durable."""
+    def _repair(self, scanned: _ScannedLog) -> None:
+        """Remove torn, unfinished and trimmed data, and make the rest durable."""
         for name in self._files.names(self._directory):
             if is_leftover(name):
                 self._files.remove(self._directory / name)
@@ -286,6 +288,7 @@ class DiskLog:
             self._begin_segment()
         if group.base_offset != self.end:
             raise ValueError(f"group begins at {group.base_offset}, the log ends at {self.end}")
+
         segment = self._segments[-1]
         segment.append(
             segment.codec.encode(
@@ -302,7 +305,7 @@ class DiskLog:
         self.end += group.count
 
     def _roll_when_full(self) -> None:
-        """Begin a new segment, so that this one can go as soon as it is trimmed."""
+        """Begin a new segment, so that this one can be removed as soon as it is trimmed."""
         if self._segments[-1].size >= self._config.segment_bytes:
             self._sync()
             self._begin_segment()
@@ -320,7 +323,7 @@ class DiskLog:
         self._note(self.trimmed, self.end)
 
     def _note(self, trimmed: int, flushed: int) -> bool:
-        """Write the state if there is room; an older one is never wrong."""
+        """Write the state if there is space; an older state is never wrong."""
         try:
             self._state.note(trimmed, flushed)
         except DiskFullError:
@@ -328,12 +331,12 @@ class DiskLog:
         return True
 
     def _remove_trimmed(self) -> None:
-        """Remove the segments before the last one that hold nothing behind the trimmed end."""
+        """Remove the segments before the last one that end below the trimmed position."""
         following = [segment.base_offset for segment in self._segments[1:]]
         self._remove_oldest(sum(first <= self.trimmed for first in following))
 
     def _remove_oldest(self, count: int) -> None:
-        """Remove segments, once it is durable that nothing in them matters."""
+        """Remove segments, once it is durable that no record in them is needed."""
         if count == 0:
             return
         self._state.sync()
@@ -360,8 +363,8 @@ def _records_of(frames: FrameReader, path: Path, begin: int, end: int) -> Iterat
 def _rewrite(segment: LogSegment, position: int) -> None:
     """Write again the bytes that may not be on the disk.
 
-    After a failed sync the kernel may hold pages for clean that never reached the disk; a new sync
-    would pass them over.
+    After a failed sync the kernel may consider pages clean that never reached the disk, and a new
+    sync would skip them.
     """
     for piece in pieces_of(segment.file, position):
         segment.file.write(position, piece)
@@ -374,7 +377,7 @@ def _scan(
     """Read every frame.
 
     Raises:
-        WrongLogError: a segment is of another node or namespace, or a newer process wrote it.
+        WrongLogError: a segment belongs to another node or namespace, or a newer process wrote it.
         DamagedLogError: flushed records can't be read; it names the first such place.
     """
     segments: list[LogSegment] = []
@@ -391,6 +394,7 @@ def _scan(
                     f"{path} belongs to another write-ahead log of this node; move the file away"
                 )
             segments.append(segment)
+
         scanned = _read(directory, segments, identity, state)
         undo.pop_all()
     return scanned
@@ -404,6 +408,7 @@ def _read(
         raise DamagedLogError(
             segments[0].path, 0, f"the segment with records from {state.trimmed} on is missing"
         )
+
     unflushed_from = lost = 0
     for index, segment in enumerate(segments):
         reading = _read_segment(segment, state.flushed)
@@ -416,6 +421,7 @@ def _read(
                 " start it with a larger node epoch"
             )
         end, unflushed_from, lost = reading.end, reading.unflushed_from, lost + reading.lost
+
     if end < state.flushed:
         last = segments[-1] if segments else None
         raise DamagedLogError(
@@ -427,7 +433,7 @@ def _read(
 
 
 def _read_segment(segment: LogSegment, flushed: int) -> _Reading:
-    """Read the frames of one segment, and set its `size` to the end of the last good one."""
+    """Read the frames of one segment, and set its `size` to the end of the last valid one."""
     frames = segment.codec.frames(segment.file, segment.size)
     reading = _Reading(segment.base_offset, segment.size)
     try:
@@ -444,16 +450,17 @@ def _read_segment(segment: LogSegment, flushed: int) -> _Reading:
                 reading.unflushed_from = segment.size
     except BadFrameError as error:
         reading.problem = f"the frame of record {reading.end}: {error}"
+
     return reading
 
 
 def _check_end(
     segment: LogSegment, reading: _Reading, following: LogSegment | None, state: StateFile
 ) -> None:
-    """Raise `DamagedLogError` unless the segment may end where it was read to.
+    """Raise `DamagedLogError` if the segment must not end where it was read to.
 
-    Only the end of the last segment may be torn, and only behind the records known to have been on
-    the disk: the state file says how far that is, and so does each frame for those before it.
+    Only the end of the last segment may be torn, and only after the records known to be on the
+    disk. The state file records how far that is, and each frame does so for the frames before it.
     """
     problem = reading.problem
     if following is not None and problem is None and reading.end != following.base_offset:

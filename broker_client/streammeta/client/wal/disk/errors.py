@@ -8,17 +8,17 @@ from streammeta.client.errors import BrokerClientError
 
 
 class WriteAheadLogError(BrokerClientError):
-    """Base class of all failures of the log."""
+    """Base class of all errors of a write-ahead log."""
 
 
 class WrongLogError(WriteAheadLogError):
-    """The directory is another node's or cluster's, or of another release; nothing was changed."""
+    """The log belongs to another node, cluster or release; nothing was changed."""
 
 
 class LogMissingError(WriteAheadLogError):
-    """The node has streams open and registered another log than this process has.
+    """The node has open streams and registered another log than this process has.
 
-    Nothing was changed. `registered` and `present` are both logs, as in registrations.
+    Nothing was changed. `registered` and `present` name both logs, as in registrations.
     """
 
     def __init__(self, node_id: int, registered: str, present: str) -> None:
@@ -36,9 +36,9 @@ class LogLockedError(WriteAheadLogError):
 
 
 class DamagedLogError(WriteAheadLogError):
-    """Flushed bytes have changed or are missing; nothing was changed.
+    """Flushed bytes have changed or are missing, in file `path` at byte `offset`.
 
-    `path` and `offset` (bytes) say where.
+    Nothing was changed.
     """
 
     def __init__(self, path: Path, offset: int, problem: str) -> None:
@@ -47,16 +47,16 @@ class DamagedLogError(WriteAheadLogError):
         self.problem = problem
         super().__init__(
             f"{path} is damaged at byte {offset}: {problem}; restore it from a copy, or open the"
-            ' log with damage="quarantine": that keeps the damaged file aside, goes on with all'
-            " records that can be read, and reports how many can not"
+            ' log with damage="quarantine": that keeps the damaged file aside, continues with all'
+            " readable records, and reports how many are lost"
         )
 
 
 class WriteAheadLogBrokenError(WriteAheadLogError):
-    """A write or a sync failed, so the state of the disk is unknown; the log takes no more.
+    """A write or a sync failed, so the state of the disk is unknown; the log accepts no records.
 
-    Records acknowledged before are as safe as the disk. The sync is never repeated: a second one
-    may succeed without having written anything.
+    Records acknowledged before are as safe as the disk. The sync is never retried: a second one may
+    succeed without having written anything.
     """
 
     def __init__(self, directory: Path, reason: str) -> None:
@@ -68,8 +68,8 @@ class WriteAheadLogBrokenError(WriteAheadLogError):
 
 
 class WriteAheadLogFullError(WriteAheadLogError):
-    """The disk, or the log's own limit, has no room; refused records are not in the log."""
+    """The disk is full, or the log's limit is reached; rejected records are not in the log."""
 
 
 class WriteAheadLogClosedError(WriteAheadLogError):
-    """The log is closed and takes no more records."""
+    """The log is closed and accepts no more records."""

@@ -1,13 +1,12 @@
 """File formats of a write-ahead log: file header, segments, frame bodies and the state file.
 
-File header, big-endian: magic of 4 bytes, CRC-32C u32 of all that follows, version u16, namespace
-length u16, node id i32, log id of 16 bytes drawn when the log is made, offset of the first record
-u64, namespace in UTF-8. Then come frames of `streammeta.storage.segmented_log` with the magic
-`SMWF`, their flushed end before the node epoch. Bodies: kind 1 is records of the object format, end
-to end; kind 2 is empty and stands for records that were lost; kind 3, with a count of 0, is a text
-in UTF-8.
+File header, big-endian: magic of 4 bytes, CRC-32C u32 of the rest of the header, version u16,
+namespace length u16, node id i32, random log id of 16 bytes, offset of the first record u64,
+namespace in UTF-8. Then come frames of `streammeta.storage.segmented_log` with the magic `SMWF`,
+their flushed end before the node epoch. Bodies: kind 1 is records of the object format, back to
+back. Kind 2 is empty and stands for lost records. Kind 3, with a count of 0, is a text in UTF-8.
 
-A segment gets its name once its header is durable; the one before it is wholly synced by then.
+A segment gets its name once its header is durable; the previous segment is fully synced by then.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _TEMPORARY_NAME = re.compile(r"([0-9]{20}-[0-9]+\.aside|([0-9]{20}\.wal|state)(\
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The beginning of one file; the first record in it, if any, has `base_offset`."""
+    """Header of one file; the first record in the file, if any, has `base_offset`."""
 
     magic: bytes
     namespace: str
@@ -80,30 +79,34 @@ class FileHeader:
 
 
 class BadHeaderError(Exception):
-    """These bytes are not the header of a file of a log; the message says why."""
+    """The bytes are not a valid header of a log's file; the message says why."""
 
 
 def decode_file_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
     """Read the header at the beginning of `data`.
 
     Raises:
-        BadHeaderError: it is damaged.
+        BadHeaderError: the header is damaged.
         WrongLogError: another release wrote it; `path` is for the message.
     """
     if len(data) < _FIXED_SIZE:
         raise BadHeaderError(f"{len(data)} bytes, a header has at least {_FIXED_SIZE}")
+
     found, checksum = _PREFIX.unpack_from(data)
     if found != magic:
         raise BadHeaderError(f"starts with {bytes(found)!r}, wanted {magic!r}")
+
     version, length, node_id, log_id, first = _FIELDS.unpack_from(data, _PREFIX.size)
     end = _FIXED_SIZE + length
     if checksum != google_crc32c.value(data[_PREFIX.size : end]) or len(data) < end:
         raise BadHeaderError("the checksum of the file's header does not match")
+
     if version != VERSION:
         raise WrongLogError(
             f"{path} has version {version}, this release reads {VERSION}; use the release that"
             " wrote it"
         )
+
     return FileHeader(magic, data[_FIXED_SIZE:end].decode(), node_id, log_id, first)
 
 
@@ -112,12 +115,12 @@ def check_owner(header: FileHeader, identity: LogIdentity, path: Path) -> None:
     if header.namespace != identity.namespace:
         raise WrongLogError(
             f"{path} belongs to namespace {header.namespace!r}, this broker to"
-            f" {identity.namespace!r}; give it a directory of its own, or connect it to its cluster"
+            f" {identity.namespace!r}; use a separate directory, or connect it to its cluster"
         )
     if header.node_id != identity.node_id:
         raise WrongLogError(
             f"{path} belongs to node {header.node_id}, this broker is node {identity.node_id};"
-            " give it a directory of its own, or correct its node id"
+            " use a separate directory, or correct its node id"
         )
 
 
@@ -135,11 +138,12 @@ def frame_codec(log_id: bytes) -> FrameCodec:
 
 
 def records_in(header: FrameHeader, body: bytes) -> Iterator[RecordBatch]:
-    """Yield the records of a checked frame; raises `BadFrameError` if they are not `count`."""
+    """Yield the records of a valid frame; raise `BadFrameError` if their number is not `count`."""
     if header.kind in (FrameKind.LOST, FrameKind.TEXT):
         return
     if header.kind != FrameKind.RECORDS:
         raise BadFrameError(f"its kind is {header.kind}, this release knows 1 to 3")
+
     view = memoryview(body)
     position = 0
     for _ in range(header.count):
@@ -154,12 +158,12 @@ def records_in(header: FrameHeader, body: bytes) -> Iterator[RecordBatch]:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether this is a half-made file that a crash left."""
+    """Return whether this is an unfinished file that a crash left."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def is_kept_aside(name: str) -> bool:
-    """Whether the log made this file for the operator, and never touches it again."""
+    """Return whether the log created this file for the operator, and never touches it again."""
     return _KEPT_NAME.fullmatch(name) is not None
 
 
@@ -178,20 +182,20 @@ class LogSegment(Segment):
 
     @classmethod
     def create(cls, files: FileSystem, directory: Path, header: FileHeader) -> LogSegment:
-        """Make an empty segment, durably."""
+        """Create an empty segment, durably."""
         path = segment_path(directory, header.base_offset, SUFFIX)
         replace_file(files, path, [header.encode()])
         return cls(path, files.open(path), header)
 
     @classmethod
     def open(cls, files: FileSystem, path: Path) -> LogSegment:
-        """Open a segment; raises `BadHeaderError` unless its header fits its name."""
+        """Open a segment; raise `BadHeaderError` if its header contradicts its name."""
         file = files.open(path)
         try:
             header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SEGMENT_MAGIC, path)
             if header.base_offset != segment_base(path.name, SUFFIX):
                 raise BadHeaderError(
-                    f"its header says first record {header.base_offset}, not what its name says"
+                    f"its header has first record {header.base_offset}, which its name contradicts"
                 )
         except BaseException:
             file.close()
@@ -200,7 +204,7 @@ class LogSegment(Segment):
 
 
 class StateFile:
-    """How far the log is on the disk and how far it is trimmed, behind a file header."""
+    """Position up to which the log is on the disk, and up to which it is trimmed."""
 
     def __init__(self, file: File, header: FileHeader) -> None:
         self._file = file
@@ -209,7 +213,7 @@ class StateFile:
         self.trimmed = 0
         """Records before this offset need not be recovered."""
         self.flushed = 0
-        """Records before this offset were on the disk; perhaps more were."""
+        """Records before this offset were on the disk, perhaps also later ones."""
 
     @classmethod
     def create(
@@ -240,13 +244,13 @@ class StateFile:
         return state
 
     def note(self, trimmed: int, flushed: int) -> None:
-        """Write the state; durable after `sync`."""
+        """Write the state; `sync` makes it durable."""
         if (trimmed, flushed) != (self.trimmed, self.flushed):
             self._slots.write(trimmed, flushed)
             self.trimmed, self.flushed = trimmed, flushed
 
     def sync(self) -> None:
-        """Make the state, as it is, durable."""
+        """Make the last written state durable."""
         self._file.sync()
 
     def close(self) -> None:
@@ -255,7 +259,7 @@ class StateFile:
 
 
 def read_state_header(files: FileSystem, path: Path) -> FileHeader | None:
-    """Return whose log it is, None if there is no state file; raises as `StateFile.open`."""
+    """Return the log's header, None if there is no state file; raises as `StateFile.open`."""
     if path.name not in files.names(path.parent):
         return None
     with closing(files.open(path)) as file:

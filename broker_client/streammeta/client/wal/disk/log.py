@@ -1,7 +1,7 @@
 """Write-ahead log of a broker: appends from one event loop, one thread for the disk.
 
-Owns grouping, the bounds on disk and memory, and the promises when the disk fails or is full.
-All records that arrive while the disk is busy are written next and share one sync. Knows nothing of
+Owns grouping, the limits on disk and memory, and the guarantees when the disk fails or is full. All
+records that arrive while the disk is busy are written next and share one sync. Knows nothing of
 streams, objects or controllers.
 """
 
@@ -45,7 +45,7 @@ OnDamage = Literal["refuse", "quarantine"]
 
 
 class _Group(RecordGroup):
-    """A group and the future its callers wait for."""
+    """A group and the future of its callers."""
 
     __slots__ = ("done", "size")
 
@@ -57,7 +57,7 @@ class _Group(RecordGroup):
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Groups that the thread has written, the segments, and where the log has yet to start over."""
+    """Groups that the thread has written, the segments, and where the log must still start over."""
 
     written: int
     segments: tuple[SegmentInfo, ...]
@@ -78,11 +78,11 @@ def find_log_id(directory: str | os.PathLike[str]) -> bytes | None:
 
 
 class WriteAheadLog(ClosedAtExit):
-    """An open log. Make it with `open`; use it from that event loop, and `close` it.
+    """An open log. Create it with `open`, use it from that event loop, and `close` it.
 
-    Positions count the records that there ever were: `end` is behind the last one appended,
-    `recovered_end` behind the last one that the log had when it was opened, and the records below
-    `trimmed` are settled. `flushes` counts the syncs with records, of `flushed_bytes` together.
+    Positions count all records ever appended: `end` is after the last one, `recovered_end` after
+    the last one that the log had when it was opened. Records below `trimmed` are settled. `flushes`
+    counts the syncs with records, `flushed_bytes` their bytes.
     """
 
     def __init__(
@@ -128,16 +128,16 @@ class WriteAheadLog(ClosedAtExit):
         damage: OnDamage = "refuse",
         files: FileSystem | None = None,
     ) -> WriteAheadLog:
-        """Open the log in `directory`, made if it is missing or empty, for one process.
+        """Open the log in `directory` for one process; create it if it is missing or empty.
 
-        With `damage="quarantine"` a damaged log is mended as far as it can be read; the damaged
+        With `damage="quarantine"` a damaged log is repaired as far as it can be read. The damaged
         files are kept aside, and `lost` counts the missing records.
 
         Raises:
-            WrongLogError: the directory is another node's or cluster's, or no log at all.
+            WrongLogError: the directory belongs to another node or cluster, or is not a log.
             LogLockedError: another process uses it.
-            DamagedLogError: something that had been flushed can't be read.
-            WriteAheadLogFullError: there is no room to open it.
+            DamagedLogError: flushed data can't be read.
+            WriteAheadLogFullError: the disk has no space to open it.
             WriteAheadLogBrokenError: the disk failed.
         """
         path = check_path("directory", directory)
@@ -194,22 +194,22 @@ class WriteAheadLog(ClosedAtExit):
 
     @property
     def max_bytes(self) -> int:
-        """The size up to which it takes records, as configured."""
+        """The configured size up to which the log accepts records."""
         return self._config.max_bytes
 
     @property
     def max_record_bytes(self) -> int:
-        """The size of the largest encoded record that can ever have room."""
+        """The size of the largest encoded record that ever fits."""
         room = self._config.max_bytes - self._config.segment_bytes
         return min(room - self._frame_headers(room), 2**31 - 1)
 
     def has_room(self, size: int) -> bool:
-        """Tell whether records of `size` encoded bytes, all of them, may be appended now.
+        """Return whether records of `size` encoded bytes may all be appended now.
 
-        It changes from false to true only in `trim` and when a group is done; nothing, 0 bytes, has
-        always room. After the disk was full it is false until all that was appended by then is
-        trimmed: so no record is acknowledged here while an earlier one is not known to be safe.
-        Raises `WriteAheadLogBrokenError` or `WriteAheadLogClosedError`.
+        The answer changes from false to true only in `trim` and when a group is done. Zero bytes
+        always fit. After the disk was full it stays false until all records appended before are
+        trimmed, so no record is acknowledged while an earlier one may be lost. Raises
+        `WriteAheadLogBrokenError` or `WriteAheadLogClosedError`.
         """
         self._check_usable()
         if size == 0:
@@ -222,16 +222,15 @@ class WriteAheadLog(ClosedAtExit):
         return self.used_bytes + cost <= self._config.max_bytes
 
     def append(self, header: bytes, payload: bytes) -> asyncio.Future[None]:
-        """Take one encoded record, `header` and `payload`, into the group that is gathered.
+        """Add one encoded record, `header` and `payload`, to the open group.
 
-        The result is shared by the records of the group, and done when they are on the disk;
-        groups are done in order. Wait for it through `asyncio.shield`. It fails with
-        `WriteAheadLogFullError` if the disk has no room: then none of the group, nor of those
-        behind it, is in the log. It fails with `WriteAheadLogBrokenError` if the disk failed: then
-        that is unknown.
+        The group's records share the result. It is done when they are on the disk; groups are done
+        in order. Wait for it through `asyncio.shield`. It fails with `WriteAheadLogFullError` if
+        the disk is full: then the log contains no record of the group, nor of later groups. It
+        fails with `WriteAheadLogBrokenError` if the disk failed: then the log may contain them.
 
-        Ask `has_room` first, or the log outgrows its bounds. Raises the log's error if it is
-        broken, closed, or full since the disk was.
+        Ask `has_room` first, or the log exceeds its limits. Raises the log's error if it is broken
+        or closed, or has been full.
         """
         size = len(header) + len(payload)
         self._check_append(header, payload)
@@ -243,6 +242,7 @@ class WriteAheadLog(ClosedAtExit):
             group.done.add_done_callback(ignore_failure)
             waiting.append(group)
             self._unflushed += group.size
+
         group.pieces += (header, payload)
         group.count += 1
         group.size += size
@@ -252,9 +252,9 @@ class WriteAheadLog(ClosedAtExit):
         return group.done
 
     def trim(self, position: int) -> None:
-        """Settle all records before `position`: they are not recovered. Files go a little later.
+        """Settle all records before `position`, so that they are not recovered.
 
-        Raises `ValueError` for a position that no record has yet.
+        Their files are removed a little later. Raises `ValueError` for a position above `end`.
         """
         if position > self.end:
             raise ValueError(f"position is {position}, wanted at most the end, {self.end}")
@@ -268,18 +268,18 @@ class WriteAheadLog(ClosedAtExit):
         self._wake()
 
     def recover(self) -> Iterator[RecordBatch]:
-        """Read the records that were there at the opening and are not trimmed, in append order.
+        """Read the records that existed at the opening and are not trimmed, in append order.
 
-        Reads the files as it goes, at most one frame at a time; don't trim meanwhile. Raises
-        `DamagedLogError` where a file has changed since it was opened.
+        Reads one frame of the files at a time; don't trim meanwhile. Raises `DamagedLogError` where
+        a file has changed since it was opened.
         """
         return self._disk.records(self.recovered_end)
 
     async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | None:
-        """Keep records that can't be committed in a file of their own, before they are trimmed.
+        """Write records that can't be committed to a separate file, before they are trimmed.
 
-        Returns the durable file, None without records. Raises `WriteAheadLogFullError` or
-        `WriteAheadLogBrokenError`; the log itself goes on.
+        Returns the durable file, None for no records. Raises `WriteAheadLogFullError` or
+        `WriteAheadLogBrokenError`, which do not end the log.
         """
         self._check_usable()
         work = self._disk.set_aside
@@ -289,12 +289,12 @@ class WriteAheadLog(ClosedAtExit):
             raise _disk_error(self._directory, error) from error
 
     async def flush(self) -> None:
-        """Wait until everything appended is on the disk, or has failed."""
+        """Wait until all appended records are on the disk, or have failed."""
         self._wake()
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Write everything appended, make the trim durable, and release the directory."""
+        """Write all appended records, make the trim durable, and release the directory."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -315,11 +315,12 @@ class WriteAheadLog(ClosedAtExit):
             raise WriteAheadLogClosedError(f"the write-ahead log in {self._directory} is closed")
 
     def _frame_headers(self, size: int) -> int:
-        """Bound the bytes of frame headers for `size` bytes of records: two groups hold one's."""
+        """Return the maximum size of the frame headers for `size` bytes of records."""
+        # Any two consecutive groups together exceed the size of one.
         return FRAME_HEADER_SIZE * (2 + 2 * size // self._config.group_bytes)
 
     def _check_append(self, header: bytes, payload: bytes) -> None:
-        """Refuse records that would make a frame unreadable, or leave a hole in a stream."""
+        """Reject records that would make a frame unreadable, or leave a gap in a stream."""
         self._check_usable()
         if len(header) != RECORD_HEADER_SIZE or int.from_bytes(header[29:]) != len(payload):
             raise ValueError(
@@ -329,11 +330,11 @@ class WriteAheadLog(ClosedAtExit):
         if self._full_until is not None:
             raise WriteAheadLogFullError(
                 f"the disk of the write-ahead log in {self._directory} was full; commit and trim"
-                " what was appended by then, the log goes on after that"
+                " the records appended before, then the log continues"
             )
 
     def _wake(self) -> None:
-        """Schedule the next work after this turn of the loop, so that one turn shares a sync."""
+        """Schedule the next work after this iteration of the loop: its records share a sync."""
         if not self._is_working and self._start is None and (self._waiting or self._waiting_trim):
             self._idle.clear()
             self._start = self._loop.call_soon(self._begin)
@@ -347,6 +348,7 @@ class WriteAheadLog(ClosedAtExit):
         self._waiting.clear()
         self._waiting_trim = False
         self._start_over_at = None
+
         running = self._loop.run_in_executor(self._thread, work)
         running.add_done_callback(partial(self._finish, groups))
 
@@ -367,6 +369,7 @@ class WriteAheadLog(ClosedAtExit):
     def _finish(self, groups: Sequence[_Group], running: asyncio.Future[_Outcome]) -> None:
         """Complete the groups in order, and start the next work."""
         self._is_working = False
+        # Groups are in order: after the first one without space, no later one may succeed.
         error = running.exception()
         if error is not None:
             self._break(error, groups)
@@ -383,24 +386,25 @@ class WriteAheadLog(ClosedAtExit):
                 if not group.done.done():
                     group.done.set_result(None)
             if done < len(groups):
-                self._refuse(groups[done:])
+                self._reject(groups[done:])
+
         if not self._waiting and not self._waiting_trim:
             self._idle.set()
         self._wake()
 
     def _break(self, reason: BaseException, groups: Iterable[_Group]) -> None:
-        """Refuse all appends from here on."""
+        """Reject all appends from now on."""
         _log.error("the write-ahead log in %s is broken: %s", self._directory, reason)
         self._broken = WriteAheadLogBrokenError(self._directory, str(reason))
         self._broken.__cause__ = reason
         self._waiting_trim = False
         self._drop([*groups, *self._waiting], self._broken)
 
-    def _refuse(self, groups: Iterable[_Group]) -> None:
-        """Fail the groups without room and all behind them, until everything before is trimmed."""
+    def _reject(self, groups: Iterable[_Group]) -> None:
+        """Fail the groups without space and all later ones, until all earlier ones are trimmed."""
         error = WriteAheadLogFullError(
-            f"the disk of the write-ahead log in {self._directory} has no room; free some, the log"
-            " goes on by itself once all that was appended is committed and trimmed"
+            f"the disk of the write-ahead log in {self._directory} is full; free space on it, the"
+            " log continues once all appended records are committed and trimmed"
         )
         self._full_until = self.end
         if self.trimmed >= self.end:
@@ -415,7 +419,7 @@ class WriteAheadLog(ClosedAtExit):
                 group.done.set_exception(error)
 
     def _count_kept_bytes(self) -> int:
-        """Add up the segments that are not trimmed, or written to."""
+        """Return the bytes of the segments that are not trimmed, or still written to."""
         firsts = [segment.base_offset for segment in self._segments[1:]]
         trimmed = sum(first <= self.trimmed for first in firsts)
         return sum(segment.size for segment in self._segments[trimmed:])
@@ -426,7 +430,7 @@ def _disk_error(
 ) -> WriteAheadLogFullError | WriteAheadLogBrokenError:
     if isinstance(error, DiskFullError):
         return WriteAheadLogFullError(
-            f"the disk of the write-ahead log in {directory} has no room: {error}; free some and"
-            " repeat"
+            f"the disk of the write-ahead log in {directory} is full: {error}; free space on it and"
+            " retry"
         )
     return WriteAheadLogBrokenError(directory, str(error))

@@ -1,8 +1,8 @@
 """Quarantine: makes a damaged log readable again, on the operator's request.
 
-Of each damaged file a copy is kept as `<name>.damaged`. The file itself is replaced by one with
-all frames that can still be read, and a frame of kind 2 in the place of those that can't, which
-says how many records are lost there. Can be repeated after a crash at any point.
+A copy of each damaged file is kept as `<name>.damaged`. The file is replaced by one with all
+readable frames. A frame of kind 2 replaces the unreadable ones and counts the lost records. Can be
+repeated after a crash at any point.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Salvage:
-    """The readable part of one segment: its good frames in order, and the end they vouch for.
+    """Readable part of one segment: its valid frames in order, and the end they vouch for.
 
-    `is_whole` tells that nothing but good frames follows the header, `is_gapless` that nothing is
+    `is_whole` means that only valid frames follow the header, `is_gapless` that no record is
     missing before the last of them.
     """
 
@@ -55,17 +55,17 @@ class _Salvage:
 
 
 def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int:
-    """Mend everything that opening the log would report as damage; does nothing without damage.
+    """Repair everything that opening the log reports as damage; without damage, change nothing.
 
-    Returns how many records are lost with missing segments at the beginning; opening the log counts
-    those lost behind.
+    Returns how many records are lost with missing segments at the beginning. Opening the log counts
+    the records lost after it.
 
     Raises:
-        WrongLogError: the log is another's.
-        DamagedLogError: nothing of it can be read, not even whose it is.
+        WrongLogError: the log belongs to another node or cluster.
+        DamagedLogError: no file can be read, so the log's owner is unknown.
         OSError: the disk failed or is full; it can be repeated.
     """
-    state = _mended_state(files, directory, identity)
+    state = _repair_state(files, directory, identity)
     try:
         paths = segment_paths(files, directory)
         first = _base_of(paths[0]) if paths else state.flushed
@@ -74,26 +74,31 @@ def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int
             _log.error("%s: records %d to %d are lost", directory, state.trimmed, first - 1)
             state.note(first, state.flushed)
             state.sync()
+
         for path, following in zip_longest(paths, paths[1:]):
-            _mend_segment(files, path, following, identity, state)
+            _repair_segment(files, path, following, identity, state)
         return missing
     finally:
         state.close()
 
 
-def _mended_state(files: FileSystem, directory: Path, identity: LogIdentity) -> StateFile:
+def _repair_state(files: FileSystem, directory: Path, identity: LogIdentity) -> StateFile:
     path = directory / STATE_NAME
     with suppress(DamagedLogError, FileNotFoundError):
         return StateFile.open(files, path)
-    headers = [_header_of(files, one, identity) for one in segment_paths(files, directory)]
+    paths = segment_paths(files, directory)
+    headers = [_header_of(files, segment, identity) for segment in paths]
     known = next((header for header in headers if header is not None), None)
     if known is None:
-        raise DamagedLogError(path, 0, "neither it nor any segment tells whose log it is")
+        raise DamagedLogError(path, 0, "neither it nor any segment names the owner of the log")
+
     if STATE_NAME in files.names(directory):
         files.rename(path, path.with_name(f"{STATE_NAME}.damaged"))
     header = FileHeader(STATE_MAGIC, identity.namespace, identity.node_id, known.log_id, 0)
-    first = min(_base_of(one) for one in segment_paths(files, directory))
+    # Without the state nothing is known to be trimmed or flushed: every readable record counts.
+    first = min(_base_of(segment) for segment in paths)
     StateFile.create(files, path, header, first, first)
+
     return StateFile.open(files, path)
 
 
@@ -106,7 +111,7 @@ def _header_of(files: FileSystem, path: Path, identity: LogIdentity) -> FileHead
     return None
 
 
-def _mend_segment(
+def _repair_segment(
     files: FileSystem,
     path: Path,
     following: Path | None,
@@ -119,6 +124,7 @@ def _mend_segment(
     header = FileHeader(
         SEGMENT_MAGIC, identity.namespace, identity.node_id, state.header.log_id, _base_of(path)
     )
+
     with closing(LogSegment(path, files.open(path), header)) as segment:
         salvage = _salvage(segment)
         if following is not None:
@@ -129,12 +135,12 @@ def _mend_segment(
         if old_header == header and may_end_so and salvage.is_gapless:
             return
         replace_file(files, path.with_name(f"{path.name}.damaged"), pieces_of(segment.file))
-        mended = _mended_pieces(segment, salvage, end, identity.node_epoch)
-        replace_file(files, path, mended)
+        repaired = _repaired_pieces(segment, salvage, end, identity.node_epoch)
+        replace_file(files, path, repaired)
 
 
 def _salvage(segment: LogSegment) -> _Salvage:
-    """Find the good frames of a segment, wherever they are."""
+    """Find the valid frames of a segment, even after damage."""
     found = _Salvage(segment.base_offset)
     for position, frame in segment.frames_past_damage(segment.header_size):
         if isinstance(frame, Damage):
@@ -151,25 +157,26 @@ def _salvage(segment: LogSegment) -> _Salvage:
         found.is_gapless &= found.is_whole and header.base_offset == found.end
         found.frames.append((position, header))
         found.end = header.end_offset
+
     return found
 
 
-def _mended_pieces(
+def _repaired_pieces(
     segment: LogSegment, salvage: _Salvage, end: int, node_epoch: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of the segment that takes the damaged one's place."""
+    """Yield the bytes of the segment that replaces the damaged one."""
     yield segment.header.encode()
     expected = segment.base_offset
     for position, frame in salvage.frames:
         if frame.end_offset > end:
             break
-        yield from _lost(segment, expected, frame.base_offset, node_epoch)
+        yield from _lost_frames(segment, expected, frame.base_offset, node_epoch)
         yield segment.file.read(position, frame.size)
         expected = frame.end_offset
-    yield from _lost(segment, expected, end, node_epoch)
+    yield from _lost_frames(segment, expected, end, node_epoch)
 
 
-def _lost(segment: LogSegment, begin: int, end: int, node_epoch: int) -> Iterator[bytes]:
+def _lost_frames(segment: LogSegment, begin: int, end: int, node_epoch: int) -> Iterator[bytes]:
     if begin < end:
         _log.error("%s: records %d to %d are lost", segment.path, begin, end - 1)
     while begin < end:

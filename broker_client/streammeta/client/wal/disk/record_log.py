@@ -1,4 +1,4 @@
-"""Protocol of write-ahead logs: what a writer and a recovery need of one, wherever it is kept."""
+"""Protocol of write-ahead logs for writers and recoveries, on disk or in the bucket."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ class RecordLog(Protocol):
 
     @property
     def end(self) -> int:
-        """The position behind the last record appended."""
+        """The position after the last appended record."""
         ...
 
     @property
     def recovered_end(self) -> int:
-        """The position behind the last record that was there when the log was opened."""
+        """The position after the last record that existed when the log was opened."""
         ...
 
     @property
     def max_record_bytes(self) -> int:
-        """The size of the largest encoded record that can ever have room."""
+        """The size of the largest encoded record that ever fits."""
         ...
 
     def has_room(self, size: int) -> bool:
-        """Tell whether records of `size` encoded bytes, all of them, may be appended now."""
+        """Return whether records of `size` encoded bytes may all be appended now."""
         ...
 
     def append(self, header: bytes, payload: bytes) -> asyncio.Future[None]:
-        """Take one encoded record; the result is done when it is durable."""
+        """Append one encoded record; the result is done when it is durable."""
         ...
 
     def trim(self, position: int) -> None:
-        """Settle all records before `position`: they are not recovered."""
+        """Settle all records before `position`, so that they are not recovered."""
         ...
 
     def recover(self) -> Iterator[RecordBatch]:
-        """Give the records that were there at the opening and are not trimmed, in append order."""
+        """Yield the records that existed at the opening and are not trimmed, in append order."""
         ...
 
     async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | str | None:
-        """Keep records that can't be committed; return the place, None without records."""
+        """Store records that can't be committed; return the file or key, None for no records."""
         ...

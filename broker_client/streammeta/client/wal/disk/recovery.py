@@ -1,11 +1,11 @@
 """Recovery of a restarted broker: a verdict for each record of its write-ahead log.
 
-Decides for each record whether an object has it already, whether it is to be uploaded, or whether
-it can't be: then it is set aside. The decision is pure; `recover_into` asks the controllers and
-carries it out. Each process opens its streams under epochs of its own, so the range of a record's
-epoch says what the process committed that wrote it. Offsets behind that range may hold records of
-another process, or those that an earlier recovery uploaded from this very log: a comparison with
-the stored records tells which.
+Decides for each record whether an object already contains it, whether it is to be uploaded, or
+whether it can't be committed and is set aside. The decision is pure. `recover_into` asks the
+controllers and carries the decision out. Each process opens its streams under new epochs, so the
+range of a record's epoch shows how much the record's process committed. Offsets after that range
+may be records of another process, or records that an earlier recovery uploaded from the same log. A
+comparison with the stored records decides.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DESCRIBED_AT_ONCE = 1_000
 class Verdict(Enum):
     """Verdict on one record."""
 
-    COMMITTED = "committed"  # an object has it, or the stream was trimmed behind it
+    COMMITTED = "committed"  # an object contains it, or the stream is trimmed past it
     UPLOAD = "upload"  # it continues the stream
     ASIDE = "aside"  # it can't be committed
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRanges:
-    """Ranges between two epochs, which had the offsets `[start_offset, end_offset)` together."""
+    """Ranges between two epochs, which together had the offsets `[start_offset, end_offset)`."""
 
     after_epoch: int
     before_epoch: int
@@ -46,16 +46,16 @@ class MissingRanges:
 
 @dataclass(frozen=True, slots=True)
 class StreamHistory:
-    """A stream's epochs so far, for records of epochs that the node does not hold.
+    """A stream's epochs so far, for records of epochs that the node does not own.
 
-    `ends` is the end offset of the range of each epoch, `owed` the offset ranges below them that
-    were never committed, half open. `missing` stands for ranges that the controllers have dropped,
-    as they were empty or stream objects cover them.
+    `ends` is the end offset of each epoch's range, `pending` the half-open offset ranges below them
+    that were never committed. `missing` stands for ranges that the controllers have dropped because
+    they were empty or stream objects cover them.
     """
 
     start_offset: int
     ends: Mapping[int, int]
-    owed: tuple[tuple[int, int], ...] = ()
+    pending: tuple[tuple[int, int], ...] = ()
     missing: tuple[MissingRanges, ...] = ()
 
     @property
@@ -64,9 +64,9 @@ class StreamHistory:
         return max(self.ends.values(), default=self.start_offset)
 
     def end_of(self, epoch: int) -> tuple[int, int] | None:
-        """Return the least and the largest offset at which an epoch's range can have ended.
+        """Return the smallest and the largest offset at which an epoch's range may have ended.
 
-        They differ if that range is missing. None: the stream had no such epoch.
+        They differ if that range is missing. Returns None if the stream had no such epoch.
         """
         end = self.ends.get(epoch)
         if end is not None:
@@ -81,15 +81,16 @@ class StreamHistory:
 class Comparison:
     """Results of comparing doubtful records with the stored ones, by stream and epoch.
 
-    `equal_to` is the end of the records that were found stored as the log has them, one behind the
-    other. Of those in `differing` a record was not: all later ones are another writer's offsets.
+    `equal_to` is the end of the consecutive records that are stored as the log has them.
+    `differing` has the streams and epochs with a record that is not: all their later offsets belong
+    to another writer.
     """
 
     equal_to: dict[tuple[int, int], int] = field(default_factory=dict)
     differing: set[tuple[int, int]] = field(default_factory=set)
 
     def note(self, record: RecordBatch, *, is_stored: bool) -> None:
-        """Remember the result for one record; those of a stream and epoch come in order."""
+        """Record the result for one record; call it in order for each stream and epoch."""
         key = (record.stream_id, record.epoch)
         if is_stored:
             self.equal_to[key] = record.end_offset
@@ -99,7 +100,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class AsideRun:
-    """Consecutive offsets `[start_offset, end_offset)` that can't be committed, and why."""
+    """Consecutive offsets `[start_offset, end_offset)` that can't be committed, and the reason."""
 
     stream_id: int
     epoch: int
@@ -110,7 +111,7 @@ class AsideRun:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """Records by verdict, the runs set aside in log order, and the file, or key, they are in."""
+    """Records by verdict, the set-aside runs in log order, and their file or key."""
 
     committed: int = 0
     uploaded: int = 0
@@ -120,13 +121,12 @@ class RecoveryReport:
 
 
 class RecoveryPlan:
-    """Judges the records of a log one by one, in log order.
+    """Validates the records of a log one by one, in log order.
 
-    `held` are the streams that this process holds, as the controllers list them; `histories` those
-    of other streams, and of held streams with records of older epochs. `newest` are the newest
-    epochs that the logs have records of, by stream: records of older ones are not continued, as
-    their process itself went on from another offset. Doubtful records count as stored or not by
-    `comparison`.
+    `held` are the streams that this process owns, as the controllers list them. `histories` has
+    other streams, and owned streams with records of older epochs. `newest` has the newest epoch of
+    each stream in the logs. Records of older epochs are not continued, because their process itself
+    continued from another offset. `comparison` decides whether doubtful records are stored.
     """
 
     def __init__(
@@ -145,15 +145,16 @@ class RecoveryPlan:
         self.report = RecoveryReport()
 
     def is_doubtful(self, record: RecordBatch) -> bool:
-        """Return whether only a comparison tells if the stream holds this very record.
+        """Return whether only a comparison can decide if the stream contains exactly this record.
 
-        It is of an earlier process, and lies behind the range of its epoch, or perhaps so. Doubtful
-        records have to be compared in log order, before or while they are judged.
+        Such a record belongs to an earlier process and is, perhaps, after the range of its epoch.
+        Doubtful records are compared in log order, before or while they are validated.
         """
         held = self._held.get(record.stream_id)
         history = self._histories.get(record.stream_id)
         if history is None or (held is not None and held.epoch == record.epoch):
             return False
+
         bounds = history.end_of(record.epoch)
         if bounds is None or record.base_offset < history.start_offset:
             return False
@@ -164,30 +165,31 @@ class RecoveryPlan:
         )
 
     def _reach(self, record: RecordBatch, largest_end: int) -> int:
-        """Return up to where the stream holds nothing but its epoch's records; -1: not even so."""
+        """Return the end of the offsets known to be of the record's epoch, -1 if one differs."""
         key = (record.stream_id, record.epoch)
         if key in self._comparison.differing:
             return -1
         return self._uploaded_to.get(key, self._comparison.equal_to.get(key, largest_end))
 
-    def judge(self, record: RecordBatch) -> Verdict:
-        """Decide about the next record of the log, and note it in the report."""
+    def validate(self, record: RecordBatch) -> Verdict:
+        """Decide about the next record of the log, and add it to the report."""
         held = self._held.get(record.stream_id)
         if held is not None and held.epoch == record.epoch:
-            judged = self._judge_held(held, record)
+            verdict = self._validate_held(held, record)
         else:
-            judged = self._judge_former(record)
-        if not isinstance(judged, Verdict):
+            verdict = self._validate_former(record)
+
+        if not isinstance(verdict, Verdict):
             self.report.set_aside += 1
-            self._note_aside(record, judged)
+            self._note_aside(record, verdict)
             return Verdict.ASIDE
-        if judged is Verdict.UPLOAD:
+        if verdict is Verdict.UPLOAD:
             self.report.uploaded += 1
         else:
             self.report.committed += 1
-        return judged
+        return verdict
 
-    def _judge_held(self, held: OpenedStream, record: RecordBatch) -> Verdict | str:
+    def _validate_held(self, held: OpenedStream, record: RecordBatch) -> Verdict | str:
         """Return the verdict, or the reason for setting the record aside."""
         if record.end_offset <= held.next_offset:
             return Verdict.COMMITTED
@@ -197,19 +199,22 @@ class RecoveryPlan:
         self._next[record.stream_id] = record.end_offset
         return Verdict.UPLOAD
 
-    def _judge_former(self, record: RecordBatch) -> Verdict | str:
-        """Judge a record of an epoch that this process does not hold.
+    def _validate_former(self, record: RecordBatch) -> Verdict | str:
+        """Validate a record of an epoch that this process does not own.
 
-        It is uploaded only if the stream holds nothing of any other process behind that epoch.
+        It is uploaded only if no other process has records in the stream after that epoch.
         """
         history = self._histories.get(record.stream_id)
         if history is None:
-            return "the stream does not exist (any more)"
+            return "the stream does not exist, or no longer"
         if record.end_offset <= history.start_offset:
             return Verdict.COMMITTED
+
         bounds = history.end_of(record.epoch)
         if bounds is None:
             return f"the stream has no range of epoch {record.epoch}"
+
+        # Offsets up to `least` are committed for certain, and up to `equal_to` they were compared.
         least, largest = bounds
         key = (record.stream_id, record.epoch)
         if record.end_offset > self._comparison.equal_to.get(key, least):
@@ -217,12 +222,14 @@ class RecoveryPlan:
                 self._next[record.stream_id] = self._uploaded_to[key] = record.end_offset
                 return Verdict.UPLOAD
             return f"epoch {record.epoch} of the stream ended at offset {largest}"
-        if any(a < record.end_offset and record.base_offset < b for a, b in history.owed):
+
+        if any(a < record.end_offset and record.base_offset < b for a, b in history.pending):
             return f"epoch {record.epoch} of the stream was closed before it was committed"
+
         return Verdict.COMMITTED
 
     def _continues(self, record: RecordBatch, largest_end: int) -> bool:
-        """Return whether a record of a former epoch follows its epoch's data, at the very end."""
+        """Return whether a record of a former epoch follows its data at the stream's end."""
         held = self._held.get(record.stream_id)
         if held is None or held.epoch < record.epoch:
             return False
@@ -235,6 +242,7 @@ class RecoveryPlan:
         runs = self.report.aside
         last = runs[-1] if runs else None
         begin = record.base_offset
+
         if last is not None and (last.stream_id, last.epoch, last.end_offset, last.reason) == (
             record.stream_id,
             record.epoch,
@@ -253,10 +261,10 @@ async def recover_into(
 ) -> RecoveryReport:
     """Pass uncommitted records to `upload`, in log order, after setting the others aside.
 
-    `upload` takes a record into the upload buffer, and not into the log again. Doubtful
-    records are compared with those in `store`; without it they are set aside. The caller trims the
-    log to `recovered_end` when all of it is committed. Raises the errors of `upload`, of reading,
-    the controllers and the log; a new process may repeat it then.
+    `upload` adds a record to the upload buffer without logging it again. Doubtful records are
+    compared with the records in `store`, or set aside without one. The caller trims the log to
+    `recovered_end` when all records are committed. Raises the errors of `upload`, of reading, of
+    the controllers and of the log. A new process may repeat it then.
     """
     held = {stream.stream_id: stream.epoch for stream in session.inherited}
     newest: dict[int, int] = {}
@@ -273,15 +281,16 @@ async def recover_into(
         async with StoredRecords(session.client, store, session.namespace) as stored:
             for record in log.recover():
                 if doubts.is_doubtful(record):
-                    comparison.note(record, is_stored=await stored.hold(record))
+                    comparison.note(record, is_stored=await stored.contain(record))
 
+    # Two passes: nothing may be uploaded before the other records are durable somewhere else.
     sorting = RecoveryPlan(session.inherited, histories, newest, comparison)
-    unwanted = (record for record in log.recover() if sorting.judge(record) is Verdict.ASIDE)
+    unwanted = (record for record in log.recover() if sorting.validate(record) is Verdict.ASIDE)
     sorting.report.file = await log.set_aside(unwanted, "found at the start of a broker")
 
     plan = RecoveryPlan(session.inherited, histories, newest, comparison)
     for record in log.recover():
-        if plan.judge(record) is Verdict.UPLOAD:
+        if plan.validate(record) is Verdict.UPLOAD:
             await upload(record)
     return sorting.report
 
@@ -295,13 +304,13 @@ def note_newest(newest: dict[int, int], record: RecordBatch) -> None:
 async def stream_histories(
     client: ControllerClient, stream_ids: Iterable[int]
 ) -> dict[int, StreamHistory]:
-    """Ask the controllers for the epochs of streams; those that don't exist are left out."""
+    """Look up the epochs of streams; missing streams are left out."""
     ids = sorted(stream_ids)
     histories: dict[int, StreamHistory] = {}
     for at in range(0, len(ids), _DESCRIBED_AT_ONCE):
         batch = ids[at : at + _DESCRIBED_AT_ONCE]
-        async for one in client.describe_streams(batch, include_ranges=True):
-            histories[one.stream_id] = _history(one)
+        async for stream in client.describe_streams(batch, include_ranges=True):
+            histories[stream.stream_id] = _history(stream)
     return histories
 
 

@@ -1,8 +1,8 @@
-"""Files of records that were acknowledged and can't be committed, kept for the operator.
+"""Files of acknowledged records that can't be committed, kept for the operator.
 
 A file `<20 digits>-<n>.aside` is a file header, a frame of kind 3 with the reason, and frames of
-records as in a segment. It appears under its name only when it is whole and durable. The log never
-reads, changes or removes it again.
+records as in a segment. It gets its name only when it is complete and durable. The log never reads,
+changes or removes it again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FRAME_BYTES = 1 << 20
 
 
 def set_aside_path(directory: Path, trimmed: int, number: int) -> Path:
-    """Name file `number` of those that a process made while the log was trimmed at `trimmed`.
+    """Return the name of file `number` of a process whose log is trimmed at `trimmed`.
 
-    A later process that finds the log trimmed there finds the same records in it, too, so it may
+    A later process with the same trimmed position finds the same records in the log, so it may
     replace the file.
     """
     return directory / f"{trimmed:020d}-{number}.aside"
@@ -49,7 +49,7 @@ def write_set_aside(
     records: Iterable[RecordBatch],
     reason: str,
 ) -> bool:
-    """Write the file, durably; return whether there is one: none for no records."""
+    """Write the file durably; return whether there is one, which takes at least one record."""
     frames = _frames(header, node_epoch, records)
     first = next(frames, None)
     if first is None:

@@ -1,7 +1,7 @@
-"""Comparison of logged records with the stored ones, for records whose writer is in doubt.
+"""Comparison of logged records with stored ones, for records whose writer is unknown.
 
-A recovery that was interrupted leaves some of its uploads committed. Whether a stream holds them,
-or another process's records at the same offsets, only the records themselves tell.
+An interrupted recovery leaves some of its uploads committed. Only the records themselves show
+whether a stream contains them, or another process's records at the same offsets.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 
 
 class StoredRecords(ClosedAtExit):
-    """Reads records of streams to compare them; a reader is made for the first one."""
+    """Reads records of streams to compare them; the first comparison creates the reader."""
 
     def __init__(self, client: ControllerClient, store: ObjectStore, namespace: str) -> None:
         self._place = (client, store, namespace)
         self._reader: StreamReader | None = None
 
-    async def hold(self, record: RecordBatch) -> bool:
-        """Return whether the stream holds this record at its offsets, whatever its epoch.
+    async def contain(self, record: RecordBatch) -> bool:
+        """Return whether the stream contains this record at its offsets, under any epoch.
 
-        Raises what reading raises: a record that can't be read is not known to differ.
+        Raises the errors of reading: an unreadable record is not known to differ.
         """
         if self._reader is None:
             self._reader = StreamReader(*self._place)
@@ -33,7 +33,8 @@ class StoredRecords(ClosedAtExit):
         except (OffsetTrimmedError, StreamNotFoundError):
             return False
         wanted = (record.base_offset, record.count, record.payload)
-        return [(one.base_offset, one.count, one.payload) for one in found] == [wanted]
+        stored = [(batch.base_offset, batch.count, batch.payload) for batch in found]
+        return stored == [wanted]
 
     async def close(self) -> None:
         """Release the reader, if there is one."""

@@ -207,7 +207,7 @@ class UploadPool:
 
     async def _commit(self, writes: Sequence[PoolWrite]) -> EffectsVerdict:
         """Upload one object of all writes, and commit it with their values."""
-        await self._bucket.passed()
+        await self._bucket.require()
         (object_id,) = (await self._ids.take(1)).ids
         writer = ObjectWriter(checksum=True)
         for one in writes:
