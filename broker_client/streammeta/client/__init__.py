@@ -149,5 +149,5 @@ from streammeta.tls.files import TlsFiles as TlsFiles
 if not _typing.TYPE_CHECKING:  # for type checkers former names do not exist
 
     def __getattr__(name: str) -> object:
-        """Return what a former name stands for; see `deprecations`."""
+        """Return what a former name stands for. See `deprecations`."""
         return find_renamed(__name__, name)

@@ -1,6 +1,6 @@
 """Argument checks of the public entry points: types, ranges, and the wording of their errors.
 
-A wrong type is a `TypeError`, a value out of range a `ValueError`; each names the argument. Only
+A wrong type is a `TypeError`, a value out of range a `ValueError`. Each names the argument. Only
 lossless conversions are made: `str` paths, integers of other libraries, bytes-like payloads. Pure.
 """
 
@@ -23,7 +23,7 @@ _SHOWN = 80
 
 
 def check_int(name: str, value: Any, least: int = 0, most: int = INT64_MAX) -> int:
-    """Return `value` as an int of `least`..`most`; a bool or a float is rejected."""
+    """Return `value` as an int of `least`..`most`. A bool or a float is rejected."""
     wanted = f"an integer of {least}..{most}"
     if isinstance(value, bool):
         refuse_type(name, value, wanted)
@@ -69,7 +69,7 @@ def check_callable(name: str, value: Any, wanted: str) -> None:
 
 
 def check_offers(name: str, value: Any, method: str, wanted: str) -> None:
-    """Raise `TypeError` unless `value` has `method`; any class with the method is accepted."""
+    """Raise `TypeError` unless `value` has `method`. Any class with the method is accepted."""
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         refuse_type(name, value, wanted)
 
@@ -101,7 +101,7 @@ def check_path(name: str, value: Any) -> Path:
 
 
 def check_items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
-    """Return the items of a sequence or other iterable; a string or a mapping is rejected."""
+    """Return the items of a sequence or other iterable. A string or a mapping is rejected."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(
         value, Iterable
     ):
@@ -157,7 +157,7 @@ def as_payload(name: str, value: Any) -> bytes:
 
 
 def check_endpoints(name: str, value: Any) -> tuple[str, ...]:
-    """Return addresses HOST:PORT, at least one, all different; IPv6 hosts are in brackets."""
+    """Return addresses HOST:PORT, at least one, all different. IPv6 hosts are in brackets."""
     wanted = 'a sequence of HOST:PORT strings, such as ["127.0.0.1:9091"]'
     endpoints = check_items(name, value, wanted)
     if not endpoints:

@@ -47,7 +47,7 @@ _CHECKS = {
 
 @dataclass(frozen=True, slots=True)
 class WriterConfig:
-    """Limits and triggers of a writer; sizes in bytes, times in seconds unless named otherwise.
+    """Limits and triggers of a writer. Sizes are in bytes, times in seconds unless named otherwise.
 
     `durability`: appends are acknowledged when their object is committed ("object"), or when a
     local write-ahead log has them on disk ("wal").
@@ -87,7 +87,7 @@ class WriterConfig:
 
 
 class UploadObserver(Protocol):
-    """Callbacks of a `StreamWriter` about its uploads; the upload waits for each of them.
+    """Callbacks of a `StreamWriter` about its uploads. The upload waits for each of them.
 
     Calls about one batch come in the order of the methods below. A batch whose objects expired
     starts over with new ids. An observer's exception is logged and changes nothing.
@@ -103,7 +103,7 @@ class UploadObserver(Protocol):
         """The metadata contains these objects with these ranges."""
 
     async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
-        """These objects are not known to be committed; without a commit they expire."""
+        """These objects are not known to be committed. Without a commit they expire."""
 
 
 class SilentObserver:
@@ -124,13 +124,13 @@ class SilentObserver:
 
 @dataclass(frozen=True, slots=True)
 class ReaderConfig:
-    """Limits of a reader; sizes in bytes, times in seconds unless named otherwise.
+    """Limits of a reader. Sizes are in bytes, times in seconds unless named otherwise.
 
     A reader uses at most `index_cache_bytes`, `block_cache_bytes` and `read_bytes` together, in
     addition to returned records and, while `read_streams` is used, `bulk_bytes` and their records.
     A larger single block is read alone. An object of at most `verified_bytes` with a recorded
     checksum is read from end to end, 4 MiB at a time per thread, before any of its blocks is
-    returned; 0 disables that. In larger objects a read does not detect changed payload bytes, but
+    returned. 0 disables that. In larger objects a read does not detect changed payload bytes, but
     compaction and `reconcile --deep` do.
     """
 
@@ -155,7 +155,7 @@ class ReaderConfig:
 
 @dataclass(slots=True)
 class ReaderStats:
-    """Counters of a reader; `requests` and `bytes_fetched` count traffic with the object store."""
+    """Counters of a reader. `requests` and `bytes_fetched` count traffic with the object store."""
 
     requests: int = 0
     bytes_fetched: int = 0

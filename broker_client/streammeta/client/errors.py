@@ -2,7 +2,7 @@
 
 Owns the translation of the contract's `ErrorCode` into exceptions. A message names the rejected
 stream, node or object, the reason, and the next step. `retriable` says whether a retry of the same
-call, unchanged, may succeed; the failed call may still have had an effect. Failures of the object
+call, unchanged, may succeed. The failed call may still have had an effect. Failures of the object
 store are `streammeta.storage.errors`, unless a class here adds to them.
 """
 
@@ -54,7 +54,7 @@ class InvalidRequestError(RefusedError):
 
 
 class LimitExceededError(RefusedError):
-    """The request is larger than a limit of the controller; nothing was changed."""
+    """The request is larger than a limit of the controller. Nothing was changed."""
 
     advice = "send less in one request"
 
@@ -180,7 +180,7 @@ class NodeNotRegisteredError(RefusedError):
 
 
 class NodeLockedError(RefusedError):
-    """The previous owner of the stream is locked; only it may open the stream."""
+    """The previous owner of the stream is locked. Only it may open the stream."""
 
     advice = "wait until the lock is removed, then retry"
     retriable = True
@@ -237,7 +237,7 @@ class OffsetTrimmedError(RefusedError):
 class ControllerUnavailableError(BrokerClientError):
     """No controller completed the call within the deadline.
 
-    A call that changes something may have taken effect; a read, `is_read`, changes nothing.
+    A call that changes something may have taken effect. A read, `is_read`, changes nothing.
     `over_tls` says whether TLS was used, None if unknown. `tried` has the last failure at each
     endpoint. `reason` is the last temporary `google.rpc.ErrorInfo` reason of a controller, such as
     DISK_FULL or BUSY, empty without one.
@@ -303,7 +303,7 @@ class OutcomeUnknownError(BrokerClientError):
 
 
 class UploadFailedError(BrokerClientError):
-    """The object store rejected an object; no record of it was committed."""
+    """The object store rejected an object. No record of it was committed."""
 
     def __init__(self, key: str, object_id: int, reason: str) -> None:
         self.key = key
@@ -322,7 +322,7 @@ class ClientClosedError(BrokerClientError):
 
 
 class ForkedProcessError(BrokerClientError):
-    """The process was forked from one that had connected to controllers; nothing was done."""
+    """The process was forked from one that had connected to controllers. Nothing was done."""
 
     def __init__(self, call: str) -> None:
         super().__init__(
@@ -355,7 +355,7 @@ class ReaderClosedError(BrokerClientError):
 
 
 class ReadDeadlineError(BrokerClientError):
-    """A read did not complete before its deadline; it changed nothing."""
+    """A read did not complete before its deadline. It changed nothing."""
 
     retriable = True
 
@@ -417,7 +417,7 @@ ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RefusedError]] = {
 
 
 def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
-    """Build the exception for `code`, which must not be NONE; an unknown code is a violation.
+    """Build the exception for `code`, which must not be NONE. An unknown code is a violation.
 
     An `OFFSET_NOT_MATCHED` becomes a plain `RefusedError`: a caller that knows the offsets raises
     `OffsetMismatchError` itself.

@@ -50,7 +50,7 @@ class HeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescription:
-    """A cluster as the controller `answered_by` knows it; None and empty texts are unknown.
+    """A cluster as the controller `answered_by` knows it. None and empty texts are unknown.
 
     `high_watermark` is the committed end of the log. `bucket_problem` is the reason why no object
     ids are issued, as far as that controller knows.
@@ -83,7 +83,7 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDescription:
-    """A stream; epoch and node are None if it was never opened.
+    """A stream. Epoch and node are None if it was never opened.
 
     `ranges` are empty unless requested. `pending` are offset ranges that former owners still have
     to upload, `lost` the abandoned ones.

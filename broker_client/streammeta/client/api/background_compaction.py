@@ -69,7 +69,7 @@ class BackgroundCompaction:
             await self._sleep(max(0.0, rest_s))
 
     async def _run_cycle(self) -> bool:
-        """Run one cycle; return whether another may succeed."""
+        """Run one cycle and return whether another may succeed."""
         try:
             await self._cycle()
         except (*FENCED, WrongBucketError) as error:

@@ -44,7 +44,7 @@ class OwnerKey:
 
 @dataclass(frozen=True, slots=True)
 class NamedObject:
-    """A named object; `crc32c` -1: unknown; times are in ms since 1970, by the leader's clock."""
+    """A named object. `crc32c` is -1 if unknown. Times are in ms since 1970, leader's clock."""
 
     name: str
     object_id: int
@@ -74,7 +74,7 @@ class NamedObjects:
         owner: OwnerStream | OwnerKey,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
-        """Store bytes under an unused name; return the object's id.
+        """Store bytes under an unused name and return the object's id.
 
         Raises `KeyConflictError` if the name is in use, `StreamNotFoundError` or `KeyNotFoundError`
         if the owner does not exist, errors that fence the node, and errors of the store.
@@ -135,7 +135,7 @@ class NamedObjects:
                 yield _translate(row)
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects and their names; unknown names are ignored.
+        """Delete objects and their names. Unknown names are ignored.
 
         Raises errors that fence the node.
         """

@@ -55,7 +55,7 @@ from streammeta.tls.files import TlsFiles
 
 @dataclass(frozen=True, slots=True)
 class StreamClientConfig:
-    """Configurations of the parts; None for the defaults of a part.
+    """Configurations of the parts, None for the defaults of a part.
 
     `deadline_s` limits a call to the controllers, in seconds. With a `wal_directory` the writer
     acknowledges appends from a write-ahead log there (`durability="wal"`), with an `object_log`
@@ -262,7 +262,7 @@ class StreamClient(ClosedAtExit):
 
     @property
     def inherited(self) -> tuple[OpenedStream, ...]:
-        """Streams that an earlier process of the node left open; they accept appends at once."""
+        """Streams that an earlier process of the node left open. They accept appends at once."""
         return self.session.inherited
 
     @property
@@ -271,7 +271,7 @@ class StreamClient(ClosedAtExit):
         return () if self._failovers is None else tuple(self._failovers.reports)
 
     def metrics(self) -> ClientMetrics:
-        """Return this client's counters; cheap enough to call at any time."""
+        """Return this client's counters. It is cheap enough to call at any time."""
         log, writer = self._log, self._writer
         on_disk = log if isinstance(log, WriteAheadLog) else None
         in_bucket = log if isinstance(log, ObjectLog) else None
@@ -294,7 +294,7 @@ class StreamClient(ClosedAtExit):
     # -- streams
 
     async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
-        """Create a closed, empty stream for each element of `tags`; return their ids in order."""
+        """Create a closed, empty stream for each element of `tags`. Return their ids in order."""
         return await self.session.create_streams(tags)
 
     async def open_streams(
@@ -336,7 +336,7 @@ class StreamClient(ClosedAtExit):
         return outcomes
 
     async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
-        """Move the first visible offset of open streams forward; return their new start offsets.
+        """Move the first visible offset of open streams forward and return their new start offsets.
 
         A trim stops at the stream's next offset, so later appends stay visible. If it covers
         uncommitted records, it waits until they are committed or have failed.
@@ -361,7 +361,7 @@ class StreamClient(ClosedAtExit):
     async def append(
         self, stream_id: int, payload: bytes, count: int = 1, *, timestamp_ms: int | None = None
     ) -> int:
-        """Append a record of `count` offsets; return its base offset once it is durable.
+        """Append a record of `count` offsets and return its base offset once it is durable.
 
         Concurrent appends share objects and commits. `writer.append` returns a future instead.
         """
@@ -371,7 +371,7 @@ class StreamClient(ClosedAtExit):
     async def append_many(
         self, stream_id: int, payloads: Sequence[bytes], *, timestamp_ms: int | None = None
     ) -> int:
-        """Append a record of one offset for each payload; return the first offset once durable."""
+        """Append a record of one offset for each payload. Return the first offset once durable."""
         future = await self.writer.append_many(stream_id, payloads, timestamp_ms=timestamp_ms)
         return await future
 
@@ -386,7 +386,7 @@ class StreamClient(ClosedAtExit):
         end: int | None = None,
         max_bytes: int = DEFAULT_READ_BYTES,
     ) -> list[RecordBatch]:
-        """Read record batches that cover `[start, end)`, or its start; see `StreamReader.read`."""
+        """Read record batches that cover `[start, end)`, or its start. See `StreamReader.read`."""
         return await self.reader.read(stream_id, start, end, max_bytes)
 
     async def fetch(
@@ -398,7 +398,7 @@ class StreamClient(ClosedAtExit):
         min_bytes: int = 1,
         wait_s: float = 0.0,
     ) -> Fetched:
-        """Read from `offset` on, waiting up to `wait_s` for data; see `StreamReader.fetch`."""
+        """Read from `offset` on, waiting up to `wait_s` for data. See `StreamReader.fetch`."""
         return await self.reader.fetch(
             stream_id, offset, max_bytes, min_bytes=min_bytes, wait_s=wait_s
         )
@@ -460,7 +460,7 @@ async def _open_session(
 
 
 async def _find_log(config: StreamClientConfig) -> str:
-    """Return the registered value of the process's log; a log not created yet has no id."""
+    """Return the registered value of the process's log. A log not created yet has no id."""
     if config.object_log is not None:
         return WAL_CONFIG
     if config.wal_directory is None:

@@ -18,7 +18,7 @@ from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueToPut:
-    """A value of a key; without `overwrite` or `expected_version` only if the key is absent.
+    """A value of a key. Without `overwrite` or `expected_version` the key must be absent.
 
     With `expected_version` only if the key is at that version, 0 for an absent key.
     """
@@ -91,7 +91,7 @@ class EffectsCommit:
     asked: UploadWithEffects
 
     def request(self, node: common_pb2.NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
-        """Build the request; one bad row, value or trim rejects all of it."""
+        """Build the request. One bad row, value or trim rejects all of it."""
         upload = self.asked.upload
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=node,

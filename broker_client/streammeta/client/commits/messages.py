@@ -92,7 +92,7 @@ class Upload:
 class UploadVerdict:
     """Outcome of an upload: all of it is committed, or nothing.
 
-    `range_errors` has one code per row; it is empty if no row was rejected.
+    `range_errors` has one code per row. It is empty if no row was rejected.
     """
 
     error: ErrorCode.ValueType
@@ -140,7 +140,7 @@ class Commit(Protocol[VerdictT_co]):
         ...
 
     def verdict(self, answer: objects_pb2.CommitStreamSetObjectResponse) -> VerdictT_co:
-        """Translate the answer; raise `ProtocolViolationError` if it does not fit."""
+        """Translate the answer. Raise `ProtocolViolationError` if it does not fit."""
         ...
 
 
@@ -261,7 +261,7 @@ class CommitMessage:
                 item.done.set_exception(error)
 
     def drop_expired(self, now: float, error: Exception) -> None:
-        """Fail and drop commits that expired by `now`; drop commits of cancelled callers."""
+        """Fail and drop commits that expired by `now`. Drop commits of cancelled callers."""
         self.commits = _select_open(self.commits, now, error)
         self.uploads = _select_open(self.uploads, now, error)
 
@@ -284,7 +284,7 @@ class CommitQueue:
         self._waiting.append(pending)
 
     def take(self) -> CommitMessage:
-        """Return a message with as many commits as fit; the queue must not be empty."""
+        """Return a message with as many commits as fit. The queue must not be empty."""
         message = CommitMessage(self._next_sequence())
         rows = size = 0
         ids: set[int] = set()
@@ -319,7 +319,7 @@ class CommitQueue:
         ]
 
     def drop_expired(self, now: float, error: Exception) -> None:
-        """Fail and drop commits that expired by `now`; drop commits of cancelled callers."""
+        """Fail and drop commits that expired by `now`. Drop commits of cancelled callers."""
         self._waiting = deque(_select_open(self._waiting, now, error))
 
     def fail(self, error: Exception) -> None:

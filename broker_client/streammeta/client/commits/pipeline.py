@@ -47,7 +47,7 @@ from streammeta.v1.common_pb2 import ERROR_CODE_NONE
 
 MESSAGES_IN_FLIGHT = 4
 PENDING_MAX = 20_000
-"""Maximum number of commits in flight; further callers wait."""
+"""Maximum number of commits in flight. Further callers wait."""
 
 _METHOD = "CommitPipeline"
 
@@ -94,7 +94,7 @@ class CommitPipeline(ClosedAtExit):
             )
 
     async def upload(self, upload: Upload) -> asyncio.Future[UploadVerdict]:
-        """Submit an upload; wait while too many commits are pending.
+        """Submit an upload. Wait while too many commits are pending.
 
         The result is a future of the verdict. It fails with `ControllerUnavailableError` when the
         deadline passes, and with a `RefusedError` when the controller rejects the whole commit.
@@ -121,7 +121,7 @@ class CommitPipeline(ClosedAtExit):
         return done
 
     async def upload_with_effects(self, asked: UploadWithEffects) -> asyncio.Future[EffectsVerdict]:
-        """Submit an upload with values to put and streams to trim; see `upload`."""
+        """Submit an upload with values to put and streams to trim. See `upload`."""
         check_kind("asked", asked, UploadWithEffects, "an UploadWithEffects")
         return await self.commit(EffectsCommit(asked))
 
@@ -295,7 +295,7 @@ class CommitPipeline(ClosedAtExit):
         self._restart_timeout()
 
     def _restart_timeout(self) -> None:
-        """Start the timeout of the oldest message; without any, disable it."""
+        """Start the timeout of the oldest message. Without any, disable it."""
         if self._timeout is not None:
             limit = min(self._client.attempt_timeout_s, self._deadline)
             now = asyncio.get_running_loop().time()

@@ -42,7 +42,7 @@ UNKNOWN_BOUNDS = (-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class WrittenObject:
-    """An uncommitted object in the store; `size` is the size that the metadata is to record.
+    """An uncommitted object in the store. `size` is the size that the metadata is to record.
 
     `crc32c` covers all its bytes, -1 if unknown.
     """
@@ -86,7 +86,7 @@ class Replacement:
         return f"compaction of {len(self.source_ids)} objects of {self.target}"
 
     def request(self) -> objects_pb2.CommitStreamSetObjectRequest:
-        """Build the request; without time bounds the controllers use the bounds of all sources."""
+        """Build the request. Without time bounds the controllers use the bounds of all sources."""
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=node_message(self.target.identity),
             stream_objects=_stream_objects(self.stream_objects),
@@ -111,7 +111,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class StreamReplacement:
-    """An object that replaces objects of one stream; without `output` they are only removed.
+    """An object that replaces objects of one stream. Without `output` they are only removed.
 
     A composite keeps the data of its normal sources, which it links. For a composite source only
     the links are dropped. Removed objects are deleted with all objects that they link.
@@ -181,7 +181,7 @@ async def prepare_ids(
 async def commit(
     client: ControllerClient, replacement: Replacement | StreamReplacement, deadline_s: float
 ) -> None:
-    """Commit a replacement; retry for at most `deadline_s` seconds.
+    """Commit a replacement, retrying for at most `deadline_s` seconds.
 
     Raises `OutcomeUnknownError` without an answer. If the commit took effect, the sources are no
     longer listed. Otherwise the outputs may be committed until their ids expire. Raises

@@ -40,7 +40,7 @@ _NOT_NEGATIVE = ("read_rate", "write_rate", "store_patience_s", "put_bytes")
 class CompactionTarget:
     """A node and the epoch of its newest process, as the controllers know it.
 
-    With `failover` another node compacts the objects of a departed or fenced node; a node compacts
+    With `failover` another node compacts the objects of a departed or fenced node. A node compacts
     its own objects without it.
     """
 
@@ -64,7 +64,7 @@ class CompactionTarget:
 
 @dataclass(frozen=True, slots=True)
 class CompactionConfig:
-    """Limits of a compactor; sizes in bytes, rates in bytes per second.
+    """Limits of a compactor. Sizes are in bytes, rates in bytes per second.
 
     `memory_budget` is all memory for the compaction of stream set objects: blocks, parts in flight
     and indexes, in addition to some 80 MB of the process itself. With `overlap` the next blocks are

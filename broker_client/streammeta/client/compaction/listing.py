@@ -40,7 +40,7 @@ _SET_OBJECT = attrgetter(*SetObjects.__slots__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeListing:
-    """Committed stream set objects of a node; known time bounds (ms) and CRC-32C by object id."""
+    """Committed stream set objects of a node, with time bounds (ms) and CRC-32C by object id."""
 
     objects: SetObjects
     time_bounds: Mapping[int, tuple[int, int]]

@@ -132,11 +132,11 @@ class OutputWriter:
 
     @property
     def carried(self) -> bytes:
-        """Bytes of an unfinished part; the next piece must begin with them."""
+        """Bytes of an unfinished part. The next piece must begin with them."""
         return self._carried
 
     async def write(self, piece: memoryview) -> None:
-        """Send the whole parts of `piece`, which begins with `carried`; carry the rest."""
+        """Send the whole parts of `piece`, which begins with `carried`. Carry the rest."""
         whole = len(piece) - len(piece) % self._part_size
         await self._send(piece[:whole], piece[len(self._carried) :])
         self._carried = bytes(piece[whole:])
@@ -158,7 +158,7 @@ class OutputWriter:
         await self._upload.abort()
 
     async def _send(self, data: memoryview, fresh: memoryview) -> None:
-        """Send `data` in parts; `fresh` is its end that is not in the checksum yet."""
+        """Send `data` in parts. `fresh` is its end that is not in the checksum yet."""
         if not data:
             await self._update_checksum(fresh)
             return

@@ -11,7 +11,7 @@ from streammeta.storage.object_format.index_block import StreamRange
 
 
 class SourceError(Exception):
-    """An object that cannot be compacted; `passing` if it may be usable later."""
+    """An object that cannot be compacted. `passing` if it may be usable later."""
 
     def __init__(self, object_id: int, reason: str, *, passing: bool = False) -> None:
         self.object_id = object_id
@@ -62,7 +62,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class OutputObject:
-    """A committed output; `size` as in the metadata.
+    """A committed output, with its `size` in the metadata.
 
     `range` is the range of a stream object, None for a stream set object. Its commit replaced the
     objects `source_ids`.

@@ -50,7 +50,7 @@ class Compactor:
         self._listing = Listing(client)
 
     def close(self) -> None:
-        """Release the threads; no compaction may be running."""
+        """Release the threads. No compaction may be running."""
         self._calls.close()
 
     def _key_of(self, object_id: int) -> str:

@@ -30,7 +30,7 @@ async def read_gaps(
     sources: Iterable[int],
     figures: Figures,
 ) -> None:
-    """Read the bytes of these sources that `checks` has not seen; count them in `figures`.
+    """Read the bytes of these sources that `checks` has not seen and count them in `figures`.
 
     Raises `SourceError` for a source that is missing, or smaller than its index says.
     """

@@ -117,7 +117,7 @@ class SetObjectCompactor(Compactor):
     async def compact(
         self, target: CompactionTarget, *, force_split: bool = False
     ) -> AsyncGenerator[GroupReport, None]:
-        """Compact the due groups of a node; yield a report after each group.
+        """Compact the due groups of a node and yield a report after each group.
 
         With `force_split` every stream gets stream objects, and no stream set object is left.
         Closing the generator stops the compaction. A cycle ends early when the store or the
@@ -271,7 +271,7 @@ class SetObjectCompactor(Compactor):
         return True
 
     def _distrust(self, replacement: Replacement, error: RefusedError) -> None:
-        """Compare the sources with the metadata in the next cycle; after that, set them aside."""
+        """Compare the sources with the metadata in the next cycle. After that, set them aside."""
         if error.code == ERROR_CODE_OFFSET_NOT_MATCHED and self._indexes.suspect(
             replacement.source_ids
         ):

@@ -72,7 +72,7 @@ def new_buffer(size: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Resources of one compactor; ids are prepared in the name of `writer`."""
+    """Resources of one compactor. Ids are prepared in the name of `writer`."""
 
     config: CompactionConfig
     calls: StoreCalls
@@ -117,7 +117,7 @@ class CommitRun:
         self._set_object: WrittenObject | None = None
 
     async def run(self) -> Replacement:
-        """Write and check all outputs; a failure leaves no unfinished upload.
+        """Write and check all outputs. A failure leaves no unfinished upload.
 
         Raises `SourceError`, `storage.errors` of the store, `CoverageError`, and errors of
         preparing ids.

@@ -101,7 +101,7 @@ class SourceIndexes:
         return loaded
 
     def suspect(self, object_ids: Sequence[int]) -> bool:
-        """Compare these objects' indexes with the metadata from now on; return if any is new."""
+        """Compare these objects' indexes with the metadata from now on. Return if any is new."""
         is_new = not self._suspects.issuperset(object_ids)
         self._suspects.update(object_ids)
         for object_id in object_ids:
@@ -202,7 +202,7 @@ def _live_offsets(stream: Column, start: Column, end: Column, starts: dict[int, 
 
 
 def _inside(entries: EntryTable, ranges: Column) -> Mask:
-    """Mark the entries inside a range; `ranges` may be in any order, but not overlap.
+    """Mark the entries inside a range. `ranges` may be in any order, but not overlap.
 
     Both are sorted together, ranges first where they start alike. The range that may contain an
     entry is the last one before it.

@@ -32,13 +32,13 @@ class Throttle:
         self._free_at = 0.0
 
     async def take(self, nbytes: int) -> None:
-        """Wait for the turn of a transfer of `nbytes`; calls are served in order."""
+        """Wait for the turn of a transfer of `nbytes`. Calls are served in order."""
         wait = self.reserve(nbytes, asyncio.get_running_loop().time())
         if wait > 0:
             await asyncio.sleep(wait)
 
     def reserve(self, nbytes: int, now: float) -> float:
-        """Reserve the next turn for a transfer; return the seconds until then."""
+        """Reserve the next turn for a transfer and return the seconds until then."""
         if not self._rate:
             return 0.0
         turn = max(now, self._free_at)
@@ -58,7 +58,7 @@ ItemT = TypeVar("ItemT")
 
 
 async def run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all of `work`; after a failure cancel the others, and raise the error once all ended.
+    """Run all of `work`. After a failure cancel the others, and raise the error once all ended.
 
     A cancelled caller stays cancelled, even if a task fails meanwhile.
     """
@@ -108,7 +108,7 @@ async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
 ResultT = TypeVar("ResultT")
 
 WAIT_FOR_OTHERS_MAX_S = 1.0
-"""Maximum wait of one request for others, in seconds; a request moves megabytes."""
+"""Maximum wait of one request for others, in seconds. A request moves megabytes."""
 
 _REJECTED = Patience(Backoff(first=0.5, longest=10.0))
 
@@ -143,13 +143,13 @@ class StoreCalls:
         self._calling = 0
 
     async def read(self, nbytes: int, work: Callable[[], ResultT]) -> ResultT:
-        """Run a read of `nbytes` in a thread; retry it while the store rejects it temporarily."""
+        """Run a read of `nbytes` in a thread. Retry it while the store rejects it temporarily."""
         async with self._may_read:
             await self._network.received.take(Grade.COMPACTION, nbytes)
             return await self._run_with_retries(self._reads, nbytes, work)
 
     async def write(self, nbytes: int, work: Callable[[], ResultT]) -> ResultT:
-        """Run a write of `nbytes` in a thread; retry it while the store rejects it temporarily."""
+        """Run a write of `nbytes` in a thread. Retry it while the store rejects it temporarily."""
         async with self._may_write:
             await self._network.sent.take(Grade.COMPACTION, nbytes)
             return await self._run_with_retries(self._writes, nbytes, work)

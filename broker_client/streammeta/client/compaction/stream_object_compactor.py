@@ -66,7 +66,7 @@ class _Known:
 
 
 class StreamObjectCompactor(Compactor):
-    """Compacts in the name of `writer`, the process that owns the streams; see `Compactor`.
+    """Compacts in the name of `writer`, the process that owns the streams. See `Compactor`.
 
     One stream is compacted at a time, so memory is limited to one compaction.
     """
@@ -130,7 +130,7 @@ class StreamObjectCompactor(Compactor):
     ) -> None:
         """Look at all streams of the node every interval of `schedule`, until cancelled.
 
-        Raises errors that fence the node or reject the bucket; other failures are retried.
+        Raises errors that fence the node or reject the bucket. Other failures are retried.
         """
         chosen = schedule or StreamSchedule()
 
@@ -141,7 +141,7 @@ class StreamObjectCompactor(Compactor):
         await repeat(chosen.interval_s, cycle)
 
     async def look(self, now_s: float, schedule: StreamSchedule) -> AsyncIterator[GroupReport]:
-        """Run each stream's turn that is due at `now_s`; yield reports with changes or failures."""
+        """Run each stream's turn that is due at `now_s`. Yield reports with changes or failures."""
         seen: dict[int, _Known] = {}
         async for stream in self._listing.list_owned(self._writer.node_id):
             known = self._known.get(stream.stream_id)

@@ -48,7 +48,7 @@ class _CopyRefusedError(StoreRejectedError):
 
 
 class StreamObjectOutput:
-    """Writes objects of one cluster; `key_of` returns the key of an object id."""
+    """Writes objects of one cluster. `key_of` returns the key of an object id."""
 
     def __init__(
         self, calls: StoreCalls, key_of: Callable[[int], str], config: CompactionConfig
@@ -79,7 +79,7 @@ class StreamObjectOutput:
         """Store one object with the blocks of `sources`, without those below `stream_start`.
 
         After a store rejects a copy, no other is attempted. Raises `SourceError` for a source with
-        damaged bytes; the object is then not stored.
+        damaged bytes. The object is then not stored.
         """
         if self._may_copy:
             try:
@@ -154,7 +154,7 @@ class _MergeJob:
         self._buffer = bytearray(max(written))
 
     async def run(self, upload: ObjectUpload) -> int:
-        """Copy, or fetch and send, everything; return the checksum, `ANY_CRC` if unknown."""
+        """Copy, or fetch and send, everything. Return the checksum, `ANY_CRC` if unknown."""
         try:
             if self._plan.is_single:
                 (part,) = self._plan.parts
@@ -220,7 +220,7 @@ class _MergeJob:
                 raise _CopyRefusedError(str(error)) from error
 
     async def _assemble(self, part: WrittenPart) -> memoryview:
-        """Fetch the ranges of a part into the buffer; the last part ends with the trailer.
+        """Fetch the ranges of a part into the buffer. The last part ends with the trailer.
 
         All parts share the buffer, because they are written one after the other.
         """

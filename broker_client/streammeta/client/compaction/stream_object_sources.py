@@ -33,7 +33,7 @@ _AT_A_TIME = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """An object and its index entries; for a composite also its links.
+    """An object and its index entries, and the links of a composite.
 
     For a normal object `tail` has the bytes after its blocks, and `whole` all bytes if it is small.
     """
@@ -50,7 +50,7 @@ class Source:
         return self.listed.size - len(self.tail)
 
     def live_links(self, stream_start: int) -> list[LinkedObject]:
-        """Return its links in a new composite; for a composite only those with visible offsets.
+        """Return its links in a new composite, which for a composite are those still visible.
 
         A normal object is linked as a whole, even if it is partly trimmed.
         """
@@ -70,7 +70,7 @@ class LoadedGroup:
 
 
 class SourceLoader:
-    """Loads groups of one cluster's objects; `key_of` returns the key of an object id."""
+    """Loads groups of one cluster's objects. `key_of` returns the key of an object id."""
 
     def __init__(
         self, calls: StoreCalls, key_of: Callable[[int], str], config: CompactionConfig

@@ -35,7 +35,7 @@ _PAUSES = Backoff(0.02, 0.2, jitter=0)
 
 
 class BucketCheck:
-    """Check of one store and namespace; several tasks may await `require` at a time."""
+    """Check of one store and namespace. Several tasks may await `require` at a time."""
 
     def __init__(self, client: ControllerClient, store: ObjectStore, namespace: str) -> None:
         self._client = client

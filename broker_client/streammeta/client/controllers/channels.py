@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Channels:
-    """Open channels; plain text without `tls`. `grace_s` is the time left to replaced ones."""
+    """Open channels, in plain text without `tls`. `grace_s` is the time left to replaced ones."""
 
     def __init__(self, tls: TlsFiles | None, grace_s: float) -> None:
         """Read the files.
@@ -64,7 +64,7 @@ class Channels:
         return channel
 
     async def close(self) -> None:
-        """Close all channels; calls in flight fail."""
+        """Close all channels. Calls in flight fail."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

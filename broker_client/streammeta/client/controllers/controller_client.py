@@ -146,7 +146,7 @@ class ControllerClient(ClosedAtExit):
             )
 
     async def close(self) -> None:
-        """Close all channels; waiting and later calls fail with `ClientClosedError`."""
+        """Close all channels. Waiting and later calls fail with `ClientClosedError`."""
         self._is_closed = True
         await self._channels.close()
 
@@ -157,7 +157,7 @@ class ControllerClient(ClosedAtExit):
 
     @property
     def leader(self) -> str | None:
-        """The endpoint of the presumed leader; None before an answer and after a failure."""
+        """The endpoint of the presumed leader, None before an answer and after a failure."""
         return self.router.leader
 
     def channel(self, endpoint: str) -> grpc.aio.Channel:
@@ -326,7 +326,7 @@ class ControllerClient(ClosedAtExit):
     async def pages(
         self, method: Method[RequestT, ResponseT], request: RequestT
     ) -> AsyncIterator[ResponseT]:
-        """Yield the answers of `method` page by page; the request may have a page size."""
+        """Yield the answers of `method` page by page. The request may have a page size."""
         page: common_pb2.PageRequest = request.page  # type: ignore[attr-defined]
         page.page_size = page.page_size or _PAGE_SIZE
         while True:
@@ -343,7 +343,7 @@ class ControllerClient(ClosedAtExit):
         request: RequestT,
         read_after: int | None = None,
     ) -> ResponseT:
-        """Make one attempt; with an offset it is a read at that offset."""
+        """Make one attempt. With an offset it is a read at that offset."""
         send = self.channel(endpoint).unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,

@@ -45,7 +45,7 @@ class Change:
 
 
 class MetadataWatch:
-    """One watch over the connections of `client`; iterate over `follow()` once.
+    """One watch over the connections of `client`. Iterate over `follow()` once.
 
     Empty `kinds` and `stream_ids` mean all. Empty `kv_prefixes`, of (namespace, prefix), mean all
     changes of keys. A controller that is silent for `silence_s`, without even a position, is
@@ -53,7 +53,7 @@ class MetadataWatch:
     `combine` a watch that lags gets the changes of many log entries in one, which a busy cluster
     with many watches needs.
 
-    All selected changes below `next_offset` have been yielded; a later watch continues there.
+    All selected changes below `next_offset` have been yielded. A later watch continues there.
     `high_watermark` is the last reported committed end of the log, 0 before the first report.
     `endpoint` is the controller that serves or last served the watch, empty before the first.
     """
@@ -173,7 +173,7 @@ class MetadataWatch:
             return grpc.aio.EOF
 
     def _reason(self, error: grpc.aio.AioRpcError) -> str:
-        """Return why an attempt failed if another controller may serve; else raise the error."""
+        """Return why an attempt failed if another controller may serve. Else raise the error."""
         failure = self._client.failure(error)
         if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.reason:
             # Too many watchers, or this one was too slow: another controller may have capacity.
@@ -226,7 +226,7 @@ class _Search:
         self._client.spread.prefer_others(endpoint)
 
     async def move_on(self) -> None:
-        """Choose the next controller; wait after each round."""
+        """Choose the next controller. Wait after each round."""
         if self._loop.time() - self._served_at > self._deadline:
             raise ControllerUnavailableError("Watch", self._deadline, self._failed, is_read=True)
         self._tried.add(self.endpoint)

@@ -23,7 +23,7 @@ class ControllerSpread:
         self._salt = f"{rng.getrandbits(64):x}"
 
     def learn(self, endpoints: Iterable[str], leader: str) -> None:
-        """Apply a controller's list of all endpoints and of the leader; empty ones are unknown.
+        """Apply a controller's list of all endpoints and of the leader. Empty ones are unknown.
 
         Earlier failures are forgotten.
         """
@@ -40,7 +40,7 @@ class ControllerSpread:
         self._failed.discard(endpoint)
 
     def order(self, leader: str | None) -> list[str]:
-        """Return all controllers, the best first; `leader` is the presumed leader, if any."""
+        """Return all controllers, the best first. `leader` is the presumed leader, if any."""
         leads = self._leads(leader)
 
         def rank(endpoint: str) -> tuple[bool, bool, int]:

@@ -38,7 +38,7 @@ async def register(
     timeout_s: float,
     now_ms: Callable[[], int] = _wall_ms,
 ) -> BrokerSession:
-    """Register a process of a node; for None, with an epoch above all earlier ones.
+    """Register a process of a node. For None the epoch is above all earlier ones.
 
     Raises `NodeEpochExpiredError` when a newer process has registered.
     """

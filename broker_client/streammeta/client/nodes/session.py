@@ -56,7 +56,7 @@ class Outcomes(Generic[DoneT]):
     failed: dict[int, errors.RefusedError] = field(default_factory=dict)
 
     def require_all(self) -> dict[int, DoneT]:
-        """Return `done` if nothing failed; otherwise raise the failure of the smallest id."""
+        """Return `done` if nothing failed. Otherwise raise the failure of the smallest id."""
         if self.failed:
             raise self.failed[min(self.failed)]
         return self.done
@@ -89,7 +89,7 @@ class BrokerSession:
         tags: Tags | None = None,
         timeout_s: float = 0.0,
     ) -> BrokerSession:
-        """Register the process `node_epoch` of node `node_id`; older processes are fenced.
+        """Register the process `node_epoch` of node `node_id`. Older processes are fenced.
 
         `node_epoch` grows with each start, for example the start time in ms. Raises
         `NodeEpochExpiredError` when a newer process, or another one with this epoch, has
@@ -129,7 +129,7 @@ class BrokerSession:
     async def heartbeat(
         self, *, wants_shutdown: bool = False, closes: bool = False, deadline_s: float | None = None
     ) -> HeartbeatAnswer:
-        """Extend the node's session; the answer has its timeout.
+        """Extend the node's session. The answer has its timeout.
 
         With `closes` the process announces its orderly end, so that its silence raises no alarm.
         """
@@ -144,7 +144,7 @@ class BrokerSession:
         return heartbeat_answer(answer)
 
     async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
-        """Create a closed, empty stream for each element of `tags`; return their ids in order."""
+        """Create a closed, empty stream for each element of `tags`. Return their ids in order."""
         wanted = 'a sequence with the tags of each stream, such as [{"topic": "example"}]'
         streams = [
             arguments.check_tags(f"tags[{index}]", stream_tags)
@@ -164,7 +164,7 @@ class BrokerSession:
         """Open each stream of `epochs` (stream id to stream epoch) for this node.
 
         A stream that this node already has open begins another range under a larger epoch. Its
-        earlier range ends with its committed records; commits in flight for it fail.
+        earlier range ends with its committed records. Commits in flight for it fail.
         """
         outcomes: Outcomes[OpenedStream] = Outcomes()
         wanted = _epochs_of(partial(streams_pb2.StreamToOpen, reopen=True), epochs)
@@ -185,7 +185,7 @@ class BrokerSession:
         return outcomes
 
     async def close_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
-        """Close streams whose acknowledged records are all committed; `epochs` as when opened."""
+        """Close streams whose acknowledged records are all committed, at their `epochs`."""
         streams = _epochs_of(streams_pb2.StreamToClose, epochs)
         return await self._change(methods.CLOSE_STREAMS, "closing", streams)
 
@@ -264,7 +264,7 @@ async def _register(
 
 
 async def _list_opening_streams(client: ControllerClient, node: NodeIdentity) -> list[OpenedStream]:
-    """List an earlier process's open streams; the first page registers the epoch."""
+    """List an earlier process's open streams. The first page registers the epoch."""
     streams: list[OpenedStream] = []
     request = streams_pb2.GetOpeningStreamsRequest(node=node_message(node))
     async for answer in client.pages(methods.GET_OPENING_STREAMS, request):
@@ -405,7 +405,7 @@ class Heartbeat(ClosedAtExit):
             await asyncio.sleep(self._interval_s * self._rng.uniform(0.9, 1.1))
 
     async def _beat(self) -> bool:
-        """Send one heartbeat; return whether another one may succeed."""
+        """Send one heartbeat and return whether another one may succeed."""
         try:
             answer = await self._session.heartbeat()
         except errors.ControllerUnavailableError as error:

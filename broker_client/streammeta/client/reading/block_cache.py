@@ -34,7 +34,7 @@ class _Kept:
 
 
 class BlockCache:
-    """Caches blocks up to `limit` bytes in total; larger blocks are not cached."""
+    """Caches blocks up to `limit` bytes in total. Larger blocks are not cached."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -209,7 +209,7 @@ class Cursor:
 
 
 class Cursors:
-    """Cursors of all readers; windows start at `smallest` bytes and grow to `largest`."""
+    """Cursors of all readers. Windows start at `smallest` bytes and grow to `largest`."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Cursors:
         return cursor
 
     def put_back(self, cursor: Cursor) -> None:
-        """Return a cursor for its next read; two at the same offset are merged."""
+        """Return a cursor for its next read. Two at the same offset are merged."""
         self._reading.pop(cursor, None)
         cursor.used_at = self._clock()
         key = (cursor.stream_id, cursor.next_offset)

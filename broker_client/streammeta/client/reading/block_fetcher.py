@@ -160,7 +160,7 @@ class ReadBlock:
 
 
 class BlockFetcher:
-    """Reads blocks; uses at most `read_bytes` for blocks being read, in addition to `cache`."""
+    """Reads blocks. Uses at most `read_bytes` for blocks being read, in addition to `cache`."""
 
     def __init__(
         self, source: ObjectSource, cache: BlockCache, stats: ReaderStats, read_bytes: int
@@ -198,7 +198,7 @@ class BlockFetcher:
         *,
         keep: bool,
     ) -> None:
-        """Release blocks read up to `next_offset`; later blocks stay for the cursor.
+        """Release blocks read up to `next_offset`. Later blocks stay for the cursor.
 
         With `keep` the released blocks stay in the cache while there is space.
         """
@@ -316,7 +316,7 @@ class BlockFetcher:
     async def _decode_with_retry(
         self, blocks: Sequence[Block], found: dict[BlockKey, BlockData]
     ) -> tuple[list[list[RecordBatch]], dict[BlockKey, BlockData]]:
-        """Decode blocks; if one looks damaged, fetch all again from the store and retry."""
+        """Decode blocks. If one looks damaged, fetch all again from the store and retry."""
         try:
             return await self._decode(blocks, found), found
         except CorruptObjectError as error:
@@ -341,7 +341,7 @@ class BlockFetcher:
         return self._source.decode(block, data) if isinstance(data, bytes) else data
 
     def _note_ahead(self, blocks: Sequence[Block], cursor: Cursor) -> list[Block]:
-        """Set the read-ahead to `blocks`; return those that are neither cached nor requested."""
+        """Set the read-ahead to `blocks` and return those that are neither cached nor requested."""
         missing: list[Block] = []
         for block in blocks:
             if block.key in self._cache:

@@ -111,7 +111,7 @@ class StreamSlices:
         self._slices[low:high] = slices
 
     def add_committed(self, slice_: Slice) -> bool:
-        """Add the slice of a commit; return whether the known slices are still valid."""
+        """Add the slice of a commit and return whether the known slices are still valid."""
         if slice_.end_offset <= self.start_offset:
             return True  # trimmed meanwhile: without effect
 
@@ -129,7 +129,7 @@ class StreamSlices:
         return slice_.end_offset <= self.end_offset
 
     def trim(self, start_offset: int) -> bool:
-        """Apply a new first visible offset; the known slices stay valid."""
+        """Apply a new first visible offset. The known slices stay valid."""
         self.start_offset = max(self.start_offset, start_offset)
         trimmed = bisect_right(self._starts, self.start_offset)
         if trimmed and self._slices[trimmed - 1].end_offset > self.start_offset:
@@ -158,7 +158,7 @@ Answer = asyncio.Future[objects_pb2.ObjectList]
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """Query for the objects of `[start, end)` of a stream; `end` -1: no end; `limit` 0: 1000."""
+    """Query for `[start, end)` of a stream. `end` -1 means no end, `limit` 0 means 1000 objects."""
 
     stream_id: int
     start: int
@@ -186,7 +186,7 @@ class Lookups:
         return await answer
 
     async def ask_many(self, queries: Sequence[StreamQuery]) -> list[objects_pb2.ObjectList]:
-        """Return the answers in the order of the queries; they may have error codes."""
+        """Return the answers in the order of the queries. They may have error codes."""
         answers: list[objects_pb2.ObjectList] = []
         for at in range(0, len(queries), QUERIES_PER_CALL):
             answers.extend(await self._send(queries[at : at + QUERIES_PER_CALL]))

@@ -178,7 +178,7 @@ class MetadataFollower:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _consume(self, watch: MetadataWatch) -> None:
-        """Apply changes; return when no controller has the next ones."""
+        """Apply changes and return when no controller has the next ones."""
         async with aclosing(watch.follow()) as events:
             async for change in events:
                 if change is not None:
@@ -216,7 +216,7 @@ class MetadataFollower:
 
 
 class ChangeWait:
-    """Waits for changes of one stream; its context keeps the stream followed.
+    """Waits for changes of one stream. Its context keeps the stream followed.
 
     Without a healthy watch `wait` also returns after `poll_interval_s`.
     """
@@ -281,8 +281,8 @@ class ChangeWait:
 class StreamTail:
     """An endless iterator over the record batches of one stream, from an offset on.
 
-    Use it as an async context manager or `close` it. Raises the errors of `read` that can't pass;
-    after an error the iteration may continue from the same position. `on_retry` is called for each
+    Use it as an async context manager or `close` it. Raises the errors of `read` that can't pass.
+    After an error the iteration may continue from the same position. `on_retry` is called for each
     retried failure.
     """
 
@@ -316,7 +316,7 @@ class StreamTail:
         await self.close()
 
     async def close(self) -> None:
-        """Stop following the stream; the iteration ends."""
+        """Stop following the stream. The iteration ends."""
         self._closed = True
         self._waiting.clear()
         self._context.close()
@@ -336,7 +336,7 @@ class StreamTail:
         return record
 
     async def _fill(self) -> None:
-        """Read the next records; at the end of the stream wait for a change first."""
+        """Read the next records. At the end of the stream wait for a change first."""
         if not self._is_open:
             self._context.enter_context(self._changes)
             self._is_open = True

@@ -61,7 +61,7 @@ RECORD_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One index entry and the object with its bytes; `crc32c` is their checksum."""
+    """One index entry and the object with its bytes. `crc32c` is their checksum."""
 
     object_id: int
     entry: IndexEntry
@@ -90,7 +90,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ObjectIndex:
-    """Index of an object; for a composite, also the objects that contain its blocks.
+    """Index of an object. A composite also has the objects that contain its blocks.
 
     `linked_ids` are these objects, each from its position in `first_ordinals` on. `checksums`
     belong to the entries and are empty if unknown.
@@ -161,7 +161,7 @@ class _Fetched:
 
 
 class ObjectSource:
-    """Reads indexes and blocks of one cluster's objects; caches up to `cache_bytes` of indexes.
+    """Reads indexes and blocks of one cluster's objects and caches up to `cache_bytes` of indexes.
 
     An object of at most `verified_bytes` is read from end to end before any of its blocks, and
     compared with its recorded checksum, as is an object that is fetched whole. After that each
@@ -214,7 +214,7 @@ class ObjectSource:
         )
 
     async def fetch(self, wanted: BlockRange) -> list[bytes]:
-        """Fetch a range; return the bytes of each of its blocks. Raises as `index`."""
+        """Fetch a range and return the bytes of each of its blocks. Raises as `index`."""
         with tracing.part(_SPAN, {"bytes": wanted.end - wanted.start}):
             await self._received.take(Grade.READ, wanted.end - wanted.start)
             cut = await self._retry(lambda: _twice(lambda: self._read_range(wanted)))
@@ -232,7 +232,7 @@ class ObjectSource:
             ) from error
 
     async def records(self, wanted: BlockRange) -> list[list[RecordBatch]]:
-        """Fetch and decode a range; return the records of each of its blocks. Raises as `index`."""
+        """Fetch and decode a range. Return the records of each of its blocks. Raises as `index`."""
 
         def read() -> list[list[RecordBatch]]:
             parts = zip(wanted.blocks, self._read_range(wanted), strict=True)

@@ -1,8 +1,8 @@
 """Range reads: locate, find blocks through indexes, fetch them, check continuity, prefetch.
 
 Owns the check that indexes contain the offsets of the metadata, the limit on the memory of a plan,
-and the retry after a change of metadata or store. A missing object invalidates the cached lookup;
-it is an error only if a new lookup still lists it. Lost offsets are skipped. Does not wait for
+and the retry after a change of metadata or store. A missing object invalidates the cached lookup.
+It is an error only if a new lookup still lists it. Lost offsets are skipped. Does not wait for
 future records.
 """
 
@@ -181,7 +181,7 @@ def _id_of(error: ObjectNotFoundError, namespace: str) -> int:
 
 
 class RangeReader:
-    """Reads ranges of streams; a read plans for at most `max_cost` bytes of memory."""
+    """Reads ranges of streams. A read plans for at most `max_cost` bytes of memory."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class RangeReader:
         await pause_or_raise(error, stream_id, attempt, self._namespace)
 
     async def locate(self, stream_id: int, offset: int, end: int) -> tuple[Located, int]:
-        """Locate `offset`, or the next one that is not lost; also return that offset."""
+        """Locate `offset`, or the next one that is not lost. Also return that offset."""
         located = await self._slices.locate(stream_id, offset)
         while located.lost_end_offset > offset and (end == UNLIMITED or offset < end):
             _log.warning(

@@ -141,7 +141,7 @@ class StreamReader(ClosedAtExit):
         return self._source.cache.held_bytes + self._blocks.size + self._fetcher.held_bytes
 
     async def close(self) -> None:
-        """Stop everything; waiting reads fail with `ReaderClosedError`."""
+        """Stop everything. Waiting reads fail with `ReaderClosedError`."""
         self._closed = True
         self._follower.close()
         self._slices.on_gap()  # wakes waiting reads
@@ -152,7 +152,7 @@ class StreamReader(ClosedAtExit):
         self._threads.close()
 
     async def locate(self, queries: Sequence[StreamQuery]) -> list[Located]:
-        """Look up many ranges in few calls; the answers are in the order of `queries`.
+        """Look up many ranges in few calls. The answers are in the order of `queries`.
 
         `Located.error` is the error of a rejected query.
         """
@@ -181,7 +181,7 @@ class StreamReader(ClosedAtExit):
         wait_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> Fetched:
-        """Read from `offset` on; wait up to `wait_s` for at least `min_bytes` of payload.
+        """Read from `offset` on. Wait up to `wait_s` for at least `min_bytes` of payload.
 
         About `max_bytes` of payload are read, at least one batch if there is any, fewer if the
         memory limit requires it. The first batch may begin before `offset`. At the end of the

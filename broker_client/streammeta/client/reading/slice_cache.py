@@ -38,11 +38,11 @@ _KIND_MASK = 0b11
 _CHANGES_KEPT = 1_000  # of one stream during a lookup of it
 
 _Change: TypeAlias = Callable[[StreamSlices], bool]
-"""Applies a change to a stream's slices; returns whether they are still valid."""
+"""Applies a change to a stream's slices. Returns whether they are still valid."""
 
 
 class Freshness(Protocol):
-    """Freshness of the watched changes; implemented by the metadata follower."""
+    """Freshness of the watched changes, implemented by the metadata follower."""
 
     @property
     def caught_up_at(self) -> float:
@@ -95,7 +95,7 @@ class SliceCache:
 
     @property
     def size(self) -> int:
-        """Number of cached slices; a stream without any counts as one."""
+        """Number of cached slices. A stream without any counts as one."""
         return self._size
 
     # ---- questions ----
@@ -138,7 +138,7 @@ class SliceCache:
         )
 
     def forget(self, stream_id: int) -> None:
-        """Drop a stream; its next read looks it up."""
+        """Drop a stream. Its next read looks it up."""
         known = self._known.pop(stream_id, None)
         if known is not None:
             self._size -= _cost(known)
@@ -352,7 +352,7 @@ def _rows(*columns: bytes) -> list[tuple[int, ...]]:
 def _facts(
     record: records_pb2.StreamSetObjectsCommittedRecord | records_pb2.StreamObjectsCommittedRecord,
 ) -> list[tuple[int, ...]]:
-    """Decode time bounds and checksum of each object of a record; a column may be missing."""
+    """Decode time bounds and checksum of each object of a record. A column may be missing."""
     columns = (record.min_timestamp_ms, record.max_timestamp_ms, record.crc32c)
     unknown = np.full(len(record.object_id) // 8, -1, dtype="<i8").tobytes()
     return _rows(*(column or unknown for column in columns))

@@ -163,7 +163,7 @@ OBJECTS_PER_PAGE = 5_000
 
 
 class TimedStreams:
-    """Finds offsets of streams by time; each search looks the stream up again."""
+    """Finds offsets of streams by time. Each search looks the stream up again."""
 
     def __init__(
         self, lookups: Lookups, source: ObjectSource, fetcher: BlockFetcher, ranges: RangeReader

@@ -51,7 +51,7 @@ class Bandwidth:
         self._waiting_reads = 0
 
     async def take(self, grade: Grade, nbytes: int) -> None:
-        """Wait for the turn of a transfer of `nbytes`; transfers of one grade are in order."""
+        """Wait for the turn of a transfer of `nbytes`. Transfers of one grade are in order."""
         if not self.rate:
             return
 

@@ -1,6 +1,6 @@
 """Metrics of a client for a registry of prometheus_client.
 
-The only module of the client that needs the package; import it where there is a registry. Reads the
+The only module of the client that needs the package. Import it where there is a registry. Reads the
 counters at each scrape, and costs nothing between scrapes. No label names a stream, object or node.
 """
 
@@ -24,7 +24,7 @@ _PREFIX = "streammeta_client_"
 
 
 class ClientCollector(Collector):
-    """Exports the metrics of one client; `metrics` is `client.metrics`.
+    """Exports the metrics of one client. `metrics` is `client.metrics`.
 
     Register it once for a process: `registry.register(ClientCollector(client.metrics))`.
     """

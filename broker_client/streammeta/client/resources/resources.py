@@ -28,7 +28,7 @@ class ClosedAtExit:
         await self.close()
 
     async def close(self) -> None:
-        """Release everything; a second call does nothing."""
+        """Release everything. A second call does nothing."""
         raise NotImplementedError
 
 
@@ -54,7 +54,7 @@ class StoreThreads:
         self._pool = DaemonThreads(threads, name)
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run `work` in one of the threads; further calls wait in order.
+        """Run `work` in one of the threads. Further calls wait in order.
 
         Raises `ForkedProcessError` in a forked process, which has no threads.
         """
@@ -201,7 +201,7 @@ class RecentlyUsed(Generic[CostlyT]):
 
 
 async def all_of(work: Iterable[Awaitable[ValueT]]) -> list[ValueT]:
-    """Await all of `work` concurrently; after all have ended, raise the first failure, if any."""
+    """Await all of `work` concurrently. After all have ended, raise the first failure, if any."""
     results: list[ValueT] = []
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -211,7 +211,7 @@ async def all_of(work: Iterable[Awaitable[ValueT]]) -> list[ValueT]:
 
 
 def ignore_failure(done: asyncio.Future[Any]) -> None:
-    """Keep asyncio from reporting a failure that no task awaits; a callback of futures."""
+    """Keep asyncio from reporting a failure that no task awaits. A callback of futures."""
     if not done.cancelled():
         done.exception()
 

@@ -1,7 +1,7 @@
 """Counters of one client, and their snapshot for its metrics.
 
 Owns the counters, their closed sets of labels, and the classes of times. An event costs an addition
-or two. Derived figures are computed when a snapshot is taken. Pure; knows no metrics system.
+or two. Derived figures are computed when a snapshot is taken. Pure. Knows no metrics system.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streammeta.rpc.leader_router import FailureKind
 from streammeta.storage.object_store.protocol.calls import OperationMetrics, StoreMetrics
 
 BOUNDS_S = tuple(0.0005 * 2**power for power in range(16))
-"""Longest time of each class in seconds, doubling from 0.5 ms to 16 s; a last one has the rest."""
+"""Longest time of each class in seconds, doubling from 0.5 ms to 16 s. A last one has the rest."""
 
 RESULTS = ("stored", "failed")
 """Outcomes of an attempt to store an object."""
@@ -129,7 +129,7 @@ class ClientMetrics:
     """Counters of one client since it was opened, at one moment.
 
     `append_records` counts one for each offset, `append_bytes` the bytes of the records in objects.
-    `uploads` is by `RESULTS`; `upload_bytes` and `upload_times` cover stored objects. `commits` has
+    `uploads` is by `RESULTS`. `upload_bytes` and `upload_times` cover stored objects. `commits` has
     the times by `VERDICTS`, each from the submission of the commit. `retries` is by `REASONS`.
     Calls to the leader have failed without an answer for `leader_silent_s` seconds.
 

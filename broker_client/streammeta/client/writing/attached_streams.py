@@ -18,7 +18,7 @@ class AttachedStreams:
         self._streams: dict[int, WriterStream] = {}
 
     def attach(self, streams: Iterable[OpenedStream]) -> None:
-        """Attach `streams` from their next offsets on; see `StreamWriter.attach`."""
+        """Attach `streams` from their next offsets on. See `StreamWriter.attach`."""
         opened = check_streams(streams)
         self.require_attachable(stream.stream_id for stream in opened)
         for stream in opened:
@@ -39,7 +39,7 @@ class AttachedStreams:
                 )
 
     def detach(self, stream_ids: Iterable[int]) -> None:
-        """Detach streams; ids that are not attached are ignored."""
+        """Detach streams. Ids that are not attached are ignored."""
         for stream_id in check_items("stream_ids", stream_ids, "a sequence of stream ids"):
             self._streams.pop(stream_id, None)
 

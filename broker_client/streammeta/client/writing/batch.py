@@ -177,7 +177,7 @@ class BatchUpload:
 
 
 class CommitOrder:
-    """Turns of the batches; `BatchUpload.before` is the predecessor of a batch."""
+    """Turns of the batches. `BatchUpload.before` is the predecessor of a batch."""
 
     def __init__(self) -> None:
         self._newest: BatchUpload | None = None

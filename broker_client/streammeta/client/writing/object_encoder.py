@@ -108,7 +108,7 @@ def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A data block of offsets `[start_offset, end_offset)`; `data_length` without its header."""
+    """A data block of offsets `[start_offset, end_offset)`. `data_length` excludes its header."""
 
     records: int
     data_length: int

@@ -67,7 +67,7 @@ class ObjectIds:
         self._order = asyncio.Lock()
 
     async def take(self, count: int) -> TakenIds:
-        """Return `count` ids, larger than all before; calls are served in their order.
+        """Return `count` ids, larger than all before. Calls are served in their order.
 
         Raises an error that fences the node, or `ControllerUnavailableError`. No id is lost then.
         """

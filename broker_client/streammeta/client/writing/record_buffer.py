@@ -90,7 +90,7 @@ class StreamRun:
         return self.payload_bytes + RECORD_HEADER_SIZE * len(self.lengths)
 
     def add(self, payload: bytes, count: int) -> bytes:
-        """Append a record of `count` offsets; return its header."""
+        """Append a record of `count` offsets and return its header."""
         stream, base, size = self.stream, self.end_offset, len(payload)
         header = pack_record_header(RECORD_MAGIC, stream.stream_id, stream.epoch, base, count, size)
 
@@ -166,7 +166,7 @@ class StreamRun:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlan:
-    """Runs of one object to build, by stream id; `shared` for the stream set object."""
+    """Runs of one object to build, by stream id. `shared` marks the stream set object."""
 
     runs: tuple[StreamRun, ...]
     shared: bool

@@ -65,7 +65,7 @@ Late = dict[StreamRun, Exception]
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A submitted commit; `answer` is None if nothing was left to commit."""
+    """A submitted commit. `answer` is None if nothing was left to commit."""
 
     commit: BatchCommit
     answer: Verdicts | None
@@ -107,14 +107,14 @@ class Uploader:
         self._submissions = 0
 
     async def close(self, deadline_s: float | None = None) -> None:
-        """Stop; commits in flight have `deadline_s` seconds left."""
+        """Stop. Commits in flight have `deadline_s` seconds left."""
         self._encoder.shutdown(wait=False, cancel_futures=True)
         await self._pipeline.close(deadline_s)
 
     # -- building and uploading
 
     async def encode(self, batch: BatchUpload) -> None:
-        """Move the records of `batch` into objects; call it in the order of batches."""
+        """Move the records of `batch` into objects. Call it in the order of batches."""
         block_bytes = self._config.block_bytes
         plans = plan_objects(batch.runs, self._config.split_bytes)
 
@@ -221,7 +221,7 @@ class Uploader:
     # -- committing
 
     async def submit(self, batch: BatchUpload) -> Submission:
-        """Submit the commit of the uploaded objects; call it in the order of batches.
+        """Submit the commit of the uploaded objects. Call it in the order of batches.
 
         Objects with smaller ids than a submitted later batch are uploaded again first.
         """
@@ -238,7 +238,7 @@ class Uploader:
     async def finish(
         self, batch: BatchUpload, submission: Submission, hold: Callable[[], None]
     ) -> None:
-        """Wait for the answer; on return each run is in `committed` or in `failures`.
+        """Wait for the answer. On return each run is in `committed` or in `failures`.
 
         Every batch before this one is settled. `hold` is called before anything is committed again:
         no later batch may be submitted until all batches in flight are settled.
@@ -311,7 +311,7 @@ class Uploader:
     async def _process_answer(
         self, batch: BatchUpload, commit: BatchCommit, answer: Verdicts
     ) -> Late:
-        """Sort the runs of a commit by its answer; return those to commit again."""
+        """Sort the runs of a commit by its answer and return those to commit again."""
         try:
             verdicts = await answer
         except BrokerClientError as error:
@@ -340,7 +340,7 @@ class Uploader:
         commit: BatchCommit,
         verdicts: dict[StreamRun, ErrorCode.ValueType],
     ) -> Late:
-        """Add rejected runs to the failures of the batch; return those to commit again."""
+        """Add rejected runs to the failures of the batch and return those to commit again."""
         late: Late = {}
         mismatched: list[StreamRun] = []
         holders = commit.holders()
@@ -373,7 +373,7 @@ class Uploader:
         return late
 
     async def _explain_offsets(self, runs: Sequence[StreamRun]) -> dict[StreamRun, Exception]:
-        """Look up the streams' end offsets for the errors; without an answer they have none."""
+        """Look up the streams' end offsets for the errors. Without an answer they have none."""
         ends: dict[int, int] = {}
         ids = sorted(run.stream.stream_id for run in runs)
         try:

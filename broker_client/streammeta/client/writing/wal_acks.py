@@ -68,7 +68,7 @@ class LoggedAcks:
         base_offset: int,
         ack: asyncio.Future[int],
     ) -> int:
-        """Log the encoded `records` of one append; return the bytes that wait for the disk."""
+        """Log the encoded `records` of one append and return the bytes that wait for the disk."""
         size = 0
         for header, payload in records:
             durable = self._log.append(header, payload)
@@ -122,7 +122,7 @@ _log = logging.getLogger(__name__)
 
 
 class LogTrimmer:
-    """Trims a log after settled batches; called in the order of batches.
+    """Trims a log after settled batches, called in the order of batches.
 
     A batch whose records have left the log has no `log_end`.
     """

@@ -141,7 +141,7 @@ class StreamWriter(ClosedAtExit):
 
     @property
     def oldest_age_s(self) -> float:
-        """Time since the oldest unsettled batch was sealed, in seconds; 0 without one."""
+        """Time since the oldest unsettled batch was sealed, in seconds, or 0 without one."""
         return next((batch.age_s for batch in self._in_flight), 0.0)
 
     @property
@@ -150,7 +150,7 @@ class StreamWriter(ClosedAtExit):
         return self._heartbeat
 
     async def until_fenced(self) -> Exception:
-        """Wait until another process or node replaces this one; return the controllers' error."""
+        """Wait until another process or node replaces this one. Return the controllers' error."""
         await self._fencing.wait()
         assert self._fenced is not None
         return self._fenced
@@ -198,7 +198,7 @@ class StreamWriter(ClosedAtExit):
         timestamp_ms: int | None = None,
         max_timestamp_ms: int | None = None,
     ) -> asyncio.Future[int]:
-        """Admit one record of `count` offsets; wait while the buffer is full.
+        """Admit one record of `count` offsets. Wait while the buffer is full.
 
         The result is a future of the record's base offset. It is done when the record's object is
         committed, or when a write-ahead log has the record on disk. Records of a stream are
@@ -414,7 +414,7 @@ class StreamWriter(ClosedAtExit):
         return self._log is None or self._log.has_room(size)
 
     async def _wait_for_space(self, stream_id: int, cost: int, size: int) -> WriterStream:
-        """Wait, in order, until `cost` bytes fit; upload a large open batch early."""
+        """Wait, in order, until `cost` bytes fit. Upload a large open batch early."""
         check_fits(stream_id, cost, size, self._config, self._log)
         async with self._admission:
             # The stream is looked up again each time: it may have failed during the wait.
@@ -462,7 +462,7 @@ class StreamWriter(ClosedAtExit):
         size: int,
         to_log: Sequence[tuple[bytes, bytes]],
     ) -> asyncio.Future[int]:
-        """Account for an append that its run contains, and log it; return its future.
+        """Account for an append that its run contains, and log it. Return its future.
 
         `to_log` is empty for a record that the log already has.
         """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 
 LEASE_S = 30.0
-"""Validity of a proof in seconds; far below the lifetime of every seal."""
+"""Validity of a proof in seconds, far below the lifetime of every seal."""
 
 
 def elapsed_s() -> float:
@@ -22,7 +22,7 @@ def elapsed_s() -> float:
 
 
 class AckLease:
-    """The newest proof that a log had no seal. Pure; times come from the caller's `elapsed_s`."""
+    """The newest proof that a log had no seal. Pure. Times come from the caller's `elapsed_s`."""
 
     def __init__(self, proved_at: float) -> None:
         self._proved_at = proved_at

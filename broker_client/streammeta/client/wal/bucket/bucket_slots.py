@@ -18,7 +18,7 @@ class SlotStore(Protocol):
     """Storage of slots. Every call may raise `StorageError`."""
 
     async def create(self, key: str, pieces: Sequence[bytes]) -> bool:
-        """Create an object; return False if another one exists."""
+        """Create an object. Return False if another one exists."""
         ...
 
     async def put(self, key: str, data: bytes) -> None:
@@ -34,7 +34,7 @@ class SlotStore(Protocol):
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are ignored."""
+        """Delete objects. Missing ones are ignored."""
         ...
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class BucketSlots:
         return await self._threads.run(lambda: list(store.list_objects(prefix)))
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """See `SlotStore.delete`; a failed deletion raises `StoreUnavailableError`."""
+        """See `SlotStore.delete`. A failed deletion raises `StoreUnavailableError`."""
         store = self._threads.store
         result = await self._threads.run(lambda: store.delete_many(keys))
         for key, reason in result.failed.items():

@@ -9,7 +9,7 @@ from streammeta.client.arguments import at_least, check_fields, seconds
 _MIB = 1024 * 1024
 
 WAL_CONFIG = "object-log/1"
-"""Registered value of a node with such a log; its node id finds the log in the bucket."""
+"""Registered value of a node with such a log. Its node id finds the log in the bucket."""
 
 
 @dataclass(frozen=True, slots=True)

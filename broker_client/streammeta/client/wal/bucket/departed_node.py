@@ -104,7 +104,7 @@ class DepartedNode:
         return found
 
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
-        """Return the epochs of streams; those that don't exist are left out."""
+        """Return the epochs of streams. Those that don't exist are left out."""
         return await stream_histories(self._session.client, stream_ids)
 
     async def is_stored(self, record: RecordBatch) -> bool:
@@ -112,7 +112,7 @@ class DepartedNode:
         return await self._stored.contain(record)
 
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
-        """Upload consecutive records of streams in the node's name; False if some were rejected.
+        """Upload consecutive records in the node's name. Return False if some were rejected.
 
         Another process may have committed the rejected records: list the pending streams again.
         """
@@ -141,7 +141,7 @@ class DepartedNode:
         return verdicts == {common_pb2.ERROR_CODE_NONE}
 
     async def close(self, streams: Sequence[PendingStream]) -> None:
-        """Close streams in the node's name; streams of other owners count as closed."""
+        """Close streams in the node's name. Streams of other owners count as closed."""
         for at in range(0, len(streams), _CLOSED_AT_ONCE):
             batch = streams[at : at + _CLOSED_AT_ONCE]
             request = streams_pb2.CloseStreamsRequest(

@@ -1,4 +1,4 @@
-"""Errors of a write-ahead log in the bucket; each message names the key and the next step."""
+"""Errors of a write-ahead log in the bucket. Each message names the key and the next step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class UnfitStoreError(WriteAheadLogError):
 
 
 class ObjectLogFailedError(WriteAheadLogError):
-    """The store rejected a slot permanently; the log accepts no more records."""
+    """The store rejected a slot permanently. The log accepts no more records."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(

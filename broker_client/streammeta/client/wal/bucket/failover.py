@@ -103,7 +103,7 @@ class FailoverReport:
 
 
 class Departed(Protocol):
-    """A departed node at the controllers; see `DepartedNode`."""
+    """A departed node at the controllers. See `DepartedNode`."""
 
     @property
     def node(self) -> NodeIdentity:
@@ -123,7 +123,7 @@ class Departed(Protocol):
         ...
 
     async def upload(self, records: Mapping[int, Sequence[RecordBatch]]) -> bool:
-        """Upload records in the node's name; return False if some were rejected."""
+        """Upload records in the node's name. Return False if some were rejected."""
         ...
 
     async def close(self, streams: Sequence[PendingStream]) -> None:
@@ -207,7 +207,7 @@ class _Attempt:
         self._bytes = 0
 
     async def run(self, logs: Sequence[SealedLog]) -> bool:
-        """Validate all records and upload the missing ones; return False if one was rejected."""
+        """Validate all records and upload the missing ones. Return False if one was rejected."""
         for log in logs:
             async for records in read_log(self._slots, log):
                 await self._learn(records, logs)
@@ -267,7 +267,7 @@ class _Attempt:
         return self._bytes >= self._chunk_bytes or len(self._wanted) >= _CHUNK_STREAMS
 
     async def _flush(self) -> bool:
-        """Upload and set aside the collected records; return False if one was rejected."""
+        """Upload and set aside the collected records. Return False if one was rejected."""
         wanted, self._wanted = self._wanted, {}
         aside, self._aside = self._aside, []
         self._bytes = 0
@@ -306,7 +306,7 @@ class FailoverWorker(ClosedAtExit):
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop; the broker that is assigned next continues a failover in progress."""
+        """Stop. The broker that is assigned next continues a failover in progress."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self._slots.close()

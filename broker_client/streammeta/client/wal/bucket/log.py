@@ -63,7 +63,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.storage.object_store.protocol.patience import Patience
 
 _DELETED_AT_ONCE = 64
-"""Number of past slots that starts a deletion; closing the log deletes the rest."""
+"""Number of past slots that starts a deletion. Closing the log deletes the rest."""
 
 _MAX_SLOT = 2**30
 """Bytes of the largest slot."""
@@ -121,7 +121,7 @@ class ObjectLog(ClosedAtExit):
     async def open(
         cls, store: ObjectStore, identity: LogIdentity, config: ObjectLogConfig | None = None
     ) -> ObjectLog:
-        """Create the log of a process; seal and read the logs of the node's earlier processes.
+        """Create the log of a process. Seal and read the logs of the node's earlier processes.
 
         Their records stay in memory until they are trimmed.
 
@@ -152,7 +152,7 @@ class ObjectLog(ClosedAtExit):
         log_id: bytes,
         clock: Callable[[], float] = elapsed_s,
     ) -> ObjectLog:
-        """Open the log on a store of slots; `log_id` is random, 16 bytes. Raises as `open`.
+        """Open the log on a store of slots. `log_id` is random, 16 bytes. Raises as `open`.
 
         `clock` returns the seconds of a clock that never steps.
         """
@@ -273,7 +273,7 @@ class ObjectLog(ClosedAtExit):
         return iter(self._recovered)
 
     async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> str | None:
-        """Store records that can't be committed in a separate object; return its key.
+        """Store records that can't be committed in a separate object and return its key.
 
         Returns None for no records. Raises `StorageError`, which does not end the log.
         """
@@ -286,7 +286,7 @@ class ObjectLog(ClosedAtExit):
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait for the slots in flight; if all records are settled, leave only a seal.
+        """Wait for the slots in flight. If all records are settled, leave only a seal.
 
         Records that are not in the bucket after `close_deadline_s` are dropped: they were never
         acknowledged.
@@ -429,7 +429,7 @@ class ObjectLog(ClosedAtExit):
     # -- deleting
 
     def _clean(self) -> None:
-        """Start a deletion of past slots if there are enough; one deletion runs at a time."""
+        """Start a deletion of past slots if there are enough. One deletion runs at a time."""
         if self._ended is not None or (self._cleaning is not None and not self._cleaning.done()):
             return
         is_discarding = bool(self._former) and not self._recovered
@@ -437,7 +437,7 @@ class ObjectLog(ClosedAtExit):
             self._cleaning = self._loop.create_task(self._delete_past())
 
     async def _delete_past(self) -> None:
-        """Discard former logs and delete past slots; the next deletion retries failures."""
+        """Discard former logs and delete past slots. The next deletion retries failures."""
         try:
             while self._former and not self._recovered:
                 await discard_log(self._slots, self._former[0].name, self._me)

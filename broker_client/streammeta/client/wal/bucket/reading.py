@@ -113,7 +113,7 @@ async def list_logs(slots: SlotStore, namespace: str, node_id: int) -> dict[int,
 
 
 async def seal_log(slots: SlotStore, name: LogName, sealer: Sealer) -> SealedLog | None:
-    """Stop the log's process from acknowledging; return None if the log is already recovered.
+    """Stop the log's process from acknowledging. Return None if the log is already recovered.
 
     It may be repeated. Raises `DamagedSlotError` if slots are missing that existed,
     `StoreUnavailableError` if listings do not show an existing slot, and errors of the store.
@@ -171,7 +171,7 @@ class _Needed:
 
 
 async def _wait_in_doubt(needed: _Needed, doubts: int) -> None:
-    """Wait before another look; raise an error after enough of them.
+    """Wait before another look, or raise an error after enough of them.
 
     A listing without an existing object proves nothing: neither damage nor the end of a log.
     """
@@ -185,7 +185,7 @@ async def _wait_in_doubt(needed: _Needed, doubts: int) -> None:
 
 
 async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
-    """Look at a log; return None if it is recovered.
+    """Look at a log. Return None if it is recovered.
 
     A slot is missing only if a read of its key says so. The listing shows where to look.
     """
@@ -234,7 +234,7 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
     """Yield the records of each slot, in order.
 
     Ends early if another process recovers the log meanwhile, and skips slots that the log's process
-    had settled. Raises `DamagedSlotError` at the first missing or damaged slot; the records yielded
+    had settled. Raises `DamagedSlotError` at the first missing or damaged slot. The records yielded
     before are valid. Raises `StoreUnavailableError` if the log continues after the seal, because a
     stale listing had hidden slots.
     """
@@ -296,7 +296,7 @@ async def _look_for(slots: SlotStore, name: LogName, sequence: int) -> _Needed |
 
 
 async def discard_log(slots: SlotStore, name: LogName, by: Sealer) -> None:
-    """Mark a sealed log as recovered, and delete its slots except the seal; it may be repeated.
+    """Mark a sealed log as recovered, and delete its slots except the seal. It may be repeated.
 
     The mark comes first: it explains the missing slots and reserves the epoch, as the claim did.
     The seal stays, because the log's process may not have noticed it yet.
@@ -309,7 +309,7 @@ async def discard_log(slots: SlotStore, name: LogName, by: Sealer) -> None:
 
 
 async def delete_leftovers(slots: SlotStore, found: Iterable[FoundLog]) -> None:
-    """Delete slots of recovered logs that an interrupted discard left; seals stay."""
+    """Delete slots of recovered logs that an interrupted discard left. Seals stay."""
     for log in found:
         if log.is_recovered:
             await delete_slots(slots, log.name, log.without_seals)

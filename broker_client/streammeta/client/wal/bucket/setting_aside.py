@@ -24,7 +24,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 async def write_aside(
     slots: SlotStore, log: LogName, records: Iterable[RecordBatch], reason: str
 ) -> str | None:
-    """Write records to an object next to the logs of a node; return its key, None for no records.
+    """Write records to an object next to the logs of a node. Return its key, None for no records.
 
     The same records have the same key, so a repeated recovery leaves one object.
     """

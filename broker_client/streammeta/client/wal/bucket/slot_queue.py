@@ -23,7 +23,7 @@ AckT = TypeVar("AckT")
 
 @dataclass(slots=True, eq=False)
 class SlotGroup(Generic[AckT]):
-    """Records that share a slot and its acknowledgement; `end` is the position after the last."""
+    """Records that share a slot and its acknowledgement. `end` is the position after the last."""
 
     ack: AckT
     pieces: list[bytes] = field(default_factory=list)
@@ -44,7 +44,7 @@ class SlotUpload:
 
 @dataclass(slots=True)
 class _Placed(Generic[AckT]):
-    """A slot that was passed on for upload; its bytes contain `first_needed`."""
+    """A slot that was passed on for upload. Its bytes contain `first_needed`."""
 
     sequence: int
     group: SlotGroup[AckT]
@@ -136,7 +136,7 @@ class SlotQueue(Generic[AckT]):
             yield SlotUpload(placed.sequence, self.log.slot_key(placed.sequence), pieces)
 
     def mark_stored(self, sequence: int) -> list[SlotGroup[AckT]]:
-        """Record that a slot is in the bucket; return the groups to acknowledge, in order."""
+        """Record that a slot is in the bucket and return the groups to acknowledge, in order."""
         for placed in self._placed:
             if placed.sequence == sequence:
                 placed.is_stored = True
@@ -159,7 +159,7 @@ class SlotQueue(Generic[AckT]):
         return groups
 
     def seal(self, kind: SlotKind, body: bytes) -> Slot:
-        """Build the slot after the last one, with its own body; call it when idle."""
+        """Build the slot after the last one, with its own body. Call it when idle."""
         slot = self._slot(kind, 0, body)
         self._next += 1
         return slot

@@ -21,7 +21,7 @@ from streammeta.storage.object_log.slot import LOG_ID_SIZE, Sealer, Slot, SlotKi
 from streammeta.storage.object_log.slot_keys import LogName
 
 WATCH_S = 600.0
-"""Seconds between the two looks of a sweep; many times the lease of a log's process."""
+"""Seconds between the two looks of a sweep, many times the lease of a log's process."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 async def sweep_logs(
     slots: SlotStore, own: LogName, earlier: Mapping[int, FoundLog], retention_ms: int
 ) -> None:
-    """Remove the logs that may be swept; `earlier` is a look made `WATCH_S` ago."""
+    """Remove the logs that may be swept. `earlier` is a look made `WATCH_S` ago."""
     found = await list_logs(slots, own.namespace, own.node_id)
     last = last_to_sweep(earlier, found, own.node_epoch, retention_ms)
     if last is None:

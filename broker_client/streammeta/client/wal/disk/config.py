@@ -34,7 +34,7 @@ class LogConfig:
 class LogIdentity:
     """Owner of a log: a process of a node, and the `namespace` of the cluster's objects.
 
-    The namespace and node of a log never change; `node_epoch` grows from process to process.
+    The namespace and node of a log never change. `node_epoch` grows from process to process.
     """
 
     namespace: str

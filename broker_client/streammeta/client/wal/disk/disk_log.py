@@ -75,7 +75,7 @@ def lock_directory(
     """Claim a directory that is this broker's log, or that is empty.
 
     Raises:
-        WrongLogError: it belongs to another broker, or has other files; nothing was changed.
+        WrongLogError: it belongs to another broker, or has other files. Nothing was changed.
         LogLockedError: another process uses it.
         DamagedLogError: the state file is missing or damaged, unless the caller `mends` it.
     """
@@ -112,7 +112,7 @@ def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) 
 class _ScannedLog:
     """Result of a scan: the segments, oldest first, and the offset after the last record.
 
-    Each segment's `size` is the end of its last valid frame; the rest of the last segment is torn.
+    Each segment's `size` is the end of its last valid frame. The rest of the last segment is torn.
     From byte `unflushed_from` on, the last segment may not be on the disk. `lost` counts the
     records that a quarantine gave up.
     """
@@ -125,7 +125,7 @@ class _ScannedLog:
 
 @dataclass(slots=True)
 class _Reading:
-    """Valid part of one segment; `problem` says why it ends, None at the end of the file."""
+    """Valid part of one segment. `problem` says why it ends, None at the end of the file."""
 
     end: int
     unflushed_from: int
@@ -169,7 +169,7 @@ class DiskLog:
         valid.
 
         Raises:
-            WrongLogError, DamagedLogError: as `_scan` raises them; nothing was changed.
+            WrongLogError, DamagedLogError: as `_scan` raises them. Nothing was changed.
             OSError: the disk failed or is full.
         """
         path = directory / STATE_NAME
@@ -198,7 +198,7 @@ class DiskLog:
 
     @property
     def segments(self) -> tuple[SegmentInfo, ...]:
-        """Segments on the disk, oldest first; the last one is written to."""
+        """Segments on the disk, oldest first. The last one is written to."""
         return tuple(SegmentInfo(segment.base_offset, segment.size) for segment in self._segments)
 
     def records(self, end: int) -> Iterator[RecordBatch]:
@@ -235,7 +235,7 @@ class DiskLog:
             self._remove_trimmed()
 
     def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | None:
-        """Write `records` into a file next to the log; return None for no records."""
+        """Write `records` into a file next to the log and return None for no records."""
         path = set_aside_path(self._directory, self.trimmed, self._set_aside_count)
         state = self._state.header
         header = FileHeader(
@@ -247,7 +247,7 @@ class DiskLog:
         return path
 
     def start_over(self, position: int) -> None:
-        """Remove all segments and continue at `position`; the records before it are settled."""
+        """Remove all segments and continue at `position`. The records before it are settled."""
         self._state.note(position, self._state.flushed)
         self._has_unsynced = False
         self._remove_oldest(len(self._segments))
@@ -323,7 +323,7 @@ class DiskLog:
         self._note(self.trimmed, self.end)
 
     def _note(self, trimmed: int, flushed: int) -> bool:
-        """Write the state if there is space; an older state is never wrong."""
+        """Write the state if there is space. An older state is never wrong."""
         try:
             self._state.note(trimmed, flushed)
         except DiskFullError:
@@ -378,7 +378,7 @@ def _scan(
 
     Raises:
         WrongLogError: a segment belongs to another node or namespace, or a newer process wrote it.
-        DamagedLogError: flushed records can't be read; it names the first such place.
+        DamagedLogError: flushed records can't be read. It names the first such place.
     """
     segments: list[LogSegment] = []
     with ExitStack() as undo:

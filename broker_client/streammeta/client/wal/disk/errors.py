@@ -1,4 +1,4 @@
-"""Errors of a write-ahead log; each message names the file and the next step."""
+"""Errors of a write-ahead log. Each message names the file and the next step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class WriteAheadLogError(BrokerClientError):
 
 
 class WrongLogError(WriteAheadLogError):
-    """The log belongs to another node, cluster or release; nothing was changed."""
+    """The log belongs to another node, cluster or release. Nothing was changed."""
 
 
 class LogMissingError(WriteAheadLogError):
@@ -32,7 +32,7 @@ class LogMissingError(WriteAheadLogError):
 
 
 class LogLockedError(WriteAheadLogError):
-    """Another process uses the directory; nothing was changed."""
+    """Another process uses the directory. Nothing was changed."""
 
 
 class DamagedLogError(WriteAheadLogError):
@@ -53,7 +53,7 @@ class DamagedLogError(WriteAheadLogError):
 
 
 class WriteAheadLogBrokenError(WriteAheadLogError):
-    """A write or a sync failed, so the state of the disk is unknown; the log accepts no records.
+    """A write or a sync failed, so the state of the disk is unknown. The log accepts no records.
 
     Records acknowledged before are as safe as the disk. The sync is never retried: a second one may
     succeed without having written anything.
@@ -68,7 +68,7 @@ class WriteAheadLogBrokenError(WriteAheadLogError):
 
 
 class WriteAheadLogFullError(WriteAheadLogError):
-    """The disk is full, or the log's limit is reached; rejected records are not in the log."""
+    """The disk is full, or the log's limit is reached. Rejected records are not in the log."""
 
 
 class WriteAheadLogClosedError(WriteAheadLogError):

@@ -6,7 +6,7 @@ namespace in UTF-8. Then come frames of `streammeta.storage.segmented_log` with 
 their flushed end before the node epoch. Bodies: kind 1 is records of the object format, back to
 back. Kind 2 is empty and stands for lost records. Kind 3, with a count of 0, is a text in UTF-8.
 
-A segment gets its name once its header is durable; the previous segment is fully synced by then.
+A segment gets its name once its header is durable. The previous segment is fully synced by then.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TEMPORARY_NAME = re.compile(r"([0-9]{20}-[0-9]+\.aside|([0-9]{20}\.wal|state)(\
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """Header of one file; the first record in the file, if any, has `base_offset`."""
+    """Header of one file. The first record in the file, if any, has `base_offset`."""
 
     magic: bytes
     namespace: str
@@ -79,7 +79,7 @@ class FileHeader:
 
 
 class BadHeaderError(Exception):
-    """The bytes are not a valid header of a log's file; the message says why."""
+    """The bytes are not a valid header of a log's file. The message says why."""
 
 
 def decode_file_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
@@ -87,7 +87,7 @@ def decode_file_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
 
     Raises:
         BadHeaderError: the header is damaged.
-        WrongLogError: another release wrote it; `path` is for the message.
+        WrongLogError: another release wrote it. `path` is for the message.
     """
     if len(data) < _FIXED_SIZE:
         raise BadHeaderError(f"{len(data)} bytes, a header has at least {_FIXED_SIZE}")
@@ -138,7 +138,7 @@ def frame_codec(log_id: bytes) -> FrameCodec:
 
 
 def records_in(header: FrameHeader, body: bytes) -> Iterator[RecordBatch]:
-    """Yield the records of a valid frame; raise `BadFrameError` if their number is not `count`."""
+    """Yield the records of a valid frame. Raise `BadFrameError` if their number is not `count`."""
     if header.kind in (FrameKind.LOST, FrameKind.TEXT):
         return
     if header.kind != FrameKind.RECORDS:
@@ -189,7 +189,7 @@ class LogSegment(Segment):
 
     @classmethod
     def open(cls, files: FileSystem, path: Path) -> LogSegment:
-        """Open a segment; raise `BadHeaderError` if its header contradicts its name."""
+        """Open a segment. Raise `BadHeaderError` if its header contradicts its name."""
         file = files.open(path)
         try:
             header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SEGMENT_MAGIC, path)
@@ -228,7 +228,7 @@ class StateFile:
 
     @classmethod
     def open(cls, files: FileSystem, path: Path) -> StateFile:
-        """Open the state; raises `DamagedLogError` or `WrongLogError`."""
+        """Open the state. Raises `DamagedLogError` or `WrongLogError`."""
         file = files.open(path)
         try:
             state = cls(file, _read_header(file, path))
@@ -244,7 +244,7 @@ class StateFile:
         return state
 
     def note(self, trimmed: int, flushed: int) -> None:
-        """Write the state; `sync` makes it durable."""
+        """Write the state. `sync` makes it durable."""
         if (trimmed, flushed) != (self.trimmed, self.flushed):
             self._slots.write(trimmed, flushed)
             self.trimmed, self.flushed = trimmed, flushed
@@ -259,7 +259,7 @@ class StateFile:
 
 
 def read_state_header(files: FileSystem, path: Path) -> FileHeader | None:
-    """Return the log's header, None if there is no state file; raises as `StateFile.open`."""
+    """Return the log's header, None if there is no state file. Raises as `StateFile.open`."""
     if path.name not in files.names(path.parent):
         return None
     with closing(files.open(path)) as file:

@@ -128,7 +128,7 @@ class WriteAheadLog(ClosedAtExit):
         damage: OnDamage = "refuse",
         files: FileSystem | None = None,
     ) -> WriteAheadLog:
-        """Open the log in `directory` for one process; create it if it is missing or empty.
+        """Open the log in `directory` for one process and create it if it is missing or empty.
 
         With `damage="quarantine"` a damaged log is repaired as far as it can be read. The damaged
         files are kept aside, and `lost` counts the missing records.
@@ -224,7 +224,7 @@ class WriteAheadLog(ClosedAtExit):
     def append(self, header: bytes, payload: bytes) -> asyncio.Future[None]:
         """Add one encoded record, `header` and `payload`, to the open group.
 
-        The group's records share the result. It is done when they are on the disk; groups are done
+        The group's records share the result. It is done when they are on the disk. Groups are done
         in order. Wait for it through `asyncio.shield`. It fails with `WriteAheadLogFullError` if
         the disk is full: then the log contains no record of the group, nor of later groups. It
         fails with `WriteAheadLogBrokenError` if the disk failed: then the log may contain them.
@@ -270,7 +270,7 @@ class WriteAheadLog(ClosedAtExit):
     def recover(self) -> Iterator[RecordBatch]:
         """Read the records that existed at the opening and are not trimmed, in append order.
 
-        Reads one frame of the files at a time; don't trim meanwhile. Raises `DamagedLogError` where
+        Reads one frame of the files at a time. Don't trim meanwhile. Raises `DamagedLogError` where
         a file has changed since it was opened.
         """
         return self._disk.records(self.recovered_end)

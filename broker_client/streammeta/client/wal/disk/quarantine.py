@@ -55,7 +55,7 @@ class _Salvage:
 
 
 def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int:
-    """Repair everything that opening the log reports as damage; without damage, change nothing.
+    """Repair everything that opening the log reports as damage. Without damage, change nothing.
 
     Returns how many records are lost with missing segments at the beginning. Opening the log counts
     the records lost after it.
@@ -63,7 +63,7 @@ def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int
     Raises:
         WrongLogError: the log belongs to another node or cluster.
         DamagedLogError: no file can be read, so the log's owner is unknown.
-        OSError: the disk failed or is full; it can be repeated.
+        OSError: the disk failed or is full. It can be repeated.
     """
     state = _repair_state(files, directory, identity)
     try:
@@ -103,7 +103,7 @@ def _repair_state(files: FileSystem, directory: Path, identity: LogIdentity) -> 
 
 
 def _header_of(files: FileSystem, path: Path, identity: LogIdentity) -> FileHeader | None:
-    """Read a segment's header, None if it is damaged; raises `WrongLogError`."""
+    """Read a segment's header, None if it is damaged. Raises `WrongLogError`."""
     with closing(files.open(path)) as file, suppress(BadHeaderError):
         header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SEGMENT_MAGIC, path)
         check_owner(header, identity, path)

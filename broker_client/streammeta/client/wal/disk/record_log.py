@@ -11,7 +11,7 @@ from streammeta.storage.object_format.record import RecordBatch
 
 
 class RecordLog(Protocol):
-    """An open log. Positions count records; see `WriteAheadLog` for the meaning of each."""
+    """An open log. Positions count records. See `WriteAheadLog` for the meaning of each."""
 
     @property
     def end(self) -> int:
@@ -33,7 +33,7 @@ class RecordLog(Protocol):
         ...
 
     def append(self, header: bytes, payload: bytes) -> asyncio.Future[None]:
-        """Append one encoded record; the result is done when it is durable."""
+        """Append one encoded record. The result is done when it is durable."""
         ...
 
     def trim(self, position: int) -> None:
@@ -45,5 +45,5 @@ class RecordLog(Protocol):
         ...
 
     async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | str | None:
-        """Store records that can't be committed; return the file or key, None for no records."""
+        """Store records that can't be committed and return the file or key, None for no records."""
         ...

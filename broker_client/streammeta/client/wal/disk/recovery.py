@@ -90,7 +90,7 @@ class Comparison:
     differing: set[tuple[int, int]] = field(default_factory=set)
 
     def note(self, record: RecordBatch, *, is_stored: bool) -> None:
-        """Record the result for one record; call it in order for each stream and epoch."""
+        """Record the result for one record. Call it in order for each stream and epoch."""
         key = (record.stream_id, record.epoch)
         if is_stored:
             self.equal_to[key] = record.end_offset
@@ -304,7 +304,7 @@ def note_newest(newest: dict[int, int], record: RecordBatch) -> None:
 async def stream_histories(
     client: ControllerClient, stream_ids: Iterable[int]
 ) -> dict[int, StreamHistory]:
-    """Look up the epochs of streams; missing streams are left out."""
+    """Look up the epochs of streams. Missing streams are left out."""
     ids = sorted(stream_ids)
     histories: dict[int, StreamHistory] = {}
     for at in range(0, len(ids), _DESCRIBED_AT_ONCE):

@@ -49,7 +49,7 @@ def write_set_aside(
     records: Iterable[RecordBatch],
     reason: str,
 ) -> bool:
-    """Write the file durably; return whether there is one, which takes at least one record."""
+    """Write the file durably and return whether there is one, which takes at least one record."""
     frames = _frames(header, node_epoch, records)
     first = next(frames, None)
     if first is None:
@@ -69,7 +69,7 @@ def write_set_aside(
 def read_set_aside(
     path: str | os.PathLike[str], files: FileSystem | None = None
 ) -> Iterator[str | RecordBatch]:
-    """Yield the reason, then the records; needs no log, and changes nothing.
+    """Yield the reason, then the records. Needs no log, and changes nothing.
 
     Raises `DamagedLogError` at the first damaged place.
     """

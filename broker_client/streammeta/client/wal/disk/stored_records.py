@@ -15,7 +15,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 
 
 class StoredRecords(ClosedAtExit):
-    """Reads records of streams to compare them; the first comparison creates the reader."""
+    """Reads records of streams to compare them. The first comparison creates the reader."""
 
     def __init__(self, client: ControllerClient, store: ObjectStore, namespace: str) -> None:
         self._place = (client, store, namespace)
