@@ -136,7 +136,7 @@ def test_unknown_code_is_a_violation_and_none_is_no_refusal() -> None:
 def test_expired_object_tells_to_upload_again() -> None:
     message = str(errors.refusal(ERROR_CODE_OBJECT_NOT_EXIST, "commit of object 5"))
     assert "reconciliation" in message
-    assert "prepare new ids and upload again" in message
+    assert "new ids and upload again" in message
 
 
 def test_offset_mismatch_names_both_offsets() -> None:

@@ -232,7 +232,7 @@ async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
 @pytest.mark.parametrize(
     ("last", "held", "problem"),
     [
-        (0, RecordBatch(8, 0, 0, 10, b"x"), r"no block at offset 0; the metadata lists \[0, 10"),
+        (0, RecordBatch(8, 0, 0, 10, b"x"), r"no block at offset 0, but .* lists \[0, 10"),
         (1, RecordBatch(0, 0, 8, 12, b"x"), r"object 1 .* starts below offset 10"),
     ],
     ids=["lacks the listed range", "overlaps the object before"],

@@ -452,7 +452,7 @@ async def test_only_attached_streams_take_appends() -> None:
             await writer.append(stream.stream_id, b"x")
         writer.attach([stream])
         await writer.append(stream.stream_id, b"x")
-        with pytest.raises(ValueError, match="flush"):
+        with pytest.raises(ValueError, match="Flush"):
             writer.attach([stream])
 
 

@@ -431,7 +431,7 @@ async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fat
     with compactor(world, NODE, line, replace(IN_ONE_REQUEST, commit_deadline_s=0.1)) as made:
         first = await cycle(made, world)
         assert first.figures.commits == 0
-        assert "the next cycle checks the outcome" in first.failures[0]
+        assert "next cycle checks the outcome" in first.failures[0]
         written = world.store.metrics().of("put").calls
         line.fate = None
         second = await cycle(made, world)

@@ -25,6 +25,7 @@ _SHOWN = 80
 def check_int(name: str, value: Any, least: int = 0, most: int = INT64_MAX) -> int:
     """Return `value` as an int of `least`..`most`. A bool or a float is rejected."""
     wanted = f"an integer of {least}..{most}"
+    # A bool is an int in Python, but never a meant one here.
     if isinstance(value, bool):
         refuse_type(name, value, wanted)
     try:
@@ -70,6 +71,7 @@ def check_callable(name: str, value: Any, wanted: str) -> None:
 
 def check_offers(name: str, value: Any, method: str, wanted: str) -> None:
     """Raise `TypeError` unless `value` has `method`. Any class with the method is accepted."""
+    # A class instead of an instance is a common mistake.
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         refuse_type(name, value, wanted)
 
@@ -152,7 +154,7 @@ def as_payload(name: str, value: Any) -> bytes:
         try:
             value = memoryview(value)
         except TypeError:
-            refuse_type(name, value, "a bytes-like object; encode a str first")
+            refuse_type(name, value, "a bytes-like object (encode a str first)")
     return bytes(value)
 
 

@@ -70,6 +70,7 @@ class WriterConfig:
     def __post_init__(self) -> None:
         """Reject contradictory limits."""
         check_fields(self, _CHECKS)
+        # A smaller buffer could never fill a batch, or accept any record.
         least = max(self.upload_bytes, RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD)
         if self.max_buffer_bytes < least:
             raise ValueError(

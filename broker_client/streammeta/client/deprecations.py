@@ -25,5 +25,6 @@ def find_renamed(module: str, name: str) -> Any:
     warnings.warn(
         f"{module}.{name} is deprecated, use {new_name}", DeprecationWarning, stacklevel=3
     )
+    # Imported on use: the former names cost nothing otherwise.
     owner, _, attribute = new_name.rpartition(".")
     return getattr(importlib.import_module(owner), attribute)

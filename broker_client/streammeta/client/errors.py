@@ -50,7 +50,7 @@ class RefusedError(BrokerClientError):
 class InvalidRequestError(RefusedError):
     """The request contradicts itself or breaks a rule of the contract."""
 
-    advice = "correct the named field; a retry of the same request fails again"
+    advice = "correct the named field. A retry of the same request fails again"
 
 
 class LimitExceededError(RefusedError):
@@ -74,7 +74,7 @@ class UnsupportedError(RefusedError):
 class ControllerDefectError(RefusedError):
     """The controller failed in an unexpected way."""
 
-    advice = "nothing was changed; report it together with the controller's log"
+    advice = "nothing was changed. Report it together with the controller's log"
 
 
 class ProtocolViolationError(RefusedError):
@@ -93,7 +93,7 @@ class MetadataOlderThanBucketError(RefusedError):
     """The controllers were restored to an earlier state and issue no object ids."""
 
     advice = (
-        "start the controllers with their newest data directories; see docs/operations/bucket.md"
+        "start the controllers with their newest data directories. See docs/operations/bucket.md"
     )
 
 
@@ -106,7 +106,7 @@ class StreamNotFoundError(RefusedError):
 class StreamFencedError(RefusedError):
     """Another node, or a newer epoch of the stream, owns the stream."""
 
-    advice = "stop writing to it; to take it back, open it with a larger stream epoch"
+    advice = "stop writing to it. To take it back, open it with a larger stream epoch"
 
 
 class StreamNotOpenedError(RefusedError):
@@ -137,7 +137,7 @@ class StreamFailedError(RefusedError):
 class ObjectExpiredError(RefusedError):
     """A commit came after the object's deadline, or for an id that was never prepared."""
 
-    advice = "reconciliation removes the uploaded bytes; prepare new ids and upload again"
+    advice = "reconciliation removes the uploaded bytes. Prepare new ids and upload again"
 
 
 class ObjectNotCommittedError(RefusedError):
@@ -149,7 +149,7 @@ class ObjectNotCommittedError(RefusedError):
 class ObjectContentMismatchError(RefusedError):
     """The object id was committed before, with other content."""
 
-    advice = "commit under newly prepared ids; only an identical commit may be repeated"
+    advice = "commit under newly prepared ids. Only an identical commit may be repeated"
 
 
 class CompactedObjectsNotFoundError(RefusedError):
@@ -161,14 +161,14 @@ class CompactedObjectsNotFoundError(RefusedError):
 class NodeFencedError(RefusedError):
     """Another node is recovering the node's streams."""
 
-    advice = "stop writing as this node; restart the broker with a larger node epoch"
+    advice = "stop writing as this node. Restart the broker with a larger node epoch"
 
 
 class NodeEpochExpiredError(NodeFencedError):
     """A newer process of this node, or another one with the same epoch, has registered."""
 
     advice = (
-        "stop this process: a newer one replaces it, or another one has its epoch; start with a"
+        "stop this process: a newer one replaces it, or another one has its epoch. Start with a"
         " larger node epoch"
     )
 
@@ -221,7 +221,7 @@ class OffsetMismatchError(RefusedError):
 class OffsetTrimmedError(RefusedError):
     """A read starts below the first visible offset of its stream."""
 
-    advice = "read from the stream's start offset; earlier records are trimmed"
+    advice = "read from the stream's start offset. Earlier records are trimmed"
 
     def __init__(self, stream_id: int, got: int, start_offset: int) -> None:
         self.stream_id = stream_id
@@ -257,6 +257,7 @@ class ControllerUnavailableError(BrokerClientError):
     ) -> None:
         self.method = method
         self.deadline_s = deadline_s
+        # A copy: the search goes on in other calls.
         self.tried = dict(tried)
         self.reason = reason
         seen = "; ".join(f"{endpoint}: {failure}" for endpoint, failure in tried.items())
@@ -297,7 +298,7 @@ class OutcomeUnknownError(BrokerClientError):
         self.subject = subject
         self.__cause__ = cause
         super().__init__(
-            f"the outcome of {subject} is unknown ({cause}); open the stream again with a larger"
+            f"the outcome of {subject} is unknown ({cause}). Open the stream again with a larger"
             " epoch: its next offset shows whether the records are committed"
         )
 
@@ -309,7 +310,7 @@ class UploadFailedError(BrokerClientError):
         self.key = key
         self.object_id = object_id
         super().__init__(
-            f"object {object_id} could not be uploaded as {key!r}: {reason}; once the store accepts"
+            f"object {object_id} could not be uploaded as {key!r}: {reason}. Once the store accepts"
             " writes, open the streams again and continue at their next offsets"
         )
 
@@ -318,7 +319,7 @@ class ClientClosedError(BrokerClientError):
     """The controllers' client was closed before, or during, a call."""
 
     def __init__(self, call: str) -> None:
-        super().__init__(f"{call}: the client is closed; create a new one")
+        super().__init__(f"{call}: the client is closed. Create a new one")
 
 
 class ForkedProcessError(BrokerClientError):
@@ -327,7 +328,7 @@ class ForkedProcessError(BrokerClientError):
     def __init__(self, call: str) -> None:
         super().__init__(
             f"{call}: process {os.getpid()} was forked from one that had connected to controllers,"
-            " and has no threads for its connections; start the process by spawn or exec,"
+            " and has no threads for its connections. Start the process by spawn or exec,"
             " as multiprocessing.get_context('spawn') does, and open a client in it"
         )
 
@@ -341,7 +342,7 @@ class RecoveryNeededError(BrokerClientError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the write-ahead log has records of an earlier process; attach the session's inherited"
+            "the write-ahead log has records of an earlier process. Attach the session's inherited"
             " streams and await recover() before the first append"
         )
 
@@ -351,7 +352,7 @@ class ReaderClosedError(BrokerClientError):
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
-        super().__init__(f"read of stream {stream_id}: the reader is closed; create a new one")
+        super().__init__(f"read of stream {stream_id}: the reader is closed. Create a new one")
 
 
 class ReadDeadlineError(BrokerClientError):
@@ -363,7 +364,7 @@ class ReadDeadlineError(BrokerClientError):
         self.subject = subject
         self.deadline_s = deadline_s
         super().__init__(
-            f"{subject} did not complete in {deadline_s:g} s; check that the object store answers,"
+            f"{subject} did not complete in {deadline_s:g} s. Check that the object store answers,"
             " then retry it, with a smaller read or a longer deadline"
         )
 
@@ -377,7 +378,7 @@ class CorruptObjectError(BrokerClientError):
         self.stream_id = stream_id
         self.problem = problem
         super().__init__(
-            f"object {object_id} ({key!r}), read for stream {stream_id}, is corrupt: {problem};"
+            f"object {object_id} ({key!r}), read for stream {stream_id}, is corrupt: {problem}."
             " keep it, and restore it from a copy of the bucket"
         )
 
@@ -390,7 +391,7 @@ class MissingObjectError(BrokerClientError):
         self.object_id = object_id
         self.stream_id = stream_id
         super().__init__(
-            f"object {object_id} ({key!r}), listed for stream {stream_id}, is not in the store;"
+            f"object {object_id} ({key!r}), listed for stream {stream_id}, is not in the store."
             " check that this is the cluster's bucket, then run the reconciliation report"
         )
 
@@ -424,6 +425,7 @@ def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
     """
     if code == ErrorCode.ERROR_CODE_NONE:
         raise ValueError(f"{subject} was not rejected: the code is NONE")
+    # A newer controller may know more codes than this client.
     if code not in ErrorCode.values():
         return ProtocolViolationError(subject, detail=f"unknown error code {code}")
     kind = ERRORS_BY_CODE[code]

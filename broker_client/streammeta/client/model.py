@@ -139,6 +139,7 @@ def stream_description(stream: streams_pb2.StreamDescription) -> StreamDescripti
 
 def _translate(kind: type[ValueT], message: Message, **others: Any) -> ValueT:
     """Build a `kind` from the fields of `message` with the same names, None if absent."""
+    # Fields are matched by name, so a new field needs no code here.
     names = kind.__dataclass_fields__.keys() - others.keys()  # type: ignore[attr-defined]
     values = {name: _value(message, name) for name in names}
     return kind(**values, **others)

@@ -65,6 +65,7 @@ class BackgroundCompaction:
             began = loop.time()
             if not await self._run_cycle():
                 return
+            # The interval includes the cycle, so a long cycle does not slow down the schedule.
             rest_s = self._interval_s * self._rng.uniform(0.9, 1.1) - (loop.time() - began)
             await self._sleep(max(0.0, rest_s))
 

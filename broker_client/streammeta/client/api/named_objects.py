@@ -81,6 +81,7 @@ class NamedObjects:
         """
         check_kind("data", data, bytes, "bytes")
         await self._bucket.require()
+        # The object is uploaded before it has a name, so a crash leaves only an expiring id.
         (object_id,) = (await self._ids.take(1)).ids
         key = key_for(object_id, self._session.namespace)
         await run_blocking(self._store.put, key, data)

@@ -171,6 +171,7 @@ class StreamClient(ClosedAtExit):
         registered, and the errors of opening and recovering a write-ahead log.
         """
         config = StreamClientConfig() if config is None else config
+        # Before any connection: a wrong argument must fail without a side effect.
         store = open_object_store(bucket) if isinstance(bucket, str) else bucket
         check_store(store)
         config.check_node(node_id)
@@ -202,6 +203,7 @@ class StreamClient(ClosedAtExit):
                 writer = StreamWriter(session, store, bounds, observer, log)
                 await closing.enter_async_context(writer)
                 writer.attach(session.inherited)
+                # It shares the writer's heartbeat, whose answers assign recoveries.
                 failovers = FailoverWorker(session, store, writer.heartbeat)
                 await closing.enter_async_context(failovers)
 
@@ -217,6 +219,7 @@ class StreamClient(ClosedAtExit):
             closing.callback(client._close_compactors)
             if writer is not None and config.compaction_interval_s is not None:
                 client._compact_in_background(config.compaction_interval_s, closing)
+            # From here on `close` owns the parts; a failure before this line closes them here.
             client._closing = closing.pop_all()
             return client
 
@@ -250,14 +253,14 @@ class StreamClient(ClosedAtExit):
     def session(self) -> BrokerSession:
         """The registered process. Raises `ValueError` on a client without `node_id`."""
         if self._session is None:
-            raise ValueError("node_id is None: this client only reads; open one with a node_id")
+            raise ValueError("node_id is None: this client only reads. Open one with a node_id")
         return self._session
 
     @property
     def writer(self) -> StreamWriter:
         """The writer: futures instead of waiting. Raises `ValueError` without `node_id`."""
         if self._writer is None:
-            raise ValueError("node_id is None: this client only reads; open one with a node_id")
+            raise ValueError("node_id is None: this client only reads. Open one with a node_id")
         return self._writer
 
     @property
@@ -315,8 +318,10 @@ class StreamClient(ClosedAtExit):
                 stream.stream_id: 0 if stream.epoch is None else stream.epoch + 1
                 async for stream in self.controllers.describe_streams(ids)
             } if ids else {}  # fmt: skip
+            # Described streams exist, so the others are reported without a call.
             missing = set(ids) - epochs.keys()
 
+        # Before the open: a new epoch would make the appends in flight fail.
         self.writer.require_attachable(epochs)
         outcomes = await self.session.open_streams(epochs)
         self.writer.attach(outcomes.done.values())
@@ -345,6 +350,7 @@ class StreamClient(ClosedAtExit):
         epochs = self._epochs_of(list(starts))
         ends = {stream_id: self.writer.ends(stream_id) for stream_id in starts}
         wanted = {stream_id: min(start, ends[stream_id][1]) for stream_id, start in starts.items()}
+        # The controllers can't trim uncommitted records, which would become visible afterwards.
         if any(start > ends[stream_id][0] for stream_id, start in wanted.items()):
             await self.writer.flush()
         return await self.session.trim_streams(epochs, wanted)
@@ -437,6 +443,7 @@ class StreamClient(ClosedAtExit):
         set_objects, stream_objects = self._compactors
         own = CompactionTarget.of(session.node)
         departed = [CompactionTarget.of(node, failover=True) for node in heartbeat.compactions]
+        # One after the other: the memory budget covers one node.
         reports = [await set_objects.run_once(target) for target in (own, *departed)]
         streams = [report async for report in stream_objects.compact_node()]
         return NodeCompaction(tuple(reports), tuple(streams))
@@ -465,6 +472,7 @@ async def _find_log(config: StreamClientConfig) -> str:
         return WAL_CONFIG
     if config.wal_directory is None:
         return NO_LOG
+    # Without opening the log: the registration comes first, and may be rejected.
     log_id = await asyncio.to_thread(find_log_id, config.wal_directory)
     return DISK_LOG + (log_id or b"").hex()
 

@@ -103,6 +103,7 @@ class EffectsCommit:
                 start_offset=upload.start_offsets,
                 end_offset=upload.end_offsets,
             ),
+            # Effects of a partly accepted upload would be meaningless.
             on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
             kv_puts=map(_put_message, self.asked.puts),
             trims=map(_trim_message, self.asked.trims),
@@ -125,7 +126,7 @@ class EffectsCommit:
         if got != wanted and (answer.error == ERROR_CODE_NONE or got != (0, 0)):
             raise ProtocolViolationError(
                 f"commit of object {self.asked.upload.object_id}",
-                detail=f"{got} verdicts answer {wanted} values and trims; the leader's version may "
+                detail=f"{got} verdicts answer {wanted} values and trims. The leader's version may "
                 "not know them, as before the cluster is at feature level 3",
             )
 

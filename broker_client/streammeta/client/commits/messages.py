@@ -188,6 +188,7 @@ class CommitMessage:
 
         if self.uploads:
             columns = zip(*(upload.columns for upload in self.uploads), strict=True)
+            # The columns are bytes already, so a message costs no work per row.
             stream_id, stream_epoch, start_offset, end_offset = map(b"".join, columns)
             facts = zip(*(upload.facts for upload in self.uploads), strict=True)
             min_timestamp_ms, max_timestamp_ms, crc32c = map(_encode_optional_column, facts)
@@ -240,6 +241,7 @@ class CommitMessage:
 
         for commit, response in zip(self.commits, answer.commits, strict=True):
             try:
+                # A malformed verdict fails its own commit only.
                 _resolve(commit.done, commit.verdict(response))
             except ProtocolViolationError as error:
                 if not commit.done.done():
@@ -247,6 +249,7 @@ class CommitMessage:
 
         row = 0
         for index, upload in enumerate(self.uploads):
+            # The usual answer has no codes at all, and shares one verdict.
             verdict = COMMITTED
             if errors and errors[index] != ERROR_CODE_NONE:
                 verdict = UploadVerdict(errors[index], range_errors[row : row + upload.rows])
@@ -287,6 +290,7 @@ class CommitQueue:
         """Return a message with as many commits as fit. The queue must not be empty."""
         message = CommitMessage(self._next_sequence())
         rows = size = 0
+        # The controllers reject a message that names an object twice.
         ids: set[int] = set()
         while self._waiting:
             item = self._waiting[0]

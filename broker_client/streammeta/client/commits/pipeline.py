@@ -144,6 +144,7 @@ class CommitPipeline(ClosedAtExit):
     # -- submission
 
     async def _wait_for_space(self) -> None:
+        # A loop: other callers may have taken the space before this one runs.
         while self._pending >= PENDING_MAX and not self._closed:
             self._space_freed.clear()
             await self._space_freed.wait()
@@ -160,6 +161,8 @@ class CommitPipeline(ClosedAtExit):
         self._queue.add(pending)
         self._work.set()
         if self._task is None:
+            # The task outlives the caller whose commit starts it, so it is outside the caller's
+            # trace.
             self._task = loop.create_task(self._run(), context=tracing.outside())
 
     def _on_done(self, began: float, done: asyncio.Future[Any]) -> None:
@@ -173,7 +176,7 @@ class CommitPipeline(ClosedAtExit):
 
     async def _run(self) -> None:
         ended: Exception = WriterClosedError(
-            "the pipeline ended; its unanswered commits may have been committed"
+            "the pipeline ended. Its unanswered commits may have been committed"
         )
         try:
             while True:
@@ -210,6 +213,7 @@ class CommitPipeline(ClosedAtExit):
             return
         if self._sent or self._queue:
             self._client.tally.count_failure(kind_of(failure))
+        # Before the wait, which is only for commits that still have time.
         self._drop_expired()
         if self._sent or self._queue:
             await asyncio.sleep(wait)
@@ -233,6 +237,7 @@ class CommitPipeline(ClosedAtExit):
             if len(message) == 1:
                 message.fail(error)
             else:
+                # Bisection finds the bad commit with a logarithmic number of messages.
                 self._sent.extendleft(reversed(self._queue.halves(message)))
 
     def _fail_all(self, error: Exception) -> None:
@@ -258,6 +263,7 @@ class CommitPipeline(ClosedAtExit):
             self._timeout = None
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
+            # After the sender: a write on a cancelled call raises.
             call.cancel()
 
     async def _send(self, call: Any) -> None:
@@ -289,6 +295,7 @@ class CommitPipeline(ClosedAtExit):
             raise ProtocolViolationError(
                 _METHOD, detail="an answer arrived without a message in flight"
             )
+        # Answers arrive in the order of the messages.
         self._sent[0].settle(answer)
         self._sent.popleft()
         self._work.set()

@@ -149,6 +149,7 @@ class CompactionConfig:
     def group_limits(self) -> SelectionConfig:
         """The policy, with groups limited by memory and by the validity of prepared ids."""
         most = min(self.selection.max_group_bytes, self.part_size * MAX_PARTS)
+        # A group must be written within the lifetime of its ids.
         if self.write_rate:
             most = min(most, int(self.write_rate * self.id_ttl_s / 4))
         return replace(

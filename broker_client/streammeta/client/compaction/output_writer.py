@@ -145,6 +145,7 @@ class OutputWriter:
         """Send `piece`, which begins with `carried`, as the end of the object."""
         fresh = piece[len(self._carried) :]
         self._carried = b""
+        # One request is cheaper than start, part and completion.
         if not self._upload.has_begun and len(piece) <= self._put_bytes:
             await self._update_checksum(fresh)
             await self._upload.put(piece)

@@ -86,6 +86,7 @@ class SetObjectCompactor(Compactor):
         self._set_aside = SetAside()
         self._journal = OutputJournal()
         self._listed: frozenset[int] = frozenset()
+        # Cycles share memory, indexes and the journal.
         self._turn = asyncio.Lock()
         self._indexes = SourceIndexes(
             self._calls, self._listing, self._key_of, self._config.index_cache_bytes
@@ -131,6 +132,7 @@ class SetObjectCompactor(Compactor):
                 started = time.monotonic()
                 report = GroupReport(group.kind)
                 may_continue = await self._compact_group(target, group, plan.listing, report)
+                # Each group frees a large part of the budget, which the next group needs.
                 give_back()
                 report.seconds = time.monotonic() - started
                 yield report
@@ -208,6 +210,7 @@ class SetObjectCompactor(Compactor):
             )
             if not await self._execute(run, commit_plan.source_ids, report):
                 return False
+            # Expired sources go with the first commit.
             expired = ()
         return True
 
@@ -218,7 +221,7 @@ class SetObjectCompactor(Compactor):
             replacement = await run.run()
         except SourceError as error:
             report.left_out[error.object_id] = error.reason
-            report.fail(error, f"{error}; the rest of its group is compacted in the next cycle")
+            report.fail(error, f"{error}. The rest of its group is compacted in the next cycle")
             self._set_aside.add(error.object_id, error.reason, passing=error.passing)
             return not error.passing
         except FENCED:
@@ -253,7 +256,7 @@ class SetObjectCompactor(Compactor):
             raise
         except OutcomeUnknownError as error:
             # After a commit the sources are not listed; otherwise the outputs are used again.
-            report.fail(error, f"{error.__cause__}; the next cycle checks the outcome")
+            report.fail(error, f"{error.__cause__}. The next cycle checks the outcome")
             return False
         except RefusedError as error:
             self._journal.drop(output.object_id for output in outputs)

@@ -96,6 +96,7 @@ class GroupPlanner:
         left_out: dict[int, str] = {}
         sources = _sources(group.object_ids, listing)
         indexes = self._select_readable(await self._indexes.load(sources), left_out)
+        # Before the starts are listed: objects left out here need no lookup.
         self._limit_entries(indexes, left_out)
         starts = await self._list_starts(indexes.values())
 
@@ -107,6 +108,7 @@ class GroupPlanner:
             live = {key: live_entries(index.entries, starts) for key, index in indexes.items()}
             return self._plan_group(group, live, left_out)
 
+        # In a thread: a large group takes seconds of CPU time.
         planned = await self._calls.compute(work)
         for object_id, index in indexes.items():
             crc32c = listing.checksums.get(object_id)
@@ -204,7 +206,7 @@ class GroupPlanner:
 
 
 _NOT_WHOLE = (
-    "its index does not have all offsets that the metadata lists; compare it with"
+    "its index does not have all offsets that the metadata lists. Compare it with"
     " `streammeta object`, and keep it"
 )
 

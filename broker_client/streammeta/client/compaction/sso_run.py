@@ -127,6 +127,7 @@ class CommitRun:
         try:
             await self._run_iterations(steps)
         except BaseException:
+            # Also when the caller is cancelled, or the parts would stay in the store.
             await run_to_end(self._abort())
             raise
         context = self._context
@@ -266,6 +267,7 @@ class CommitRun:
         if self._set_writer is None:
             self._set_writer = self._begin()
         writer = self._set_writer
+        # The layout reserves space for them at the start of the piece.
         data[: placed.carried] = writer.carried
         if not placed.trailer:
             await writer.write(data)
@@ -282,6 +284,7 @@ class CommitRun:
         return writer
 
     def _keep(self, sources: EntryTable, written: WrittenObject) -> None:
+        # Half of the lifetime, so that a later attempt still has time to commit.
         self._context.journal.keep(sources, written, self._context.config.id_ttl_s / 2)
 
     async def _abort(self) -> None:

@@ -118,7 +118,7 @@ class SourceIndexes:
             return await self._fetch(source, key)
         except ObjectNotFoundError as error:
             reason = (
-                f"{key!r} is not in the store; if it is still listed, run the reconciliation report"
+                f"{key!r} is not in the store. If it is still listed, run the reconciliation report"
             )
             raise SourceError(object_id, reason) from error
         except CorruptObjectError as error:
@@ -164,6 +164,7 @@ class SourceIndexes:
             index = loaded[source.object_id]
             if isinstance(index, SourceIndex) and index.known_ranges is None:
                 ranges = len(contiguous_runs(index.entries))
+                # The number of ranges is in the listing, so a difference is found without a call.
                 if ranges != source.range_count or source.object_id in self._suspects:
                     differing[source.object_id] = index
         if not differing:

@@ -181,6 +181,7 @@ class StoreCalls:
         attempt = 0
 
         while True:
+            # Before each attempt: a retry is no more urgent than a new request.
             await give_way(self._is_busy, WAIT_FOR_OTHERS_MAX_S)
             self._calling += 1
             try:
@@ -199,6 +200,7 @@ class StoreCalls:
         running = start_in(self._pool, work)
         self._running.add(running)
         running.add_done_callback(self._on_done)
+        # A cancelled caller must not hide a call that still runs, see `wait_until_idle`.
         return await asyncio.shield(running)
 
     def _on_done(self, running: asyncio.Future[Any]) -> None:

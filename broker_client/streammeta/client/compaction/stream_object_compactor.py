@@ -163,6 +163,7 @@ class StreamObjectCompactor(Compactor):
             seen[stream.stream_id] = self._known[stream.stream_id] = known
             if report is not None and report.says_anything:
                 yield report
+        # Streams that are no longer owned are forgotten.
         self._known = seen
 
     async def _turn(

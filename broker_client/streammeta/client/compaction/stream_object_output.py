@@ -86,6 +86,7 @@ class StreamObjectOutput:
                 return await self._merge(object_id, sources, stream_start, moved)
             except _CopyRefusedError as error:
                 _log.warning("the store does not copy parts, fetching and sending them: %s", error)
+                # For the lifetime of the compactor: the store will not learn to copy.
                 self._may_copy = False
         return await self._merge(object_id, sources, stream_start, moved)
 
@@ -261,6 +262,7 @@ class _MergeJob:
                 crc32c = _crc_of(view[at : at + source.size])
                 self._checks.add(source.object_id, source.start, source.size, crc32c)
             at += source.size
+        # In the order of the parts, as they are written one by one.
         self._checksum.update(view)
 
 

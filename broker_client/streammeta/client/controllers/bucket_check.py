@@ -78,6 +78,7 @@ class BucketCheck:
             _log.warning("bucket not checked yet, trying again at its first use: %s", error)
             return
         seen = await self._client.describe_cluster()
+        # Without either there is nothing to compare yet.
         if found is not None and seen.cluster_uuid:
             self._compare(found, seen)
 

@@ -77,6 +77,7 @@ class Channels:
         loop = asyncio.get_running_loop()
         if loop.time() < self._looks_at:
             return
+        # The constructor has just read the files.
         is_first = self._looks_at == float("-inf")
         self._looks_at = loop.time() + LOOKED_AT_EVERY_S
         if not is_first:
@@ -98,6 +99,7 @@ class Channels:
         old = list(self._open.values())
         self._open.clear()
         self._old.update(old)
+        # Calls in flight keep their channel until they end or time out.
         await asyncio.sleep(self._grace_s)
         for channel in old:
             self._old.discard(channel)

@@ -210,6 +210,7 @@ class ControllerClient(ClosedAtExit):
         seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
         fields: Any = request
         if "request_id" in request.DESCRIPTOR.fields_by_name and not fields.request_id:
+            # Once per call: the id makes its attempts idempotent.
             fields.request_id = self._new_request_id()
 
         search = LeaderSearch(self.router, is_for_leader=method.leader_only)
@@ -239,6 +240,7 @@ class ControllerClient(ClosedAtExit):
         `call`.
         """
         check_kind("request", request, method.request, f"a {method.request.__name__}")
+        # The client's own offset makes it read its writes.
         after = self._seen_offset if at_least is None else check_int("at_least", at_least)
         seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
 
@@ -373,6 +375,7 @@ class ControllerClient(ClosedAtExit):
 
     async def _receive(self, sent: Any) -> Any:
         answer = await sent
+        # Answers may overtake each other, so the offset only grows.
         self._seen_offset = max(self._seen_offset, _offset_in(await sent.trailing_metadata() or ()))
         return answer
 
@@ -385,6 +388,7 @@ class ControllerClient(ClosedAtExit):
             try:
                 answer = await self._send(search.endpoint, method, request)
             except asyncio.CancelledError:
+                # The router learns how long the endpoint was silent, even without an answer.
                 search.given_up(loop.time() - began)
                 task = asyncio.current_task()
                 if self._is_closed and task is not None and not task.cancelling():

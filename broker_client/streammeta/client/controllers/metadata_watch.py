@@ -137,6 +137,7 @@ class MetadataWatch:
         return now >= self._leaves_at
 
     def _read_change(self, response: metadata_pb2.WatchResponse) -> Change | None:
+        # A controller that lags may report less than the previous one.
         self.high_watermark = max(self.high_watermark, response.high_watermark)
         if response.offset < self.next_offset:
             return None  # only reports the position of the watch
@@ -161,6 +162,7 @@ class MetadataWatch:
                     return
                 yield response
         finally:
+            # Also when the caller stops iterating, or the stream would stay open on the controller.
             call.cancel()
 
     async def _read(self, call: Any) -> Any:
@@ -230,6 +232,7 @@ class _Search:
         if self._loop.time() - self._served_at > self._deadline:
             raise ControllerUnavailableError("Watch", self._deadline, self._failed, is_read=True)
         self._tried.add(self.endpoint)
+        # The order is read again each time: the list of controllers may have changed.
         if self._tried.issuperset(self._order()):
             self._tried.clear()
             await asyncio.sleep(ELECTION_BACKOFF.wait(self._rounds, random.random()))

@@ -20,6 +20,7 @@ class ControllerSpread:
         self._learned: tuple[str, ...] = ()
         self._leader = ""
         self._failed: set[str] = set()
+        # The same for the client's lifetime, so its order is stable.
         self._salt = f"{rng.getrandbits(64):x}"
 
     def learn(self, endpoints: Iterable[str], leader: str) -> None:

@@ -59,10 +59,11 @@ async def register(
             # Another process started after this one: it is the newer one.
             raise
 
+    # Two machines that start the node at once must not both get `registered + 1`.
     epoch = registered + 1 + secrets.randbelow(_STEP_MAX)
     _log.warning(
-        "node %d is registered with epoch %d, %d ms ahead of this machine's clock; registering"
-        " with epoch %d; check the clocks of the node's machines",
+        "node %d is registered with epoch %d, %d ms ahead of this machine's clock, registering"
+        " with epoch %d. Check the clocks of the node's machines",
         node_id,
         registered,
         ahead_ms,

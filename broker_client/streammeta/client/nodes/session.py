@@ -203,6 +203,7 @@ class BrokerSession:
         """
         starts = arguments.check_int_mapping("new_starts", new_starts, "new start offsets")
         known = arguments.check_int_mapping("epochs", epochs, _EPOCHS)
+        # Trimming at an unknown epoch would bypass the fence.
         if missing := starts.keys() - known.keys():
             raise ValueError(f"epochs has no stream {min(missing)}, which new_starts names")
         ends = arguments.check_int_mapping("appended_ends", appended_ends or {}, "end offsets")
@@ -387,6 +388,7 @@ class Heartbeat(ClosedAtExit):
         It is sent once, unless the process was taken over or does not end `cleanly`. Without it an
         alarm names the node when its session ends.
         """
+        # Never for a process that was replaced: the goodbye would be sent in the name of another.
         is_last = self._task is not None and self._may_beat and not self._is_stopped
         self._is_stopped = True
         if self._task is not None:
@@ -427,6 +429,7 @@ class Heartbeat(ClosedAtExit):
             _log.exception("a heartbeat failed unexpectedly, the next one follows")
         else:
             if answer.session_timeout_s > 0:
+                # The controllers may grant another timeout than requested.
                 self._interval_s = answer.session_timeout_s / HEARTBEATS_PER_SESSION
             self.recoveries = answer.recoveries
             self.compactions = answer.compactions

@@ -234,6 +234,7 @@ class Cursors:
         """Take the cursor that continues at `offset`, or a new one, until `put_back`."""
         self._expire()
         cursor = self._idle_cursors.pop((stream_id, offset), None)
+        # A new position may be a random read, so it does not count as sequential yet.
         if cursor is None:
             return Cursor(stream_id, offset, self._smallest)
         cursor.goes_on = True

@@ -321,6 +321,7 @@ class BlockFetcher:
             return await self._decode(blocks, found), found
         except CorruptObjectError as error:
             _log.warning("blocks look damaged, fetching them once more: %s", error)
+        # The damaged copy may be in the cache, so all blocks of the objects are dropped.
         for object_id in {block.object_id for block in blocks}:
             self._cache.forget_object(object_id)
         found = dict(await self._requests.get(blocks))
@@ -333,6 +334,7 @@ class BlockFetcher:
             return [self._records(block, found[block.key]) for block in blocks]
 
         raw = sum(len(data) for data in found.values() if isinstance(data, bytes))
+        # A thread switch costs more than decoding a few small blocks.
         if raw <= _DECODED_INLINE_BYTES:
             return decode()
         return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)

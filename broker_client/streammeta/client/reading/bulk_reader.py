@@ -61,6 +61,7 @@ class BulkReader:
                     for group in self._groups(await self._plan(pending)):
                         for stream_id, records in await self._read_group(group):
                             yield stream_id, records
+                        # Yielded streams are never read again, so a retry repeats none.
                         pending = pending[len(group) :]
                         attempt = 0
                 except ObjectNotFoundError as error:

@@ -181,6 +181,7 @@ class Lookups:
             raise ReaderClosedError(query.stream_id)
         answer: Answer = asyncio.get_running_loop().create_future()
         if not self._waiting:
+            # Later queries of this iteration join the call.
             asyncio.get_running_loop().call_soon(self._send_waiting)
         self._waiting.append((query, answer))
         return await answer
@@ -277,6 +278,7 @@ class Lookups:
         )
         answer = await self._client.call(methods.GET_OBJECTS, request)
 
+        # A controller may stop early when the answer gets too large.
         if not 0 < len(answer.results) <= len(queries):
             raise ProtocolViolationError(
                 "GetObjects", detail=f"{len(answer.results)} lists answer {len(queries)} queries"

@@ -207,7 +207,7 @@ class MetadataFollower:
             if self._watch is not None and self._watch.next_offset < committed:
                 self._caught_up_at = float("-inf")
                 _log.warning(
-                    "the watch at %s lags at offset %d, while %d is committed; trying another",
+                    "the watch at %s lags at offset %d, while %d is committed, trying another",
                     self._watch.endpoint,
                     self._watch.next_offset,
                     committed,
@@ -318,6 +318,7 @@ class StreamTail:
     async def close(self) -> None:
         """Stop following the stream. The iteration ends."""
         self._closed = True
+        # A closed tail returns no more records, even if they were fetched.
         self._waiting.clear()
         self._context.close()
 
@@ -355,6 +356,7 @@ class StreamTail:
             return
         self._note_success()
         self._waiting.extend(fetched.records)
+        # After the records are queued, so a cancelled read is repeated and loses nothing.
         self._read_to = fetched.next_offset
         if not fetched.records:
             await self._changes.wait()

@@ -188,6 +188,7 @@ class ObjectSource:
         self._verified_bytes = verified_bytes
         self.stats = stats
         self.cache: RecentlyUsed[ObjectIndex] = RecentlyUsed(cache_bytes)
+        # Readers of neighbouring streams want the same index at the same time.
         self._fetching: SharedWork[tuple[int, bool], ObjectIndex] = SharedWork()
 
     def key(self, object_id: int) -> str:
@@ -363,6 +364,7 @@ class ObjectSource:
             raise CorruptObjectError(key, wanted.object_id, stream_id, str(error)) from error
 
         at = wanted.start
+        # One block needs no copy.
         cut = [data]
         if len(wanted.blocks) > 1:
             cut = [

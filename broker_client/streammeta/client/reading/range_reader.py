@@ -136,7 +136,7 @@ class BlockPlanner:
             self._source.key(piece.object_id),
             piece.object_id,
             query.stream_id,
-            f"{found}; the metadata lists [{piece.start_offset}, {piece.end_offset}) in it",
+            f"{found}, but the metadata lists [{piece.start_offset}, {piece.end_offset}) in it",
         )
 
 
@@ -227,6 +227,7 @@ class RangeReader:
         """
         object_id = _id_of(error, self._namespace)
         self._stats.vanished_objects += 1
+        # A compaction may have replaced the object since the lookup.
         self._slices.forget(stream_id)
         self._source.cache.forget(object_id)
         self._fetcher.forget(object_id)
@@ -273,6 +274,7 @@ class RangeReader:
 
         keep = self._slices.is_waited_for_by_others(query.stream_id)
         self._fetcher.settle(cursor, found, next_offset, keep=keep)
+        # `put_back` files the cursor under this offset, where the next read looks for it.
         cursor.next_offset = next_offset
         if waited:
             self._cursors.note_missing(cursor)

@@ -102,11 +102,13 @@ class StreamReader(ClosedAtExit):
         )
         self._blocks = BlockCache(config.block_cache_bytes)
         self._fetcher = BlockFetcher(self._source, self._blocks, self._stats, config.read_bytes)
+        # The source and the fetcher need each other, so one is connected afterwards.
         self._source.on_whole = self._fetcher.take_whole
         cursors = Cursors(
             self._blocks,
             self._stats,
             config.readahead_bytes,
+            # More than half of the cache would let one reader evict its own prefetched blocks.
             max(1, min(config.max_readahead_bytes, config.block_cache_bytes // 2)),
         )
         self._ranges = RangeReader(

@@ -163,6 +163,7 @@ class SliceCache:
                 del self._waiting[stream_id]
 
     async def _ask(self, stream_id: int, offset: int) -> Located:
+        # Read before the lookup: changes after this moment are in `changes` or in the answer.
         continuity = None if self._freshness is None else self._freshness.continuity(stream_id)
         asked_at = self._clock()
         changes: list[_Change] = []
@@ -308,6 +309,7 @@ class SliceCache:
 
     def _apply(self, stream_id: int, change: _Change) -> None:
         for changes in self._asking.get(stream_id, ()):
+            # Too many changes during one lookup: the answer is used, but not cached.
             changes.append(change if len(changes) < _CHANGES_KEPT else _invalidate_slices)
         known = self._known.get(stream_id)
         if known is not None:
@@ -354,5 +356,6 @@ def _facts(
 ) -> list[tuple[int, ...]]:
     """Decode time bounds and checksum of each object of a record. A column may be missing."""
     columns = (record.min_timestamp_ms, record.max_timestamp_ms, record.crc32c)
+    # Leaders of older versions write no such columns.
     unknown = np.full(len(record.object_id) // 8, -1, dtype="<i8").tobytes()
     return _rows(*(column or unknown for column in columns))

@@ -136,6 +136,7 @@ class _Search:
 
     async def _first_in_object(self, piece: Slice) -> RecordBatch | None:
         """Find the first record that fits, None if the last one doesn't."""
+        # In the direction of the search, so one algorithm serves both bounds.
         blocks = (await self._objects.blocks_of(piece))[:: self._step]
         if not self._fits((await self._records(blocks[-1]))[-1]):
             return None

@@ -79,6 +79,7 @@ class Bandwidth:
             ahead_s = self._free_at - self._time()
             if grade is Grade.READ:
                 ahead_s -= READ_SLACK_S
+            # Reads come first even while the line is free.
             elif self._waiting_reads:
                 ahead_s = max(ahead_s, _LOOK_AGAIN_S)
             if ahead_s <= 0:

@@ -48,6 +48,7 @@ class DaemonThreads(Executor):
         self._is_shut_down = False
 
     def __del__(self) -> None:
+        # A dropped pool must not leave its threads waiting for ever.
         self.shutdown(wait=False)
 
     def submit(

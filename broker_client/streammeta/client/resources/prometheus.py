@@ -58,7 +58,7 @@ def _of_writes(seen: ClientMetrics) -> Iterator[Metric]:
     )
     yield _counter(
         "uploads",
-        "Attempts to store an object, by result; a retry counts again.",
+        "Attempts to store an object, by result. A retry counts again.",
         "result",
         seen.uploads.items(),
     )
@@ -137,7 +137,7 @@ def _of_log(seen: ClientMetrics) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         f"{_PREFIX}log_limit_bytes",
-        "Limit of streammeta_client_log_used_bytes; 0 without a log.",
+        "Limit of streammeta_client_log_used_bytes, 0 without a log.",
         value=seen.log_limit_bytes,
     )
 

@@ -96,6 +96,7 @@ class ByteBudget:
         if not self._waiting and self.held + nbytes <= self.limit:
             self.held += nbytes
             return
+        # A queue of futures is fair: a large request is not overtaken by small ones for ever.
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((nbytes, granted))
         try:

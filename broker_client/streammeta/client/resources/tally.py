@@ -197,6 +197,7 @@ def snapshot(
         leader_changes=leader_changes,
         leader_silent_s=leader_silent_s,
         watch_restarts=tally.watch_restarts,
+        # The labels of metrics are public and keep the name `map`.
         cache_hits={
             "block": reads.block_hits,
             "index": reads.index_hits,

@@ -24,6 +24,7 @@ async def require_registered_log(client: ControllerClient, node_id: int, wal_con
     request = nodes_pb2.GetNodesRequest(node_ids=[node_id])
     for node in (await client.call(GET_NODES, request)).nodes:
         may_hold_records = node.has_opening_streams or node.pending_upload_count > 0
+        # A node registers a disk log without an id before the log is created.
         is_new = node.wal_config == DISK_LOG and wal_config.startswith(DISK_LOG)
         known = is_new or node.wal_config in (_UNKNOWN, NO_LOG, wal_config)
         if may_hold_records and not known:

@@ -37,7 +37,7 @@ def check_offsets(stream: WriterStream, offsets: int) -> None:
         raise LimitExceededError(
             f"append to stream {stream.stream_id}",
             detail=f"{offsets} offsets from {stream.next_offset} on would end above {INT64_MAX},"
-            " the largest; write to another stream",
+            " the largest. Write to another stream",
         )
 
 

@@ -34,7 +34,7 @@ class AttachedStreams:
         for stream in map(self._streams.get, stream_ids):
             if stream is not None and stream.failure is None and stream.is_pending:
                 raise ValueError(
-                    f"stream {stream.stream_id} has records that are not acknowledged yet; flush"
+                    f"stream {stream.stream_id} has records that are not acknowledged yet. Flush"
                     " before attaching it again"
                 )
 

@@ -45,6 +45,7 @@ class BatchCommit:
     def of(cls, uploaded: Sequence[UploadedObject], settled: Container[StreamRun]) -> BatchCommit:
         """Select all objects of `uploaded`, without the shared object's runs in `settled`."""
         shared = next((uploaded_ for uploaded_ in uploaded if uploaded_.content.shared), None)
+        # Settled runs stay in the object's bytes, but the metadata never refers to them.
         runs = () if shared is None else shared.content.runs
         rows = tuple(run for run in runs if run not in settled)
         alone = tuple(uploaded_ for uploaded_ in uploaded if not uploaded_.content.shared)
@@ -107,6 +108,7 @@ class BatchCommit:
         rows = [*answer.range_errors, *answer.stream_object_errors]
         lengths = (len(answer.range_errors), len(answer.stream_object_errors))
         if lengths != (len(self.rows), len(self.alone)):
+            # A rejected request may come without rows, an accepted one may not.
             if answer.error == common_pb2.ERROR_CODE_NONE:
                 raise ProtocolViolationError(
                     f"commit of objects {self.object_ids}",
@@ -169,6 +171,15 @@ class BatchUpload:
             run for run in content.runs if run not in self.committed and run not in self.failures
         ]
 
+    async def wait_settled_or(self, other: asyncio.Event) -> None:
+        """Wait until the batch is settled or `other` is set."""
+        waits = [asyncio.create_task(event.wait()) for event in (self.settled, other)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     def exclude_failed_streams(self) -> None:
         """Fail the runs of streams that failed earlier: committing them would leave a gap."""
         for run in self.runs:
@@ -181,6 +192,7 @@ class CommitOrder:
 
     def __init__(self) -> None:
         self._newest: BatchUpload | None = None
+        # Cleared while a batch is committed again; set when the newest submitted batch is settled.
         self._may_submit = asyncio.Event()
         self._may_submit.set()
 

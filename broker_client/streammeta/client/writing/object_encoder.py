@@ -86,6 +86,7 @@ def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
             position = body + block.data_length
             _move(run.segments, data[body:position])
             entries.append(entry)
+            # Freed segments stay in the allocator's heap until it is told to return them.
             if position - kept_from >= _GIVE_BACK_BYTES:
                 give_back()
                 kept_from = position
@@ -132,6 +133,7 @@ class _Cutter:
         return self._cut_large(run)
 
     def _cut_large(self, run: StreamRun) -> list[_Block]:
+        # Prefix sums find each cut by binary search instead of a loop over all records.
         payload = np.cumsum(np.frombuffer(run.lengths, dtype=np.uint32), dtype=np.int64)
         blocks: list[_Block] = []
         first, before = 0, 0

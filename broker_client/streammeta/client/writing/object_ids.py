@@ -64,6 +64,7 @@ class ObjectIds:
         self._ttl_s = ttl_s
         self._stocks: deque[_Stock] = deque()
         self._amount = STOCK_MIN
+        # Without it two calls could interleave their fetches, and ids would not be ascending.
         self._order = asyncio.Lock()
 
     async def take(self, count: int) -> TakenIds:
@@ -92,6 +93,7 @@ class ObjectIds:
 
     def _hand_out(self, count: int) -> TakenIds:
         ids: list[int] = []
+        # The oldest stock has the earliest deadline, which is the safe one to report.
         deadline_ms = self._stocks[0].deadline_ms
         while len(ids) < count:
             stock = self._stocks[0]
@@ -100,11 +102,13 @@ class ObjectIds:
             stock.ids = stock.ids[len(some) :]
             if not stock.ids:
                 self._stocks.popleft()
+                # Used up before it became stale, so the next stock may be larger.
                 self._amount = min(STOCK_MAX, self._amount * 2)
         return TakenIds(tuple(ids), deadline_ms)
 
     async def _fetch(self, count: int) -> _Stock:
         node = self._session.node
+        # Before the call: the controllers start the lifetime while it is on its way.
         asked = self._clock()
         answer = await self._session.client.call(
             methods.PREPARE_OBJECTS,

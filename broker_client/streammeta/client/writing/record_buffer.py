@@ -18,6 +18,7 @@ from streammeta.client.errors import StreamFailedError, WriterClosedError
 from streammeta.storage.object_format.record import (
     RECORD_HEADER_SIZE,
     RECORD_MAGIC,
+    RecordBatch,
     pack_record_header,
 )
 
@@ -108,6 +109,14 @@ class StreamRun:
         self.end_offset = base + count
         return header
 
+    def require_next(self, record: RecordBatch) -> None:
+        """Raise `ValueError` unless `record` starts at the end of the run."""
+        if record.base_offset != self.end_offset:
+            raise ValueError(
+                f"record of stream {record.stream_id} starts at offset {record.base_offset},"
+                f" wanted {self.end_offset}"
+            )
+
     def add_ack(self, ack: asyncio.Future[int], base_offset: int) -> None:
         """Complete `ack` when the run is settled, or now if it is."""
         self.acks.append(ack)
@@ -154,6 +163,7 @@ class StreamRun:
     def _answer(self) -> None:
         error = self.outcome
         for base_offset, ack in zip(self.ack_offsets, self.acks, strict=True):
+            # The caller may have cancelled its append.
             if ack.done():
                 continue
             if error is None:
@@ -174,7 +184,9 @@ class ObjectPlan:
 
 def plan_objects(runs: Iterable[StreamRun], split_bytes: int) -> list[ObjectPlan]:
     """Plan the objects of `runs`, one per stream: the stream set object first, then ascending."""
+    # The format requires ascending streams within an object.
     ordered = sorted(runs, key=lambda run: run.stream.stream_id)
+    # A single stream would be alone in a stream set object, which compaction would have to split.
     if len(ordered) == 1:
         return [ObjectPlan((ordered[0],), shared=False)]
     shared = tuple(run for run in ordered if run.payload_bytes < split_bytes)
@@ -189,10 +201,11 @@ NO_TIME = (UNKNOWN_TIME, UNKNOWN_TIME)
 
 def check_payloads(payloads: Sequence[bytes]) -> Sequence[bytes]:
     """Return the payloads of many records, after rejecting a single bytes object."""
-    wanted = "a sequence of payloads; use `append` for a single one"
+    wanted = "a sequence of payloads (use `append` for a single one)"
     payloads = check_items("payloads", payloads, wanted)
     if not payloads:
         raise ValueError("payloads is empty, wanted at least one")
+    # The usual case needs no copy.
     if set(map(type, payloads)) == {bytes}:
         return payloads
     return [

@@ -103,6 +103,7 @@ class Uploader:
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._encoding = asyncio.Lock()
         self._preparing = asyncio.Lock()
+        # The controllers reject a stream set object with an id below the node's last committed one.
         self._newest_shared_id = -1
         self._submissions = 0
 
@@ -153,6 +154,7 @@ class Uploader:
             UploadedObject(content, object_id)
             for content, object_id in zip(contents, taken.ids, strict=True)
         ]
+        # Failures are results: one object that fails must not cancel the others.
         outcomes = await asyncio.gather(*map(self._put, objects))
 
         for uploaded, failure in zip(objects, outcomes, strict=True):
@@ -213,6 +215,7 @@ class Uploader:
 
     def _wait_after(self, error: Exception, attempt: int, left_s: float) -> float | None:
         """Return the wait before the next attempt, None to stop retrying."""
+        # Drawn in both cases, so that brokers do not retry in step after an outage.
         unit = random.random()
         if isinstance(error, StorageError):
             return _PATIENCE.wait_s(error, attempt, left_s, unit)
@@ -266,6 +269,7 @@ class Uploader:
                 run.stream.repeated = batch.submission
 
     async def _hand_in(self, batch: BatchUpload) -> Submission:
+        # Numbers submissions to order them against `WriterStream.repeated`.
         self._submissions += 1
         batch.submission = self._submissions
         commit = BatchCommit.of(batch.uploaded, batch.committed | batch.failures.keys())
@@ -352,6 +356,7 @@ class Uploader:
 
             subject = f"commit of stream {run.stream.stream_id} [{run.start_offset},"
             subject += f" {run.end_offset}) in object {holders[run]}"
+            # The first failure explains this one, which is only its consequence.
             if run.stream.failure is not None:
                 batch.failures[run] = run.stream.error_after_failure()
             # An expired id, or a range that starts too late because an earlier batch is being
@@ -377,6 +382,8 @@ class Uploader:
         ends: dict[int, int] = {}
         ids = sorted(run.stream.stream_id for run in runs)
         try:
+            # Only the wording of the error depends on it, so it must not delay the failure for
+            # long.
             async with asyncio.timeout(_DESCRIBE_DEADLINE):
                 async for stream in self._session.client.describe_streams(ids):
                     ends[stream.stream_id] = stream.end_offset

@@ -71,6 +71,7 @@ class LoggedAcks:
         """Log the encoded `records` of one append and return the bytes that wait for the disk."""
         size = 0
         for header, payload in records:
+            # The log returns the same future for all records of a group.
             durable = self._log.append(header, payload)
             group = self._group
             # Records of one append may fall into two groups; the last one decides its ack.
@@ -85,6 +86,7 @@ class LoggedAcks:
         return size
 
     def _done(self, group: _Group, durable: asyncio.Future[None]) -> None:
+        # A cancelled future has no exception to read.
         error = (
             asyncio.CancelledError("the log was closed")
             if durable.cancelled()

@@ -82,12 +82,14 @@ class StreamWriter(ClosedAtExit):
         self._config = WriterConfig() if config is None else config
         check_kind("config", self._config, WriterConfig, "a WriterConfig, or None for its defaults")
         if log is not None:
-            check_offers("log", log, "trim", "an open log; await WriteAheadLog.open(...)")
+            check_offers("log", log, "trim", "an open log (await WriteAheadLog.open(...))")
         self._config.check_log(log)
         self._session = session
         self._tally = session.client.tally
         self._threads = StoreThreads(store, self._config.upload_threads, "upload")
         self._heartbeat = Heartbeat(session, self._fence)
+        # A log makes the uploader persistent: its records are acknowledged already, so they must
+        # not fail for a reason that may pass.
         self._uploader = Uploader(
             session,
             self._threads,
@@ -105,6 +107,7 @@ class StreamWriter(ClosedAtExit):
         self._unbuilt_bytes = 0
         self._buffered = 0
         self._space_freed = asyncio.Event()
+        # Held while one append waits for space, so that later ones queue behind it.
         self._admission = asyncio.Lock()
         self._slots = asyncio.Semaphore(self._config.parallel_uploads)
         self._order = CommitOrder()
@@ -228,6 +231,7 @@ class StreamWriter(ClosedAtExit):
             stream = await self._wait_for_space(stream_id, cost, size + RECORD_HEADER_SIZE)
 
         run = self._run_for(stream, count)
+        # Most streams have no times, and a run without any needs no update.
         if times is not NO_TIME or run.min_timestamp_ms >= 0:
             run.cover(times)
         base_offset = run.end_offset
@@ -339,6 +343,7 @@ class StreamWriter(ClosedAtExit):
                 task.cancel()
             if self._in_flight:
                 await asyncio.wait(self._in_flight.values())
+            # After the tasks, which use its threads and its pipeline.
             await self._uploader.close(0)
             self._threads.close()
             await self._heartbeat.close(cleanly=is_clean)
@@ -348,13 +353,7 @@ class StreamWriter(ClosedAtExit):
         if self._last is None or self._fenced is not None:
             return
         # A fenced node's batches may wait for a controller that never answers them.
-        events = (self._last.settled, self._fencing)
-        waits = [asyncio.create_task(event.wait()) for event in events]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await self._last.wait_settled_or(self._fencing)
 
     # -- rejected appends
 
@@ -405,6 +404,7 @@ class StreamWriter(ClosedAtExit):
     # -- space in the buffer
 
     def _has_space(self, stream: WriterStream, cost: int, size: int) -> bool:
+        # The first record of a stream in a batch also pays for its run.
         if stream not in self._open:
             cost += RUN_OVERHEAD
         if self._buffered + cost > self._config.max_buffer_bytes or size > UPLOAD_BYTES_MAX:
@@ -494,11 +494,7 @@ class StreamWriter(ClosedAtExit):
         cost = len(record.payload) + RECORD_OVERHEAD + ACK_OVERHEAD
         stream = await self._wait_for_space(record.stream_id, cost, 0)
         run = self._run_for(stream, record.count)
-        if record.base_offset != run.end_offset:
-            raise ValueError(
-                f"record of stream {record.stream_id} starts at offset {record.base_offset},"
-                f" wanted {run.end_offset}"
-            )
+        run.require_next(record)
         run.cover(NO_TIME)
         run.add(record.payload, record.count)
         return self._account(run, record.base_offset, cost, record.encoded_size, ())
@@ -523,6 +519,7 @@ class StreamWriter(ClosedAtExit):
         self._open_bytes = 0
         self._last = batch
 
+        # The task inherits the span of the batch, not of the append that happened to fill it.
         with batch.span.current():
             self._in_flight[batch] = asyncio.create_task(self._process_batch(batch))
 
@@ -532,6 +529,7 @@ class StreamWriter(ClosedAtExit):
         """Encode, upload, commit and settle one batch."""
         try:
             await self._build(batch)
+            # Encoding is outside: it is serial anyway, and must not block an upload.
             async with self._slots:
                 with tracing.span("streammeta.upload", {"bytes": batch.encoded_bytes}):
                     await self._uploader.upload(batch)
@@ -588,6 +586,7 @@ class StreamWriter(ClosedAtExit):
         run.fail(error)
         if run.stream.failure is None:
             run.stream.failure = error
+        # The whole node lost its identity, so no other batch can succeed.
         if is_fencing(error):
             self._fence(error)
         # With a log the later records are acknowledged already and stay in the log.

@@ -57,10 +57,12 @@ class BucketSlots:
                 store.put(key, data, if_absent=True)
             except ObjectExistsError:
                 try:
+                    # An earlier attempt of this call may have created the object before its answer
+                    # was lost.
                     return store.get_range(key) == data
                 except ObjectNotFoundError:
                     raise StoreUnavailableError(
-                        f"object {key!r} existed and was deleted meanwhile; try again"
+                        f"object {key!r} existed and was deleted meanwhile. Try again"
                     ) from None
             return True
 

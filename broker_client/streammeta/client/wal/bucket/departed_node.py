@@ -117,6 +117,7 @@ class DepartedNode:
         Another process may have committed the rejected records: list the pending streams again.
         """
         runs = [_run_of(stream_records) for stream_records in records.values()]
+        # In a thread: encoding of a chunk would block the event loop, and with it the heartbeats.
         contents = await run_blocking(self._encode, runs)
         taken = await self._ids.take(len(contents))
         uploaded = [

@@ -12,7 +12,7 @@ class LogSealedError(WriteAheadLogError):
         self.key = key
         super().__init__(
             f"slot {key} of the write-ahead log was created by {sealer}, which recovers the records"
-            " that this process acknowledged; end this process, and start it again with a larger"
+            " that this process acknowledged. End this process, and start it again with a larger"
             " node epoch"
         )
 
@@ -25,7 +25,7 @@ class LogSweptError(LogSealedError):
         WriteAheadLogError.__init__(
             self,
             f"the claim {key} of the write-ahead log is missing, or belongs to another process: the"
-            " log was recovered and removed while this process was stalled; end this process, and"
+            " log was recovered and removed while this process was stalled. End this process, and"
             " start it again with a larger node epoch",
         )
 
@@ -40,7 +40,7 @@ class DamagedSlotError(WriteAheadLogError):
         self.key = key
         self.problem = problem
         super().__init__(
-            f"slot {key} of a write-ahead log can't be used: {problem}; restore it from a copy or"
+            f"slot {key} of a write-ahead log can't be used: {problem}. Restore it from a copy or"
             " an earlier version, or give up the records acknowledged in it and in the later slots"
             " of its log by moving all of them out of the log's prefix"
         )
@@ -52,7 +52,7 @@ class UnfitStoreError(WriteAheadLogError):
     def __init__(self, key: str) -> None:
         super().__init__(
             f"the store created {key} a second time, though it existed: it ignores the condition"
-            " of a put (If-None-Match), so a fenced broker could continue to acknowledge; use"
+            " of a put (If-None-Match), so a fenced broker could continue to acknowledge. Use"
             " another server, see `streammeta s3 check`, or a log in a local directory"
         )
 
@@ -62,7 +62,7 @@ class ObjectLogFailedError(WriteAheadLogError):
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(
-            f"the store rejected slot {key} of the write-ahead log: {reason}; stop this broker,"
+            f"the store rejected slot {key} of the write-ahead log: {reason}. Stop this broker,"
             " grant it permission to create, read, list and delete there, and start it again: it"
             " recovers the log"
         )

@@ -80,7 +80,7 @@ class FailoverUnsettledError(BrokerClientError):
     def __init__(self, node: NodeIdentity) -> None:
         super().__init__(
             f"the controllers rejected the uploads for process {node.node_epoch} of node"
-            f" {node.node_id} {_ATTEMPTS} times, as if others committed in its name; its log is"
+            f" {node.node_id} {_ATTEMPTS} times, as if others committed in its name. Its log is"
             " kept, and the next heartbeat that assigns it starts again"
         )
 
@@ -161,6 +161,7 @@ async def recover_node(
         if await attempt.run(sealed):
             report = attempt.report
             streams = [stream for stream in pending if stream.upload_end is None]
+            # The logs are discarded last: until the streams are closed a repeat needs the records.
             await departed.close(streams)
             report.closed_streams = len(streams)
             for log in sealed:
@@ -191,6 +192,7 @@ class _Attempt:
         self._newest: dict[int, int] = {}
         self._knows_newest = False
         self._comparison = Comparison()
+        # The plan sees later additions: it shares these mappings and the comparison.
         self._plan = RecoveryPlan(
             [
                 OpenedStream(
@@ -271,6 +273,7 @@ class _Attempt:
         wanted, self._wanted = self._wanted, {}
         aside, self._aside = self._aside, []
         self._bytes = 0
+        # Set aside before the upload: a crash between them repeats both, and loses neither.
         reason = "found in the log of a departed node"
         key = await write_aside(self._slots, self._name, aside, reason)
         if key is not None:
@@ -314,6 +317,7 @@ class FailoverWorker(ClosedAtExit):
     async def _run(self) -> None:
         while True:
             await self._heartbeat.assigned.wait()
+            # Before the work: an assignment that arrives meanwhile sets the event again.
             self._heartbeat.assigned.clear()
             for recovery in self._heartbeat.recoveries:
                 if recovery.wal_config == WAL_CONFIG:

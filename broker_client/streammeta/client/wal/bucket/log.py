@@ -165,6 +165,7 @@ class ObjectLog(ClosedAtExit):
         me = Sealer(name.node_id, name.node_epoch)
         former: list[SealedLog] = []
         records: list[RecordBatch] = []
+        # In ascending order of epochs, so recovered records are in append order.
         for epoch, log in found.items():
             if epoch == name.node_epoch or log.is_recovered:
                 continue
@@ -229,6 +230,7 @@ class ObjectLog(ClosedAtExit):
             return True
         queue, cost = self._queue, size + SLOT_HEADER_SIZE
         unflushed = queue.unflushed_bytes
+        # One record may exceed the limit if nothing else waits, or it could never be appended.
         if unflushed and unflushed + cost > self._config.max_unflushed_bytes:
             return False
         return self.used_bytes + cost <= self._config.max_bytes
@@ -315,6 +317,7 @@ class ObjectLog(ClosedAtExit):
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
+            # Last: the cancelled tasks may still use the threads.
             self._slots.close()
 
     async def _leave(self) -> None:
@@ -430,6 +433,7 @@ class ObjectLog(ClosedAtExit):
 
     def _clean(self) -> None:
         """Start a deletion of past slots if there are enough. One deletion runs at a time."""
+        # A log that has ended may belong to another process by now.
         if self._ended is not None or (self._cleaning is not None and not self._cleaning.done()):
             return
         is_discarding = bool(self._former) and not self._recovered
@@ -441,6 +445,7 @@ class ObjectLog(ClosedAtExit):
         try:
             while self._former and not self._recovered:
                 await discard_log(self._slots, self._former[0].name, self._me)
+                # Only after the discard succeeded, so that a failure is retried.
                 self._former.pop(0)
             below = self._queue.past_below
             await delete_slots(self._slots, self._queue.log, range(self._deleted_below, below))
@@ -450,6 +455,7 @@ class ObjectLog(ClosedAtExit):
 
     async def _sweep_later(self, found: Mapping[int, FoundLog]) -> None:
         """Sweep logs of earlier processes after watching them for long enough."""
+        # A stalled process must have the chance to notice its seal before the seal is removed.
         await asyncio.sleep(sweeping.WATCH_S)
         retention_ms = round(self._config.retention_s * 1000)
         try:
@@ -469,6 +475,7 @@ async def _claim(slots: SlotStore, name: LogName, log_id: bytes) -> None:
     if not await _create_again(slots, key, first.encode()):
         raise _epoch_in_use(name)
     # The second put must fail: a store that ignores its condition can't fence any process.
+    # Different bytes, as `SlotStore.create` accepts an existing object with the same ones.
     other = Slot(name, bytes(byte ^ 0xFF for byte in log_id), 0, 0, 0, SlotKind.RECORDS)
     if await slots.create(key, [other.encode()]):
         raise UnfitStoreError(key)
@@ -494,7 +501,7 @@ async def _list_with_claim(slots: SlotStore, name: LogName) -> dict[int, FoundLo
             return found
         await asyncio.sleep(reading.PAUSES.wait(doubts))
     raise StoreUnavailableError(
-        f"listings do not show the claim {name.slot_key(0)}, which this process has created; check"
+        f"listings do not show the claim {name.slot_key(0)}, which this process has created. Check"
         " the store, and start this process again"
     )
 
@@ -515,6 +522,6 @@ async def _check_own_place(slots: SlotStore, name: LogName, found: Mapping[int, 
 def _epoch_in_use(name: LogName) -> WrongLogError:
     return WrongLogError(
         f"the write-ahead log {name.prefix} already exists: a process of this epoch created it, or"
-        f" another broker recovered it; start this process with a node epoch above"
+        f" another broker recovered it. Start this process with a node epoch above"
         f" {name.node_epoch}"
     )

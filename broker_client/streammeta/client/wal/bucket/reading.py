@@ -91,12 +91,14 @@ async def list_logs(slots: SlotStore, namespace: str, node_id: int) -> dict[int,
     found: dict[int, FoundLog] = {}
     for info in await slots.list(node_prefix(namespace, node_id)):
         key = parse_log_key(info.key, namespace)
+        # Set-aside objects are under the same prefix.
         if not isinstance(key, SlotKey | RecoveredKey | SweptKey):
             continue
         log = found.setdefault(key.log.node_epoch, FoundLog(key.log))
         match key:
             case SlotKey(sequence=sequence):
                 log.sequences.append(sequence)
+                # Seals have a size that no slot of records has, so the listing identifies them.
                 if info.size == SEAL_SIZE:
                     log.seals.append(sequence)
                 if sequence == 0:
@@ -106,6 +108,7 @@ async def list_logs(slots: SlotStore, namespace: str, node_id: int) -> dict[int,
             case SweptKey():
                 log.has_swept_mark = True
 
+    # A swept mark covers its log and all earlier ones.
     swept_to = max((epoch for epoch, log in found.items() if log.has_swept_mark), default=-1)
     for epoch, log in found.items():
         log.is_swept = epoch <= swept_to
@@ -181,7 +184,7 @@ async def _wait_in_doubt(needed: _Needed, doubts: int) -> None:
     key = needed.name.slot_key(needed.end)
     if needed.problem:
         raise DamagedSlotError(key, needed.problem)
-    raise StoreUnavailableError(f"listings do not show the seal {key}, which exists; try again")
+    raise StoreUnavailableError(f"listings do not show the seal {key}, which exists. Try again")
 
 
 async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
@@ -194,6 +197,7 @@ async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
         found = FoundLog(name)
     if found.is_recovered or await slots.get(name.recovered_key) is not None:
         return None
+    # The newest slot knows most about the log: its header has what is needed and durable.
     last = found.sequences[-1] if found.sequences else 0
     newest = await _slot(slots, name, last)
     if newest is None:
@@ -223,6 +227,7 @@ async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
 
     # A seal below the first needed slot came too late to end the log.
     seals = [sequence for sequence in seals if sequence >= newest.first_needed]
+    # Everything below was in the bucket once, so a gap there is damage and not the end.
     known = max([newest.durable_below, *seals[:1]])
     problem = ""
     if end < known:
@@ -256,9 +261,11 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
                 needed = await _look_for(slots, sealed.name, sequence)
                 if needed is None:
                     return
+                # Slots appeared after the seal: a stale listing had hidden them when it was
+                # created.
                 if needed.end != sealed.end:
                     raise StoreUnavailableError(
-                        f"the seal {sealed.name.slot_key(sealed.end)} was created too late;"
+                        f"the seal {sealed.name.slot_key(sealed.end)} was created too late."
                         " seal the log again"
                     )
                 past_below = needed.first

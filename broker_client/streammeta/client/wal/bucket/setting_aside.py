@@ -33,6 +33,7 @@ async def write_aside(
         return None
 
     body = b"".join(encoded)
+    # From the records alone: the reason may differ between two attempts.
     token = hashlib.sha256(body).hexdigest()[:32]
     slot = Slot(
         log,

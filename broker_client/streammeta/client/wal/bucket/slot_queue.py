@@ -69,6 +69,7 @@ class SlotQueue(Generic[AckT]):
         self._waiting: deque[SlotGroup[AckT]] = deque()
         self._placed: deque[_Placed[AckT]] = deque()
         self._kept: deque[_Placed[AckT]] = deque()
+        # Slot 0 is the claim of the log.
         self._next = 1
         self._durable_below = 1
         self._needed_from = 0
@@ -145,6 +146,7 @@ class SlotQueue(Generic[AckT]):
         done: list[SlotGroup[AckT]] = []
         while self._placed and self._placed[0].is_stored:
             group = self._placed.popleft().group
+            # Only the front advances: an acknowledged record must have no gap before it.
             self._durable_below += 1
             self.unflushed_bytes -= group.size
             done.append(group)
@@ -172,6 +174,7 @@ class SlotQueue(Generic[AckT]):
 
         A slot in flight is always needed: another process's seal may be in its place.
         """
+        # Kept slots still have unsettled records.
         first = self._kept[0].sequence if self._kept else self._next
         return min(first, self._durable_below)
 

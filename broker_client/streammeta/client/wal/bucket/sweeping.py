@@ -44,6 +44,7 @@ async def sweep_logs(
     others = [log.name.slot_key(at) for log in swept for at in log.sequences if at]
     marks = [log.name.recovered_key for log in swept if log.recovered_ms is not None]
     earlier_marks = [log.name.swept_key for log in swept[:-1] if log.has_swept_mark]
+    # The order of the three deletions matters, see the module.
     await _delete(slots, claims)
     await _delete(slots, others)
     await _delete(slots, [*marks, *earlier_marks])

@@ -93,6 +93,7 @@ def lock_directory(
 
 def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) -> None:
     path = directory / STATE_NAME
+    # The lock is taken later: a foreign directory must not even get a lock file.
     header = read_state_header(files, path)
     if header is not None:
         check_owner(header, identity, path)
@@ -103,7 +104,7 @@ def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) 
     foreign = sorted(name for name in names if not is_leftover(name) and not is_kept_aside(name))
     if foreign:
         raise WrongLogError(
-            f"{directory} contains {', '.join(foreign[:5])} but no write-ahead log; pass an empty"
+            f"{directory} contains {', '.join(foreign[:5])} but no write-ahead log. Pass an empty"
             " directory, or the right one"
         )
 
@@ -173,6 +174,7 @@ class DiskLog:
             OSError: the disk failed or is full.
         """
         path = directory / STATE_NAME
+        # `lock_directory` has made sure that there are no segments without a state.
         if STATE_NAME not in files.names(directory):
             header = FileHeader(
                 STATE_MAGIC, identity.namespace, identity.node_id, uuid.uuid4().bytes, 0
@@ -332,6 +334,7 @@ class DiskLog:
 
     def _remove_trimmed(self) -> None:
         """Remove the segments before the last one that end below the trimmed position."""
+        # A segment ends where the next one begins; the last one is still written to.
         following = [segment.base_offset for segment in self._segments[1:]]
         self._remove_oldest(sum(first <= self.trimmed for first in following))
 
@@ -389,9 +392,10 @@ def _scan(
                 raise DamagedLogError(path, 0, str(error)) from None
             undo.callback(segment.close)
             check_owner(segment.header, identity, path)
+            # A copied segment of another log would insert foreign records.
             if segment.header.log_id != state.header.log_id:
                 raise WrongLogError(
-                    f"{path} belongs to another write-ahead log of this node; move the file away"
+                    f"{path} belongs to another write-ahead log of this node. Move the file away"
                 )
             segments.append(segment)
 

@@ -26,7 +26,7 @@ class LogMissingError(WriteAheadLogError):
         self.present = present
         super().__init__(
             f"node {node_id} has registered the write-ahead log {registered!r}, this process has"
-            f" {present!r}: start it with that log, for example mount its volume; or, if the log is"
+            f" {present!r}: start it with that log, for example mount its volume. Or, if the log is"
             " lost, start with allow_missing_log=True, and its records are set aside if it returns"
         )
 
@@ -46,7 +46,7 @@ class DamagedLogError(WriteAheadLogError):
         self.offset = offset
         self.problem = problem
         super().__init__(
-            f"{path} is damaged at byte {offset}: {problem}; restore it from a copy, or open the"
+            f"{path} is damaged at byte {offset}: {problem}. Restore it from a copy, or open the"
             ' log with damage="quarantine": that keeps the damaged file aside, continues with all'
             " readable records, and reports how many are lost"
         )
@@ -62,7 +62,7 @@ class WriteAheadLogBrokenError(WriteAheadLogError):
     def __init__(self, directory: Path, reason: str) -> None:
         self.directory = directory
         super().__init__(
-            f"the write-ahead log in {directory} is broken: {reason}; stop this broker, check the"
+            f"the write-ahead log in {directory} is broken: {reason}. Stop this broker, check the"
             " disk, and start it again: it recovers the records in the log"
         )
 

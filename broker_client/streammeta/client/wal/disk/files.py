@@ -103,7 +103,7 @@ def decode_file_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
 
     if version != VERSION:
         raise WrongLogError(
-            f"{path} has version {version}, this release reads {VERSION}; use the release that"
+            f"{path} has version {version}, this release reads {VERSION}. Use the release that"
             " wrote it"
         )
 
@@ -115,11 +115,11 @@ def check_owner(header: FileHeader, identity: LogIdentity, path: Path) -> None:
     if header.namespace != identity.namespace:
         raise WrongLogError(
             f"{path} belongs to namespace {header.namespace!r}, this broker to"
-            f" {identity.namespace!r}; use a separate directory, or connect it to its cluster"
+            f" {identity.namespace!r}. Use a separate directory, or connect it to its cluster"
         )
     if header.node_id != identity.node_id:
         raise WrongLogError(
-            f"{path} belongs to node {header.node_id}, this broker is node {identity.node_id};"
+            f"{path} belongs to node {header.node_id}, this broker is node {identity.node_id}."
             " use a separate directory, or correct its node id"
         )
 
@@ -221,6 +221,7 @@ class StateFile:
     ) -> None:
         """Write a new state file, durably."""
         data = header.encode()
+        # Two slots on separate pages: a torn write damages only the older state.
         for sequence, position in enumerate(_STATE_SLOTS):
             data = data.ljust(position, b"\0")
             data += SlotFile.encode(header.log_id, _STATE_LAYOUT.pack(sequence, trimmed, flushed))

@@ -147,6 +147,7 @@ class WriteAheadLog(ClosedAtExit):
         if damage not in get_args(OnDamage):
             raise ValueError(f"damage is {damage!r}, wanted one of {get_args(OnDamage)}")
         disk_files = files or PosixFileSystem()
+        # One thread: `DiskLog` is not safe for more, and the disk has one queue.
         thread = ThreadPoolExecutor(1, thread_name_prefix="write-ahead-log")
 
         def open_disk() -> tuple[DiskLog, Lock]:
@@ -299,6 +300,7 @@ class WriteAheadLog(ClosedAtExit):
             return
         self._is_closed = True
         await self.flush()
+        # After a failed sync the state of the file is unknown, so nothing more is written to it.
         work = self._disk.close if self._broken is None else self._disk.release
         try:
             await self._loop.run_in_executor(self._thread, work)
@@ -329,7 +331,7 @@ class WriteAheadLog(ClosedAtExit):
             )
         if self._full_until is not None:
             raise WriteAheadLogFullError(
-                f"the disk of the write-ahead log in {self._directory} was full; commit and trim"
+                f"the disk of the write-ahead log in {self._directory} was full. Commit and trim"
                 " the records appended before, then the log continues"
             )
 
@@ -343,6 +345,7 @@ class WriteAheadLog(ClosedAtExit):
         self._start = None
         self._is_working = True
         trim_to = self.trimmed if self._waiting_trim else None
+        # All waiting groups are written together, with one sync.
         groups = list(self._waiting)
         work = partial(self._run, self._start_over_at, trim_to, groups)
         self._waiting.clear()
@@ -403,9 +406,10 @@ class WriteAheadLog(ClosedAtExit):
     def _reject(self, groups: Iterable[_Group]) -> None:
         """Fail the groups without space and all later ones, until all earlier ones are trimmed."""
         error = WriteAheadLogFullError(
-            f"the disk of the write-ahead log in {self._directory} is full; free space on it, the"
+            f"the disk of the write-ahead log in {self._directory} is full. Free space on it, the"
             " log continues once all appended records are committed and trimmed"
         )
+        # Appends after the lost group would leave a gap, so the log stays closed until it is empty.
         self._full_until = self.end
         if self.trimmed >= self.end:
             self._start_over_at, self._full_until = self.end, None
@@ -430,7 +434,7 @@ def _disk_error(
 ) -> WriteAheadLogFullError | WriteAheadLogBrokenError:
     if isinstance(error, DiskFullError):
         return WriteAheadLogFullError(
-            f"the disk of the write-ahead log in {directory} is full: {error}; free space on it and"
+            f"the disk of the write-ahead log in {directory} is full: {error}. Free space on it and"
             " retry"
         )
     return WriteAheadLogBrokenError(directory, str(error))

@@ -70,6 +70,7 @@ def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int
         paths = segment_paths(files, directory)
         first = _base_of(paths[0]) if paths else state.flushed
         missing = max(0, first - state.trimmed)
+        # The state is moved past the gap, or opening the log would report it as damage again.
         if missing:
             _log.error("%s: records %d to %d are lost", directory, state.trimmed, first - 1)
             state.note(first, state.flushed)
@@ -120,7 +121,7 @@ def _repair_segment(
 ) -> None:
     old_header = _header_of(files, path, identity)
     if old_header is not None and old_header.log_id != state.header.log_id:
-        raise WrongLogError(f"{path} belongs to another write-ahead log; move the file away")
+        raise WrongLogError(f"{path} belongs to another write-ahead log. Move the file away")
     header = FileHeader(
         SEGMENT_MAGIC, identity.namespace, identity.node_id, state.header.log_id, _base_of(path)
     )
@@ -134,6 +135,7 @@ def _repair_segment(
         may_end_so = end == salvage.end and (salvage.is_whole or following is None)
         if old_header == header and may_end_so and salvage.is_gapless:
             return
+        # The copy comes first: the operator may still recover bytes from it.
         replace_file(files, path.with_name(f"{path.name}.damaged"), pieces_of(segment.file))
         repaired = _repaired_pieces(segment, salvage, end, identity.node_epoch)
         replace_file(files, path, repaired)
@@ -144,6 +146,7 @@ def _salvage(segment: LogSegment) -> _Salvage:
     found = _Salvage(segment.base_offset)
     for position, frame in segment.frames_past_damage(segment.header_size):
         if isinstance(frame, Damage):
+            # A damaged body may still have a valid header, which vouches for earlier records.
             header, found.is_whole = frame.next_header, False
         else:
             header, _ = frame
@@ -179,6 +182,7 @@ def _repaired_pieces(
 def _lost_frames(segment: LogSegment, begin: int, end: int, node_epoch: int) -> Iterator[bytes]:
     if begin < end:
         _log.error("%s: records %d to %d are lost", segment.path, begin, end - 1)
+    # The count of a frame has 32 bits.
     while begin < end:
         count = min(end - begin, _MAX_COUNT)
         yield segment.codec.encode(

@@ -233,6 +233,7 @@ class RecoveryPlan:
         held = self._held.get(record.stream_id)
         if held is None or held.epoch < record.epoch:
             return False
+        # A newer process of the node wrote to the stream from another offset.
         if self._newest.get(record.stream_id, record.epoch) > record.epoch:
             return False
         end = self._next[record.stream_id]
@@ -243,6 +244,7 @@ class RecoveryPlan:
         last = runs[-1] if runs else None
         begin = record.base_offset
 
+        # Consecutive records with the same reason become one run of the report.
         if last is not None and (last.stream_id, last.epoch, last.end_offset, last.reason) == (
             record.stream_id,
             record.epoch,
@@ -318,6 +320,7 @@ def _history(described: StreamDescription) -> StreamHistory:
     missing: list[MissingRanges] = []
     index, epoch, end = -1, -1, 0
     for range_ in described.ranges:
+        # Indexes count dropped ranges too, so a jump shows that some are missing.
         if range_.range_index > index + 1:
             missing.append(MissingRanges(epoch, range_.epoch, end, range_.start_offset))
         index, epoch, end = range_.range_index, range_.epoch, range_.end_offset

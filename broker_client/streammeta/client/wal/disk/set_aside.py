@@ -51,6 +51,7 @@ def write_set_aside(
 ) -> bool:
     """Write the file durably and return whether there is one, which takes at least one record."""
     frames = _frames(header, node_epoch, records)
+    # No file for no records: it would make the operator look for lost data.
     first = next(frames, None)
     if first is None:
         return False

@@ -30,6 +30,7 @@ class StoredRecords(ClosedAtExit):
             self._reader = StreamReader(*self._place)
         try:
             found = await self._reader.read(record.stream_id, record.base_offset, record.end_offset)
+        # Trimmed or deleted records are not needed, so they count as not stored.
         except (OffsetTrimmedError, StreamNotFoundError):
             return False
         wanted = (record.base_offset, record.count, record.payload)
