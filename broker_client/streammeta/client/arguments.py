@@ -51,6 +51,7 @@ def check_seconds(
         wanted = f"seconds, {least:.0f}..{most:.0f}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse_type(name, value, wanted)
+    # An infinite deadline would hide a hanging call.
     is_in_range = math.isfinite(value) and least <= value <= most
     if not is_in_range or (value == 0 and not may_be_zero):
         raise ValueError(f"{name} is {value}, wanted {wanted}")

@@ -82,6 +82,7 @@ class WriterConfig:
 
     def check_log(self, log: object | None) -> None:
         """Raise `ValueError` unless there is a write-ahead log if, and only if, one is wanted."""
+        # A forgotten log would silently weaken the durability.
         if (self.durability == "wal") != (log is not None):
             given = "no log is given" if log is None else "a log is given"
             raise ValueError(f"durability is {self.durability!r}, but {given}")

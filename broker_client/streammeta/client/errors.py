@@ -429,6 +429,7 @@ def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
     if code not in ErrorCode.values():
         return ProtocolViolationError(subject, detail=f"unknown error code {code}")
     kind = ERRORS_BY_CODE[code]
+    # Its constructor needs the offsets, which the code alone does not have.
     if kind is OffsetMismatchError:
         return RefusedError(subject, code=code)
     return kind(subject, code=code)

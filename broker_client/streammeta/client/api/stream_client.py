@@ -176,19 +176,17 @@ class StreamClient(ClosedAtExit):
         check_store(store)
         config.check_node(node_id)
         async with AsyncExitStack() as closing:
-            controllers = await closing.enter_async_context(
-                ControllerClient(
-                    endpoints,
-                    deadline_s=config.deadline_s,
-                    tls=tls,
-                    network_rate=config.network_rate,
-                )
+            controllers = ControllerClient(
+                endpoints,
+                deadline_s=config.deadline_s,
+                tls=tls,
+                network_rate=config.network_rate,
             )
+            await closing.enter_async_context(controllers)
 
             session = writer = log = failovers = None
             namespace = await controllers.object_namespace()
-            # Before the registration: it fences the node's running process, which a broker with a
-            # wrong bucket must not do.
+            # Before the registration, which fences the node's running process.
             await BucketCheck(controllers, store, namespace).look_once()
             if node_id is not None:
                 check_int("node_id", node_id, 0, INT32_MAX)
@@ -197,13 +195,7 @@ class StreamClient(ClosedAtExit):
                 # A new log gets its id when it is opened, after the registration.
                 if config.wal_directory is not None:
                     await session.register_log(await _find_log(config), tags)
-                bounds = config.writer or WriterConfig(
-                    durability="object" if log is None else "wal"
-                )
-                writer = StreamWriter(session, store, bounds, observer, log)
-                await closing.enter_async_context(writer)
-                writer.attach(session.inherited)
-                # It shares the writer's heartbeat, whose answers assign recoveries.
+                writer = await _open_writer(session, store, log, config, observer, closing)
                 failovers = FailoverWorker(session, store, writer.heartbeat)
                 await closing.enter_async_context(failovers)
 
@@ -219,7 +211,7 @@ class StreamClient(ClosedAtExit):
             closing.callback(client._close_compactors)
             if writer is not None and config.compaction_interval_s is not None:
                 client._compact_in_background(config.compaction_interval_s, closing)
-            # From here on `close` owns the parts; a failure before this line closes them here.
+            # From here on `close` owns the parts. A failure before this line closes them here.
             client._closing = closing.pop_all()
             return client
 
@@ -276,6 +268,7 @@ class StreamClient(ClosedAtExit):
     def metrics(self) -> ClientMetrics:
         """Return this client's counters. It is cheap enough to call at any time."""
         log, writer = self._log, self._writer
+        # The two kinds of log have different counters.
         on_disk = log if isinstance(log, WriteAheadLog) else None
         in_bucket = log if isinstance(log, ObjectLog) else None
         return snapshot(
@@ -447,6 +440,21 @@ class StreamClient(ClosedAtExit):
         reports = [await set_objects.run_once(target) for target in (own, *departed)]
         streams = [report async for report in stream_objects.compact_node()]
         return NodeCompaction(tuple(reports), tuple(streams))
+
+
+async def _open_writer(
+    session: BrokerSession,
+    store: ObjectStore,
+    log: WriteAheadLog | ObjectLog | None,
+    config: StreamClientConfig,
+    observer: UploadObserver | None,
+    closing: AsyncExitStack,
+) -> StreamWriter:
+    limits = config.writer or WriterConfig(durability="object" if log is None else "wal")
+    writer = StreamWriter(session, store, limits, observer, log)
+    await closing.enter_async_context(writer)
+    writer.attach(session.inherited)
+    return writer
 
 
 async def _open_session(

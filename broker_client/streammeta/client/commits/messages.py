@@ -215,6 +215,7 @@ class CommitMessage:
     def _traceparents(self) -> list[str]:
         pending: list[PendingCommit | PendingUpload] = [*self.commits, *self.uploads]
         traced = dict.fromkeys(item.traceparent for item in pending if item.traceparent)
+        # The server links at most this many spans.
         return list(traced)[:LINKS_MAX]
 
     def settle(self, answer: objects_pb2.CommitPipelineResponse) -> None:
@@ -314,6 +315,7 @@ class CommitQueue:
 
     def halves(self, message: CommitMessage) -> list[CommitMessage]:
         """Split a message in two, to find the one commit for which it was rejected."""
+        # Commits come before uploads in both halves, as in the message.
         middle = len(message) // 2
         commits, uploads = message.commits, message.uploads
         cut = max(0, middle - len(commits))

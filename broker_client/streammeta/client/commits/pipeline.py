@@ -230,6 +230,7 @@ class CommitPipeline(ClosedAtExit):
 
     def _process_rejection(self, error: BrokerClientError) -> None:
         """Fail the commit for which the oldest message was rejected, or split the message."""
+        # These errors concern the caller, so every other commit would fail in the same way.
         if isinstance(error, UnsupportedError | PermissionDeniedError):
             self._fail_all(error)
         elif self._sent:
@@ -271,6 +272,7 @@ class CommitPipeline(ClosedAtExit):
             grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError
         ):
             # The reader of the answers reports why the stream ended.
+            # A new stream starts with the unanswered messages, in their order.
             for message in tuple(self._sent):
                 await self._write(call, message)
             while True:

@@ -155,6 +155,7 @@ class StreamReplacement:
     def _operation(self, source: StreamObject) -> objects_pb2.SourceOperation.ValueType:
         if self.output is None:
             return objects_pb2.SOURCE_OPERATION_DEEP_DELETE
+        # The composite refers to the blocks of a normal source, so its data must stay.
         if self.composite and not source.composite:
             return objects_pb2.SOURCE_OPERATION_KEEP_DATA
         return objects_pb2.SOURCE_OPERATION_DELETE

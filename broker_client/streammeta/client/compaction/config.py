@@ -167,6 +167,7 @@ class CompactionConfig:
         """Return the memory left for blocks in addition to `entries` index entries."""
         taken = self.index_cache_bytes + self.part_size + entries * BYTES_PER_ENTRY
         taken += SMALL_THINGS + self.memory_budget // ALLOCATOR_SHARE
+        # A quarter is always left, as `max_entries` limits the indexes.
         return max(self.memory_budget // 4, self.memory_budget - taken)
 
     def block_bytes(self, entries: int) -> int:

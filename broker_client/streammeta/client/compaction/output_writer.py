@@ -76,6 +76,7 @@ class ObjectUpload:
     async def complete(self) -> None:
         """Assemble the object from all parts."""
         store, upload = self._calls.store, await self.begin()
+        # Parts are sent concurrently, and stores require ascending numbers.
         parts = sorted(self._parts, key=lambda part: part.number)
         await self._calls.write(0, lambda: store.complete_multipart(upload, parts))
         self.has_begun, self._upload = False, None
@@ -92,6 +93,7 @@ class ObjectUpload:
 
         def drop() -> None:
             for upload in list(store.list_multipart_uploads(key)):
+                # The listing is by prefix.
                 if upload.key == key:
                     store.abort_multipart(upload)
 

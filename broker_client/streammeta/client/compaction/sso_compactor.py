@@ -127,6 +127,7 @@ class SetObjectCompactor(Compactor):
         """
         async with self._turn:
             plan = await self.plan(target, force_split=force_split)
+            # Reports mention only set-aside objects that still exist.
             self._listed = frozenset(plan.listing.objects.object_id.tolist())
             for group in plan.selection.groups:
                 started = time.monotonic()

@@ -191,6 +191,7 @@ class GroupPlanner:
     def _plan_of(self, group: Group, table: EntryTable) -> CompactionPlan:
         config = self._config
         limits = CompactionLimits(
+            # Indexes and blocks share the budget.
             memory_budget=config.block_bytes(len(table)),
             split_size=group.split_size,
             max_streams=config.max_streams,

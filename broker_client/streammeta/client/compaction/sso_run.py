@@ -185,12 +185,14 @@ class CommitRun:
                 if writing is not None:
                     await writing
                 writing, held = asyncio.create_task(self._write(layout, buffer)), layout.size
+                # The task has the only reference, so the memory is free when the write ends.
                 del buffer
                 self._figures.iterations += 1
 
             if writing is not None:
                 await writing
         finally:
+            # The write uses a buffer and the upload, so it must end before the caller aborts.
             if writing is not None and not writing.done():
                 writing.cancel()
                 await asyncio.wait([writing])

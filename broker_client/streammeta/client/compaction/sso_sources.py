@@ -67,6 +67,7 @@ def likely_index_start(size: int, range_count: int, key: str) -> int:
 
     Raises `CorruptObjectError` when the object is too small to have a footer.
     """
+    # Twice the minimum: a range may have more than one block.
     likely = FOOTER_SIZE + INDEX_ENTRY_SIZE * 2 * range_count
     return max(0, min(tail_guess(size, key).start, size - likely))
 

@@ -213,6 +213,7 @@ class StreamObjectCompactor(Compactor):
     ) -> None:
         """Replace a group by one object, or by several if some of it is unusable or too large."""
         rules = self._config.group_rules[plan.kind]
+        # A group may be split several times before all of its parts are usable.
         waiting = deque([group])
         while waiting:
             objects = waiting.popleft()

@@ -152,6 +152,7 @@ class _MergeJob:
         )
         self._checksum = ObjectChecksum()
         written = (part.size for part in plan.parts if isinstance(part, WrittenPart))
+        # Written parts are sent one by one, so the largest one decides.
         self._buffer = bytearray(max(written))
 
     async def run(self, upload: ObjectUpload) -> int:
@@ -188,6 +189,7 @@ class _MergeJob:
         """Compute the checksum from the sources' checksums, if all have one and are used whole."""
         data_size = sum(source.data_size for source in self._sources.values())
         known = all(source.listed.crc32c != ANY_CRC for source in self._sources.values())
+        # Copied bytes were never seen here, so only whole sources have a known checksum.
         if not known or data_size + len(self._trailer) != self._plan.size:
             return ANY_CRC
         crc = 0

@@ -95,6 +95,7 @@ class SourceLoader:
                     loaded.unusable[source.object_id] = source.reason
                     continue
                 entries += len(source.entries)
+                # Two sources at least, or a group of large indexes would never shrink.
                 if entries > self._config.max_source_entries and len(loaded.sources) > 1:
                     loaded.rest = group[at + number :]
                     return loaded
@@ -127,6 +128,7 @@ class _ObjectLoad:
         self._store = store
         self._key = key
         self._listed = listed
+        # Small objects cost one request instead of two or three.
         self._is_whole = listed.size <= config.whole_object_bytes
         self._most_entries = config.max_source_entries
         self.gets = 0

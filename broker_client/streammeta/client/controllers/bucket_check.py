@@ -107,6 +107,7 @@ class BucketCheck:
         started, attempt = time.monotonic(), 0
         while True:
             seen = await self._client.describe_cluster()
+            # A wrong namespace never becomes right, so it is not retried.
             if seen.object_namespace != self._namespace:
                 raise WrongBucketError(
                     self._namespace,

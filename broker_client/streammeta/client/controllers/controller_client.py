@@ -248,6 +248,7 @@ class ControllerClient(ClosedAtExit):
         try:
             async with asyncio.timeout(seconds):
                 await self.learn_controllers()
+                # A round asks every controller once before it waits.
                 for round_number in itertools.count():
                     for endpoint in self.spread.order(self.leader):
                         try:
@@ -411,6 +412,7 @@ class ControllerClient(ClosedAtExit):
 def _offset_in(metadata: Iterable[tuple[str, str | bytes]]) -> int:
     """Return the log offset of an answer, 0 if it has none."""
     text = next((str(value) for key, value in metadata if key == _OFFSET_KEY), "")
+    # A wrong offset only costs freshness, so it is not an error.
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 

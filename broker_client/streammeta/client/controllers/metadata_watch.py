@@ -132,6 +132,7 @@ class MetadataWatch:
             self._leaves_at = None
             return False
         now = asyncio.get_running_loop().time()
+        # Each watch leaves at its own time, or all would reconnect at once after an election.
         if self._leaves_at is None:
             self._leaves_at = now + random.random() * LEAVE_LEADER_WITHIN_S
         return now >= self._leaves_at

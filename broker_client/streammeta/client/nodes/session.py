@@ -167,6 +167,7 @@ class BrokerSession:
         earlier range ends with its committed records. Commits in flight for it fail.
         """
         outcomes: Outcomes[OpenedStream] = Outcomes()
+        # `reopen` lets a restarted node continue its own streams under a larger epoch.
         wanted = _epochs_of(partial(streams_pb2.StreamToOpen, reopen=True), epochs)
 
         for batch in _batches(wanted):
@@ -257,6 +258,7 @@ async def _register(
     request = nodes_pb2.RegisterNodeRequest(
         node=node_message(node),
         wal_config=wal_config,
+        # The id rejects a second process that was started with the same epoch.
         process_id=own_process_id(),
         tags=_tags(arguments.check_tags("tags", {} if tags is None else tags)),
     )

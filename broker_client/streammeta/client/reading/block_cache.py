@@ -282,6 +282,7 @@ class Cursors:
             return
         self._stats.blocks_evicted_unread += len(cursor.lost)
         cursor.lost.clear()
+        # The cache is too small for all readers' windows.
         cursor.window = max(self._smallest, cursor.window // 2)
         cursor.calm_until = self._clock() + CALM_S
 

@@ -182,6 +182,7 @@ class BlockFetcher:
 
         Raises `CorruptObjectError`, `streammeta.storage.errors.ObjectNotFoundError`.
         """
+        # The budget covers bytes and decoded records, until the caller has the records.
         async with self._budget.hold(sum(block.cost for block in blocks)):
             found, waited = await self._collect(blocks)
             for block in blocks:

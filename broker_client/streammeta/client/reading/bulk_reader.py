@@ -85,6 +85,7 @@ class BulkReader:
 
     async def _warm_indexes(self, found: Mapping[int, Located]) -> None:
         """Fetch the index of each object once, concurrently."""
+        # Streams of one upload share their objects, so most indexes are needed many times.
         first_use = {
             piece.object_id: (piece, stream_id)
             for stream_id, located in found.items()

@@ -287,6 +287,7 @@ class ObjectSource:
 
     def _get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Read from the store, in a thread."""
+        # The store's own retries end with the request.
         store = self._threads.store.until(time.monotonic() + self._request_timeout)
         return store.get_range(key, start, end)
 

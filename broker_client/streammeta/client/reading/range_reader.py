@@ -272,6 +272,7 @@ class RangeReader:
         records = select_batches(by_block, wanted.start, wanted.end, max_bytes)
         next_offset = records[-1].end_offset if records else start
 
+        # Several tails of a stream read the same blocks one after the other.
         keep = self._slices.is_waited_for_by_others(query.stream_id)
         self._fetcher.settle(cursor, found, next_offset, keep=keep)
         # `put_back` files the cursor under this offset, where the next read looks for it.

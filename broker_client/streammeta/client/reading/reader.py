@@ -201,6 +201,7 @@ class StreamReader(ClosedAtExit):
 
         query = StreamQuery(stream_id, offset)
         fetched = await self._fetch_once(query, max_bytes, deadline_s)
+        # The usual read does not wait, and needs no watch.
         if wait_s <= 0 or fetched.payload_bytes >= min_bytes:
             return fetched
 

@@ -122,6 +122,7 @@ class SliceCache:
         self._known.move_to_end(stream_id)
         slices = known.slices
         run: list[Slice] = []
+        # Trimmed offsets have no slices, and a lookup reports the trim.
         if offset >= slices.start_offset:
             run = slices.run_from(offset, SLICES_PER_LOOKUP)
         return Located(tuple(run), slices.start_offset, slices.end_offset)

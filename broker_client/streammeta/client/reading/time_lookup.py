@@ -89,6 +89,7 @@ async def find_record(
     if bound == "lower":
         search = _Search(objects, lambda record: timestamp_of(record) >= timestamp_ms, step=1)
         newest = ((piece, piece.max_timestamp_ms) for piece in slices)
+        # Bounds are those of whole objects, so a candidate may still have no fitting record.
         candidates = [piece for piece, ms in newest if ms == UNKNOWN_TIME or ms >= timestamp_ms]
     else:
         search = _Search(objects, lambda record: timestamp_of(record) <= timestamp_ms, step=-1)
@@ -195,6 +196,7 @@ class TimedStreams:
         found = await find_record(objects, stream.slices, timestamp_ms, bound, timestamp_of)
         if found is None:
             return OffsetAtTime(stream.end_offset if bound == "lower" else start - 1, None)
+        # The record may begin below the first visible offset.
         offset = max(start, found.base_offset) if bound == "lower" else found.end_offset - 1
         return OffsetAtTime(offset, timestamp_of(found))
 

@@ -45,6 +45,7 @@ def learn_checksums(
         while end is not None and end <= at + len(piece):
             block.update(piece[: max(0, end - at)])
             blocks.append(block.value)
+            # A block may span several pieces, and a piece several blocks.
             piece, at, block = piece[end - at :], end, ObjectChecksum()  # noqa: PLW2901
             end = next(ends, None)
         if end is None:

@@ -77,6 +77,7 @@ class DaemonThreads(Executor):
             is_first, self._is_shut_down = not self._is_shut_down, True
             if cancel_futures:
                 self._cancel_waiting()
+            # One end for each thread, after all waiting calls.
             for _ in self._threads if is_first else ():
                 self._work.waiting.put(None)
         if wait:

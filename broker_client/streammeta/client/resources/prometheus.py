@@ -161,6 +161,7 @@ def _histogram(
         below = 0
         buckets = []
         for bound, count in zip((*BOUNDS_S, None), times.counts, strict=True):
+            # Buckets are cumulative in Prometheus.
             below += count
             buckets.append(("+Inf" if bound is None else f"{bound:.6g}", float(below)))
         family.add_metric(of_labels, buckets, times.sum_s)

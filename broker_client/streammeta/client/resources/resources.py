@@ -111,6 +111,7 @@ class ByteBudget:
     def _grant(self) -> None:
         while self._waiting:
             nbytes, granted = self._waiting[0]
+            # Its owner was cancelled while it waited.
             if granted.done():
                 self._waiting.popleft()
                 continue

@@ -120,6 +120,7 @@ class ClientTally:
 
     def count_failure(self, kind: FailureKind | None) -> None:
         """Count a failure after which a call is retried."""
+        # Failures without a kind are final, and are not retried.
         if kind is not None:
             self.retries[kind.name.lower()] += 1
 

@@ -49,6 +49,7 @@ def check_fits(
     Raises:
         LimitExceededError: a buffer, object or log is too small for it.
     """
+    # Each limit has its holder for the message: the caller must know which setting to raise.
     limits = [
         (cost + RUN_OVERHEAD, "the buffer has", config.max_buffer_bytes),
         (size, "an object at most", UPLOAD_BYTES_MAX),

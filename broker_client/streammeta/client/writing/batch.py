@@ -85,6 +85,7 @@ class BatchCommit:
         request.object_id = request.order_id = shared.object_id
         request.object_size = content.size
         request.crc32c = content.crc32c
+        # Absent fields mean that the bounds are unknown, zero would be a valid time.
         if content.min_timestamp_ms >= 0:
             request.min_timestamp_ms = content.min_timestamp_ms
             request.max_timestamp_ms = content.max_timestamp_ms
@@ -134,6 +135,7 @@ def _stream_objects(alone: Sequence[UploadedObject]) -> objects_pb2.StreamObject
         end_offset=[run.end_offset for run in runs],
         crc32c=[uploaded.content.crc32c for uploaded in alone],
     )
+    # A column is complete or absent, so one known bound needs all of them.
     if any(uploaded.content.min_timestamp_ms >= 0 for uploaded in alone):
         columns.min_timestamp_ms.extend(uploaded.content.min_timestamp_ms for uploaded in alone)
         columns.max_timestamp_ms.extend(uploaded.content.max_timestamp_ms for uploaded in alone)

@@ -126,6 +126,7 @@ class _Cutter:
 
     def cut(self, run: StreamRun) -> list[_Block]:
         """Return the blocks of the next run."""
+        # Small runs are the usual case, and need no search for cuts.
         if self._carried + run.payload_bytes < self._threshold:
             self._carried += run.payload_bytes
             whole = _Block(len(run.lengths), run.encoded_bytes, run.start_offset, run.end_offset)
@@ -148,6 +149,7 @@ class _Cutter:
             records = last + 1 - first
             length = int(payload[last]) - before + RECORD_HEADER_SIZE * records
             ends = last + 1 == len(payload)
+            # A block ends where the next one starts, so that blocks of a stream are contiguous.
             end_offset = run.end_offset if ends else run.offsets[last + 1]
             blocks.append(_Block(records, length, run.offsets[first], end_offset))
             first, before = last + 1, int(payload[last])

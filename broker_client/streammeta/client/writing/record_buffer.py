@@ -144,6 +144,7 @@ class StreamRun:
 
     def fail(self, error: Exception) -> None:
         """Fail every append that is not known to be committed. The first error stays."""
+        # A later failure is only a consequence of the first one.
         if not self.is_settled:
             self.is_settled, self.outcome = True, error
         self._answer()
@@ -170,6 +171,7 @@ class StreamRun:
                 ack.set_result(base_offset)
             else:
                 ack.set_exception(error)
+        # A settled run may live on in its batch, and must not keep the futures.
         self.acks = []
         self.ack_offsets = array("q")
 
@@ -219,6 +221,7 @@ def time_bounds(earliest_ms: int | None, latest_ms: int | None) -> tuple[int, in
     if earliest_ms is None and latest_ms is None:
         return NO_TIME
     for name, value in (("timestamp_ms", earliest_ms), ("max_timestamp_ms", latest_ms)):
+        # The usual type is checked inline, as this runs for every record with a time.
         if value is not None and type(value) is not int:
             check_int(name, value)
     if earliest_ms is not None and latest_ms is None:

@@ -91,6 +91,7 @@ class Uploader:
         self._tally = session.client.tally
         self._network = session.client.network
         self._store = store
+        # The pipeline and the ids belong to this session: both name its node in every call.
         self._bucket = BucketCheck(session.client, store.store, session.namespace)
         self._config = config
         self._is_persistent = is_persistent

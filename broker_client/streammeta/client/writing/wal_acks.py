@@ -105,6 +105,7 @@ class LoggedAcks:
             for _, _, ack in group.waiting:
                 if not ack.done():
                     ack.set_exception(error)
+            # A cancellation is the end of the process, not a defect of the log.
             if isinstance(error, Exception):
                 self._on_broken(error)
         self._on_durable(group.logged_bytes)
@@ -139,6 +140,7 @@ class LogTrimmer:
             return
 
         lost = [run for run in batch.runs if run not in batch.committed]
+        # One failure that may pass is enough to keep the log: a trim can't skip records.
         for run in lost:
             error = batch.failures.get(run)
             if not _is_permanent(error):
@@ -186,6 +188,7 @@ class LogTrimmer:
 
 def _is_permanent(error: Exception | None) -> bool:
     """Return whether a run that failed with `error` can never be committed."""
+    # The cause decides: the error itself only says that an earlier write failed.
     if isinstance(error, StreamFailedError):
         error = error.__cause__ if isinstance(error.__cause__, Exception) else None
     return isinstance(error, _PERMANENT_ERRORS)

@@ -147,11 +147,13 @@ async def recover_node(
     node = departed.node
     found = await list_logs(slots, namespace, node.node_id)
     newest = max(found, default=node.node_epoch)
+    # A newer process has sealed and read the older logs itself.
     if newest > node.node_epoch:
         raise FailoverSupersededError(node, newest)
     # The store answers, so the node may be fenced: only the assigned recoverer may seal its log.
     await departed.list_pending()
     names = [log.name for epoch, log in found.items() if epoch < node.node_epoch]
+    # Even if the listing does not show it: a stale listing must not lose records.
     names.append(LogName(namespace, node.node_id, node.node_epoch))
     sealed = [log for name in names if (log := await seal_log(slots, name, me)) is not None]
 
@@ -233,6 +235,7 @@ class _Attempt:
         if not self._knows_newest and asked & self._pending.keys():
             self._knows_newest = True
             for log in logs:
+                # A second pass, but only when another epoch holds a stream, which is rare.
                 async for found in read_log(self._slots, log):
                     for record in found:
                         note_newest(self._newest, record)

@@ -226,6 +226,7 @@ class ObjectLog(ClosedAtExit):
         always fit. Raises the error that ended the log.
         """
         self._check_usable()
+        # Recovered records are in the log already and need no space in it.
         if size == 0:
             return True
         queue, cost = self._queue, size + SLOT_HEADER_SIZE
@@ -243,6 +244,7 @@ class ObjectLog(ClosedAtExit):
         that ended the log, and the record may or may not be in the bucket. Ask `has_room` first.
         """
         self._check_usable()
+        # A wrong length would make the slot unreadable, and with it every later recovery.
         if len(header) != RECORD_HEADER_SIZE or int.from_bytes(header[29:]) != len(payload):
             raise ValueError(
                 f"header of {len(header)} bytes for a payload of {len(payload)}: wanted"
@@ -266,6 +268,7 @@ class ObjectLog(ClosedAtExit):
         Their slots are deleted later. Raises `ValueError` for a position above `end`.
         """
         self._queue.trim(position)
+        # Recovered records are trimmed together, after all of them are committed.
         if self._recovered_bytes and position >= self.recovered_end:
             self._recovered, self._recovered_bytes = [], 0
         self._clean()
@@ -436,6 +439,7 @@ class ObjectLog(ClosedAtExit):
         # A log that has ended may belong to another process by now.
         if self._ended is not None or (self._cleaning is not None and not self._cleaning.done()):
             return
+        # Former logs are needed until all their records are settled.
         is_discarding = bool(self._former) and not self._recovered
         if is_discarding or self._queue.past_below - self._deleted_below >= _DELETED_AT_ONCE:
             self._cleaning = self._loop.create_task(self._delete_past())

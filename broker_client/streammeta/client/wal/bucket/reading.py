@@ -194,7 +194,9 @@ async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
     """
     found = (await list_logs(slots, name.namespace, name.node_id)).get(name.node_epoch)
     if found is None:
+        # A stale listing may miss the log, so its slots are read by key.
         found = FoundLog(name)
+    # The mark is read by key too: without it a recovered log looks damaged.
     if found.is_recovered or await slots.get(name.recovered_key) is not None:
         return None
     # The newest slot knows most about the log: its header has what is needed and durable.
@@ -249,6 +251,7 @@ async def read_log(slots: SlotStore, sealed: SealedLog) -> AsyncIterator[list[Re
     past_below = sealed.first
     try:
         while True:
+            # Several reads hide the latency of the store, and few limit the memory.
             while len(reads) < _READ_AHEAD and (sequence := next(ahead, -1)) >= 0:
                 task = asyncio.create_task(_slot(slots, sealed.name, sequence))
                 reads.append((sequence, task))

@@ -82,6 +82,7 @@ class SlotQueue(Generic[AckT]):
         """Add one encoded record to a group, a new one with `ack` if it fits into none."""
         size = sum(map(len, pieces))
         waiting = self._waiting
+        # Only the last group may grow: positions follow the order of appends.
         if waiting and waiting[-1].size + size <= self._config.slot_bytes:
             group = waiting[-1]
         else:
@@ -139,6 +140,7 @@ class SlotQueue(Generic[AckT]):
     def mark_stored(self, sequence: int) -> list[SlotGroup[AckT]]:
         """Record that a slot is in the bucket and return the groups to acknowledge, in order."""
         for placed in self._placed:
+            # The queue has at most `parallel_uploads` slots, so a search is cheap.
             if placed.sequence == sequence:
                 placed.is_stored = True
                 self._needed_from = max(self._needed_from, placed.first_needed)

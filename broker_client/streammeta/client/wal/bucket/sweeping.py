@@ -69,8 +69,10 @@ def last_to_sweep(
     last = None
     for epoch in sorted(earlier.keys() | found.keys()):
         log, before = found.get(epoch), earlier.get(epoch)
+        # Logs are swept in order: a mark covers all earlier ones.
         if epoch >= own_epoch or log is None:
             break
+        # A swept log may have leftovers, which need no second look.
         if not log.is_swept:
             if before is None or before.recovered_ms is None or log.recovered_ms is None:
                 break

@@ -98,6 +98,7 @@ def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) 
     if header is not None:
         check_owner(header, identity, path)
         return
+    # A new volume is empty except for files of its file system.
     names = set(files.names(directory)) - _LEFT_BY_FILE_SYSTEMS - {LOCK_NAME}
     if segment_paths(files, directory):
         raise DamagedLogError(path, 0, "the file is missing, though there are segments")
@@ -232,6 +233,7 @@ class DiskLog:
 
     def trim(self, position: int) -> None:
         """Drop the records before `position`, and remove the segments that contain no others."""
+        # Trims may arrive out of order after a start over.
         position = max(position, self.trimmed)
         if self._note(position, self._state.flushed):
             self._remove_trimmed()
@@ -357,6 +359,7 @@ def _records_of(frames: FrameReader, path: Path, begin: int, end: int) -> Iterat
             header, body = frame
             if header.base_offset >= end:
                 return
+            # A trim may end inside a frame.
             skipped = max(0, begin - header.base_offset)
             yield from islice(records_in(header, body), skipped, None)
     except BadFrameError as error:
@@ -407,6 +410,7 @@ def _scan(
 def _read(
     directory: Path, segments: Sequence[LogSegment], identity: LogIdentity, state: StateFile
 ) -> _ScannedLog:
+    # Without segments the log is empty, and continues at the trimmed position.
     end = segments[0].base_offset if segments else state.trimmed
     if end > state.trimmed:
         raise DamagedLogError(
@@ -418,6 +422,7 @@ def _read(
         reading = _read_segment(segment, state.flushed)
         following = segments[index + 1] if index + 1 < len(segments) else None
         _check_end(segment, reading, following, state)
+        # Two processes of a node must not share a log, and the newer one owns it.
         if reading.newest_epoch > identity.node_epoch:
             raise WrongLogError(
                 f"{segment.path} was written by process epoch {reading.newest_epoch} of node"
@@ -426,6 +431,7 @@ def _read(
             )
         end, unflushed_from, lost = reading.end, reading.unflushed_from, lost + reading.lost
 
+    # The state is written after the sync, so these records were on the disk.
     if end < state.flushed:
         last = segments[-1] if segments else None
         raise DamagedLogError(

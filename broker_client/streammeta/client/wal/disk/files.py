@@ -98,6 +98,7 @@ def decode_file_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
 
     version, length, node_id, log_id, first = _FIELDS.unpack_from(data, _PREFIX.size)
     end = _FIXED_SIZE + length
+    # The checksum first: the version of a damaged header means nothing.
     if checksum != google_crc32c.value(data[_PREFIX.size : end]) or len(data) < end:
         raise BadHeaderError("the checksum of the file's header does not match")
 
@@ -146,6 +147,7 @@ def records_in(header: FrameHeader, body: bytes) -> Iterator[RecordBatch]:
 
     view = memoryview(body)
     position = 0
+    # The count is part of the frame's checksum, so a difference is a defect of the writer.
     for _ in range(header.count):
         try:
             record = decode_record(view, position)

@@ -151,6 +151,7 @@ class WriteAheadLog(ClosedAtExit):
         thread = ThreadPoolExecutor(1, thread_name_prefix="write-ahead-log")
 
         def open_disk() -> tuple[DiskLog, Lock]:
+            # Everything below changes files, so the lock comes first.
             lock = lock_directory(disk_files, path, identity, mends=damage == "quarantine")
             try:
                 missing = 0
@@ -359,6 +360,7 @@ class WriteAheadLog(ClosedAtExit):
         self, start_over_at: int | None, trim_to: int | None, groups: Sequence[_Group]
     ) -> _Outcome:
         """Trim and write, in the thread."""
+        # Before the groups: they continue at the new position.
         if start_over_at is not None:
             try:
                 self._disk.start_over(start_over_at)
@@ -382,6 +384,7 @@ class WriteAheadLog(ClosedAtExit):
             if self._start_over_at is None:
                 self._start_over_at = outcome.start_over_at
             self._kept_bytes = self._count_kept_bytes()
+            # A sync without records is not counted.
             self.flushes += bool(done)
             for group in groups[:done]:
                 self._unflushed -= group.size

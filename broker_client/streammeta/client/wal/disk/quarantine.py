@@ -93,6 +93,7 @@ def _repair_state(files: FileSystem, directory: Path, identity: LogIdentity) -> 
     if known is None:
         raise DamagedLogError(path, 0, "neither it nor any segment names the owner of the log")
 
+    # Renamed, as its bytes may help to find the cause.
     if STATE_NAME in files.names(directory):
         files.rename(path, path.with_name(f"{STATE_NAME}.damaged"))
     header = FileHeader(STATE_MAGIC, identity.namespace, identity.node_id, known.log_id, 0)
@@ -132,6 +133,7 @@ def _repair_segment(
             end = _base_of(following)
         else:
             end = max(salvage.end, salvage.vouched_end, state.flushed)
+        # Only the last segment may end with a torn frame.
         may_end_so = end == salvage.end and (salvage.is_whole or following is None)
         if old_header == header and may_end_so and salvage.is_gapless:
             return

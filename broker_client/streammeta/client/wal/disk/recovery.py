@@ -223,6 +223,7 @@ class RecoveryPlan:
                 return Verdict.UPLOAD
             return f"epoch {record.epoch} of the stream ended at offset {largest}"
 
+        # Inside the stream but never committed: the stream was closed before the upload arrived.
         if any(a < record.end_offset and record.base_offset < b for a, b in history.pending):
             return f"epoch {record.epoch} of the stream was closed before it was committed"
 
@@ -277,6 +278,7 @@ async def recover_into(
             asked.add(record.stream_id)
 
     histories = await stream_histories(session.client, asked)
+    # Shared by all plans below, so that records are read only once.
     comparison = Comparison()
     if store is not None:
         doubts = RecoveryPlan(session.inherited, histories, newest, comparison)
