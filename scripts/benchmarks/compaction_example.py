@@ -131,7 +131,7 @@ def _compute_automq(settings: Example) -> dict[str, int]:
                 size = units * settings.unit_bytes + BLOCK_HEADER_SIZE
                 rows.append((0, stream, ends[stream], ends[stream] + units, units, 0, size))
                 ends[stream] += units
-        world.upload(EntryTable(*np.array(rows, dtype=np.int64).T).placed())
+        world.upload(EntryTable(*np.array(rows, dtype=np.int64).T).place())
     limits = CompactionLimits(
         memory_budget=BUDGET_UNITS * settings.unit_bytes + 1_000,
         split_size=SPLIT_UNITS * settings.unit_bytes,

@@ -186,7 +186,7 @@ def _entries(starts: NDArray[np.int64], ends: NDArray[np.int64], settings: Workl
     last = np.minimum(first + per_block, ends[stream_id])
     size = (last - first) * (settings.record_bytes + RECORD_HEADER_SIZE) + BLOCK_HEADER_SIZE
     unset = np.zeros(len(stream_id), dtype=np.int64)
-    return EntryTable(unset, stream_id, first, last, last - first, unset, size).placed()
+    return EntryTable(unset, stream_id, first, last, last - first, unset, size).place()
 
 
 def _slow(world: World) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ from streammeta.storage.compaction.entries import (
     EntryTable,
     MergeRule,
     contiguous_runs,
-    merged_index,
+    merge_entries,
 )
 from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import CommitPlan, OutputKind
@@ -158,7 +158,7 @@ class World:
                 object_ids[-1],
                 min(source.order_id for source in sources),
                 min(source.data_time_ms for source in sources),
-                EntryTable.concatenate(kept).placed(),
+                EntryTable.concatenate(kept).place(),
             )
             _write(merged.entries, rules, self.costs)
         self._commit(
@@ -213,7 +213,7 @@ def _store(
     object_id: int, order_id: int, data_time_ms: int, entries: EntryTable
 ) -> StoredSetObject:
     """Return an SSO with these entries."""
-    merged = merged_index(entries, OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
+    merged = merge_entries(entries, OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
     own = EntryTable(
         np.full(len(merged), object_id, dtype=np.int64),
         *(merged.stream_id, merged.start_offset, merged.end_offset),
@@ -225,7 +225,7 @@ def _store(
 
 def _write(entries: EntryTable, rules: WriteRules, costs: Costs) -> int:
     """Count the upload of an object with these blocks and return its size."""
-    index = merged_index(entries.placed(), OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
+    index = merge_entries(entries.place(), OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
     return rules.count(costs, entries.data_size, len(index) * INDEX_ENTRY_SIZE + FOOTER_SIZE)
 
 

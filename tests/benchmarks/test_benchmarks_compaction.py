@@ -67,7 +67,7 @@ def test_a_world_counts_what_a_plan_asks_for() -> None:
             Entry(0, stream, number, number + 1, 1, 0, size)
             for stream, size in ((0, 100), (1, 5 * MIB))
         ]
-        world.upload(EntryTable.of_rows(entries).placed())
+        world.upload(EntryTable.of_rows(entries).place())
     live = EntryTable.concatenate([each.entries for each in world.set_objects.values()])
     limits = CompactionLimits(memory_budget=100 * MIB, split_size=MIB)
     (commit,) = plan_compaction(live, limits).commits

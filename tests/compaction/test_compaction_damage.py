@@ -71,4 +71,4 @@ async def test_damage_is_found_where_the_front_of_a_source_was_trimmed() -> None
     assert start > 0
     report = await compacted_stream(world, whole_object_bytes=0, server_side_copy=False)
     assert list(report.left_out) == [ids[0]]
-    assert "recorded is" in report.left_out[ids[0]]
+    assert "was recorded" in report.left_out[ids[0]]

@@ -200,7 +200,7 @@ def spoil_payload(data: bytes) -> bytes:
     [
         (spoil_first_record, True, "is corrupt at byte 0"),
         (spoil_first_record, False, "is corrupt at byte 0"),
-        (spoil_payload, True, "recorded is"),
+        (spoil_payload, True, "was recorded"),
     ],
 )
 async def test_a_damaged_block_is_found_before_it_is_copied(

@@ -22,7 +22,7 @@ from streammeta.storage.compaction.entries import (
     MergeRule,
     encode_entries,
     live_entries,
-    merged_index,
+    merge_entries,
 )
 from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import (
@@ -180,12 +180,12 @@ def index_of(commit: CommitPlan, threshold: int) -> EntryTable:
     in_set: list[EntryTable] = []
     for output in (output for iteration in commit.iterations for output in iteration.outputs):
         if output.kind is OutputKind.SPLIT:
-            tables.append(merged_index(output.entries.placed(), threshold, MergeRule.BELOW))
+            tables.append(merge_entries(output.entries.place(), threshold, MergeRule.BELOW))
         else:
             in_set.append(output.entries)
     if in_set:
-        placed = EntryTable.concatenate(in_set).placed()
-        tables.append(merged_index(placed, threshold, MergeRule.BELOW))
+        placed = EntryTable.concatenate(in_set).place()
+        tables.append(merge_entries(placed, threshold, MergeRule.BELOW))
     return EntryTable.concatenate(tables)
 
 

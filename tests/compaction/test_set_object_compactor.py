@@ -196,7 +196,7 @@ async def test_nothing_made_of_a_damaged_source_is_reused(monkeypatch: pytest.Mo
     with compactor(world, NODE, Steps()) as made:
         for _ in range(3):
             report = await cycle(made, world)
-            assert "recorded is" in report.failures[0]
+            assert "was recorded" in report.failures[0]
         world.store.put(key, good)
         assert (await cycle(made, world)).figures.commits == 1
     ReadCheck(world).run()

@@ -16,7 +16,7 @@ from streammeta.storage.compaction.entries import (
     contiguous_runs,
     live_entries,
     objects_without_entries,
-    sorted_by_stream,
+    sort_by_stream,
 )
 from streammeta.storage.compaction.layout import SetObjectSoFar, lay_out
 from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, Output, OutputKind
@@ -225,7 +225,7 @@ def _on_stage(given: Given, run: Callable[[Stage, Compactor], Awaitable[Answer]]
 
 
 def _live(stage: Stage, entries: EntryTable) -> EntryTable:
-    return sorted_by_stream(live_entries(entries, stage.stream_starts()))
+    return sort_by_stream(live_entries(entries, stage.stream_starts()))
 
 
 async def _carry_out(
@@ -238,7 +238,7 @@ async def _carry_out(
     """Execute a plan; return what is wrong with the bytes of the outputs."""
     expired = objects_without_entries(candidates, live)
     planned = [one for commit in plan.commits for one in commit.source_ids]
-    wanted = stage.bytes_by_run(sorted_by_stream(live.take(_is_of(live, planned))))
+    wanted = stage.bytes_by_run(sort_by_stream(live.take(_is_of(live, planned))))
     for number, commit in enumerate(plan.commits):
         await compactor.carry_out(commit, () if number else expired)
     if expired and not plan.commits:
@@ -254,7 +254,7 @@ def _is_of(table: EntryTable, object_ids: Sequence[int]) -> Any:
 def _wrong_bytes(stage: Stage, wanted: Mapping[tuple[int, int], bytes]) -> Iterator[Mismatch]:
     made = [*stage.made(ObjectKind.STREAM_SET), *stage.made(ObjectKind.STREAM)]
     tables = EntryTable.concatenate([stage.index_of(one) for one in made])
-    found = stage.bytes_by_run(sorted_by_stream(tables))
+    found = stage.bytes_by_run(sort_by_stream(tables))
     if found.keys() != wanted.keys():
         yield Mismatch("streams and starts of outputs", sorted(wanted), sorted(found))
     for run in found.keys() & wanted.keys():

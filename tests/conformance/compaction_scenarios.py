@@ -15,8 +15,8 @@ from streammeta.storage.compaction.entries import (
     EntryTable,
     MergeRule,
     contiguous_runs,
-    merged_index,
-    sorted_by_stream,
+    merge_entries,
+    sort_by_stream,
     stream_ranges,
 )
 from streammeta.storage.compaction.grouping import group_entries, objects_sharing_streams
@@ -27,7 +27,7 @@ from streammeta.storage.compaction.plan import (
     Iteration,
     OutputKind,
 )
-from streammeta.storage.compaction.planner import plan_compaction, without_faults
+from streammeta.storage.compaction.planner import exclude_faults, plan_compaction
 from streammeta.storage.compaction.selection import SetObjects
 from tests.conformance.compaction_execution import compact, fail, force_split, unreadable, upload
 from tests.conformance.compaction_stage import block_list, limits_of, read_given
@@ -71,17 +71,17 @@ def _read_indices(args: Args, input_sets: InputSets) -> Answer:
 
 
 def _filter(args: Args, input_sets: InputSets) -> Answer:
-    kept = objects_sharing_streams(sorted_by_stream(_live(args, input_sets)))
+    kept = objects_sharing_streams(sort_by_stream(_live(args, input_sets)))
     return Answer({"objects": list(kept.object_ids()), "blocks": _by_object(kept)})
 
 
 def _sort(args: Args, input_sets: InputSets) -> Answer:
-    return Answer({"blocks": _blocks(sorted_by_stream(_live(args, input_sets)))})
+    return Answer({"blocks": _blocks(sort_by_stream(_live(args, input_sets)))})
 
 
 def _group(args: Args, input_sets: InputSets) -> Answer:
     limits = limits_of(args)
-    table, faulty = without_faults(sorted_by_stream(_live(args, input_sets)), limits.memory_budget)
+    table, faulty = exclude_faults(sort_by_stream(_live(args, input_sets)), limits.memory_budget)
     grouping = group_entries(objects_sharing_streams(table), limits)
     groups = [
         (is_split, grouping.table.span(*grouping.rows(number)))
@@ -177,7 +177,7 @@ def _index_entries(args: Args, _: InputSets) -> Answer:
 
 def _index(args: Args, blocks: EntryTable) -> EntryTable:
     threshold = args.within("config").take("block_size_threshold")
-    return merged_index(blocks, threshold, MergeRule.BELOW)
+    return merge_entries(blocks, threshold, MergeRule.BELOW)
 
 
 def _check_block_size(args: Args, input_sets: InputSets) -> Answer:
@@ -201,7 +201,7 @@ def _deduplicate(args: Args, _: InputSets) -> Answer:
     listed = args.take("input_list")
     ids = [one["object"] for one in listed]
     rows = [(one, ids.index(one), 0, number, 1) for number, one in enumerate(ids)]
-    kept = SetObjects.of_rows(rows).in_order().object_size.tolist()
+    kept = SetObjects.of_rows(rows).sort().object_size.tolist()
     return Answer({"tags": [listed[number]["tag"] for number in kept]})
 
 

@@ -17,10 +17,10 @@ from streammeta.storage.compaction.stream_objects import (
     StreamCompaction,
     StreamObject,
     cut_groups,
-    in_offset_order,
+    is_eligible,
     is_worth_compacting,
     plan_stream,
-    takes_part,
+    sort_by_offset,
 )
 from streammeta.storage.compaction.stream_objects import rules_for as group_rules_for
 from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare, rules_for
@@ -118,16 +118,16 @@ def _group_check(args: Args, scenario: Mapping[str, Any], _: Mapping[str, Any]) 
 def _filter(args: Args, scenario: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
     objects, _tags = _objects(args, scenario)
     kind = _kind(args)
-    return {"answer": takes_part(objects, args.take("position"), kind, _rules(args, kind))}
+    return {"answer": is_eligible(objects, args.take("position"), kind, _rules(args, kind))}
 
 
 def _group(args: Args, scenario: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
     objects, tags = _objects(args, scenario)
     kind, chosen = _kind(args), args.take("filter", "type")
     rules = _rules(args, kind)
-    ordered = in_offset_order(objects)
+    ordered = sort_by_offset(objects)
     if chosen == "type":
-        ordered = [one for at, one in enumerate(ordered) if takes_part(ordered, at, kind, rules)]
+        ordered = [one for at, one in enumerate(ordered) if is_eligible(ordered, at, kind, rules)]
     elif chosen != "none":
         raise ValueError(f"filter is {chosen!r}, wanted type or none")
     facts = _group_facts(cut_groups(ordered, rules), tags)
@@ -154,8 +154,8 @@ def _cleanup_groups(
     kind = _kind(args, "CLEANUP_V1")
     rules = _rules(args, kind)
     if not args.has("stream_start"):
-        ordered = in_offset_order(objects)
-        first = [one for at, one in enumerate(ordered) if takes_part(ordered, at, kind, rules)]
+        ordered = sort_by_offset(objects)
+        first = [one for at, one in enumerate(ordered) if is_eligible(ordered, at, kind, rules)]
         return _group_facts(cut_groups(first, rules), tags)
     plan = plan_stream(objects, args.take("stream_start"), kind, rules)
     return _group_facts(plan.groups, tags)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.client import StreamClient
-from streammeta.reconcile.run_reporter import tell
+from streammeta.reconcile.run_reporter import report_run
 from streammeta.storage.cluster_files.reconcile_runs import Run
 from tests.kit.real_cluster import FAST
 from tests.kit.waiting import wait_until
@@ -71,7 +71,7 @@ def _tell_runs(cluster: LocalCluster) -> None:
             deleted=deleted,
             missing=0,
         )
-        problem = tell(run, cluster.endpoints, None)
+        problem = report_run(run, cluster.endpoints, None)
         assert not problem, problem
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from streammeta.cli.framework.client import ControllerClient
 from streammeta.cli.local.local_cluster import tls_words
-from streammeta.reconcile.run_reporter import tell
+from streammeta.reconcile.run_reporter import report_run
 from streammeta.storage.cluster_files.reconcile_runs import KEY, NAMESPACE, Run, decode
 from streammeta.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.certificates import Authority
@@ -90,7 +90,7 @@ def test_runs_of_the_command_are_on_the_page_in_the_status_and_in_the_metrics(
     write(plain, None)
     made = planning(plain, tmp_path / "p")
     assert (made.returncode, "warning" in made.stderr) == (0, False), made.stderr
-    assert tell(RUN, plain.cluster.endpoints, None) == ""
+    assert report_run(RUN, plain.cluster.endpoints, None) == ""
     for node_id in plain.cluster.node_ids:
         shown = "streammeta_reconcile_last_success_timestamp_seconds"
         wait_until(lambda: plain.metrics(node_id).get(shown) == 2, "it has come")  # noqa: B023
@@ -114,7 +114,7 @@ def test_runs_told_at_the_same_time_are_all_kept(plain: Planed) -> None:
     write(plain, None)
     runs = [replace(RUN, ended_ms=3_000 + number) for number in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        told = list(pool.map(lambda run: tell(run, plain.cluster.endpoints, None), runs))
+        told = list(pool.map(lambda run: report_run(run, plain.cluster.endpoints, None), runs))
     assert told == [""] * 3
     assert {each.ended_ms for each in decode(kept(plain)).runs} == {3_000, 3_001, 3_002}
 
@@ -142,7 +142,7 @@ def test_a_reconcilers_certificate_tells_of_its_run_and_a_readers_does_not(
 ) -> None:
     with running(tmp_path / "tls", authority, Planes(), FAST) as planed:
         planed.wait_ready()
-        refused = tell(RUN, planed.cluster.endpoints, authority.issue("reader/spark"))
+        refused = report_run(RUN, planed.cluster.endpoints, authority.issue("reader/spark"))
         assert "reader/spark may not use keys of namespace '_streammeta/reconcile'" in refused
         assert kept(planed) == b""
         words = tls_words(authority.issue("reconciler/nightly"))

@@ -108,7 +108,7 @@ COPIES = (
         "failures of one object that count as failures of the store",
         """
         streammeta.reconcile.deletion.tasks:
-        - self._failed_in_a_row += sum(one.may_concern_all for one in judged)
+        - self._failed_in_a_row += sum(result.may_concern_all for result in judged)
         + self._failed_in_a_row += len(judged)
         """,
         Tested(f"{_DELETION}::test_objects_that_fail_by_themselves_end_no_task"),
@@ -119,8 +119,8 @@ COPIES = (
         "a look before and a copy after, of whatever is there then",
         """
         streammeta.reconcile.deletion.tasks:
-        - self._store.copy(one.key, place, meant)
-        + self._store.copy(one.key, place)
+        - self._store.copy(key, place, expected)
+        + self._store.copy(key, place)
         """,
         Tested(f"{_DELETION}::test_an_object_that_is_replaced_before_its_copy_is_kept"),
     ),

@@ -347,7 +347,7 @@ DELETIONS = (
         "failures that are counted without regard to successes",
         """
         streammeta.reconcile.deletion.tasks:
-        - if any(one.outcome is not Outcome.FAILED for one in judged):
+        - if any(result.outcome is not Outcome.FAILED for result in judged):
         + if False:
               self._failed_in_a_row = 0
         """,
@@ -436,7 +436,7 @@ DELETIONS = (
         "a disk that is full",
         """
         streammeta.reconcile.deletion.tasks:
-          except OSError:  # what began is on record, and nothing more begins
+          except OSError:  # the beginning is on record, so stop before another one
         -     self._is_over = True
         +     pass
         """,
@@ -472,8 +472,8 @@ DELETIONS = (
         "a failed look that is taken for a good one",
         """
         streammeta.reconcile.deletion.ahead_of_metadata:
-        - return failed(one, "not deleted, as its index can't be read", error)
-        + return Judged(one, Outcome.WOULD_DELETE)
+        - return failed(candidate, "not deleted, because its index can't be read", error)
+        + return Judged(candidate, Outcome.WOULD_DELETE)
         """,
         Tested(f"{_AHEAD_OF_MAP}::test_what_can_not_be_read_is_kept_and_tried_by_the_next_run"),
     ),
@@ -483,7 +483,7 @@ DELETIONS = (
         "a store that sent other bytes than it has",
         """
         streammeta.reconcile.deletion.ahead_of_metadata:
-        - last = last or read_last_entries(store, one.key, one.size)
+        - last = last or read_last_entries(store, candidate.key, candidate.size)
         """,
         Tested(f"{_AHEAD_OF_MAP}::test_bytes_are_not_foreign_at_first_sight"),
     ),
@@ -520,7 +520,7 @@ DELETIONS = (
         "records of deletions alone",
         """
         streammeta.reconcile.deletion.audit_trail:
-        - unbegun = (self._order.done, Outcome.AHEAD_OF_MAP)
+        - unbegun = (self._order.done, Outcome.AHEAD_OF_METADATA)
         + unbegun = (self._order.done,)
         """,
         Tested(f"{_AHEAD_OF_MAP}::test_what_is_ahead_is_in_the_audit_trail"),

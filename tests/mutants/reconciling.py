@@ -158,8 +158,8 @@ RECONCILING = (
         "attempts that Spark kills",
         """
         streammeta.reconcile.deletion.audit_trail:
-        - unbegun = (self._order.done, Outcome.AHEAD_OF_MAP)
-        + unbegun = (Outcome.AHEAD_OF_MAP,)
+        - unbegun = (self._order.done, Outcome.AHEAD_OF_METADATA)
+        + unbegun = (Outcome.AHEAD_OF_METADATA,)
         """,
         Tested(
             f"{_RECONCILE}_audit.py::test_an_attempt_that_ends_between_its_lines_is_finished_by_the_next"
@@ -261,7 +261,7 @@ RECONCILING = (
         "servers that answer a listing in part; what is missing then looks lost",
         """
         streammeta.storage.object_store.s3.listing_page:
-        - raise refusal(f"it is not the last, but has no {first}")
+        - raise invalid_page(f"it is not the last page, but {first} is missing")
         + return None
         """,
         Tested("tests/storage/test_storage_object_page.py::test_what_is_no_page_is_refused"),
@@ -286,7 +286,7 @@ RECONCILING = (
         "plans that are applied to another state than they were made of",
         """
         streammeta.reconcile.deletion.tasks:
-        - if same_time and (info.size, info.etag) == (one.size, one.etag):
+        - if same_time and (info.size, info.etag) == (candidate.size, candidate.etag):
         + if same_time:
         """,
         Tested(f"{_RECONCILE}_deletion.py::test_an_object_replaced_since_the_plan_is_kept"),
@@ -322,8 +322,8 @@ RECONCILING = (
         "moves that are made of a copy and a deletion, as renames on S3 are",
         """
         streammeta.reconcile.deletion.tasks:
-        - free = [one.candidate for one in saved if one.outcome is self._done]
-        + free = [one.candidate for one in saved]
+        - free = [result.candidate for result in saved if result.outcome is self._done]
+        + free = [result.candidate for result in saved]
         """,
         Tested(f"{_RECONCILE}_quarantine.py::test_what_can_t_be_copied_is_not_deleted"),
     ),

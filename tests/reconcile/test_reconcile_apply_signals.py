@@ -198,7 +198,7 @@ def test_a_signal_ends_an_undo_after_the_batch_under_way_and_the_next_one_goes_o
 ) -> None:
     before = bucket.keys()
     apply(ApplyConfig(folder, delete=True, quarantine=True, engine=EngineName.LOCAL))
-    bring_back = undo_module._bring_back
+    bring_back = undo_module._restore_batch
 
     def bring_back_and_end(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -206,7 +206,7 @@ def test_a_signal_ends_an_undo_after_the_batch_under_way_and_the_next_one_goes_o
 
     monkeypatch.setattr(undo_module, "_BATCH", A_SECOND)
     with monkeypatch.context() as patch:
-        patch.setattr(undo_module, "_bring_back", bring_back_and_end)
+        patch.setattr(undo_module, "_restore_batch", bring_back_and_end)
         words = ["reconcile", "undo", "--plan", str(folder), "--format", "json"]
         assert run_cli(cli, words) == 1
     said, rest = capfd.readouterr()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streammeta.reconcile.vocabulary.verdicts import (
     ABSENT,
-    WITHOUT_MAP,
+    WITHOUT_METADATA,
     JoinedColumns,
     Owner,
     Reading,
@@ -144,8 +144,8 @@ def test_every_verdict_is_in_the_table() -> None:
 
 
 def test_every_owner_has_a_verdict_without_a_map_and_none_is_a_candidate() -> None:
-    assert set(WITHOUT_MAP) == set(Owner)
-    assert Verdict.ORPHAN not in WITHOUT_MAP.values()
+    assert set(WITHOUT_METADATA) == set(Owner)
+    assert Verdict.ORPHAN not in WITHOUT_METADATA.values()
 
 
 def test_rows_do_not_influence_each_other() -> None:

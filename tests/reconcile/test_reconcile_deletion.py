@@ -236,7 +236,7 @@ def test_without_a_leader_nothing_is_deleted(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"cluster_id": "c2"}, "the controllers are of cluster 'c2'"),
+        ({"cluster_id": "c2"}, "controllers belong to cluster 'c2'"),
         ({"cluster_uuid": "uuid-2"}, "UUID uuid-2"),
         ({"next_object_id": 999}, "restored to an earlier state"),
     ],

@@ -32,7 +32,7 @@ from streammeta.reconcile.vocabulary.verdicts import (
     GuardResult,
     Verdict,
     check_guards,
-    without_map,
+    fail_without_metadata,
 )
 from streammeta.storage.cluster_files.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import WrongBucketError
@@ -112,7 +112,7 @@ def test_guards_refuse_what_may_be_the_wrong_map(
 
 
 def test_a_listing_without_a_map_can_t_be_applied() -> None:
-    (finding,) = without_map("the leader is away")
+    (finding,) = fail_without_metadata("the leader is away")
     assert (finding.name, finding.passed) == ("map_copied", False)
     assert finding.detail.startswith("the leader is away; make a new plan")
 
@@ -227,10 +227,10 @@ def test_what_may_be_applied(changes: dict[str, Any]) -> None:
         ),
         ({"young_from_ms": AT_THE_FLOOR + 1}, "--grace is 899 s, wanted at least 15m"),
         ({"young_from_ms": NOW, "unsafe_grace": True}, "wanted 0 or more"),
-        ({"next_object_id": None}, "without a copy of the map"),
+        ({"next_object_id": None}, "without the metadata"),
         (
             {"guards": (GuardResult("not_issued", False, "7 keys"),)},
-            "report only, its guards failed: not_issued: 7 keys",
+            "only a report, its guards failed: not_issued: 7 keys",
         ),
     ],
 )
@@ -334,10 +334,10 @@ def test_an_old_plan_is_not_applied(planned: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("cluster_id", "c2", "plan is of cluster 'c1'.* is cluster 'c2'"),
-        ("cluster_uuid", "uuid-2", "plan is of cluster 'c1', UUID uuid-1.* UUID uuid-2"),
-        ("namespace", OTHER, f"plan is of .*, namespace '{OWN}', but .* namespace '{OTHER}'"),
-        ("next_object_id", 99, "plan saw 100: the map was restored"),
+        ("cluster_id", "c2", "plan is for cluster 'c1'.* is cluster 'c2'"),
+        ("cluster_uuid", "uuid-2", "plan is for cluster 'c1', UUID uuid-1.* UUID uuid-2"),
+        ("namespace", OTHER, f"plan is for .*, namespace '{OWN}', but .* namespace '{OTHER}'"),
+        ("next_object_id", 99, "plan saw 100"),
         ("bucket_problem", "the map is older", "does not trust its bucket: the map is older"),
     ],
 )

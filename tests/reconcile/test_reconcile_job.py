@@ -153,7 +153,7 @@ def test_plan_and_apply_over_every_kind_of_key(
     assert bucket.keys() == before - orphans | {own(200)}
 
     state.refuse = grpc.StatusCode.FAILED_PRECONDITION
-    with pytest.raises(ReconcileError, match="refused"):
+    with pytest.raises(ReconcileError, match="rejected"):
         apply(ApplyConfig(folder, engine=engine, delete=True))
 
 
@@ -465,7 +465,7 @@ def test_what_can_t_be_read_after_the_listing_makes_a_report_of_the_rest(
     assert [one["guard"] for one in said["guards"]] == ["map_copied"]
     assert [one["unknown"].partition(":")[0] for one in said["unknown"]] == [
         "unfinished multipart uploads could not be listed",
-        "the map could not be copied",
+        "the metadata could not be copied",
     ]
     listed = pq.read_table(tmp_path / "q" / "listing")["key"].to_pylist()
     assert set(listed) == bucket.keys() | {marker_key(OWN)}

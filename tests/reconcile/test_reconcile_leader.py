@@ -22,7 +22,7 @@ from streammeta.reconcile.cluster.identity import (
     check_standing,
     identify,
 )
-from streammeta.reconcile.metadata.export import MetadataExport, export_map, fetch_snapshot
+from streammeta.reconcile.metadata.export import MetadataExport, export_metadata, fetch_snapshot
 from streammeta.reconcile.vocabulary.errors import ControllerError, MetadataExportError
 from streammeta.storage.cluster_files.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import CorruptObjectError, WrongBucketError
@@ -69,7 +69,7 @@ def test_no_leader_ends_in_an_error_that_names_the_endpoints() -> None:
 
 def test_a_refusal_is_not_repeated() -> None:
     state = FakeMap(refuse=grpc.StatusCode.FAILED_PRECONDITION)
-    complaint = r"refused.*FAILED_PRECONDITION: told to refuse"
+    complaint = r"rejected.*FAILED_PRECONDITION: told to refuse"
     with asking(state, 60) as leader, pytest.raises(ControllerError, match=complaint):
         leader.check_objects([1])
     assert state.checks == [[1]]
@@ -181,7 +181,7 @@ def test_without_a_leader_no_stream_is_deleted() -> None:
 def exported(state: FakeMap, folder: Path) -> MetadataExport:
     """Export the fake's map."""
     with asking(state) as leader:
-        return export_map(leader, folder)
+        return export_metadata(leader, folder)
 
 
 def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ def test_controllers_of_two_clusters_are_refused(difference: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"cluster_uuid": ""}, "has no UUID and so no marker"),
-        ({"namespace": ""}, "tells no namespace"),
+        ({"cluster_uuid": ""}, "has no UUID and no marker"),
+        ({"namespace": ""}, "does not report its namespace"),
         ({"bucket_problem": "it is older"}, "does not trust its bucket: it is older"),
     ],
 )
@@ -350,11 +350,11 @@ def check(**answer: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        ({"cluster_id": "prod"}, "cluster 'prod', UUID uuid-1, but the plan is of"),
-        ({"cluster_uuid": "uuid-2"}, "UUID uuid-2, but the plan is of"),
+        ({"cluster_id": "prod"}, "cluster 'prod', UUID uuid-1, but the plan to"),
+        ({"cluster_uuid": "uuid-2"}, "UUID uuid-2, but the plan to"),
         ({"cluster_uuid": ""}, "UUID unknown"),
         ({"issued_below": 199}, "claims reach 200"),
-        ({"next_object_id": 99}, "plan saw 100: the map was restored"),
+        ({"next_object_id": 99}, "plan saw 100"),
     ],
 )
 def test_any_other_leader_is_not_believed(answer: dict[str, Any], complaint: str) -> None:
@@ -376,6 +376,6 @@ def test_controllers_map_and_bucket_name_one_cluster(tmp_path: Path) -> None:
         claimed_below = check_bucket(open_object_store(cluster.store_uri), identity)
         standing = leader.check_objects([0])
         check_standing(standing, identity, claimed_below=claimed_below, next_object_id=0)
-        exported = export_map(leader, tmp_path / "map")
+        exported = export_metadata(leader, tmp_path / "map")
     assert (exported.cluster_id, exported.cluster_uuid) == ("test", identity.cluster_uuid)
     assert exported.issued_below >= standing.issued_below >= claimed_below > 0

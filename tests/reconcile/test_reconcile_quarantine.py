@@ -135,14 +135,14 @@ def test_a_copy_that_fails_stays_in_quarantine(
     bucket: LocalBucket, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply(ApplyConfig(folder, delete=True, quarantine=True))
-    settled = undo_module._settled
+    settled = undo_module._restore_object
 
     def fail(store, key, copy):  # type: ignore[no-untyped-def]
         if key == own(102):
             raise AccessDeniedError("told to fail")
         return settled(store, key, copy)
 
-    monkeypatch.setattr(undo_module, "_settled", fail)
+    monkeypatch.setattr(undo_module, "_restore_object", fail)
     done = undo(folder)
     assert done.outcomes == {Restored.RESTORED: Tally(7, 26), Restored.FAILED: Tally(1, 2)}
     assert "told to fail" in done.problems[0]

@@ -84,7 +84,7 @@ def with_run(**changes: Any) -> bytes:
         (b"[" * 60_000, "not JSON"),
         (b"9" * 6_000, "not JSON"),
         (b"[]", "not a JSON object"),
-        (b'{"version": 2}', "version is not 1"),
+        (b'{"version": 2}', "version of the value is not 1"),
         (b" " * (VALUE_MAX + 1), "131073 bytes"),
         (value(runs={}), "runs: must be a list"),
         (value(runs=[asdict(RUN)] * (RUNS_MAX + 1)), "at most 20"),

@@ -123,7 +123,7 @@ def test_a_table_of_a_live_cluster_stays_at_the_offset_that_it_was_copied_at(
 def test_the_tables_of_a_query_share_one_copy_unless_it_is_old(
     state: FakeMap, checkpoint: Path, endpoint: str, tmp_path: Path
 ) -> None:
-    from streammeta.reconcile.metadata.source import copy_map
+    from streammeta.reconcile.metadata.source import copy_metadata
 
     copies = tmp_path / "copies"
     calls: list[int] = []
@@ -142,7 +142,7 @@ def test_the_tables_of_a_query_share_one_copy_unless_it_is_old(
     assert len(calls) == 3, "a copy from the future is of no known age"
     source(**options, table="objects", reuse="0").schema()
     assert len(calls) == 4
-    copy_map(endpoint, str(copies))
+    copy_metadata(endpoint, str(copies))
     assert len(calls) == 5
     with pytest.raises(ControllerError):
         source(connect="127.0.0.1:1", copies=str(copies), table="objects", wait="0").schema()
@@ -301,13 +301,13 @@ def test_an_export_that_is_not_complete_or_none_is_refused(
 def test_a_copy_that_breaks_off_leaves_no_file(
     state: FakeMap, endpoint: str, tmp_path: Path
 ) -> None:
-    from streammeta.reconcile.metadata.source import copy_map
+    from streammeta.reconcile.metadata.source import copy_metadata
 
     state.snapshot = state.checkpoint()[:-1]
     with pytest.raises(MetadataExportError):
-        copy_map(endpoint, str(tmp_path / "copies"))
+        copy_metadata(endpoint, str(tmp_path / "copies"))
     with pytest.raises(ControllerError):
-        copy_map("127.0.0.1:1", str(tmp_path / "copies"), wait_s=0)
+        copy_metadata("127.0.0.1:1", str(tmp_path / "copies"), wait_s=0)
     assert list((tmp_path / "copies").iterdir()) == []
 
 

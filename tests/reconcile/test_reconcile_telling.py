@@ -12,7 +12,7 @@ import pytest
 from streammeta.reconcile.apply import ApplyConfig, apply
 from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.run_reporter import run_of_apply, run_of_plan, run_of_round, tell
+from streammeta.reconcile.run_reporter import apply_report, plan_report, report_run, round_report
 from streammeta.reconcile.watch import Round, WatchConfig, watch
 from streammeta.storage.cluster_files.reconcile_runs import Run
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
@@ -55,9 +55,9 @@ def one_round(config: WatchConfig) -> Round:
 
 def test_a_plan_and_its_apply_tell_what_they_found_and_did(config: WatchConfig) -> None:
     folder = config.plan.folder
-    planned = run_of_plan(plan(config.plan), 1, 2)
-    dry = run_of_apply(apply(replace(config.apply, folder=folder, delete=False)), 3, 4)
-    applied = run_of_apply(apply(config.apply), 5, 6)
+    planned = plan_report(plan(config.plan), 1, 2)
+    dry = apply_report(apply(replace(config.apply, folder=folder, delete=False)), 3, 4)
+    applied = apply_report(apply(config.apply), 5, 6)
     # The bucket's marker is a key as well.
     assert numbers(planned) == (34, 3, 30, None, 0)
     assert numbers(dry) == (3, None, None, 0, None)
@@ -74,14 +74,14 @@ def test_a_plan_and_its_apply_tell_what_they_found_and_did(config: WatchConfig) 
 def test_a_round_tells_both_and_one_that_failed_knows_no_numbers(
     config: WatchConfig, state: FakeMap
 ) -> None:
-    done = run_of_round(one_round(config))
+    done = round_report(one_round(config))
     assert numbers(done) == (34, 3, 30, 3, 0)
     assert (done.kind, done.engine, done.result, done.succeeded) == (
         *("round", "local", "settled"),
         True,
     )
     state.refuse = grpc.StatusCode.PERMISSION_DENIED
-    failed = run_of_round(one_round(config))
+    failed = round_report(one_round(config))
     assert numbers(failed) == (None, None, None, 0, None)
     assert (failed.result, failed.succeeded) == ("failed", False)
     assert failed.problem
@@ -89,16 +89,18 @@ def test_a_round_tells_both_and_one_that_failed_knows_no_numbers(
 
 def test_an_apply_that_a_signal_ended_is_no_success(config: WatchConfig) -> None:
     plan(config.plan)
-    told = run_of_apply(apply(replace(config.apply, is_ending=lambda: True)), 1, 2)
+    told = apply_report(apply(replace(config.apply, is_ending=lambda: True)), 1, 2)
     assert numbers(told) == (3, None, None, 0, None)
     assert (told.result, told.succeeded, told.problem) == ("ended", False, "ended by a signal")
 
 
 def test_missing_objects_are_told(config: WatchConfig, bucket: LocalBucket) -> None:
     bucket.store.delete_many([own(0)])
-    lost = run_of_round(one_round(config))
+    lost = round_report(one_round(config))
     assert (lost.missing, lost.result, lost.succeeded) == (1, "guard", False)
 
 
 def test_controllers_that_know_no_keys_are_a_sentence(endpoint: str) -> None:
-    assert "status pages do not show this run: GetKVs" in tell(RUN, (endpoint,), None)
+    assert "status pages do not show this run: controller rejected GetKVs" in report_run(
+        RUN, (endpoint,), None
+    )

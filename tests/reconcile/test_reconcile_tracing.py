@@ -128,7 +128,7 @@ ADDRESS = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 def work_of_a_task(variables: dict[str, str]) -> None:
     """Do what a task does, in a process that traces nothing itself."""
-    with TaskTracing(PARENT, variables).joined(), tracing.span("work"):
+    with TaskTracing(PARENT, variables).trace(), tracing.span("work"):
         pass
 
 
@@ -151,7 +151,7 @@ def test_a_task_without_opentelemetry_does_its_work_untraced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with TaskTracing(PARENT, {}).joined():
+    with TaskTracing(PARENT, {}).trace():
         assert not tracing.is_on()
 
 

@@ -142,7 +142,7 @@ def test_an_object_with_an_entry_over_the_budget_is_left_out_and_says_so() -> No
     found = plan(entries, 100)
     assert found.commits[0].source_ids == (1, 2)
     assert left_out(found) == [(0, ExclusionReason.OVERSIZED_ENTRY)]
-    assert "101 bytes, which is over the memory budget of 100" in found.excluded[0].detail
+    assert "101 bytes, over the memory budget of 100" in found.excluded[0].detail
     assert plan(entries, 101).excluded == ()
 
 
@@ -174,7 +174,7 @@ def test_sources_are_parted_in_the_order_in_which_they_are_given() -> None:
     """A merged object has a larger id than objects whose offsets come behind its own."""
     order = [90, 4, 70, 5, 6]
     ranges = [entry(o, s, 10 * at, 10 * at + 10) for at, o in enumerate(order) for s in (0, 1)]
-    table = EntryTable.of_rows(ranges).placed()
+    table = EntryTable.of_rows(ranges).place()
     halved = plan_compaction(
         table, CompactionLimits(20, 10, max_stream_objects=3), sharing_only=False
     )

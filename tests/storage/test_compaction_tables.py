@@ -13,9 +13,9 @@ from streammeta.storage.compaction.entries import (
     contiguous_runs,
     encode_entries,
     live_entries,
-    merged_index,
+    merge_entries,
     objects_without_entries,
-    sorted_by_stream,
+    sort_by_stream,
     stream_ranges,
 )
 from streammeta.storage.compaction.layout import plan_reads
@@ -68,7 +68,7 @@ def test_runs_are_of_one_stream_and_touch() -> None:
 
 def test_rows_are_sorted_by_stream_offset_and_object() -> None:
     rows = [entry(2, 1, 0, 9), entry(1, 1, 0, 9), entry(3, 0, 5, 9), entry(3, 1, 9, 10)]
-    found = list(sorted_by_stream(EntryTable.of_rows(rows)).rows())
+    found = list(sort_by_stream(EntryTable.of_rows(rows)).rows())
     assert found == [rows[2], rows[1], rows[0], rows[3]]
 
 
@@ -91,8 +91,8 @@ def test_a_number_that_does_not_fit_an_index_is_refused(field: str) -> None:
     ],
 )
 def test_entries_are_joined_up_to_one_mib(size: int, rule: MergeRule, joined: list[int]) -> None:
-    table = EntryTable.of_rows(entry(0, 4, at, at + 1, size) for at in range(6)).placed()
-    found = list(merged_index(table, 1024 * KIB, rule).rows())
+    table = EntryTable.of_rows(entry(0, 4, at, at + 1, size) for at in range(6)).place()
+    found = list(merge_entries(table, 1024 * KIB, rule).rows())
     assert [one.size for one in found] == joined
     assert [one.position for one in found] == [sum(joined[:at]) for at in range(len(joined))]
     assert sum(one.record_count for one in found) == 6
@@ -104,7 +104,7 @@ def test_entries_are_joined_up_to_one_mib(size: int, rule: MergeRule, joined: li
 )
 def test_joined_entries_fit_their_32_bit_fields(span: int, records: int, entries: int) -> None:
     rows = [Entry(0, 1, at * span, (at + 1) * span, records, -1, 10) for at in range(2)]
-    found = merged_index(EntryTable.of_rows(rows).placed(), 1024, MergeRule.BELOW)
+    found = merge_entries(EntryTable.of_rows(rows).place(), 1024, MergeRule.BELOW)
     assert len(found) == entries
     encode_entries(found)
 
@@ -131,8 +131,8 @@ def test_joined_entries_are_as_large_as_the_rule_allows(
             stream, at = stream + 1, 7
         entries.append(Entry(0, stream, at, at + span, records, -1, size))
         at += span
-    table = EntryTable.of_rows(entries).placed(100)
-    assert list(merged_index(table, threshold, rule).rows()) == joined(
+    table = EntryTable.of_rows(entries).place(100)
+    assert list(merge_entries(table, threshold, rule).rows()) == joined(
         list(table.rows()), threshold, rule
     )
 
@@ -156,7 +156,7 @@ def joined(rows: list[Entry], threshold: int, rule: MergeRule) -> list[Entry]:
 
 def test_a_threshold_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="threshold"):
-        merged_index(EntryTable.of_rows([]), 0, MergeRule.BELOW)
+        merge_entries(EntryTable.of_rows([]), 0, MergeRule.BELOW)
     with pytest.raises(ValueError, match="max_read_bytes is 0"):
         plan_reads(Iteration(EntryTable.of_rows([]), ()), 0)
 
@@ -182,15 +182,21 @@ def test_outputs_may_join_and_cut_entries_as_they_like() -> None:
 @pytest.mark.parametrize(
     ("outputs", "problem"),
     [
-        ([WHOLE, FIRST], "outputs hold nothing more, wanted stream 2 [20, 21) of 1 records"),
-        ([FIRST, SECOND], "outputs hold stream 2 [5, 9) of 1 records and 4 bytes, wanted stream 1"),
+        ([WHOLE, FIRST], "outputs contain nothing more, wanted stream 2 [20, 21) of 1 records"),
+        (
+            [FIRST, SECOND],
+            "stream 2 [5, 9) of 1 records and 4 bytes, wanted stream 1",
+        ),
         ([WHOLE, FIRST, SECOND, SECOND], "outputs overlap: stream 2 [20, 21) in object 9"),
-        ([WHOLE._replace(end_offset=31), FIRST, SECOND], "outputs hold stream 1 [0, 31)"),
-        ([WHOLE._replace(start_offset=1), FIRST, SECOND], "outputs hold stream 1 [1, 30)"),
+        ([WHOLE._replace(end_offset=31), FIRST, SECOND], "outputs contain stream 1 [0, 31)"),
+        ([WHOLE._replace(start_offset=1), FIRST, SECOND], "outputs contain stream 1 [1, 30)"),
         ([WHOLE._replace(record_count=2), FIRST, SECOND], "of 2 records and 30 bytes, wanted"),
         ([WHOLE._replace(size=29), FIRST, SECOND], "of 3 records and 29 bytes, wanted"),
-        ([WHOLE, FIRST, SECOND, Entry(9, 3, 0, 1, 1, 0, 1)], "outputs hold stream 3 [0, 1) of 1"),
-        ([], "outputs hold nothing more, wanted stream 1 [0, 30) of 3 records and 30 bytes"),
+        (
+            [WHOLE, FIRST, SECOND, Entry(9, 3, 0, 1, 1, 0, 1)],
+            "contain stream 3 [0, 1) of 1",
+        ),
+        ([], "outputs contain nothing more, wanted stream 1 [0, 30) of 3 records and 30 bytes"),
     ],
 )
 def test_outputs_that_lose_or_add_anything_are_refused(outputs: list[Entry], problem: str) -> None:

@@ -297,7 +297,7 @@ def test_a_check_names_the_reason_of_a_server_that_deletes_nothing(server: Serve
     failures = {step.name: step.reason for step in run_precheck(server.store).failures}
     reason = failures["Delete object"]
     assert "rejects DeleteObjects (400 InvalidRequest: DeleteObjects is not enabled here)" in reason
-    assert "whether this server supports the request" in reason
+    assert "that this server supports the request" in reason
 
 
 @pytest.mark.s3

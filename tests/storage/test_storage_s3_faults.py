@@ -287,6 +287,6 @@ def test_a_server_that_ignores_conditions_is_found_out(scene: Scene) -> None:
     scene.proxy.ignored = frozenset({"if-none-match"})
     (failed,) = run_precheck(store).failures
     assert failed.name == "Create an object once"
-    assert failed.reason.startswith(f"{CREATORS} of {CREATORS} concurrent creators of one object")
+    assert failed.reason.startswith(f"{CREATORS} of {CREATORS} concurrent creators of an object")
     assert "use another server" in failed.reason
     assert list(scene.direct.list_objects()) == []

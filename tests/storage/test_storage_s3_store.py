@@ -295,7 +295,7 @@ def test_what_is_no_page_is_asked_for_again_though_its_status_is_of_success(
         (409, "x", "check endpoint, region"),
         (405, "x", "check endpoint, region"),
         (501, "NotImplemented", "check endpoint, region"),
-        (400, "BadDigest", "did not arrive in bucket 'bucket' as they"),
+        (400, "BadDigest", "damaged on the way to bucket 'bucket'"),
     ],
 )
 def test_what_will_never_pass_is_not_tried_again(status: int, code: str, advice: str) -> None:
@@ -381,7 +381,7 @@ def test_keys_that_could_not_be_deleted_are_reported_with_the_reason() -> None:
     with scripted(Answer(200, body)) as (store, _):
         result = store.delete_many(["a", "b", "c", "d"])
     assert result.deleted == ("a", "c")
-    denied = "AccessDenied: no; these credentials need the right s3:DeleteObject"
+    denied = "AccessDenied: no; these credentials need the permission s3:DeleteObject"
     assert result.failed == {"b": denied, "d": "SlowDown: wait"}
     assert result.throttled == {"d"}
 

@@ -31,11 +31,11 @@ from streammeta.storage.compaction.stream_objects import (
     cut_groups,
     due_kind,
     first_turns,
+    is_eligible,
     may_have_work,
     newest_tier,
     plan_stream,
     rules_for,
-    takes_part,
 )
 
 COPYING = (
@@ -110,10 +110,10 @@ def test_composites_are_linked_and_never_copied() -> None:
 def test_a_small_object_is_linked_only_between_two_composites() -> None:
     rules = rules_for(StreamCompaction.LINK)
     objects = row(MIB, 1, MIB, 1, 5 * MIB, composites="cnc")
-    takes = [takes_part(objects, at, StreamCompaction.LINK, rules) for at in range(5)]
+    takes = [is_eligible(objects, at, StreamCompaction.LINK, rules) for at in range(5)]
     assert takes == [True, True, True, False, True]
     apart = [objects[0], replace(objects[1], start_offset=11), objects[2]]
-    assert not takes_part(apart, 1, StreamCompaction.LINK, rules)
+    assert not is_eligible(apart, 1, StreamCompaction.LINK, rules)
 
 
 def test_links_are_pruned_when_enough_of_the_first_composite_is_dirty() -> None:

@@ -1,7 +1,7 @@
-"""Application of a plan: checks every candidate at the leader again, then deletes it.
+"""Application of a plan: check every candidate with the leader again, then delete it.
 
-A dry run does the same checks and reports what it would delete. Applying a plan twice is harmless:
-objects that were deleted are found absent.
+A dry run makes the same checks and reports the keys to delete. Applying a plan twice is harmless,
+because deleted objects are found absent.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ _SIGNALS = "signals"
 _EXAMPLES = 10
 
 AHEAD_ADVICE = (
-    "candidates have records that the map's streams have not reached, and are kept: if no broker"
-    " ended before it committed them, the map was rolled back; then stop the brokers, bring the"
-    " controllers' newest disks back or restore a backup, and adopt these objects"
+    "candidates are kept, because their records are ahead of the metadata's streams. Unless a"
+    " broker ended before it committed them, the metadata was rolled back. In that case stop the"
+    " brokers, bring back the controllers' newest disks or restore a backup, and adopt these"
+    " objects"
 )
 
 
@@ -58,15 +59,20 @@ AHEAD_ADVICE = (
 class ApplyConfig:
     """Plan to apply, and options.
 
-    `store` and `connect` None mean those of the plan; a store that needs credentials in its URI
-    has to be given again. `delete` False is a dry run. `quarantine` keeps copies of what is deleted
-    for `undo`; `tag` deletes nothing and tags instead, and excludes it. `keys_per_s` is the budget
-    of the whole run, >= 1; `patience_s` how long to wait for a leader, each time. The files of
-    `tls` must be at the same paths wherever an executor runs; without, controllers are asked in
-    plain text. `auto_keys` is the largest number of candidates that the automatic choice of the
-    engine leaves to this process; `spark` is used by the other engine alone. Once `is_ending` is
-    true no task begins a further batch. With `chosen` only the candidates of that table are
-    checked, a folder of Parquet files with the columns of the plan's candidates.
+    - `store`, `connect`: None means the plan's values. Pass a store with credentials in its URI
+      again.
+    - `delete`: False is a dry run.
+    - `quarantine`: keep copies of deleted objects for `undo`. `tag`: tag objects and delete
+      nothing. The two exclude each other.
+    - `keys_per_s`: rate limit of the whole run, >= 1.
+    - `patience_s`: how long to wait for a leader, each time.
+    - `tls`: the files must be at the same paths on every executor's machine. Without it, calls are
+      in plain text.
+    - `auto_keys`: the largest number of candidates for which the automatic choice of the engine
+      stays in this process. `spark` configures the other engine.
+    - `is_ending`: no task starts another batch once it returns true.
+    - `chosen`: check only the candidates of this table, a folder of Parquet files with the columns
+      of the plan's candidates.
     """
 
     folder: Path
@@ -87,12 +93,12 @@ class ApplyConfig:
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """Outcomes of the candidates; `run_folder` holds one row for each, and the undo records.
+    """Outcomes of the candidates. `run_folder` has a row for each, and the undo records.
 
-    `left` is the number of candidates without one, as the run was to end before. `examples` are a
-    few keys that were, or would be, deleted; `problems` are distinct reasons of failed and refused
-    keys, a few of them; `ahead` are a few keys that are ahead of the map, each with what it has.
-    `engine` is that which did the work.
+    `left` is the number of candidates without an outcome, because the run ended early. `examples`
+    are a few keys that were, or would be, deleted. `problems` are a few distinct reasons of failed
+    and refused keys. `ahead` are a few keys ahead of the metadata, with their offsets. `engine` is
+    the engine that did the work.
     """
 
     run_folder: Path
@@ -106,27 +112,27 @@ class ApplyResult:
 
     @property
     def warning(self) -> str:
-        """What candidates that are ahead of the map mean, and what to do; empty without any."""
-        ahead = self.outcomes.get(Outcome.AHEAD_OF_MAP)
+        """Explanation and next step for candidates ahead of the metadata, empty without any."""
+        ahead = self.outcomes.get(Outcome.AHEAD_OF_METADATA)
         return f"{ahead.keys} {AHEAD_ADVICE}" if ahead else ""
 
     @property
     def complete(self) -> bool:
-        """Whether every candidate was settled, none failed, skipped, refused or left."""
+        """Whether every candidate was settled: none failed, skipped, refused or left."""
         unsettled = (Outcome.FAILED, Outcome.SKIPPED, Outcome.REFUSED)
         return not self.left and not any(self.outcomes.get(outcome) for outcome in unsettled)
 
 
 @tracing.span("streammeta.reconcile.apply")
 def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: None) -> ApplyResult:
-    """Check every candidate of a plan at the leader; delete it if `config.delete`.
+    """Check every candidate of a plan with the leader, and delete it if `config.delete`.
 
     Raises:
-        PlanError: there is no such plan, its guards failed, it is too old, or it is of another
+        PlanError: the plan does not exist, its guards failed, it is too old, or it is for another
             cluster, bucket or endpoint.
         LeaseError: another run deletes in the bucket.
         ReconcileError: the controllers do not answer, or Spark failed. Keys may have been deleted
-            before a Spark failure, each of them after an undo record was written.
+            before a Spark failure, each after an undo record was written.
         StorageError: the bucket can't be reached, or has no marker of the plan's cluster.
     """
     if config.keys_per_s < 1:
@@ -154,7 +160,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         patience_s=config.patience_s,
         identity=plan.identity,
         next_object_id=plan.next_object_id or 0,
-        # Unknown in a plan of an earlier version: then no stream is known to have been deleted.
+        # Plans of earlier versions lack it. With 0 no stream counts as deleted.
         next_stream_id=plan.next_stream_id or 0,
         undo_folder=str((run_folder / plan_folder.UNDO).absolute()),
         audit_folder=str((run_folder / _AUDIT).absolute()),
@@ -181,11 +187,11 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         engine.delete(order, candidates, run_folder / _OUTCOMES)
         worked = engine.name
 
-    return replace(_summary(run_folder, config.delete, count), engine=worked)
+    return replace(_summarize(run_folder, config.delete, count), engine=worked)
 
 
 def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> None:
-    """Check that controllers and bucket are still those of the plan."""
+    """Check that controllers and bucket still belong to the plan."""
     check_identity(identify(leader), plan, leader.endpoints)
     with closing(open_store(store_uri)) as store:
         claimed_below = check_bucket(store, plan.identity)
@@ -207,7 +213,7 @@ def _kind(config: ApplyConfig) -> str:
 
 @contextmanager
 def _lease(order: DeletionOrder) -> Iterator[None]:
-    """Hold the lease of the bucket's namespace, unless nothing is to be deleted."""
+    """Hold the lease of the bucket's namespace, except in a dry run."""
     if not order.delete:
         yield
         return
@@ -225,13 +231,13 @@ def _candidates(folder: Path, plan: PlanResult) -> Path:
     found = count_rows(path)
     if found != plan.candidates.keys:
         raise PlanError(
-            f"{path} has {found} candidates, plan.json says {plan.candidates.keys}; the folder was"
-            " changed, make a new plan"
+            f"{path} has {found} candidates, but plan.json says {plan.candidates.keys}; make a new"
+            " plan, this folder was changed"
         )
     return path
 
 
-def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
+def _summarize(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
     done = (
         (Outcome.DELETED, Outcome.QUARANTINED, Outcome.TAGGED)
         if deleted
@@ -249,8 +255,8 @@ def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
         if len(problems) < _EXAMPLES:
             problems |= dict.fromkeys(_values(rows, "detail", Outcome.FAILED, Outcome.REFUSED))
         if len(ahead) < _EXAMPLES:
-            keys = _values(rows, "key", Outcome.AHEAD_OF_MAP)
-            ahead += zip(keys, _values(rows, "detail", Outcome.AHEAD_OF_MAP), strict=True)
+            keys = _values(rows, "key", Outcome.AHEAD_OF_METADATA)
+            ahead += zip(keys, _values(rows, "detail", Outcome.AHEAD_OF_METADATA), strict=True)
 
     outcomes = {Outcome(name): tally for name, tally in counts.tallies().items()}
     return ApplyResult(
@@ -265,6 +271,6 @@ def _summary(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
 
 
 def _values(rows: pa.RecordBatch, column: str, *outcomes: Outcome) -> list[str]:
-    wanted = pc.is_in(rows.column("outcome"), pa.array([str(one) for one in outcomes]))
+    wanted = pc.is_in(rows.column("outcome"), pa.array([str(outcome) for outcome in outcomes]))
     values: list[str] = rows.filter(wanted).column(column).to_pylist()
     return values

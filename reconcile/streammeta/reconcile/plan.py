@@ -1,8 +1,8 @@
-"""Planning: lists the bucket, then takes a snapshot of the map, and judges every key.
+"""Planning: list the bucket, copy a snapshot of the metadata, and compute a verdict for every key.
 
-The listing ends before the snapshot is taken. So an object committed meanwhile is in the map and
-never looks like an orphan, and an id found in the bucket was issued before the snapshot. If a later
-step fails, the plan is a report of the rest. Nothing here deletes anything.
+The listing ends before the snapshot. An object committed meanwhile is therefore in the metadata and
+never looks like an orphan, and every id in the bucket was issued before the snapshot. If a later
+step fails, the plan is a report of the completed steps. Planning deletes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from streammeta.reconcile.findings.losses import confirm_losses
 from streammeta.reconcile.findings.verdict_rows import upload_rows, version_rows
 from streammeta.reconcile.listing.inventory import Inventory, read_inventory
 from streammeta.reconcile.listing.shards import shards_of, shards_of_content, write_uploads
-from streammeta.reconcile.metadata.export import MetadataExport, export_map
+from streammeta.reconcile.metadata.export import MetadataExport, export_metadata
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import CLOCK_SKEW_MS, PlanResult, check_grace
 from streammeta.reconcile.plans.plan_history import earlier_plans
@@ -57,12 +57,12 @@ from streammeta.reconcile.vocabulary.tables import (
 )
 from streammeta.reconcile.vocabulary.verdicts import (
     NOT_LISTED,
-    WITHOUT_MAP,
+    WITHOUT_METADATA,
     Evidence,
     Rules,
     Verdict,
     check_guards,
-    without_map,
+    fail_without_metadata,
 )
 from streammeta.rpc import tracing
 from streammeta.storage.errors import StorageError
@@ -73,8 +73,8 @@ from streammeta.tls.files import CallerFiles
 _VERSIONS_A_BATCH = 5000
 
 INVENTORY_LAG_MS = 48 * 3600 * 1000
-"""What was stored so shortly before an inventory was begun may not be in it: S3 promises no time,
-and delivers within two days."""
+"""Objects stored within this time before an inventory's start may be missing from it. S3 gives no
+guarantee, and delivers within two days."""
 
 Progress = Callable[[str], None]
 
@@ -83,18 +83,21 @@ Progress = Callable[[str], None]
 class PlanConfig:
     """Bucket and cluster to compare, and safety limits.
 
-    `store` may carry credentials, which are not written down. `connect` are HOST:PORT of
-    controllers. An unknown object younger than `grace_ms` when the listing starts is left alone;
-    less than `admission.GRACE_FLOOR_MS` needs `unsafe_grace`. More candidates than the fraction
-    `max_share` of the cluster's keys, or than `max_candidates`, make a plan that can't be applied.
-    `namespace` only confirms the cluster's own. `shard_digits` 1 lists in 17 shards, 2 in 257,
-    None as many as suit the bucket.
-    `patience_s` is how long to wait for a leader. Without `tls` controllers are asked in plain
-    text. `auto_keys` is the largest bucket that the automatic choice of the engine leaves to this
-    process; `spark` is used by the other engine alone. `deep_share` is the fraction of the map's
-    objects to read, 0..1. With `versions` those that are not current are listed too. With an
-    `inventory` that is read in place of a listing: the address of a manifest, or the path of a
-    table that was begun at `inventory_taken_ms`.
+    - `store`: address, possibly with credentials, which are never written to the plan.
+    - `connect`: controllers as HOST:PORT.
+    - `grace_ms`: unknown objects younger than this at the start of the listing are left alone. Less
+      than `plan_folder.GRACE_FLOOR_MS` needs `unsafe_grace`.
+    - `max_share`, `max_candidates`: with more candidates, as a fraction of the cluster's keys or as
+      a number, the plan can't be applied.
+    - `namespace`: the expected namespace of the cluster, only for confirmation.
+    - `shard_digits`: 1 lists in 17 shards, 2 in 257, None in as many as suit the bucket.
+    - `patience_s`: how long to wait for a leader. `tls`: without it, calls are in plain text.
+    - `auto_keys`: the largest bucket for which the automatic choice of the engine stays in this
+      process. `spark` configures the other engine.
+    - `deep_share`: fraction of the objects in the metadata to read, 0..1.
+    - `versions`: also list noncurrent versions.
+    - `inventory`: replaces the listing. Address of a manifest, or path of a table that was started
+      at `inventory_taken_ms`.
     """
 
     store: str
@@ -120,16 +123,14 @@ class PlanConfig:
 
 @tracing.span("streammeta.reconcile.plan")
 def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
-    """Compare bucket and map, and write the plan folder; `progress` gets one line per stage.
+    """Compare bucket and metadata, and write the plan folder. `progress` gets a line per stage.
 
-    The plan is written also when guards failed, or when the map or the unfinished uploads could not
-    be read after the bucket was listed: it is a report of what is known then.
+    The plan is also written if guards failed, or if the metadata or the unfinished uploads could
+    not be read after the listing. It is then a report of the known facts.
 
-    Raises:
-        ReconcileError: what was asked for makes no sense, the controllers do not answer at the
-            start or are of another cluster than the bucket, the folder exists, or Spark failed.
-            There is no plan then.
-        StorageError: the bucket can't be read, or has no marker of the cluster.
+    Raises: ReconcileError: the options are contradictory, the controllers do not answer at the
+    start or belong to another cluster than the bucket, the folder exists, or Spark failed. No plan
+    is written. StorageError: the bucket can't be read, or has no marker of the cluster.
     """
     _check_config(config)
     plan_folder.refuse_existing(config.folder)
@@ -141,7 +142,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
         claimed_below = check_bucket(store, identity)
         undecided = undecided_ids(store, identity)
         inventory = _inventory(config)
-        # An inventory may have been begun before a restore.
+        # An inventory may have started before a restore.
         settled = 0 if inventory else settled_below(store, identity)
         with (
             plan_folder.new_plan_folder(config.folder) as draft,
@@ -150,7 +151,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
             started_ms = _now_ms() if inventory is None else inventory.started_ms
             listed = _list(engine, config, store, inventory, identity.namespace, draft, progress)
             uploads, unlisted = _uploads(store, draft)
-            progress("copying the map")
+            progress("copying the metadata")
             exported = _export(config, identity, draft / plan_folder.MAP)
             result = PlanResult(
                 cluster_id=identity.cluster_id,
@@ -170,16 +171,16 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
             )
             if isinstance(exported, MetadataExport):
                 result = _read(config, store, draft, result, progress)
-                progress(f"comparing with {exported.objects} objects of the map")
-                result = _compared(
+                progress(f"comparing with {exported.objects} objects in the metadata")
+                result = _compare(
                     *(engine, config, draft, result, listed, exported, claimed_below),
                     undecided=undecided,
                     settled=settled,
                 )
-                result = _confirmed(config, store, draft, result, progress)
-                result = _with_versions(config, store, draft, result, progress)
+                result = _confirm_losses(config, store, draft, result, progress)
+                result = _add_versions(config, store, draft, result, progress)
             else:
-                result = _report_without_map(engine, draft, result, listed, exported)
+                result = _report_without_metadata(engine, draft, result, listed, exported)
             _write(draft, config.folder, result)
 
     tracing.note({"engine": result.engine, "candidates": result.candidates.keys})
@@ -199,8 +200,8 @@ def _check_config(config: PlanConfig) -> None:
         raise ConfigurationError("--taken-at is given without --inventory; leave it out")
     if config.inventory is not None and config.versions:
         raise ConfigurationError(
-            "--versions lists the bucket, but --inventory is given; an inventory with versions"
-            " counts them without it: leave --versions out"
+            "--versions lists the bucket, but --inventory replaces the listing; leave --versions"
+            " out, an inventory with versions counts them"
         )
     if config.max_candidates < 0:
         raise ConfigurationError(f"--max-candidates is {config.max_candidates}, wanted 0 or more")
@@ -210,14 +211,14 @@ def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:
     if config.namespace not in (None, identity.namespace):
         raise ConfigurationError(
             f"--namespace is {config.namespace!r}, but the controllers at"
-            f" {', '.join(config.connect)} are of {identity.described()}; leave the option out, or"
-            " let --connect name the cluster that owns this namespace"
+            f" {', '.join(config.connect)} belong to {identity.describe()}; leave the option out,"
+            " or let --connect name the cluster that owns this namespace"
         )
 
 
 @tracing.span("streammeta.reconcile.uploads")
 def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ...]]:
-    """List unfinished uploads; without them the plan still holds, as nothing depends on them."""
+    """List unfinished uploads. The plan does not depend on them, so a failure is only noted."""
     folder = draft / plan_folder.UPLOADS
     try:
         return write_uploads(store, folder), ()
@@ -228,18 +229,18 @@ def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ..
 
 @tracing.span("streammeta.reconcile.snapshot")
 def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MetadataExport | str:
-    """Export the map and check its cluster; without an export, return the reason."""
+    """Export the metadata and check its cluster. Returns the reason if the export failed."""
     try:
         with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
-            exported = export_map(leader, folder)
+            exported = export_metadata(leader, folder)
     except (ControllerError, MetadataExportError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        return f"the map could not be copied: {error}"
+        return f"the metadata could not be copied: {error}"
     if (exported.cluster_id, exported.cluster_uuid) != (identity.cluster_id, identity.cluster_uuid):
         raise PlanError(
-            f"the copy of the map is of cluster {exported.cluster_id!r}, UUID"
-            f" {exported.cluster_uuid or 'unknown'}, but the leader answered for"
-            f" {identity.described()}; let --connect name controllers of one cluster"
+            f"copy of the metadata belongs to cluster {exported.cluster_id!r}, UUID"
+            f" {exported.cluster_uuid or 'unknown'}, but the leader belongs to"
+            f" {identity.describe()}; let --connect name controllers of one cluster"
         )
     return exported
 
@@ -260,7 +261,7 @@ def _list(
     draft: Path,
     progress: Progress,
 ) -> int:
-    """Write the listing to the draft; returns the number of rows."""
+    """Write the listing to the draft, and return the number of rows."""
     listing = draft / plan_folder.LISTING
     if inventory is None:
         digits = config.shard_digits
@@ -269,7 +270,7 @@ def _list(
         rows = engine.list_bucket(config.store, namespace, shards, listing)
         progress(f"listed {rows} keys")
     else:
-        progress(f"reading the {len(inventory.files)} files of the inventory {inventory.place}")
+        progress(f"reading the {len(inventory.files)} files of inventory {inventory.place}")
         rows = engine.list_inventory(inventory, namespace, listing)
         progress(f"read {rows} rows")
     tracing.note({"rows": rows})
@@ -277,7 +278,7 @@ def _list(
 
 
 @tracing.span("streammeta.reconcile.join")
-def _compared(
+def _compare(
     engine: Engine,
     config: PlanConfig,
     draft: Path,
@@ -289,7 +290,7 @@ def _compared(
     undecided: tuple[tuple[int, int], ...],
     settled: int,
 ) -> PlanResult:
-    """Add to `basis`, which has all that does not depend on the map, what the map says.
+    """Add the results of the comparison with the metadata to `basis`.
 
     `listed` is the number of rows of the listing.
     """
@@ -301,7 +302,7 @@ def _compared(
         settled_below=settled,
     )
     found = engine.judge(draft, rules, basis.namespace)
-    classes = _in_order({**found, **_judge_uploads(draft, basis)})
+    classes = _sort_by_verdict({**found, **_write_upload_verdicts(draft, basis)})
     shutil.rmtree(draft / plan_folder.LISTING)
     evidence = Evidence(
         counts={verdict: tally.keys for verdict, tally in classes.items()},
@@ -330,11 +331,11 @@ def _compared(
 
 
 def _listing_lag_ms(basis: PlanResult) -> int:
-    """Time before a listing's start in which an object may have been stored and not be in it."""
+    """Return the time before a listing's start whose new objects may be missing from it."""
     return INVENTORY_LAG_MS if basis.inventory else CLOCK_SKEW_MS
 
 
-def _judge_uploads(draft: Path, basis: PlanResult) -> Mapping[Verdict, Tally]:
+def _write_upload_verdicts(draft: Path, basis: PlanResult) -> Mapping[Verdict, Tally]:
     if not basis.unfinished_uploads:
         return {}
     path = draft / plan_folder.VERDICTS / "unfinished-uploads.parquet"
@@ -344,18 +345,18 @@ def _judge_uploads(draft: Path, basis: PlanResult) -> Mapping[Verdict, Tally]:
     return {Verdict.UNFINISHED_UPLOAD: Tally(basis.unfinished_uploads, 0)}
 
 
-def _with_versions(
+def _add_versions(
     config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
 ) -> PlanResult:
-    """Add the versions that are not current to the verdicts, if they are asked for."""
+    """Add noncurrent versions to the verdicts, if requested."""
     if not config.versions:
         return basis
-    progress("listing versions that are not current")
+    progress("listing noncurrent versions")
     with tracing.span("streammeta.reconcile.versions"):
-        return _listed_versions(store, draft, basis)
+        return _list_versions(store, draft, basis)
 
 
-def _listed_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> PlanResult:
+def _list_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> PlanResult:
     counts = Counts("verdict")
     path = draft / plan_folder.VERDICTS / "old-versions.parquet"
     listed = store.list_old_versions()
@@ -367,19 +368,19 @@ def _listed_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> Plan
                 counts.add(rows)
     except StorageError as error:
         path.unlink()
-        return _not_found_out(basis, f"versions that are not current could not be listed: {error}")
+        return _note_unknown(basis, f"noncurrent versions could not be listed: {error}")
     found = {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
-    return replace(basis, classes=_in_order({**basis.classes, **found}))
+    return replace(basis, classes=_sort_by_verdict({**basis.classes, **found}))
 
 
 def _read(
     config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
 ) -> PlanResult:
-    """Read objects that the map wants, as many as are asked for."""
+    """Read the requested share of the objects in the metadata."""
     if config.deep_share == 0:
         return basis
 
-    progress(f"reading {config.deep_share:.1%} of the objects of the map")
+    progress(f"reading {config.deep_share:.1%} of the objects in the metadata")
     try:
         with tracing.span("streammeta.reconcile.read"):
             found = read_objects(
@@ -390,52 +391,54 @@ def _read(
                 basis.listing_started_ms,
             )
     except StorageError as error:
-        return _not_found_out(basis, f"objects could not be read: {error}")
+        return _note_unknown(basis, f"objects could not be read: {error}")
 
     return replace(basis, read={reading.name.lower(): found[reading] for reading in sorted(found)})
 
 
 @tracing.span("streammeta.reconcile.confirm")
-def _confirmed(
+def _confirm_losses(
     config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
 ) -> PlanResult:
-    """Confirm what is missing or damaged; what is not lost after all was not seen right before."""
+    """Look up missing and damaged objects again, because the first finding may have been wrong."""
     if basis.suspected:
-        progress(f"looking {basis.suspected} missing or damaged objects up again")
+        progress(f"looking up {basis.suspected} missing or damaged objects again")
 
     try:
         with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
             losses = confirm_losses(store, leader, draft)
     except StorageError as error:
-        return _not_found_out(
+        return _note_unknown(
             basis, f"{basis.suspected} missing or damaged objects could not be confirmed: {error}"
         )
 
     confirmed = replace(basis, losses=losses)
     if losses.objects + losses.refuted < basis.suspected:
-        return _not_found_out(
+        return _note_unknown(
             confirmed,
-            f"of {basis.suspected} missing or damaged objects only"
-            f" {losses.objects + losses.refuted} were looked up again",
+            f"only {losses.objects + losses.refuted} of {basis.suspected} missing or damaged"
+            " objects were looked up again",
         )
 
     return confirmed
 
 
-def _not_found_out(basis: PlanResult, sentence: str) -> PlanResult:
+def _note_unknown(basis: PlanResult, sentence: str) -> PlanResult:
     return replace(basis, unknown=(*basis.unknown, sentence))
 
 
-def _report_without_map(
+def _report_without_metadata(
     engine: Engine, draft: Path, basis: PlanResult, listed: int, reason: str
 ) -> PlanResult:
     owners = engine.count_owners(draft / plan_folder.LISTING)
     return replace(
         basis,
         repeated_rows=listed - sum(tally.keys for tally in owners.values()),
-        classes=_in_order({WITHOUT_MAP[owner]: tally for owner, tally in owners.items()}),
+        classes=_sort_by_verdict(
+            {WITHOUT_METADATA[owner]: tally for owner, tally in owners.items()}
+        ),
         unknown=(*basis.unknown, reason),
-        guards=without_map(reason),
+        guards=fail_without_metadata(reason),
     )
 
 
@@ -451,7 +454,7 @@ def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     plan_folder.write_plan_file(draft, result)
 
 
-def _in_order(found: Mapping[Verdict, Tally]) -> dict[Verdict, Tally]:
+def _sort_by_verdict(found: Mapping[Verdict, Tally]) -> dict[Verdict, Tally]:
     return {verdict: found[verdict] for verdict in Verdict if verdict in found}
 
 

@@ -1,6 +1,6 @@
-"""Telling the controllers of a run, for their status pages and metrics.
+"""Reports of runs to the controllers, for their status pages and metrics.
 
-A run is as good untold: what goes wrong here is a sentence for whoever started it, and no error.
+Reporting is best effort: a failure produces a warning, never an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streammeta.reconcile.plans.plan_folder import PlanResult
 from streammeta.reconcile.vocabulary.errors import ControllerError
 from streammeta.reconcile.vocabulary.tables import Tally
 from streammeta.reconcile.vocabulary.verdicts import Verdict
-from streammeta.reconcile.watch import SUCCESSES, Round, RoundOutcome, judged
+from streammeta.reconcile.watch import SUCCESSES, Round, RoundOutcome, judge_plan
 from streammeta.storage.cluster_files.reconcile_runs import (
     KEY,
     NAMESPACE,
@@ -33,12 +33,12 @@ from streammeta.v1 import common_pb2, kv_pb2, kv_pb2_grpc
 _CALL_TIMEOUT_S = 5.0
 _PATIENCE_S = 5.0
 _ATTEMPTS = 5
-_GONE = (Outcome.DELETED, Outcome.QUARANTINED, Outcome.TAGGED)
+_REMOVED = (Outcome.DELETED, Outcome.QUARANTINED, Outcome.TAGGED)
 
 
-def run_of_plan(plan: PlanResult, started_ms: int, ended_ms: int) -> Run:
-    """Return what is told of a plan."""
-    outcome, problem = judged(plan)
+def plan_report(plan: PlanResult, started_ms: int, ended_ms: int) -> Run:
+    """Return the report of a plan."""
+    outcome, problem = judge_plan(plan)
     return Run(
         started_ms=started_ms,
         ended_ms=ended_ms,
@@ -54,8 +54,8 @@ def run_of_plan(plan: PlanResult, started_ms: int, ended_ms: int) -> Run:
     )
 
 
-def run_of_apply(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
-    """Return what is told of an apply, a dry one too."""
+def apply_report(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
+    """Return the report of an apply or a dry run."""
     outcome, problems = RoundOutcome.SETTLED, done.problems
     if done.left:
         outcome, problems = RoundOutcome.ENDED, ("ended by a signal", *problems)
@@ -71,33 +71,33 @@ def run_of_apply(done: ApplyResult, started_ms: int, ended_ms: int) -> Run:
         problem=shorten_text("; ".join(filter(None, (*problems, done.warning)))),
         succeeded=done.complete,
         keys=sum(tally.keys for tally in done.outcomes.values()) + done.left,
-        deleted=sum(done.outcomes.get(one, Tally(0, 0)).keys for one in _GONE),
+        deleted=sum(done.outcomes.get(outcome, Tally(0, 0)).keys for outcome in _REMOVED),
     )
 
 
-def run_of_round(one: Round) -> Run:
-    """Return what is told of a round of `reconcile watch`."""
-    orphans = one.verdicts.get(Verdict.ORPHAN, Tally(0, 0)) if one.is_compared else None
+def round_report(last: Round) -> Run:
+    """Return the report of a round of `reconcile watch`."""
+    orphans = last.verdicts.get(Verdict.ORPHAN, Tally(0, 0)) if last.is_compared else None
     return Run(
-        started_ms=one.started_ms,
-        ended_ms=one.ended_ms,
+        started_ms=last.started_ms,
+        ended_ms=last.ended_ms,
         kind="round",
-        engine=one.engine,
-        result=str(one.outcome),
-        problem=shorten_text(one.problem),
-        succeeded=one.outcome in SUCCESSES,
-        keys=sum(tally.keys for tally in one.verdicts.values()) if one.plan else None,
+        engine=last.engine,
+        result=str(last.outcome),
+        problem=shorten_text(last.problem),
+        succeeded=last.outcome in SUCCESSES,
+        keys=sum(tally.keys for tally in last.verdicts.values()) if last.plan else None,
         orphans=None if orphans is None else orphans.keys,
         orphan_bytes=None if orphans is None else orphans.size,
-        deleted=sum(one.outcomes.get(each, Tally(0, 0)).keys for each in _GONE),
-        missing=one.lost if one.is_compared else None,
+        deleted=sum(last.outcomes.get(outcome, Tally(0, 0)).keys for outcome in _REMOVED),
+        missing=last.lost if last.is_compared else None,
     )
 
 
-def tell(run: Run, connect: Sequence[str], tls: CallerFiles | None) -> str:
-    """Add a run to those that the cluster remembers; return what went wrong, or nothing.
+def report_run(run: Run, connect: Sequence[str], tls: CallerFiles | None) -> str:
+    """Add a run to the cluster's record of runs. Returns a warning, or an empty string.
 
-    A value there that this version can't read is left alone.
+    A record that this version can't read is left unchanged.
     """
     try:
         with LeaderClient(connect, _PATIENCE_S, tls) as leader:
@@ -114,16 +114,16 @@ def _add(leader: LeaderClient, run: Run) -> None:
             known = decode(found.value) if found.found else Runs()
         except RunsError as error:
             raise RunsError(
-                f"the key {KEY!r} of the namespace {NAMESPACE!r} is left as it is: {error};"
-                " delete it to begin anew"
+                f"key {KEY!r} of the namespace {NAMESPACE!r} is unreadable and was left unchanged:"
+                f" {error}; delete it to start over"
             ) from error
         value = encode(known.followed_by(run))
         result = _put(leader, value, found.version)
-        # A repeat of a call whose answer was lost finds the value of its first attempt.
+        # A retry after a lost response finds the value of the first attempt.
         if result.error == common_pb2.ERROR_CODE_NONE or result.value == value:
             return
 
-    raise ControllerError(f"other runs were told at the same time, {_ATTEMPTS} times")
+    raise ControllerError(f"other runs reported at the same time, {_ATTEMPTS} times; run again")
 
 
 def _get(leader: LeaderClient) -> kv_pb2.KVResult:
@@ -132,7 +132,7 @@ def _get(leader: LeaderClient) -> kv_pb2.KVResult:
     def call(channel: grpc.Channel) -> kv_pb2.GetKVsResponse:
         return kv_pb2_grpc.KVServiceStub(channel).GetKVs(request, timeout=_CALL_TIMEOUT_S)
 
-    return _only(leader.ask("KVService/GetKVs", call).results)
+    return _single_result(leader.ask("KVService/GetKVs", call).results)
 
 
 def _put(leader: LeaderClient, value: bytes, version: int) -> kv_pb2.KVResult:
@@ -142,10 +142,10 @@ def _put(leader: LeaderClient, value: bytes, version: int) -> kv_pb2.KVResult:
     def call(channel: grpc.Channel) -> kv_pb2.PutKVsResponse:
         return kv_pb2_grpc.KVServiceStub(channel).PutKVs(request, timeout=_CALL_TIMEOUT_S)
 
-    return _only(leader.ask("KVService/PutKVs", call).results)
+    return _single_result(leader.ask("KVService/PutKVs", call).results)
 
 
-def _only(results: Sequence[kv_pb2.KVResult]) -> kv_pb2.KVResult:
+def _single_result(results: Sequence[kv_pb2.KVResult]) -> kv_pb2.KVResult:
     if len(results) != 1:
-        raise ControllerError(f"a controller answered {len(results)} results for one key")
+        raise ControllerError(f"controller returned {len(results)} results for one key, wanted 1")
     return results[0]

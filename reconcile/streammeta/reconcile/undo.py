@@ -1,8 +1,7 @@
-"""Undo: brings the candidates of a plan back from quarantine, and changes nothing else.
+"""Undo: restore the candidates of a plan from quarantine, and change nothing else.
 
-An object is copied back, then its copy in quarantine is deleted; a run that was killed in between
-is finished by the next one. What lies under the key meanwhile is never replaced: if its bytes are
-others than those in quarantine, both stay.
+An object is copied back, then its copy in quarantine is deleted. The next run completes the work of
+a killed one. Undo never replaces an object: if the key now has other bytes, both objects stay.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ class Restored(enum.StrEnum):
     """Outcome of one object in quarantine."""
 
     RESTORED = "restored"
-    OCCUPIED = "occupied"  # another object lies under its key; both are kept
-    FAILED = "failed"  # an error; it is still in quarantine
+    OCCUPIED = "occupied"  # its key has another object, both stay
+    FAILED = "failed"  # an error occurred, it is still in quarantine
 
 
 @dataclass(frozen=True, slots=True)
 class UndoResult:
-    """Outcomes of the objects that were in quarantine; distinct reasons of failures, a few.
+    """Outcomes of the objects in quarantine, and a few distinct reasons of failures.
 
-    `left` is the number of candidates without one, of which at least one is in quarantine, if the
-    run was to end before; else 0.
+    `left` is the number of candidates without an outcome if the run ended early, at least one of
+    them in quarantine, otherwise 0.
     """
 
     outcomes: Mapping[Restored, Tally]
@@ -53,12 +52,12 @@ class UndoResult:
 
     @property
     def complete(self) -> bool:
-        """Whether all of them are back."""
+        """Whether all objects were restored."""
         return not self.left and set(self.outcomes) <= {Restored.RESTORED}
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Settled:
     key: str
     size: int
     outcome: Restored
@@ -71,16 +70,16 @@ def undo(
     progress: Callable[[str], None] = lambda _line: None,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> UndoResult:
-    """Bring all candidates of the plan in `folder` that are in quarantine back to their keys.
+    """Restore all candidates of the plan in `folder` from quarantine to their keys.
 
-    A plan of any age is undone. `store_uri` None means the plan's. Once `is_ending` is true no
-    further batch is begun.
+    The plan may have any age. `store_uri` None means the plan's store. No further batch starts once
+    `is_ending` returns true.
 
     Raises:
-        PlanError: there is no such plan, or it is of another bucket.
-        LeaseError: another run is at work in the bucket.
-        StorageError: the bucket can't be reached, or has no marker of the plan's cluster. What was
-            brought back until then stays.
+        PlanError: the plan does not exist, or is for another bucket.
+        LeaseError: another run works in the bucket.
+        StorageError: the bucket can't be reached, or has no marker of the plan's cluster. Objects
+            restored until then stay.
     """
     plan = read_plan_file(folder)
     uri = store_uri or plan.store
@@ -101,12 +100,12 @@ def undo(
                     left = len(candidates) - counts.total()
                     break
                 check_held(store, namespace, run)
-                for one in _bring_back(store, namespace, batch):
-                    counts[one.outcome] += 1
-                    sizes[one.outcome] += one.size
-                    if one.detail and len(problems) < _PROBLEMS:
-                        problems[one.detail] = None
-                progress(f"brought {counts[Restored.RESTORED]} objects back")
+                for restored in _restore_batch(store, namespace, batch):
+                    counts[restored.outcome] += 1
+                    sizes[restored.outcome] += restored.size
+                    if restored.detail and len(problems) < _PROBLEMS:
+                        problems[restored.detail] = None
+                progress(f"restored {counts[Restored.RESTORED]} objects")
 
     outcomes = {outcome: Tally(counts[outcome], sizes[outcome]) for outcome in counts}
     return UndoResult(outcomes, tuple(problems), left)
@@ -127,43 +126,44 @@ def _in_quarantine(
             yield key, info
 
 
-def _bring_back(
+def _restore_batch(
     store: ObjectStore, namespace: str, batch: Iterable[tuple[str, ObjectInfo]]
-) -> list[_Judged]:
-    def settle(found: tuple[str, ObjectInfo]) -> _Judged:
+) -> list[_Settled]:
+    def settle(found: tuple[str, ObjectInfo]) -> _Settled:
         key, info = found
         try:
-            return _settled(store, key, info)
+            return _restore_object(store, key, info)
         except StorageError as error:
-            return _Judged(key, info.size, Restored.FAILED, f"{key}: {error}")
+            return _Settled(key, info.size, Restored.FAILED, f"{key}: {error}")
 
     with ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
-        judged = list(pool.map(settle, batch))
-    back = [one.key for one in judged if one.outcome is Restored.RESTORED]
-    failed = store.delete_many([quarantined_key(key, namespace) for key in back]).failed
+        settled = list(pool.map(settle, batch))
+
+    restored = [item.key for item in settled if item.outcome is Restored.RESTORED]
+    failed = store.delete_many([quarantined_key(key, namespace) for key in restored]).failed
     return [
-        _Judged(one.key, one.size, Restored.FAILED, f"it is back, but its copy stays: {why}")
-        if (why := failed.get(quarantined_key(one.key, namespace))) is not None
-        else one
-        for one in judged
+        _Settled(item.key, item.size, Restored.FAILED, f"object is back, but its copy stays: {why}")
+        if (why := failed.get(quarantined_key(item.key, namespace))) is not None
+        else item
+        for item in settled
     ]
 
 
-def _settled(store: ObjectStore, key: str, copy: ObjectInfo) -> _Judged:
+def _restore_object(store: ObjectStore, key: str, copy: ObjectInfo) -> _Settled:
     try:
         there = store.head(key)
     except ObjectNotFoundError:
         store.copy(copy.key, key, copy)
-        return _Judged(key, copy.size, Restored.RESTORED)
+        return _Settled(key, copy.size, Restored.RESTORED)
     if there.size == copy.size and _are_equal(store, key, copy):
-        return _Judged(key, copy.size, Restored.RESTORED)
-    return _Judged(
-        key, copy.size, Restored.OCCUPIED, f"another object lies at {key}; move it, then repeat"
+        return _Settled(key, copy.size, Restored.RESTORED)
+    return _Settled(
+        key, copy.size, Restored.OCCUPIED, f"{key} has another object; move it, then repeat"
     )
 
 
 def _are_equal(store: ObjectStore, key: str, copy: ObjectInfo) -> bool:
-    """Compare bytes: etags of equal objects may differ, as of those that were made of parts."""
+    """Compare bytes, because etags of equal objects may differ after multipart uploads."""
     return all(
         store.get_range(key, at, at + _COMPARED_AT_ONCE)
         == store.get_range(copy.key, at, at + _COMPARED_AT_ONCE)

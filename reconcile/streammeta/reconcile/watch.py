@@ -1,15 +1,15 @@
-"""Continuous reconciliation: rounds of plan and apply, one after another, in one folder.
+"""Continuous reconciliation: rounds of plan and apply in one folder.
 
-Each round makes a plan of its own and applies it under all guards, so that nothing is deleted here
-that `plan` and `apply` would not delete. A round that fails is told, and the next one is tried.
+Each round makes a new plan and applies it under all guards, so it deletes only keys that `plan` and
+`apply` would delete. A failed round is reported and the next one runs.
 
     TIME-round-XXXX/  the plan of a round, with its report and its run
-    status.json       the last round, replaced as a whole
-    watch.lock        held by the process that works in the folder
+    status.json       the last round, replaced atomically
+    watch.lock        locked by the process that works in the folder
 
-Of rounds before the last few, those that changed nothing are deleted; of the others the large
-tables are, while the plan, its candidates and the records of what was changed stay. Nothing else in
-the folder is touched.
+The last few rounds stay whole. Older rounds without changes are deleted. Older rounds with changes
+lose their large tables, while the plan, its candidates and the undo records stay. Other files in
+the folder are not touched.
 """
 
 from __future__ import annotations
@@ -48,40 +48,40 @@ _TABLES = (plan_folder.VERDICTS, plan_folder.MAP, plan_folder.UPLOADS, plan_fold
 
 
 class Ending(Protocol):
-    """Set when rounds are to end; `threading.Event` has these methods too."""
+    """Event that ends the rounds, with a subset of the methods of `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Return True once it is set."""
+        """Return whether the event is set."""
         ...
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is set, at most `timeout` seconds; returns whether it is."""
+        """Wait for the event, at most `timeout` seconds, and return whether it is set."""
         ...
 
 
 class RoundOutcome(enum.StrEnum):
     """Outcome of a round."""
 
-    SETTLED = "settled"  # every candidate was settled, and nothing is wrong
-    LOST = "lost"  # objects of the map are missing or damaged, confirmed; candidates were settled
-    INCOMPLETE = "incomplete"  # something was not found out, or not deleted
-    GUARD = "guard"  # a guard failed: nothing was applied
+    SETTLED = "settled"  # every candidate was settled, without a problem
+    LOST = "lost"  # objects are confirmed missing or damaged, and candidates were settled
+    INCOMPLETE = "incomplete"  # a fact is unknown, or a candidate was not deleted
+    GUARD = "guard"  # a guard failed, and nothing was applied
     FAILED = "failed"  # no plan, or no apply
-    ENDED = "ended"  # given up because the process ends
+    ENDED = "ended"  # aborted because the process ends
 
 
 SUCCESSES = (RoundOutcome.SETTLED, RoundOutcome.LOST)
-"""Outcomes that leave nothing to find out or to settle."""
+"""Outcomes that leave nothing unknown and nothing to settle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round: times in Unix milliseconds, bytes and keys by verdict and by outcome of a key.
+    """A round: times in Unix ms, bytes and keys by verdict and by outcome of a key.
 
-    `plan` is the name of the plan's folder, empty without a plan. `problem` says in a sentence what
-    is wrong, if anything is. `last_success_ms` is the end of the last round that was settled or
-    found a loss, this one or one before; 0: there was none. `engine` is that of the plan, and
-    `is_compared` tells that its orphans and losses are known.
+    `plan` is the name of the plan's folder, empty without a plan. `problem` is a sentence, or
+    empty. `last_success_ms` is the end of the last round, up to this one, that was settled or found
+    a loss, or 0 without one. `engine` is the plan's engine. `is_compared` says whether the plan's
+    orphans and losses are known.
     """
 
     outcome: RoundOutcome
@@ -99,10 +99,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class WatchConfig:
-    """Rounds to make, `interval_s` seconds from the end of one to the start of the next.
+    """Rounds with `interval_s` seconds from the end of one to the start of the next.
 
-    `plan` and `apply` are what a round does; their `folder` is that of all rounds. `kept` rounds
-    stay whole. After `rounds` of them it ends; None: never.
+    `plan` and `apply` configure a round. Their `folder` contains all rounds. The last `kept` rounds
+    stay whole. `rounds` is the number of rounds, or None for no limit.
     """
 
     plan: PlanConfig
@@ -113,23 +113,23 @@ class WatchConfig:
 
 
 class _EndedError(Exception):
-    """The process is to end, so the round is given up."""
+    """The process ends, so the round is aborted."""
 
 
 def watch(
     config: WatchConfig,
     ending: Ending,
-    tell: Callable[[Round], None],
+    on_round: Callable[[Round], None],
     progress: Callable[[str], None] = lambda _line: None,
 ) -> Round:
-    """Make rounds until `ending` is set, or there were as many as asked for; returns the last one.
+    """Run rounds until `ending` is set or the limit is reached, and return the last one.
 
-    A round under way is given up at its next stage, or after the batch that is being deleted.
+    A running round is aborted at its next stage, or after the current batch of deletions.
+    `on_round` is called after each round.
 
     Raises:
-        ConfigurationError: what was asked for makes no sense, or another process works in the
-            folder.
-        OSError: the folder can't be written to.
+        ConfigurationError: the options are contradictory, or another process works in the folder.
+        OSError: the folder is not writable.
     """
     _check(config)
     folder = config.plan.folder
@@ -137,16 +137,16 @@ def watch(
 
     with _locked(folder):
         for draft in folder.iterdir():
-            if _DRAFT.fullmatch(draft.name):  # of a process that was killed
+            if _DRAFT.fullmatch(draft.name):  # left by a killed process
                 shutil.rmtree(draft, ignore_errors=True)
         last_success_ms = _last_success_ms(folder)
         for number in itertools.count(1):
-            last = _one_round(config, ending, last_success_ms, progress)
+            last = _run_round(config, ending, last_success_ms, progress)
             last_success_ms = last.last_success_ms
             text = json_files.encode(_status_of(last))
             replace_file(PosixFileSystem(mode=READABLE_MODE), folder / STATUS_FILE, [text])
-            tell(last)
-            _forget(folder, config.kept)
+            on_round(last)
+            _clean_up(folder, config.kept)
             if number == config.rounds or ending.wait(config.interval_s):
                 break
 
@@ -159,8 +159,9 @@ def _check(config: WatchConfig) -> None:
     address = config.plan.inventory
     if address is not None and not address.partition("?")[0].endswith("/"):
         raise ConfigurationError(
-            f"--inventory {address.partition('?')[0]} is one inventory, which each round would read"
-            " again; wanted the prefix of all, with a slash at its end: s3://BUCKET/PATH/"
+            f"--inventory {address.partition('?')[0]} names one inventory, which each round would"
+            " read again; wanted the prefix of all inventories with a final slash:"
+            " s3://BUCKET/PATH/"
         )
     if config.kept < 1:
         raise ConfigurationError(f"--keep is {config.kept} rounds, wanted at least 1")
@@ -170,25 +171,25 @@ def _check(config: WatchConfig) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder; the lock goes with the process."""
+    """Lock the folder against other processes. The kernel releases the lock with the process."""
     with (folder / LOCK_FILE).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigurationError(
-                f"another process watches with the folder {folder}; end it, or name another folder"
+                f"another process watches with the folder {folder}; stop it, or use another folder"
             ) from error
         yield
 
 
 @tracing.span("streammeta.reconcile.round")
-def _one_round(
+def _run_round(
     config: WatchConfig,
     ending: Ending,
     last_success_ms: int,
     progress: Callable[[str], None],
 ) -> Round:
-    def go_on(line: str) -> None:
+    def report_progress(line: str) -> None:
         if ending.is_set():
             raise _EndedError
         progress(line)
@@ -204,12 +205,13 @@ def _one_round(
         last_success_ms=last_success_ms,
     )
     try:
-        made = plan(replace(config.plan, folder=folder), go_on)
-        found = _planned(found, folder.name, made)
+        made = plan(replace(config.plan, folder=folder), report_progress)
+        found = _add_plan(found, folder.name, made)
         if not made.failed_guards:
             settings = replace(config.apply, folder=folder, is_ending=ending.is_set)
-            done = apply(settings, go_on)
-            found = replace(found, outcomes={str(o): t for o, t in done.outcomes.items()})
+            done = apply(settings, report_progress)
+            outcomes = {str(outcome): tally for outcome, tally in done.outcomes.items()}
+            found = replace(found, outcomes=outcomes)
             if not done.complete:
                 problem = "; ".join(done.problems) or "some candidates were not settled"
                 found = replace(found, outcome=RoundOutcome.INCOMPLETE, problem=problem)
@@ -218,11 +220,12 @@ def _one_round(
             problem = "; ".join(filter(None, (found.problem, done.warning)))
             found = replace(found, problem=problem)
     except ConfigurationError:
-        raise  # no round would go better
+        raise  # every later round would fail too
     except _EndedError:
         found = replace(found, outcome=RoundOutcome.ENDED, problem="ended by a signal")
     except (StorageError, OSError) as error:
         found = replace(found, outcome=RoundOutcome.FAILED, problem=str(error))
+
     ended_ms = time.time_ns() // 1_000_000
     tracing.note({"outcome": str(found.outcome)})
     if found.outcome in SUCCESSES:
@@ -230,23 +233,23 @@ def _one_round(
     return replace(found, ended_ms=ended_ms, last_success_ms=last_success_ms)
 
 
-def judged(made: PlanResult) -> tuple[RoundOutcome, str]:
-    """Return the outcome of a plan alone, and what is wrong."""
+def judge_plan(made: PlanResult) -> tuple[RoundOutcome, str]:
+    """Return the outcome of a plan, and its problem or an empty string."""
     outcome, problem = RoundOutcome.SETTLED, ""
     if made.unknown:
         outcome, problem = RoundOutcome.INCOMPLETE, "; ".join(made.unknown)
     if made.lost:
         outcome = RoundOutcome.LOST
-        problem = f"{made.lost} objects of the map are missing or damaged"
+        problem = f"{made.lost} objects in the metadata are missing or damaged"
     if made.failed_guards:
         outcome = RoundOutcome.GUARD
         problem = "; ".join(f"{guard.name}: {guard.detail}" for guard in made.failed_guards)
     return outcome, problem
 
 
-def _planned(basis: Round, name: str, made: PlanResult) -> Round:
-    """Add what the plan has found."""
-    outcome, problem = judged(made)
+def _add_plan(basis: Round, name: str, made: PlanResult) -> Round:
+    """Add the plan's findings."""
+    outcome, problem = judge_plan(made)
     return replace(
         basis,
         outcome=outcome,
@@ -259,22 +262,24 @@ def _planned(basis: Round, name: str, made: PlanResult) -> Round:
     )
 
 
-def _forget(folder: Path, kept: int) -> None:
-    """Make the rounds before the last `kept` smaller, or delete them."""
-    rounds = sorted(one for one in folder.iterdir() if _ROUND.fullmatch(one.name))
-    for one in rounds[:-kept]:
-        if one.is_symlink() or not (one / plan_folder.PLAN_FILE).exists():
+def _clean_up(folder: Path, kept: int) -> None:
+    """Shrink or delete the rounds before the last `kept`."""
+    rounds = sorted(path for path in folder.iterdir() if _ROUND.fullmatch(path.name))
+    for old in rounds[:-kept]:
+        # Never follow links, or delete a folder that is not a round.
+        if old.is_symlink() or not (old / plan_folder.PLAN_FILE).exists():
             continue
-        if any((one / plan_folder.RUNS).glob(f"*/{plan_folder.UNDO}")):
+
+        if any((old / plan_folder.RUNS).glob(f"*/{plan_folder.UNDO}")):
             for table in _TABLES:
-                shutil.rmtree(one / table, ignore_errors=True)
+                shutil.rmtree(old / table, ignore_errors=True)
         else:
-            shutil.rmtree(one, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Status:
-    """The content of status.json."""
+    """Content of status.json."""
 
     outcome: str
     plan: str
@@ -285,20 +290,20 @@ class _Status:
     lost: int
 
 
-def _status_of(one: Round) -> _Status:
+def _status_of(last: Round) -> _Status:
     return _Status(
-        outcome=str(one.outcome),
-        plan=one.plan,
-        problem=one.problem,
-        started_ms=one.started_ms,
-        ended_ms=one.ended_ms,
-        last_success_ms=one.last_success_ms,
-        lost=one.lost,
+        outcome=str(last.outcome),
+        plan=last.plan,
+        problem=last.problem,
+        started_ms=last.started_ms,
+        ended_ms=last.ended_ms,
+        last_success_ms=last.last_success_ms,
+        lost=last.lost,
     )
 
 
 def _last_success_ms(folder: Path) -> int:
-    """When a round succeeded last, of this process or one before; 0: none did, or none says so."""
+    """Return the time of the last successful round from status.json, or 0 if unknown."""
     with suppress(FileNotFoundError, CorruptObjectError):
         data = (folder / STATUS_FILE).read_bytes()
         return json_files.decode(_Status, STATUS_FILE, data).last_success_ms

@@ -1,7 +1,4 @@
-"""Metrics of continuous reconciliation: the last round, as a file for node_exporter.
-
-Pure; whoever made the round writes the file.
-"""
+"""Metrics of continuous reconciliation: the last round, as text for node_exporter. Pure."""
 
 from __future__ import annotations
 
@@ -17,34 +14,34 @@ METRICS = {
     ),
     "streammeta_reconcile_last_round_duration_seconds": "Time that the last round took.",
     "streammeta_reconcile_last_round_outcome": "1 for the outcome of the last round, else 0.",
-    "streammeta_reconcile_lost_objects": "Objects of the map missing or damaged, confirmed.",
+    "streammeta_reconcile_lost_objects": "Objects of the metadata missing or damaged, confirmed.",
     "streammeta_reconcile_keys": "Keys of the last round, by verdict.",
     "streammeta_reconcile_bytes": "Bytes of the last round, by verdict.",
     "streammeta_reconcile_candidates": "Candidates of the last round, by what became of them.",
 }
-"""Gauges of the last round, by name; the label `store` is the bucket and its endpoint."""
+"""Gauges of the last round, by name. The label `store` is the bucket and its endpoint."""
 
 
-def exposition(one: Round, place: str) -> str:
-    """The last round as the textfile collector of Prometheus' node_exporter reads it."""
+def exposition(last: Round, place: str) -> str:
+    """Return the last round in the format of Prometheus' textfile collector."""
     series: dict[str, list[tuple[str, float]]] = {
-        "last_round_timestamp_seconds": [("", one.ended_ms / 1000)],
-        "last_success_timestamp_seconds": [("", one.last_success_ms / 1000)],
-        "last_round_duration_seconds": [("", (one.ended_ms - one.started_ms) / 1000)],
+        "last_round_timestamp_seconds": [("", last.ended_ms / 1000)],
+        "last_success_timestamp_seconds": [("", last.last_success_ms / 1000)],
+        "last_round_duration_seconds": [("", (last.ended_ms - last.started_ms) / 1000)],
         "last_round_outcome": [
-            (f',outcome="{outcome}"', int(outcome is one.outcome)) for outcome in RoundOutcome
+            (f',outcome="{outcome}"', int(outcome is last.outcome)) for outcome in RoundOutcome
         ],
-        "lost_objects": [("", one.lost)],
+        "lost_objects": [("", last.lost)],
         "keys": [
-            (f',verdict="{verdict}"', one.verdicts.get(verdict, Tally(0, 0)).keys)
+            (f',verdict="{verdict}"', last.verdicts.get(verdict, Tally(0, 0)).keys)
             for verdict in Verdict
         ],
         "bytes": [
-            (f',verdict="{verdict}"', one.verdicts.get(verdict, Tally(0, 0)).size)
+            (f',verdict="{verdict}"', last.verdicts.get(verdict, Tally(0, 0)).size)
             for verdict in Verdict
         ],
         "candidates": [
-            (f',outcome="{outcome}"', one.outcomes.get(outcome, Tally(0, 0)).keys)
+            (f',outcome="{outcome}"', last.outcomes.get(outcome, Tally(0, 0)).keys)
             for outcome in Outcome
         ],
     }

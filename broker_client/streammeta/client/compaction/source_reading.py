@@ -54,7 +54,7 @@ async def find_damaged_source(
     """
     damaged = await calls.compute(checks.damaged)
     for object_id, reason in damaged.items():
-        again = checks.afresh(object_id)
+        again = checks.restart(object_id)
         await read_gaps(again, calls, key_of, [object_id], figures)
         is_torn = not await calls.compute(again.damaged)
         return SourceError(object_id, reason, passing=is_torn)

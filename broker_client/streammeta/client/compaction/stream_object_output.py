@@ -113,7 +113,7 @@ class StreamObjectOutput:
         return CompactionOutput(WrittenObject(object_id, plan.size, crc32c), (range_,))
 
     def _trailer(self, live: Sequence[EntryTable]) -> bytes:
-        placed = EntryTable.concatenate(live).placed()
+        placed = EntryTable.concatenate(live).place()
         return encode_trailer(placed, self._config.index_merge_bytes, MergeRule.UP_TO)
 
 

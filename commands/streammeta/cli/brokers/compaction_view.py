@@ -22,7 +22,7 @@ from streammeta.storage.compaction.entries import (
     EntryTable,
     MergeRule,
     contiguous_runs,
-    merged_index,
+    merge_entries,
 )
 from streammeta.storage.compaction.layout import SetObjectSoFar, lay_out
 from streammeta.storage.compaction.plan import CommitPlan, OutputKind
@@ -212,7 +212,7 @@ def _outputs(commit: CommitPlan, set_entries: EntryTable) -> Iterator[OutputFigu
 def _output(
     kind: OutputKind, entries: EntryTable, held: tuple[int, int, int] | None, ranges: int
 ) -> OutputFigures:
-    index = merged_index(entries.placed(), OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
+    index = merge_entries(entries.place(), OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
     return OutputFigures(kind, held, ranges, len(index), entries.data_size)
 
 

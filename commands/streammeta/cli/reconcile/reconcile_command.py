@@ -120,7 +120,7 @@ def plan_command(
         from streammeta.reconcile.engines.task_tracing import SERVICE
         from streammeta.reconcile.parquet.arrow_start import start_arrow
         from streammeta.reconcile.plan import PlanConfig, plan
-        from streammeta.reconcile.run_reporter import run_of_plan
+        from streammeta.reconcile.run_reporter import plan_report
 
     start_arrow()
     config = PlanConfig(
@@ -140,7 +140,7 @@ def plan_command(
         exporting_traces(SERVICE, wanted=tracing),
     ):
         result = plan(config, tell_progress)
-    run = run_of_plan(result, started_ms, _now_ms())
+    run = plan_report(result, started_ms, _now_ms())
     tell_controllers(run, config.connect, config.tls)
     _show_plan(output, folder, result)
     problem = _plan_problem(folder, result)
@@ -190,7 +190,7 @@ def apply_command(
         from streammeta.reconcile.engines.task_tracing import SERVICE
         from streammeta.reconcile.parquet.arrow_start import start_arrow
         from streammeta.reconcile.plans.plan_folder import read_plan_file
-        from streammeta.reconcile.run_reporter import run_of_apply
+        from streammeta.reconcile.run_reporter import apply_report
 
     start_arrow()
     started_ms = _now_ms()
@@ -204,7 +204,7 @@ def apply_command(
         )
         with exporting_traces(SERVICE, wanted=tracing):
             result = apply(config, tell_progress)
-        run = run_of_apply(result, started_ms, _now_ms())
+        run = apply_report(result, started_ms, _now_ms())
         connect = config.connect or read_plan_file(config.folder).connect
         tell_controllers(run, connect, config.tls)
     _show_run(output, result)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def tell_controllers(run: Run, connect: Sequence[str], tls: CallerFiles | None) -> None:
     """Add a run to those that status pages show. A failure is a warning on stderr."""
-    from streammeta.reconcile.run_reporter import tell
+    from streammeta.reconcile.run_reporter import report_run
 
-    problem = tell(run, connect, tls)
+    problem = report_run(run, connect, tls)
     if problem:
         click.echo(f"warning: {problem}", err=True)

@@ -105,7 +105,7 @@ def watch_command(
         from streammeta.reconcile.cluster.identity import place_of
         from streammeta.reconcile.engines.task_tracing import SERVICE
         from streammeta.reconcile.parquet.arrow_start import start_arrow
-        from streammeta.reconcile.run_reporter import run_of_round
+        from streammeta.reconcile.run_reporter import round_report
         from streammeta.reconcile.watch import WatchConfig, watch
         from streammeta.reconcile.watch_metrics import exposition
 
@@ -119,7 +119,7 @@ def watch_command(
         if metrics_file is not None:
             text = exposition(one, place)
             replace_file(PosixFileSystem(mode=READABLE_MODE), metrics_file, [text.encode()])
-        tell_controllers(run_of_round(one), planned.connect, planned.tls)
+        tell_controllers(round_report(one), planned.connect, planned.tls)
 
     with exporting_traces(SERVICE, wanted=tracing), ending_event() as ending:
         last = watch(config, ending, tell, tell_progress)

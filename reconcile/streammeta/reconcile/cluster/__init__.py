@@ -1,1 +1,1 @@
-"""The cluster that a run belongs to: its controllers, its identity, its lease."""
+"""The cluster of a run: controllers, identity and lease."""

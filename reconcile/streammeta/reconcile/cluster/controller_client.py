@@ -1,7 +1,7 @@
-"""Reconciliation's questions to the controllers: objects, ends of streams, a snapshot, the cluster.
+"""Client of the controllers: object states, ends of streams, snapshots, cluster identity.
 
-Waits out elections up to a deadline, and never turns a doubt into an answer: a reply that is not
-complete and well-formed is a `ControllerError`. Usable in a driver and in an executor.
+Waits for the end of elections up to a deadline. An incomplete or malformed answer is a
+`ControllerError`. The client works in a driver and in an executor.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _Answer = TypeVar("_Answer")
 
 
 class LeaderClient(BlockingClient):
-    """Reconciliation's calls to whichever controller leads.
+    """Reconciliation's calls to the leader.
 
-    `endpoints` are HOST:PORT of controllers, `patience_s` how long to look for a leader before
-    giving up, in seconds. Without `tls` it speaks plain text.
+    `endpoints` are controllers as HOST:PORT. `patience_s` is how long to look for a leader, in
+    seconds. Without `tls`, calls are in plain text.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class LeaderClient(BlockingClient):
     def check_objects(
         self, object_ids: Sequence[int], *, deleting: bool = False
     ) -> objects_pb2.CheckObjectsResponse:
-        """Return the state of each id (1..10000 of them) as the leader knows it; linearizable.
+        """Return the leader's state of each id (1..10000 of them). The read is linearizable.
 
-        The UUID in the answer is empty until the cluster has marked its bucket. With `deleting` the
-        leader's audit log has the ids before the answer is given.
+        The UUID in the answer is empty until the cluster has marked its bucket. With `deleting`,
+        the leader's audit log records the ids before it answers.
 
         Raises:
-            ControllerError: no leader answered in time, or the answer does not fit the question.
+            ControllerError: no leader answered in time, or the answer does not match the request.
         """
         request = objects_pb2.CheckObjectsRequest(object_ids=object_ids, deleting=deleting)
 
@@ -72,32 +72,35 @@ class LeaderClient(BlockingClient):
         answer = self.ask("ObjectService/CheckObjects", call)
         if len(answer.states) != len(object_ids):
             raise ControllerError(
-                f"CheckObjects answered {len(answer.states)} states for {len(object_ids)} ids;"
-                " check that controllers and this tool are of one version"
+                f"CheckObjects returned {len(answer.states)} states for {len(object_ids)} ids;"
+                " check that controllers and this tool have the same version"
             )
         if not answer.cluster_id:
-            raise ControllerError("CheckObjects answered without a cluster id; nothing is decided")
+            raise ControllerError(
+                "CheckObjects returned no cluster id; check that controllers and this tool have the"
+                " same version"
+            )
         return answer
 
     def stream_ends(self, stream_ids: Sequence[int]) -> dict[int, int]:
-        """Return the end offset of each of these streams that exists; linearizable.
+        """Return the end offsets of the existing streams among `stream_ids`. Linearizable.
 
         Raises:
-            ControllerError: no leader answered in time, or the answer does not fit the question.
+            ControllerError: no leader answered in time, or the answer does not match the request.
         """
         ends: dict[int, int] = {}
         for first in range(0, len(stream_ids), _STREAMS_A_CALL):
             asked = stream_ids[first : first + _STREAMS_A_CALL]
-            for page in self._described(asked):
-                ends |= {one.stream_id: one.end_offset for one in page.streams}
+            for page in self._describe_streams(asked):
+                ends |= {stream.stream_id: stream.end_offset for stream in page.streams}
         if not ends.keys() <= set(stream_ids):
             raise ControllerError(
-                "DescribeStreams answered streams that it was not asked for; check that controllers"
-                " and this tool are of one version"
+                "DescribeStreams returned streams that were not requested; check that controllers"
+                " and this tool have the same version"
             )
         return ends
 
-    def _described(
+    def _describe_streams(
         self, stream_ids: Sequence[int]
     ) -> Iterator[streams_pb2.DescribeStreamsResponse]:
         """Yield all pages of an answer."""
@@ -112,34 +115,34 @@ class LeaderClient(BlockingClient):
                 return
             if page.next_page_token == token:
                 raise ControllerError(
-                    "DescribeStreams gave the same page twice; check that controllers and this tool"
-                    " are of one version"
+                    "DescribeStreams returned the same page twice; check that controllers and this"
+                    " tool have the same version"
                 )
 
             token = page.next_page_token
 
     def describe(self) -> dict[str, admin_pb2.DescribeClusterResponse]:
-        """Return the cluster as controllers know it, by endpoint: the leader, then all that answer.
+        """Return the controllers' descriptions of the cluster, by endpoint, the leader's first.
 
         Raises:
             ControllerError: no leader answered in time.
         """
-        self.check_objects([0])  # any controller describes the cluster; this finds the leader
-        leader = self.ask("AdminService/DescribeCluster", _describe_through)
+        self.check_objects([0])  # finds the leader, while any controller describes the cluster
+        leader = self.ask("AdminService/DescribeCluster", _call_describe_cluster)
         described = {self.leader or self.endpoints[0]: leader}
         for endpoint in self.endpoints:
             if endpoint not in described:
-                with suppress(grpc.RpcError):  # a controller that is down says nothing wrong
-                    described[endpoint] = _describe_through(self.channel(endpoint))
+                with suppress(grpc.RpcError):  # an unreachable controller contradicts nothing
+                    described[endpoint] = _call_describe_cluster(self.channel(endpoint))
         return described
 
     def read_snapshot(
         self, take: Callable[[Iterator[metadata_pb2.GetSnapshotResponse]], _Answer]
     ) -> _Answer:
-        """Call `take` with the chunks of a snapshot of the map as of now or later.
+        """Call `take` with the chunks of a snapshot of the metadata as of now or later.
 
-        `take` is called again, from the first chunk, when the leader is lost on the way; the time
-        to look for another counts from the last chunk, a few times.
+        If the leader is lost, `take` is called again from the first chunk. The time to look for
+        another leader counts from the last chunk, for a limited number of attempts.
 
         Raises:
             ControllerError: no leader sent a whole snapshot in time.
@@ -147,7 +150,7 @@ class LeaderClient(BlockingClient):
         request = metadata_pb2.GetSnapshotRequest()
         begun = 0
 
-        def followed(
+        def watch_chunks(
             chunks: Iterator[metadata_pb2.GetSnapshotResponse],
         ) -> Iterator[metadata_pb2.GetSnapshotResponse]:
             nonlocal begun
@@ -162,15 +165,15 @@ class LeaderClient(BlockingClient):
             chunks = stub.GetSnapshot(
                 request, timeout=_STREAM_TIMEOUT_S, metadata=tracing.call_metadata()
             )
-            return take(followed(iter(chunks)))
+            return take(watch_chunks(iter(chunks)))
 
         return self.ask("MetadataService/GetSnapshot", call)
 
     def ask(self, method: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
-        """Return what `call` returns of the leader's channel; `method` is SERVICE/NAME.
+        """Return the result of `call` on the leader's channel. `method` is SERVICE/NAME.
 
         Raises:
-            ControllerError: no leader answered in time, or it refused.
+            ControllerError: no leader answered in time, or it rejected the call.
         """
         name = method.partition("/")[2]
         try:
@@ -180,12 +183,12 @@ class LeaderClient(BlockingClient):
             cure = advice(error.failure, over_tls=self.tls is not None)
             if error.is_final:
                 raise ControllerError(
-                    f"{name} was refused: {error}" + (f"; {cure}" if cure else "")
+                    f"controller rejected {name}: {error}" + (f"; {cure}" if cure else "")
                 ) from error
 
             cure = cure or "check that the controllers run and that --connect names them"
             raise ControllerError(
-                f"{name}: no leader answered within {self.patience_s:g} s, last {error};"
+                f"no leader answered {name} within {self.patience_s:g} s, last error: {error};"
                 f" {cure} ({', '.join(self.endpoints)})"
             ) from error
 
@@ -196,7 +199,7 @@ def state_name(state: int) -> str:
     return known.get(state, f"state {state}").removeprefix("OBJECT_STATE_")
 
 
-def _describe_through(channel: grpc.Channel) -> admin_pb2.DescribeClusterResponse:
+def _call_describe_cluster(channel: grpc.Channel) -> admin_pb2.DescribeClusterResponse:
     stub = admin_pb2_grpc.AdminServiceStub(channel)
     return stub.DescribeCluster(
         admin_pb2.DescribeClusterRequest(),

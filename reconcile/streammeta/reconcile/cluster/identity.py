@@ -1,8 +1,8 @@
-"""Identity of a cluster and its store: controllers, map and bucket must be of one cluster.
+"""Identity of a cluster and its store: controllers, metadata and bucket must match.
 
-A cluster is known by its id, its UUID, and the namespace of its keys. Ids are not unique ("dev"),
-UUIDs are. Two store addresses name the same place only if scheme, endpoint and bucket, or the
-folder, are the same. Any difference, or anything missing or unreadable, is an error.
+A cluster is identified by its id, its UUID and the namespace of its keys. Ids are not unique
+("dev"), UUIDs are. Two store addresses name the same place only if scheme, endpoint and bucket, or
+the folder, are equal. Any difference, or a missing or unreadable part, is an error.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _AMAZON = "Amazon S3"
 
 
 def open_store(uri: str) -> ObjectStore:
-    """Open the store and make sure that it answers.
+    """Open the store and check that it answers.
 
     Raises:
         ConfigurationError: `uri` does not name a store.
-        StorageError: there is no such bucket, the credentials are wrong, or it does not answer.
+        StorageError: the bucket does not exist, the credentials are wrong, or it does not answer.
     """
     try:
         store = open_object_store(uri)
     except ValueError as error:
-        raise _no_store(uri, error) from error
+        raise _invalid_store(uri, error) from error
     try:
         store.check()
     except StorageError:
@@ -54,9 +54,9 @@ def open_store(uri: str) -> ObjectStore:
 
 
 def place_of(uri: str) -> str:
-    """Return the place that a store URI names, normalised: bucket and endpoint, or the folder.
+    """Return the normalized place of a store URI: bucket and endpoint, or the folder.
 
-    An endpoint that is not in the URI is that of the environment, or else Amazon's.
+    The default endpoint comes from the environment, or is Amazon's.
 
     Raises:
         ConfigurationError: `uri` does not name a store.
@@ -69,7 +69,7 @@ def place_of(uri: str) -> str:
         endpoint = config.endpoint_url or next(filter(None, from_environment), None)
         return f"s3://{config.bucket} at {_AMAZON if endpoint is None else _normal(endpoint)}"
     except ValueError as error:
-        raise _no_store(uri, error) from error
+        raise _invalid_store(uri, error) from error
 
 
 def _normal(endpoint: str) -> str:
@@ -79,7 +79,7 @@ def _normal(endpoint: str) -> str:
     return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
 
 
-def _no_store(uri: str, error: ValueError) -> ConfigurationError:
+def _invalid_store(uri: str, error: ValueError) -> ConfigurationError:
     return ConfigurationError(
         f"--store {without_secrets(uri)!r} does not name a store ({error}); wanted"
         " s3://BUCKET?endpoint=URL or file:///FOLDER"
@@ -91,15 +91,15 @@ _PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:
-    """Id, UUID and namespace of a cluster; none of them empty."""
+    """Id, UUID and namespace of a cluster, none of them empty."""
 
     cluster_id: str
     cluster_uuid: str
     namespace: str
 
-    def described(self) -> str:
-        """The three of them, for messages."""
-        return _named(self.cluster_id, self.cluster_uuid, self.namespace)
+    def describe(self) -> str:
+        """Return id, UUID and namespace for messages."""
+        return _describe(self.cluster_id, self.cluster_uuid, self.namespace)
 
 
 def identify(
@@ -107,19 +107,19 @@ def identify(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ClusterIdentity:
-    """The cluster that the given controllers agree to be.
+    """Return the cluster that all given controllers belong to.
 
-    A leader that has just taken over has yet to look at its bucket: it is asked again for as long
-    as a leader is looked for.
+    A new leader has not checked its bucket yet, so it is asked again until the client's patience
+    ends.
 
     Raises:
-        ControllerError: no leader answers, controllers are of different clusters, or the cluster
-            has not taken possession of its bucket.
+        ControllerError: no leader answers, controllers belong to different clusters, or the
+            cluster has not claimed its bucket.
     """
     deadline = clock() + leader.patience_s
     while True:
         try:
-            return _agreed(leader.describe())
+            return _compare_answers(leader.describe())
         except _NotYetError:
             if clock() >= deadline:
                 raise
@@ -127,38 +127,38 @@ def identify(
 
 
 class _NotYetError(ControllerError):
-    """The leader has not taken possession of its bucket yet."""
+    """The leader has not claimed its bucket yet."""
 
 
-def _agreed(described: dict[str, admin_pb2.DescribeClusterResponse]) -> ClusterIdentity:
+def _compare_answers(described: dict[str, admin_pb2.DescribeClusterResponse]) -> ClusterIdentity:
     leader, leading = next(iter(described.items()))
     if not leading.object_namespace:
         raise ControllerError(
-            f"{leader} tells no namespace of keys; run the same version of streammeta"
-            " here as on the controllers"
+            f"{leader} does not report its namespace; run the same version of streammeta here as"
+            " on the controllers"
         )
 
     identity = _identity_of(leading, leading.cluster_uuid)
-    for endpoint, one in described.items():
-        # A follower learns the UUID late; any other difference is another cluster.
-        known = _identity_of(one, one.cluster_uuid or leading.cluster_uuid)
+    for endpoint, answer in described.items():
+        # A follower may not have replayed the UUID yet. Any other difference is another cluster.
+        known = _identity_of(answer, answer.cluster_uuid or leading.cluster_uuid)
         if known != identity:
             raise ControllerError(
-                f"{endpoint} is of {known.described()}, but the leader is of"
-                f" {identity.described()}; let --connect name controllers of one cluster"
+                f"{endpoint} belongs to {known.describe()}, but the leader to"
+                f" {identity.describe()}; let --connect name controllers of one cluster"
             )
 
     if not identity.cluster_uuid:
         raise _NotYetError(
-            f"cluster {identity.cluster_id!r} has no UUID and so no marker in a bucket; the leader"
-            " draws it once its bucket answers: see the leader's log, then repeat"
+            f"cluster {identity.cluster_id!r} has no UUID and no marker in a bucket yet; the leader"
+            " creates both when its bucket answers, see its log, then repeat"
         )
 
-    for endpoint, one in described.items():
-        if one.bucket_problem:
+    for endpoint, answer in described.items():
+        if answer.bucket_problem:
             raise _NotYetError(
-                f"the controller at {endpoint} does not trust its bucket:"
-                f" {one.bucket_problem}; mend that first"
+                f"controller at {endpoint} does not trust its bucket:"
+                f" {answer.bucket_problem}; fix that first"
             )
 
     return identity
@@ -171,7 +171,7 @@ def _identity_of(
 
 
 def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
-    """The bound below which the bucket says that object ids were issued.
+    """Check the bucket's marker, and return the bound of the ids that its claims say were issued.
 
     Raises:
         WrongBucketError: the bucket has no marker of this cluster.
@@ -187,19 +187,21 @@ def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
 
 
 def undecided_ids(store: ObjectStore, identity: ClusterIdentity) -> tuple[tuple[int, int], ...]:
-    """The ranges of object ids that restores have left undecided, and nobody has given up.
+    """Return the ranges of object ids that restores left undecided and no operator gave up.
 
-    They are read before the map is copied.
+    Call it before the metadata is copied.
 
     Raises:
         StorageError: the markers can't be read.
     """
-    found = read_undecided(store, identity.namespace)
-    return tuple((one.undecided_from, one.undecided_below) for one in found)
+    generations = read_undecided(store, identity.namespace)
+    return tuple(
+        (generation.undecided_from, generation.undecided_below) for generation in generations
+    )
 
 
 def settled_below(store: ObjectStore, identity: ClusterIdentity) -> int:
-    """The bound of the object ids that were issued before the newest restore; 0: there was none.
+    """Return the bound of the object ids issued before the newest restore, or 0 without one.
 
     Raises:
         StorageError: the markers can't be read.
@@ -215,29 +217,30 @@ def check_standing(
     claimed_below: int,
     next_object_id: int,
 ) -> None:
-    """Refuse the leader's answer unless it is of `identity` and its map lost no ids.
+    """Reject the leader's answer unless it belongs to `identity` and its metadata lost no ids.
 
-    `claimed_below` is the bound read in the bucket before the leader was asked, `next_object_id`
-    that of the plan.
+    `claimed_below` is the bucket's bound before the call to the leader, `next_object_id` comes from
+    the plan.
 
     Raises:
-        ControllerError: the leader is of another cluster, or its map is older than bucket or plan.
+        ControllerError: the leader belongs to another cluster, or its metadata is older than bucket
+            or plan.
     """
-    said = (standing.cluster_id, standing.cluster_uuid)
-    if said != (identity.cluster_id, identity.cluster_uuid):
+    found = (standing.cluster_id, standing.cluster_uuid)
+    if found != (identity.cluster_id, identity.cluster_uuid):
         raise ControllerError(
-            f"the controllers are of {_named(*said, '')}, but the plan is of"
-            f" {identity.described()}; apply it with --connect of its own cluster"
+            f"controllers belong to {_describe(*found, '')}, but the plan to"
+            f" {identity.describe()}; apply it with --connect of its cluster"
         )
     if standing.issued_below < claimed_below or standing.next_object_id < next_object_id:
         raise ControllerError(
-            f"the map issues object ids below {standing.issued_below} and the next is"
-            f" {standing.next_object_id}, but the bucket's claims reach {claimed_below} and the"
-            f" plan saw {next_object_id}: the map was restored to an earlier state; nothing may be"
-            " deleted by it"
+            f"metadata was restored to an earlier state: it issues object ids below"
+            f" {standing.issued_below} and the next is {standing.next_object_id}, but the bucket's"
+            f" claims reach {claimed_below} and the plan saw {next_object_id}; delete nothing with"
+            " this metadata"
         )
 
 
-def _named(cluster_id: str, cluster_uuid: str, namespace: str) -> str:
+def _describe(cluster_id: str, cluster_uuid: str, namespace: str) -> str:
     shown = f"cluster {cluster_id!r}, UUID {cluster_uuid or 'unknown'}"
     return f"{shown}, namespace {namespace!r}" if namespace else shown

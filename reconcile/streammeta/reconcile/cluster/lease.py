@@ -1,10 +1,10 @@
-"""Lease in the bucket: of the runs that delete in one namespace, one at a time goes on.
+"""Lease in the bucket: at most one run at a time deletes in a namespace.
 
-The lease is a row of terms, each a small object named by its number. A term is created and never
-replaced, so that no store needs a compare-and-swap; the creator of the highest has the lease until
-the moment that it names, and the highest is never deleted. That moment is by the clock of another
-machine: it may refuse a run for `LEASE_MS` at most. Beyond that the observer watches the lease, and
-takes it if nobody renews it meanwhile. No deletion is right because of the lease: it keeps two runs
+The lease is a sequence of terms, small objects named by their numbers. A term is created and never
+replaced, so no store needs compare-and-swap. The creator of the highest term has the lease until
+the term's expiry, and the highest term is never deleted. The expiry is by another machine's clock,
+so it can keep a run out for at most `LEASE_MS`. After that an observer watches the lease, and takes
+it if no run renews it. The safety of deletions does not depend on the lease. It only keeps two runs
 from doing the same work.
 """
 
@@ -26,7 +26,7 @@ from streammeta.storage.errors import ObjectExistsError, ObjectNotFoundError, St
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 LEASE_MS = 60_000
-"""Time after which the lease of a run that no longer renews it may be taken, in milliseconds."""
+"""Time without a renewal after which another run may take the lease, in milliseconds."""
 
 _RENEWALS = 3
 _READS = 5
@@ -36,9 +36,9 @@ _RELEASED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """Possession of the lease by a run until `expires_ms`, in ms since 1970; 0: given back.
+    """A run's term of the lease until `expires_ms`, in ms since 1970, or 0 after its release.
 
-    `run` tells it from every other run; `machine` and `process` are where it works.
+    `run` is unique. `machine` and `process` identify the process of the run.
     """
 
     run: str
@@ -48,42 +48,42 @@ class Term:
 
 
 def new_run(kind: str) -> str:
-    """Make the name of a run that begins now: unlike any other, and in the order of time."""
+    """Return a unique name for a run that begins now. Names sort by time."""
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return f"{now}-{kind}-{secrets.token_hex(2)}"
 
 
 def lease_prefix(namespace: str) -> str:
-    """Return the prefix under which the terms of a namespace's lease lie."""
+    """Return the key prefix of the terms of a namespace's lease."""
     return f"{namespace}/leases/reconcile/"
 
 
 def is_lease_key(key: str, namespace: str) -> bool:
-    """True if a key is that of a term."""
+    """Return whether a key belongs to a term."""
     return re.fullmatch(re.escape(lease_prefix(namespace)) + r"[0-9]{20}\.json", key) is not None
 
 
 def check_held(store: ObjectStore, namespace: str, run: str) -> None:
-    """Raise `LeaseError` unless the newest term is of `run`.
+    """Raise `LeaseError` unless the newest term belongs to `run`.
 
-    One that is over counts all the same: nobody else has taken the lease.
+    An expired term counts too, because no other run has taken the lease.
     """
     _, newest = _newest(store, namespace)
     if newest is None or newest.run != run:
         holder = "nobody has it" if newest is None else f"run {newest.run} on {newest.machine} does"
         raise LeaseError(
-            f"run {run} has not or no longer the lease {lease_prefix(namespace)}, {holder}; apply"
-            " the plan again once no other run is at work"
+            f"run {run} does not have the lease {lease_prefix(namespace)}, {holder}; apply the plan"
+            " again after the end of any other run"
         )
 
 
 @contextmanager
 def held_lease(store: ObjectStore, namespace: str, run: str) -> Iterator[None]:
-    """Have `run` hold the lease during the block; a thread renews it.
+    """Hold the lease for `run` during the block, renewed by a thread.
 
     Raises:
-        LeaseError: another run has it.
-        StorageError: the bucket does not take a term.
+        LeaseError: another run has the lease.
+        StorageError: the bucket rejects a term.
     """
     lease = Lease(store, namespace, run)
     lease.take()
@@ -100,13 +100,13 @@ def held_lease(store: ObjectStore, namespace: str, run: str) -> Iterator[None]:
 
 def _renew(lease: Lease, is_over: threading.Event) -> None:
     while not is_over.wait(LEASE_MS / 1000 / _RENEWALS):
-        # Tasks look at the lease themselves before they delete: a loss needs no other messenger.
+        # Tasks check the lease themselves before they delete, so a failure needs no report here.
         with suppress(StorageError):
             lease.renew()
 
 
 class Lease:
-    """The lease of a namespace, as one run takes, renews and gives it back."""
+    """Lease of a namespace for a run: take, renew and release it."""
 
     def __init__(
         self,
@@ -124,15 +124,17 @@ class Lease:
         self._number = 0
 
     def take(self) -> None:
-        """Take the lease if it is free, over, or of a process that has ended on this machine.
+        """Take the lease if it is free, expired, or held by a dead process of this machine.
 
-        Watches the lease for `LEASE_MS` where this machine's clock can't say whether it is over.
+        Watches the lease for `LEASE_MS` if this machine's clock can't decide whether it has
+        expired.
 
         Raises:
-            LeaseError: another run has it.
+            LeaseError: another run has the lease.
         """
         number, newest = _newest(self._store, self._namespace)
         if newest is not None and newest.expires_ms != _RELEASED and not _has_ended(newest):
+            # An expiry in the past or too far in the future may come from a wrong clock.
             left_ms = newest.expires_ms - self._now_ms()
             if 0 < left_ms <= LEASE_MS:
                 raise _held_error(newest, left_ms)
@@ -140,12 +142,12 @@ class Lease:
         self._create(number + 1, self._now_ms() + LEASE_MS)
 
     def _watch(self, number: int) -> int:
-        """Return the highest term once nobody has renewed it for `LEASE_MS`, or once it is free.
+        """Return the highest term after `LEASE_MS` without a renewal, or as soon as it is free.
 
-        The time is measured by this machine's timer.
+        This machine's timer measures the time.
 
         Raises:
-            LeaseError: another run has renewed or taken it.
+            LeaseError: another run renewed or took the lease.
         """
         for _ in range(_LOOKS):
             self._wait(LEASE_MS / 1000 / _LOOKS)
@@ -157,12 +159,12 @@ class Lease:
         return number
 
     def renew(self) -> None:
-        """Begin the next term. Raises `LeaseError` if another run has the lease."""
+        """Start the next term. Raises `LeaseError` if another run has the lease."""
         check_held(self._store, self._namespace, self._run)
         self._create(self._number + 1, self._now_ms() + LEASE_MS)
 
     def release(self) -> None:
-        """Give the lease back, if it is still this run's; a bucket that fails lets it run out."""
+        """Release the lease if this run still has it. If the bucket fails, the lease expires."""
         with suppress(StorageError):
             check_held(self._store, self._namespace, self._run)
             self._create(self._number + 1, _RELEASED)
@@ -171,8 +173,8 @@ class Lease:
         term = Term(
             run=self._run, machine=socket.gethostname(), process=os.getpid(), expires_ms=expires_ms
         )
-        # A term of this number that was deleted, with a higher one after it, would not be refused
-        # by the store: the second look finds the higher one.
+        # If a term of this number was deleted, after a higher one, the put succeeds. The check
+        # after it finds the higher term.
         with suppress(ObjectExistsError):
             self._store.put(
                 _term_key(self._namespace, number), json_files.encode(term), if_absent=True
@@ -188,28 +190,28 @@ class Lease:
 
 def _held_error(term: Term, left_ms: int) -> LeaseError:
     return LeaseError(
-        f"run {term.run} of process {term.process} on {term.machine} deletes in this"
-        f" bucket; wait for its end, or {left_ms // 1000 + 1} s if it was killed"
+        f"run {term.run} of process {term.process} on {term.machine} deletes in this bucket; wait"
+        f" for its end, or {left_ms // 1000 + 1} s if it was killed"
     )
 
 
 def _newest(store: ObjectStore, namespace: str) -> tuple[int, Term | None]:
-    """The highest term and its number; 0 and None before the first.
+    """Return the number of the highest term and the term, or 0 and None before the first.
 
     Raises:
-        LeaseError: it changes all the time.
-        CorruptObjectError: it is none that this version can read.
+        LeaseError: the lease changes too fast to read.
+        CorruptObjectError: this version can't read the term.
     """
     for _ in range(_READS):
         keys = _term_keys(store, namespace)
         if not keys:
             return 0, None
-        with suppress(ObjectNotFoundError):  # the next term has just replaced it
+        with suppress(ObjectNotFoundError):  # deleted after the start of the next term
             data = store.get_range(keys[-1])
             return _number(keys[-1]), json_files.decode(Term, keys[-1], data)
     raise LeaseError(
-        f"the lease {lease_prefix(namespace)} changes faster than it can be read; wait for the end"
-        " of the other run"
+        f"lease {lease_prefix(namespace)} changes faster than it can be read; wait for the end of"
+        " the other run"
     )
 
 

@@ -1,1 +1,1 @@
-"""Deletion of a plan's candidates, each checked at the leader just before."""
+"""Deletion of a plan's candidates, each checked with the leader just before."""

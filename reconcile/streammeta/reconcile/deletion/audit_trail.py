@@ -1,12 +1,12 @@
-"""Audit trail of a run: a line before each change of the bucket, and one with what became of it.
+"""Audit trail of a run: a line before each change of the bucket, and a line with its outcome.
 
-A candidate that is kept as it is ahead of the map has a line too: it may be all that is left of a
-commit. So has one that another attempt of the task had deleted.
+A candidate that is kept because it is ahead of the metadata has a line too, because it may be the
+only trace of a commit. So has a candidate that another attempt of the task deleted.
 
-Lines are JSON objects chained by hashes, as controllers write theirs, so that one command verifies
-both. Each attempt of a task has a file and a chain of its own, with the attempt's number where a
-controller has its node id: two attempts may run at once. A key with a line that says BEGUN and no
-other line in any file belongs to a process that ended in between.
+Lines are JSON objects chained by hashes, in the controllers' format, so that one command verifies
+both. Two attempts of a task may run at once, so each has a separate file and chain, with the
+attempt's number in place of a controller's node id. A key with only a BEGUN line in all files
+belongs to a process that ended before the outcome.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CALLS = {
 
 
 class AuditTrail:
-    """The trail of one attempt of a task."""
+    """Audit trail of one attempt of a task."""
 
     def __init__(self, order: DeletionOrder, attempt: Attempt) -> None:
         self._order = order
@@ -38,36 +38,41 @@ class AuditTrail:
         self._begun: set[str] = set()
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
-        """Put on record durably what is changed next. Raises `OSError`."""
-        self._write([self._line(one, Verdict.BEGUN) for one in candidates])
-        self._begun.update(one.key for one in candidates)
+        """Record the next changes durably. Raises `OSError`."""
+        self._write([self._line(candidate, Verdict.BEGUN) for candidate in candidates])
+        self._begun.update(candidate.key for candidate in candidates)
 
     def end(self, judged: Sequence[Judged]) -> None:
-        """Put on record the outcomes of those begun by any attempt, or ahead of the map.
+        """Record the outcomes of candidates begun by any attempt, or ahead of the metadata.
 
         A dry run has no trail. Raises `OSError`.
         """
         if not self._order.delete:
             return
-        unbegun = (self._order.done, Outcome.AHEAD_OF_MAP)
-        told = [one for one in judged if one.candidate.key in self._begun or one.outcome in unbegun]
+        unbegun = (self._order.done, Outcome.AHEAD_OF_METADATA)
+        recorded = [
+            result
+            for result in judged
+            if result.candidate.key in self._begun or result.outcome in unbegun
+        ]
         self._begun.clear()
-        self._write([self._outcome(one) for one in told])
+        self._write([self._outcome_line(result) for result in recorded])
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
-    def _outcome(self, one: Judged) -> AuditLine:
-        is_certain = one.outcome in (self._order.done, Outcome.GONE, Outcome.KEPT)
+    def _outcome_line(self, result: Judged) -> AuditLine:
+        outcome, detail = result.outcome, result.detail
+        is_certain = outcome in (self._order.done, Outcome.GONE, Outcome.KEPT)
         verdict = Verdict.OK if is_certain else Verdict.UNKNOWN
-        if one.outcome is Outcome.AHEAD_OF_MAP:
+        if outcome is Outcome.AHEAD_OF_METADATA:
             verdict = Verdict.REFUSED
-        told = one.detail if one.outcome is self._order.done else f"{one.outcome}: {one.detail}"
-        return self._line(one.candidate, verdict, told)
+        reason = detail if outcome is self._order.done else f"{outcome}: {detail}"
+        return self._line(result.candidate, verdict, reason)
 
-    def _line(self, one: Candidate, verdict: Verdict, reason: str = "") -> AuditLine:
+    def _line(self, candidate: Candidate, verdict: Verdict, reason: str = "") -> AuditLine:
         return AuditLine(
             ts_ms=time.time_ns() // 1_000_000,
             node=self._attempt.number,
@@ -77,10 +82,10 @@ class AuditTrail:
             verdict=verdict,
             target={
                 "run": self._order.run,
-                "key": one.key,
-                "object_id": one.object_id,
-                "size": one.size,
-                "etag": one.etag,
+                "key": candidate.key,
+                "object_id": candidate.object_id,
+                "size": candidate.size,
+                "etag": candidate.etag,
             },
             reason=reason,
         )

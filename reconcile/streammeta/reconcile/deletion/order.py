@@ -1,6 +1,6 @@
-"""Order to delete candidates of a plan, and what became of each of them: values alone.
+"""Values of a deletion: the order to delete candidates of a plan, and each candidate's outcome.
 
-Sent to wherever a task runs, so nothing here is open or connected.
+The order is sent to the executors, so it contains no open files or connections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streammeta.storage.errors import (
 from streammeta.tls.files import CallerFiles
 
 ORPHAN_TAG = {"streammeta-reconcile": "orphan"}
-"""Tag of objects that a rule of the bucket is to delete."""
+"""Tag of objects that a rule of the bucket will delete."""
 
 
 class Outcome(enum.StrEnum):
@@ -25,20 +25,20 @@ class Outcome(enum.StrEnum):
 
     DELETED = "deleted"
     QUARANTINED = "quarantined"  # deleted, with a copy in quarantine
-    TAGGED = "tagged"  # still there, for a rule of the bucket to delete
-    WOULD_DELETE = "would_delete"  # a dry run; with --yes it would be gone
-    KEPT = "kept"  # the map still knows it
-    AHEAD_OF_MAP = "ahead_of_map"  # it has records that the map's streams have not reached
-    CHANGED = "changed"  # the key holds another object than the plan recorded
+    TAGGED = "tagged"  # tagged for a rule of the bucket to delete
+    WOULD_DELETE = "would_delete"  # dry run: --yes would delete it
+    KEPT = "kept"  # the metadata still knows it
+    AHEAD_OF_METADATA = "ahead_of_map"  # its records are beyond the ends of the metadata's streams
+    CHANGED = "changed"  # the key has another object than the plan recorded
     GONE = "gone"  # absent from the bucket
-    REFUSED = "refused"  # the plan's key is not the key of the plan's id
-    FAILED = "failed"  # an error; not deleted unless `detail` says that deleting began
-    SKIPPED = "skipped"  # not tried, because of an error before
+    REFUSED = "refused"  # the plan's key does not match the plan's id
+    FAILED = "failed"  # an error; not deleted unless `detail` says that deletion began
+    SKIPPED = "skipped"  # not tried, because of an earlier error
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A key to delete, as recorded in the plan: bytes, Unix ms, the store's etag."""
+    """A key to delete, as recorded in the plan: size in bytes, Unix ms, etag."""
 
     key: str
     object_id: int
@@ -49,15 +49,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class DeletionOrder:
-    """Parameters of every task of a run. `keys_per_s` is one task's share of the rate limit.
+    """Parameters of every task of a run. `keys_per_s` is a task's share of the rate limit.
 
-    In `signals_folder` tasks and driver tell each other what concerns all; see `run_signals`.
-
-    The files of `tls` are read where the task runs. `identity`, `next_object_id` and
-    `next_stream_id` are those of the plan. With `delete` False nothing is deleted and no undo
-    record is written. `run` is the one that has to hold the lease when something is deleted. With
-    `quarantine` an object is copied to quarantine before it is deleted; with `tag` it is tagged,
-    and not deleted.
+    Tasks and driver exchange signals in `signals_folder`, see `run_signals`. The files of `tls` are
+    read on the task's machine. `identity`, `next_object_id` and `next_stream_id` come from the
+    plan. With `delete` False, nothing is deleted and no undo record is written. `run` has to hold
+    the lease during deletions. With `quarantine`, an object is copied to quarantine before its
+    deletion. With `tag`, it is tagged and not deleted.
     """
 
     store: str
@@ -78,7 +76,7 @@ class DeletionOrder:
 
     @property
     def done(self) -> Outcome:
-        """Outcome of a candidate to which all was done."""
+        """Outcome of a completely processed candidate."""
         if self.tag:
             return Outcome.TAGGED
         return Outcome.QUARANTINED if self.quarantine else Outcome.DELETED
@@ -86,9 +84,9 @@ class DeletionOrder:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A candidate and its outcome; `is_busy` if the store asked for fewer requests.
+    """A candidate and its outcome. `is_busy` is set if the store asked for fewer requests.
 
-    `may_concern_all`: the reason of a failure is a right or the store itself, not this object.
+    `may_concern_all` is set if a failure's reason is a permission or the store, not this object.
     """
 
     candidate: Candidate
@@ -99,7 +97,7 @@ class Judged:
 
 
 def failed(candidate: Candidate, detail: str, error: Exception) -> Judged:
-    """Return the outcome of a candidate for which the store raised an error."""
+    """Return the outcome for a candidate after an error of the store."""
     is_busy = isinstance(error, StoreUnavailableError) and error.throttled
     may_concern_all = isinstance(
         error, (StoreUnavailableError, AccessDeniedError, BucketNotFoundError)

@@ -1,7 +1,4 @@
-"""Rate of one task's deletions: a limit of the user's, which a busy store lowers for a while.
-
-Reads no clock but the one that it is given.
-"""
+"""Rate limit of a task's deletions, which a busy store lowers for a while."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ import time
 from collections.abc import Callable
 
 LARGEST_BATCH = 1000
-"""Most keys of one request to delete."""
+"""Maximum number of keys in a request to delete."""
 
 
 class Pacer:
-    """Rate limiter: at most `keys_per_s` keys on average over any time.
+    """Rate limiter: at most `keys_per_s` keys on average.
 
-    The rate is halved, to one key a second at least, each time the store asks for fewer requests,
-    and grows back by a sixteenth of the whole with each batch that it takes.
+    Each time the store asks for fewer requests, the rate is halved, down to one key per second. It
+    grows back by a sixteenth of the limit with each accepted batch.
     """
 
     def __init__(
@@ -33,7 +30,7 @@ class Pacer:
 
     @property
     def batch_size(self) -> int:
-        """Largest batch in keys: those of one second."""
+        """Largest batch: the keys of one second."""
         return max(1, min(LARGEST_BATCH, int(self._keys_per_s)))
 
     def slow_down(self) -> None:
@@ -41,11 +38,11 @@ class Pacer:
         self._keys_per_s = max(min(1.0, self._whole), self._keys_per_s / 2)
 
     def speed_up(self) -> None:
-        """Raise the rate again, up to the whole."""
+        """Raise the rate, up to the limit."""
         self._keys_per_s = min(self._whole, self._keys_per_s + self._whole / 16)
 
     def wait_for(self, keys: int) -> None:
-        """Wait until the rate limit allows more keys, and count these."""
+        """Wait until the rate limit allows more keys, and count `keys`."""
         wait = self._free_at - self._clock()
         if wait > 0:
             self._sleep(wait)

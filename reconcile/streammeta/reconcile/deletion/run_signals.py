@@ -1,10 +1,9 @@
-"""Signs that the tasks of one deletion and their driver give each other, on whatever machines.
+"""Signals between the tasks of a deletion and their driver, on any machines.
 
-They are empty files in a folder of the run, which all machines share, as they do the records of
-what is deleted. A sign once given stays: nothing is taken back, and a sign that is seen late delays
-what it asks for by a batch.
+A signal is an empty file in a folder of the run, which all machines share like the undo records.
+Signals are never removed. A task that sees one late reacts a batch later.
 
-    ending          begin no further batch
+    ending          start no further batch
     busy-TASK-N     the store asked task TASK for fewer requests, for the Nth time
 """
 
@@ -21,22 +20,22 @@ _LOOK_S = 0.2
 
 
 class RunSignals:
-    """The signs as one task sees and gives them."""
+    """Signals of a run, as one task sees and sends them."""
 
     def __init__(self, folder: Path, task: str) -> None:
         self._folder = folder
         self._task = task
-        self._given = 0
+        self._sent = 0
         self._seen: set[str] = set()
 
     def is_ending(self) -> bool:
-        """Whether the run is to end."""
+        """Return whether the run should end."""
         return (self._folder / _ENDING).exists()
 
-    def tell_busy(self) -> None:
-        """Have all other tasks learn that the store asks for fewer requests."""
-        _give(self._folder, f"{_BUSY}{self._task}-{self._given:06d}")
-        self._given += 1
+    def send_busy(self) -> None:
+        """Signal to all other tasks that the store asks for fewer requests."""
+        _send(self._folder, f"{_BUSY}{self._task}-{self._sent:06d}")
+        self._sent += 1
         self._look()
 
     def others_were_busy(self) -> bool:
@@ -54,13 +53,13 @@ class RunSignals:
 def relayed(is_ending: Callable[[], bool], folder: Path) -> Iterator[None]:
     """Have the tasks learn within the block, and soon, that `is_ending` has become true."""
     if is_ending():
-        _give(folder, _ENDING)
+        _send(folder, _ENDING)
     is_over = threading.Event()
 
     def look() -> None:
         while not is_over.wait(_LOOK_S):
             if is_ending():
-                _give(folder, _ENDING)
+                _send(folder, _ENDING)
                 return
 
     looking = threading.Thread(target=look, daemon=True)
@@ -72,6 +71,6 @@ def relayed(is_ending: Callable[[], bool], folder: Path) -> Iterator[None]:
         looking.join()
 
 
-def _give(folder: Path, name: str) -> None:
+def _send(folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).touch()

@@ -1,14 +1,17 @@
-"""Deletion of the candidates of one task, each checked with the leader just before.
+"""Deletion of a task's candidates, each checked with the leader just before.
 
-A key is deleted only if the bucket bears the marker of the plan's cluster, the key is still the
-object of the plan and has no records ahead of the map, and the leader of that cluster says, just
-before, that the map issued its id once and has forgotten it; that it is deleted is in the leader's
-audit log first. An error of the
-marker, the lease, the leader, either audit log or the disk of the undo records spares the whole
-batch and ends the task. A key that the store is too busy for is tried again from the start, after a
-pause, and slows all tasks of the run down. What the store refuses of one object concerns no other
-and never ends a task; refusals for a right or for the state of the store do, after many in a row.
-Before a batch is deleted, what is known of its objects is on disk.
+A key is deleted only if all of these hold:
+
+- the bucket has the marker of the plan's cluster;
+- the key still has the plan's object, without records ahead of the metadata;
+- the cluster's leader says, just before, that its metadata issued the id and has forgotten it.
+
+The leader's audit log records the deletion first, and the undo records of a batch are on disk
+before it is deleted. An error of the marker, the lease, the leader, an audit log or the disk of the
+undo records spares the whole batch and ends the task. If the store is too busy for a key, the key
+is tried again from the start after a pause, and all tasks of the run slow down. A failure of a
+single object never ends a task. Failures because of a permission or the state of the store do,
+after many in a row.
 """
 
 from __future__ import annotations
@@ -59,15 +62,15 @@ from streammeta.v1 import common_pb2
 
 _HEADS_AT_ONCE = 8
 _ANNOUNCED_AT_ONCE = 100
-"""Ids that a line of the audit log names one by one; of more it has a digest."""
+"""Maximum number of ids that a line of the audit log lists. A longer list becomes a digest."""
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _HOPELESS = 20
-"""Consecutive keys that fail for a reason that may concern all, after which a task ends."""
+"""Consecutive failures for reasons that may concern all keys, after which a task ends."""
 
 
 class Deleter:
-    """Processes the candidates of one task in batches, until an error that concerns all.
+    """Processes a task's candidates in batches, until an error that concerns all.
 
     `sleep` takes seconds.
     """
@@ -97,9 +100,9 @@ class Deleter:
         self._trail = AuditTrail(order, attempt)
 
     def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
-        """Yield the outcomes of every batch; candidates not tried are `SKIPPED`.
+        """Yield the outcomes of every batch. Candidates that are not tried are `SKIPPED`.
 
-        Once the run is to end there is no further batch, and no outcome of what is left.
+        Once the run ends, there are no further batches and no outcomes of the remaining candidates.
         """
         remaining = iter(candidates)
         while not self._is_over:
@@ -110,111 +113,124 @@ class Deleter:
             batch = list(itertools.islice(remaining, self._pacer.batch_size))
             if not batch:
                 return
-            judged = self._batch(batch)
+            judged = self._process_batch(batch)
             self._count_failures(judged)
             try:
                 self._trail.end(judged)
-            except OSError:  # what began is on record, and nothing more begins
+            except OSError:  # the beginning is on record, so stop before another one
                 self._is_over = True
             yield judged
 
         while batch := list(itertools.islice(remaining, LARGEST_BATCH)):
-            yield [Judged(one, Outcome.SKIPPED, "an earlier batch failed") for one in batch]
+            yield [
+                Judged(candidate, Outcome.SKIPPED, "an earlier batch failed") for candidate in batch
+            ]
 
     def close(self) -> None:
-        """Release the audit trail."""
+        """Close the audit trail."""
         self._trail.close()
 
     def _count_failures(self, judged: Sequence[Judged]) -> None:
-        if any(one.outcome is not Outcome.FAILED for one in judged):
+        if any(result.outcome is not Outcome.FAILED for result in judged):
             self._failed_in_a_row = 0
         else:
-            self._failed_in_a_row += sum(one.may_concern_all for one in judged)
+            self._failed_in_a_row += sum(result.may_concern_all for result in judged)
         self._is_over = self._is_over or self._failed_in_a_row >= _HOPELESS
 
     @tracing.span("streammeta.reconcile.batch")
-    def _batch(self, batch: Sequence[Candidate]) -> list[Judged]:
-        """Process a batch; throttled keys are tried again, with all checks, after a pause."""
+    def _process_batch(self, batch: Sequence[Candidate]) -> list[Judged]:
+        """Process a batch. Throttled keys are retried, with all checks, after a pause."""
         judged = self._attempt(batch)
         for pause_s in _PAUSES_S:
-            busy = [one.candidate for one in judged if one.is_busy]
+            busy = [result.candidate for result in judged if result.is_busy]
             if not busy or self._is_over:
                 self._pacer.speed_up()
                 break
             self._pacer.slow_down()
-            self._signals.tell_busy()
+            self._signals.send_busy()
             self._sleep(pause_s)
-            judged = [one for one in judged if not one.is_busy] + self._attempt(busy)
-        judged = self._credited(judged)
-        tracing.note(Counter(str(one.outcome) for one in judged))
+            judged = [result for result in judged if not result.is_busy] + self._attempt(busy)
+
+        judged = self._credit_attempts(judged)
+        tracing.note(Counter(str(result.outcome) for result in judged))
         return judged
 
     def _attempt(self, batch: Sequence[Candidate]) -> list[Judged]:
         try:
-            if self._claimed_below is None:  # once per task, before any question to the leader
+            if self._claimed_below is None:  # once per task, before the first call to the leader
                 self._claimed_below = check_bucket(self._store, self._order.identity)
             judged = self._sift(batch)
-            free = [one.candidate for one in judged if one.outcome is Outcome.WOULD_DELETE]
+            free = [result.candidate for result in judged if result.outcome is Outcome.WOULD_DELETE]
             if not free or not self._order.delete:
                 return judged
+            # The order matters: every record is durable before the first change.
             self._pacer.wait_for(len(free))
             check_held(self._store, self._order.identity.namespace, self._order.run)
             self._write_undo(free)
-            free, known = self._announced(free)
+            free, known = self._announce(free)
             self._trail.begin(free)
         except (StorageError, OSError) as error:
             self._is_over = True
-            return [Judged(one, Outcome.FAILED, f"nothing deleted: {error}") for one in batch]
+            return [
+                Judged(candidate, Outcome.FAILED, f"nothing deleted: {error}")
+                for candidate in batch
+            ]
 
-        kept = [one for one in judged if one.outcome is not Outcome.WOULD_DELETE]
-        return kept + known + self._removed(free)
+        kept = [result for result in judged if result.outcome is not Outcome.WOULD_DELETE]
+        return kept + known + self._remove(free)
 
     def _sift(self, batch: Sequence[Candidate]) -> list[Judged]:
-        """Judge every candidate: one that is free to delete is `WOULD_DELETE`."""
+        """Check every candidate. A candidate that may be deleted is `WOULD_DELETE`."""
         judged: list[Judged] = []
         asked: list[Candidate] = []
-        for one in batch:
-            if one.key == key_for(one.object_id, self._order.identity.namespace):
-                asked.append(one)
+        for candidate in batch:
+            object_id = candidate.object_id
+            if candidate.key == key_for(object_id, self._order.identity.namespace):
+                asked.append(candidate)
             else:
-                judged.append(Judged(one, Outcome.REFUSED, f"not the key of {one.object_id}"))
-        forgotten, known = self._forgotten(asked)
-        looked_up = self._look_at_all(forgotten)
-        present = [one.candidate for one in looked_up if one.outcome is Outcome.WOULD_DELETE]
-        others = [one for one in looked_up if one.outcome is not Outcome.WOULD_DELETE]
+                judged.append(Judged(candidate, Outcome.REFUSED, f"not the key of {object_id}"))
+
+        # From the cheapest check to the most expensive one, on fewer candidates each time.
+        forgotten, known = self._find_forgotten(asked)
+        looked_up = self._look_up(forgotten)
+        present = [
+            result.candidate for result in looked_up if result.outcome is Outcome.WOULD_DELETE
+        ]
+        others = [result for result in looked_up if result.outcome is not Outcome.WOULD_DELETE]
         contents = judge_contents(self._store, self._leader, present, self._order.next_stream_id)
         return judged + known + others + list(contents)
 
-    def _announced(self, free: Sequence[Candidate]) -> tuple[list[Candidate], list[Judged]]:
-        """Have the leader put on record what is deleted next; return that, and what is kept.
+    def _announce(self, free: Sequence[Candidate]) -> tuple[list[Candidate], list[Judged]]:
+        """Let the leader record the next deletions. Returns these, and the kept candidates.
 
-        Asked for few at a time, so that its audit log has the id of each.
+        Sends few at a time, so that the leader's audit log lists every id.
         """
         forgotten: list[Candidate] = []
         known: list[Judged] = []
         for first in range(0, len(free), _ANNOUNCED_AT_ONCE):
-            part = self._forgotten(free[first : first + _ANNOUNCED_AT_ONCE], deleting=True)
+            part = self._find_forgotten(free[first : first + _ANNOUNCED_AT_ONCE], deleting=True)
             forgotten += part[0]
             known += part[1]
         return forgotten, known
 
-    def _forgotten(
+    def _find_forgotten(
         self, asked: Sequence[Candidate], *, deleting: bool = False
     ) -> tuple[list[Candidate], list[Judged]]:
-        """Return those that the map has forgotten, and the others as they are judged."""
+        """Return the candidates that the metadata has forgotten, and the outcomes of the others."""
         forgotten: list[Candidate] = []
         known: list[Judged] = []
-        for one, state in zip(asked, self._states(asked, deleting=deleting), strict=True):
+        for candidate, state in zip(asked, self._states(asked, deleting=deleting), strict=True):
             if state == common_pb2.OBJECT_STATE_REMOVED:
-                forgotten.append(one)
+                forgotten.append(candidate)
             else:
-                known.append(Judged(one, Outcome.KEPT, f"the map says {state_name(state)}"))
+                detail = f"the metadata says {state_name(state)}"
+                known.append(Judged(candidate, Outcome.KEPT, detail))
         return forgotten, known
 
     def _states(self, asked: Sequence[Candidate], *, deleting: bool) -> Sequence[int]:
         if not asked:
             return ()
-        ids = [one.object_id for one in asked]
+        ids = [candidate.object_id for candidate in asked]
         standing = self._leader.check_objects(ids, deleting=deleting)
         check_standing(
             standing,
@@ -224,66 +240,74 @@ class Deleter:
         )
         return standing.states
 
-    def _look_at_all(self, candidates: Sequence[Candidate]) -> list[Judged]:
-        """Compare with what lies in the bucket now.
+    def _look_up(self, candidates: Sequence[Candidate]) -> list[Judged]:
+        """Compare candidates with the current objects in the bucket.
 
-        No other object can be live under the key, since ids are never issued twice: this keeps what
-        somebody put there by hand, and tells what is gone already.
+        No other live object can have the key, because ids are never issued twice. The comparison
+        keeps objects that a person put there, and finds deleted ones.
         """
         in_order = sorted(candidates, key=lambda candidate: candidate.key)
         try:
-            found, settled = find_by_listing(self._store, [one.key for one in in_order])
+            keys = [candidate.key for candidate in in_order]
+            found, settled = find_by_listing(self._store, keys)
         except StoreUnavailableError as error:
-            return [failed(one, "not deleted", error) for one in in_order]
-        by_listing = [self._compared(one, found.get(one.key)) for one in in_order[:settled]]
-        with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
-            return by_listing + list(pool.map(self._look_at, in_order[settled:]))
+            return [failed(candidate, "not deleted", error) for candidate in in_order]
 
-    def _look_at(self, candidate: Candidate) -> Judged:
+        by_listing = [
+            self._compare(candidate, found.get(candidate.key)) for candidate in in_order[:settled]
+        ]
+        with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+            return by_listing + list(pool.map(self._head, in_order[settled:]))
+
+    def _head(self, candidate: Candidate) -> Judged:
         try:
-            return self._compared(candidate, self._store.head(candidate.key))
+            return self._compare(candidate, self._store.head(candidate.key))
         except ObjectNotFoundError:
             return Judged(candidate, Outcome.GONE)
         except StoreUnavailableError as error:
             return failed(candidate, "not deleted", error)
 
-    def _compared(self, one: Candidate, info: ObjectInfo | None) -> Judged:
+    def _compare(self, candidate: Candidate, info: ObjectInfo | None) -> Judged:
         if info is None:
-            return Judged(one, Outcome.GONE)
-        # HEAD and list may tell the time with different precision: whole seconds must agree.
-        same_time = info.last_modified_ms // 1000 == one.modified_ms // 1000
-        if same_time and (info.size, info.etag) == (one.size, one.etag):
-            return Judged(one, Outcome.WOULD_DELETE)
-        return Judged(one, Outcome.CHANGED, "size, time or etag is not that of the plan")
+            return Judged(candidate, Outcome.GONE)
+        # HEAD and listings may report times with different precision, so compare whole seconds.
+        same_time = info.last_modified_ms // 1000 == candidate.modified_ms // 1000
+        if same_time and (info.size, info.etag) == (candidate.size, candidate.etag):
+            return Judged(candidate, Outcome.WOULD_DELETE)
+        return Judged(candidate, Outcome.CHANGED, "size, time or etag differs from the plan")
 
-    def _credited(self, judged: Sequence[Judged]) -> list[Judged]:
-        """Return the outcomes; an absent key that this run has deleted counts as deleted."""
-        if any(one.outcome is Outcome.GONE for one in judged):
+    def _credit_attempts(self, judged: Sequence[Judged]) -> list[Judged]:
+        """Return the outcomes. An absent key that this run deleted counts as deleted."""
+        if any(result.outcome is Outcome.GONE for result in judged):
             self._others.look()
-        return [self._credit(one) if one.outcome is Outcome.GONE else one for one in judged]
+        return [
+            self._credit(result) if result.outcome is Outcome.GONE else result for result in judged
+        ]
 
     def _credit(self, gone: Judged) -> Judged:
         candidate = gone.candidate
         if candidate.key in self._asked_for:
             return Judged(candidate, self._done, "the request that failed had deleted it")
-        # An attempt that tags deletes nothing.
+        # An attempt that tags deletes nothing, so an absent key is not its work.
         if self._others.has_begun(candidate.key) and not self._order.tag:
             return Judged(candidate, self._done, "another attempt of this task had deleted it")
         return gone
 
     def _write_undo(self, free: Sequence[Candidate]) -> None:
-        """Write the undo records of a batch durably: one JSON object a line."""
+        """Write the undo records of a batch durably, one JSON object per line."""
         number = self._undo_files
         self._undo_files += 1
         folder = Path(self._order.undo_folder)
         folder.mkdir(parents=True, exist_ok=True)
         checked_ms = time.time_ns() // 1_000_000
-        lines = (json.dumps(asdict(one) | {"checked_ms": checked_ms}) + "\n" for one in free)
+        lines = (
+            json.dumps(asdict(candidate) | {"checked_ms": checked_ms}) + "\n" for candidate in free
+        )
         path = folder / f"{self._attempt_name}-{number:06d}.jsonl"
         replace_file(PosixFileSystem(), path, map(str.encode, lines))
 
-    def _removed(self, free: Sequence[Candidate]) -> list[Judged]:
-        """Tag candidates, or delete them: those of which a copy is in quarantine if so ordered."""
+    def _remove(self, free: Sequence[Candidate]) -> list[Judged]:
+        """Tag candidates or delete them, with quarantine only after a successful copy."""
         if self._order.tag:
             with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
                 return list(pool.map(self._tag, free))
@@ -291,64 +315,66 @@ class Deleter:
         if self._order.quarantine:
             with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
                 saved = list(pool.map(self._save, free))
-            unsaved = [one for one in saved if one.outcome is not self._done]
-            free = [one.candidate for one in saved if one.outcome is self._done]
+            unsaved = [result for result in saved if result.outcome is not self._done]
+            free = [result.candidate for result in saved if result.outcome is self._done]
         return unsaved + (self._delete(free) if free else [])
 
-    def _save(self, one: Candidate) -> Judged:
-        """Copy an object to quarantine; any error but its absence keeps it."""
-        place = quarantined_key(one.key, self._order.identity.namespace)
-        meant = ObjectInfo(one.key, one.size, one.modified_ms, one.etag)
+    def _save(self, candidate: Candidate) -> Judged:
+        """Copy an object to quarantine. Any error except its absence keeps it."""
+        key = candidate.key
+        place = quarantined_key(key, self._order.identity.namespace)
+        expected = ObjectInfo(key, candidate.size, candidate.modified_ms, candidate.etag)
         try:
-            self._store.copy(one.key, place, meant)
+            self._store.copy(key, place, expected)
         except ObjectNotFoundError:
-            return Judged(one, Outcome.GONE)
+            return Judged(candidate, Outcome.GONE)
         except ObjectChangedError as error:
-            return Judged(one, Outcome.CHANGED, str(error))
+            return Judged(candidate, Outcome.CHANGED, str(error))
         except StorageError as error:
-            return failed(one, "not deleted, as it can't be copied", error)
-        return Judged(one, self._done)
+            return failed(candidate, "not deleted, because it can't be copied", error)
+        return Judged(candidate, self._done)
 
-    def _tag(self, one: Candidate) -> Judged:
+    def _tag(self, candidate: Candidate) -> Judged:
         try:
-            self._store.add_tags(one.key, ORPHAN_TAG)
+            self._store.add_tags(candidate.key, ORPHAN_TAG)
         except ObjectNotFoundError:
-            return Judged(one, Outcome.GONE)
+            return Judged(candidate, Outcome.GONE)
         except (StorageError, ValueError) as error:
-            return failed(one, "not tagged", error)
-        return Judged(one, self._done)
+            return failed(candidate, "not tagged", error)
+        return Judged(candidate, self._done)
 
     def _delete(self, free: Sequence[Candidate]) -> list[Judged]:
         try:
-            result = self._store.delete_many([one.key for one in free])
+            result = self._store.delete_many([candidate.key for candidate in free])
         except StorageError as error:
+            # After a throttled request the keys are tried again, and may be found absent.
             if isinstance(error, StoreUnavailableError) and error.throttled:
-                self._asked_for.update(one.key for one in free)
+                self._asked_for.update(candidate.key for candidate in free)
             else:
                 self._is_over = True
             doubt = "deleting began and may have succeeded in part"
-            return [failed(one, doubt, error) for one in free]
+            return [failed(candidate, doubt, error) for candidate in free]
 
         return [
             Judged(
-                one,
+                candidate,
                 Outcome.FAILED,
                 f"the store kept it: {why}",
-                is_busy=one.key in result.throttled,
-                may_concern_all=one.key in result.throttled | result.denied,
+                is_busy=candidate.key in result.throttled,
+                may_concern_all=candidate.key in result.throttled | result.denied,
             )
-            if (why := result.failed.get(one.key)) is not None
-            else Judged(one, self._done)
-            for one in free
+            if (why := result.failed.get(candidate.key)) is not None
+            else Judged(candidate, self._done)
+            for candidate in free
         ]
 
 
 def carry_out(
     order: DeletionOrder, attempt: Attempt, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Carry out an order on the candidates of one task, in one attempt of it.
+    """Carry out an order on a task's candidates, in one attempt.
 
-    Yields the outcomes of each batch once they are known.
+    Yields the outcomes of each batch as soon as they are known.
     """
     candidates = (Candidate(**row) for batch in batches for row in batch.to_pylist())
     first = next(candidates, None)
@@ -365,10 +391,10 @@ def carry_out(
 
 def _outcome_rows(judged: Sequence[Judged]) -> pa.RecordBatch:
     values = {
-        "key": [one.candidate.key for one in judged],
-        "object_id": [one.candidate.object_id for one in judged],
-        "size": [one.candidate.size for one in judged],
-        "outcome": [str(one.outcome) for one in judged],
-        "detail": [one.detail for one in judged],
+        "key": [result.candidate.key for result in judged],
+        "object_id": [result.candidate.object_id for result in judged],
+        "size": [result.candidate.size for result in judged],
+        "outcome": [str(result.outcome) for result in judged],
+        "detail": [result.detail for result in judged],
     }
     return record_batch(OUTCOME_COLUMNS, values)

@@ -1,6 +1,6 @@
-"""Two threads beside the one that works: one makes what comes next, one finishes what is done.
+"""Background threads of a pipeline: prefetch the next items, and write finished ones.
 
-Of use where they spend their time in Arrow, numpy or the kernel, without Python's lock.
+They help where the work happens in Arrow, numpy or the kernel, without Python's global lock.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _DEPTH = 2
-"""Pieces under way in a thread: with one alone it would wait for the other thread at each."""
+"""Items in flight in a thread. With one, the threads would wait for each other at every item."""
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, made in a thread while those before are in use; none is None."""
+def prefetch(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items, computing the next ones in a thread. No item may be None."""
     with ThreadPoolExecutor(1) as pool:
         coming = deque(pool.submit(next, items, None) for _ in range(_DEPTH))
         while (item := coming.popleft().result()) is not None:
@@ -25,27 +25,27 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-class Behind:
-    """Does pieces of work in a thread, in their order, while others are made ready.
+class BackgroundWriter:
+    """Runs pieces of work in a thread, in order, while the caller prepares the next ones.
 
-    Errors come later, and are raised once; what was taken after them may be done.
+    A later call raises the error of an earlier piece, once. Pieces after it may have run.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
         self._under_way: deque[Future[None]] = deque()
 
-    def take(self, work: Callable[[], None]) -> None:
-        """Have `work` done, once few enough pieces are left before it; raises what they raised."""
+    def submit(self, work: Callable[[], None]) -> None:
+        """Queue `work`, waiting while the queue is full. Raises the error of an earlier piece."""
         if len(self._under_way) == _DEPTH:
             self._under_way.popleft().result()
         self._under_way.append(self._pool.submit(work))
 
-    def __enter__(self) -> Behind:
+    def __enter__(self) -> BackgroundWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown()
         if kind is None:
-            for one in self._under_way:
-                one.result()
+            for future in self._under_way:
+                future.result()

@@ -1,8 +1,8 @@
-"""Engines of reconciliation: the process itself, or Spark.
+"""Protocol of reconcile engines: this process, or Spark.
 
-Both do the same work on the same files: list the bucket, judge every key, delete candidates. They
-have the ladder of verdicts, the rows of the report and the checks of a deletion in common; each
-owns only the ways in which rows are spread, joined and counted.
+Both do the same work on the same files: list the bucket, compute verdicts, delete candidates. They
+share the verdict rules, the rows of the report and the checks of a deletion. Each owns only the
+distribution, the join and the counting of rows.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ class EngineName(enum.StrEnum):
 
 
 class Engine(Protocol):
-    """The work on tables. Paths are folders of Parquet files; those written must not exist.
+    """Work on tables. Paths are folders of Parquet files, and output folders must not exist.
 
     All calls raise `ReconcileError` or `StorageError`.
     """
 
     @property
     def name(self) -> EngineName:
-        """The engine that works: never `AUTO`."""
+        """The working engine, never `AUTO`."""
         ...
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
-        """Write every key of the bucket with its owner; returns the number of rows listed."""
+        """Write every key of the bucket with its owner, and return the number of rows."""
         ...
 
     def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
-        """Write the rows of an inventory with their owners; returns the number of rows read."""
+        """Write the rows of an inventory with their owners, and return the number of rows."""
         ...
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
-        """Count the keys and bytes of a listing by owner; each key once, as `judge` does."""
+        """Count the keys and bytes of a listing by owner, each key once."""
         ...
 
     def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
-        """Join listing and map of a draft; write verdicts and candidates; count by verdict.
+        """Join a draft's listing and metadata, write verdicts and candidates, and count verdicts.
 
-        Of several rows of a key one is judged, see `repeated_keys`.
+        Of several rows of a key, one counts, see `repeated_keys`.
         """
         ...
 
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
-        """Carry out an order on candidates, at the order's rate in all; write their outcomes."""
+        """Carry out an order on candidates, at the order's total rate, and write their outcomes."""
         ...

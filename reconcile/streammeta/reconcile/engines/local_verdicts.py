@@ -1,8 +1,8 @@
-"""Verdicts on a listing in the process itself: one pass over its numbers, batch by batch.
+"""Verdicts on a listing in this process: one pass over its numeric columns, batch by batch.
 
-Keys, etags and notes of a listing are in the report as they are in the listing, so their bytes are
-copied and nothing of them is decoded, but for candidates. What the join and the ladder add is
-written beside them. One thread reads and joins ahead, and one copies behind.
+The report contains the keys, etags and notes of the listing unchanged, so their bytes are copied
+without decoding, except for candidates. The columns of the join and the verdict rules are added.
+One thread reads and joins the next batches, and another one copies the finished ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streammeta.reconcile.engines.background import Behind, ahead
+from streammeta.reconcile.engines.background import BackgroundWriter, prefetch
 from streammeta.reconcile.engines.metadata_join import Joined, MetadataJoin
 from streammeta.reconcile.findings.verdict_rows import unlisted_rows
 from streammeta.reconcile.listing.order import in_order_of_partitions
@@ -63,22 +63,24 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryFile(dir=draft, buffering=0))
         spread = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=draft)))
-        of_map = MetadataJoin(draft / plan_folder.MAP, scratch)
+        metadata = MetadataJoin(draft / plan_folder.MAP, scratch)
         listing = draft / plan_folder.LISTING
-        files = in_order_of_partitions(listing, of_map.partitions_of, spread)
+        files = in_order_of_partitions(listing, metadata.partitions_of, spread)
         report = stack.enter_context(_Report(draft))
-        behind = stack.enter_context(Behind())
-        for piece, joined in ahead(_joined(files, of_map)):
-            numbers = verdict_numbers(_judged_by(piece, joined), rules)
+        writer = stack.enter_context(BackgroundWriter())
+        for piece, joined in prefetch(_join_pieces(files, metadata)):
+            numbers = verdict_numbers(_joined_columns(piece, joined), rules)
             if not numbers.all():
-                raise ReconcileError(f"{piece.path.name} of the listing has a key without a size")
+                raise ReconcileError(
+                    f"{piece.path.name} of the listing has a key without a size; make a new plan"
+                )
             counts.add(numbers, piece.columns["size"])
             made = list(_made_pages(numbers, joined, piece.rows_of_groups()))
-            behind.take(partial(report.add_listed, piece, numbers, made))
-        for ids, columns in of_map.unmet():
+            writer.submit(partial(report.add_listed, piece, numbers, made))
+        for ids, columns in metadata.unmet():
             rows, numbers = unlisted_rows(ids, columns, rules, namespace)
             counts.add(numbers, np.zeros(len(numbers), dtype=np.int64))
-            behind.take(partial(report.add_rows, rows))
+            writer.submit(partial(report.add_rows, rows))
 
     return_memory()
     return counts.tallies()
@@ -86,7 +88,7 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some row groups of a file of the listing, with the columns that are judged."""
+    """Row groups of a file of the listing, with the columns for the verdict rules."""
 
     path: Path
     metadata: pq.FileMetaData
@@ -98,9 +100,9 @@ class _Piece:
         return [self.metadata.row_group(group).num_rows for group in self.groups]
 
 
-def _joined(files: Iterable[Path], of_map: MetadataJoin) -> Iterator[tuple[_Piece, Joined]]:
+def _join_pieces(files: Iterable[Path], metadata: MetadataJoin) -> Iterator[tuple[_Piece, Joined]]:
     for piece in _pieces(files):
-        yield piece, of_map.join(piece.columns["owner"], piece.columns["object_id"])
+        yield piece, metadata.join(piece.columns["owner"], piece.columns["object_id"])
 
 
 def _pieces(files: Iterable[Path]) -> Iterator[_Piece]:
@@ -118,11 +120,11 @@ def _numbers_of(column: pa.ChunkedArray) -> Int64Column:
     return values
 
 
-def _judged_by(piece: _Piece, joined: Joined) -> JoinedColumns:
-    """What the ladder looks at. When objects were committed matters to none that is listed."""
+def _joined_columns(piece: _Piece, joined: Joined) -> JoinedColumns:
+    """Return the input of the verdict rules. No rule for listed keys uses the commit time."""
     wanted = JoinedColumns.__dataclass_fields__
-    of_map = {name: column for name, column in joined.columns.items() if name in wanted}
-    return JoinedColumns(**piece.columns, **of_map, map_time_ms=ABSENT)
+    metadata = {name: column for name, column in joined.columns.items() if name in wanted}
+    return JoinedColumns(**piece.columns, **metadata, map_time_ms=ABSENT)
 
 
 class _Counts:
@@ -132,25 +134,25 @@ class _Counts:
         self._found: dict[int, Tally] = {}
 
     def add(self, numbers: _Numbers, sizes: Int64Column) -> None:
-        """Count rows; a verdict of the number 0 is none."""
+        """Count rows. The verdict number 0 stands for no verdict."""
         for number, count in _present(numbers):
-            of_it = sizes if count == len(numbers) else sizes[numbers == number]
+            chosen = sizes if count == len(numbers) else sizes[numbers == number]
             before = self._found.get(number, Tally(0, 0))
-            self._found[number] = Tally(before.keys + count, before.size + int(of_it.sum()))
+            self._found[number] = Tally(before.keys + count, before.size + int(chosen.sum()))
 
     def tallies(self) -> dict[Verdict, Tally]:
-        """All that were counted."""
+        """Return the tally of each verdict."""
         return {Verdict(NUMBERED[number]): tally for number, tally in self._found.items() if number}
 
 
 def _present(numbers: _Numbers) -> list[tuple[int, int]]:
-    """The numbers that occur, ascending, and how often."""
+    """Return the occurring numbers, ascending, with their counts."""
     counts = np.bincount(numbers)
     return [(number, int(counts[number])) for number in np.flatnonzero(counts).tolist()]
 
 
 class _Report:
-    """The tables of verdicts and candidates under way. Work of one thread at a time."""
+    """Tables of verdicts and candidates under construction. For one thread at a time."""
 
     def __init__(self, draft: Path) -> None:
         self._verdicts_folder = draft / plan_folder.VERDICTS
@@ -177,14 +179,14 @@ class _Report:
     def add_listed(
         self, piece: _Piece, numbers: _Numbers, made: Sequence[Mapping[str, Pages]]
     ) -> None:
-        """Add rows of a listing, with the columns that were made for each of its row groups."""
+        """Add rows of a listing, with the new columns of each row group."""
         self._source.go_to(piece)
         for group, pages in zip(piece.groups, made, strict=True):
             self._verdicts.add(SplicePart(self._source.file, piece.metadata, group), pages)
         self._add_candidates(piece, np.flatnonzero(numbers == _ORPHAN))
 
     def _add_candidates(self, piece: _Piece, orphans: npt.NDArray[np.intp]) -> None:
-        """Write these rows of a piece; of a row group without any nothing is read."""
+        """Write the orphans of a piece, reading only row groups with orphans."""
         first = 0
         named: list[pa.Table] = []
         for group, count in zip(piece.groups, piece.rows_of_groups(), strict=True):
@@ -203,7 +205,7 @@ class _Report:
             self._candidates.write_table(pa.table(columns, schema=schema))
 
     def add_rows(self, rows: pa.RecordBatch) -> None:
-        """Add rows of the report that no listing has."""
+        """Add rows of the report without a listed key."""
         if rows.num_rows:
             with pa.BufferOutputStream() as sink:
                 with table_writer(sink, VERDICT_COLUMNS) as writer:
@@ -215,7 +217,7 @@ class _Report:
 
 
 class _Source:
-    """The file of the listing that is copied from."""
+    """The current file of the listing."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -230,7 +232,7 @@ class _Source:
         self._stack.close()
 
     def go_to(self, piece: _Piece) -> None:
-        """Open the file of a piece, unless it is open."""
+        """Open the file of a piece unless it is open already."""
         if piece.path != self._path:
             self._stack.close()
             self._path = piece.path
@@ -241,7 +243,7 @@ class _Source:
 def _made_pages(
     numbers: _Numbers, joined: Joined, rows_of_groups: Sequence[int]
 ) -> Iterator[Mapping[str, Pages]]:
-    """Columns that the join and the ladder add to each row group of a listing."""
+    """Yield the new columns of each row group: of the join and the verdicts."""
     ends = itertools.accumulate(rows_of_groups)
     for rows in [slice(end - count, end) for end, count in zip(ends, rows_of_groups, strict=True)]:
         presence = Presence(joined.is_known[rows])

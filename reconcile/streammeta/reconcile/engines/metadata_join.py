@@ -1,9 +1,9 @@
-"""Join of listed keys with the objects of the map, in memory that does not grow with either.
+"""Join of listed keys with the objects in the metadata, in bounded memory.
 
-The map is spread once over partitions of a scratch file, by the digits that begin a key: a listing
-in the order of keys, or near it, works through one partition after the other. Rows in any other
-order are joined the same, with more reading. Beside a few partitions, memory holds one bit an
-object: whether it was met. Knows nothing of verdicts.
+The objects are spread once over partitions of a scratch file, by the first digits of their keys. A
+listing roughly in key order then works through one partition after the other. Rows in any other
+order are joined too, with more reads. Memory contains a few partitions, and one bit per object that
+says whether a row matched it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streammeta.reconcile.engines.background import Behind, ahead
+from streammeta.reconcile.engines.background import BackgroundWriter, prefetch
 from streammeta.reconcile.listing.order import runs
 from streammeta.reconcile.parquet.arrow_start import return_memory
 from streammeta.reconcile.vocabulary.tables import count_rows, read_batches
@@ -37,10 +37,10 @@ _RECORD = np.dtype(
         ("reading", np.int32),
     ]
 )
-"""What the comparison uses of an object; numbers have the widths that the map's protocol gives."""
+"""Fields of an object for the comparison, with the widths of the metadata's protocol."""
 
 _WORDS = _RECORD.itemsize // 8
-"""Records are moved as rows of so many words, which takes a tenth of the time."""
+"""Words of a record. Moving records as rows of words takes a tenth of the time."""
 
 _NAMES = _RECORD.names or ()
 _USED_COLUMNS = ", ".join(f"{name} long" for name in _NAMES)
@@ -56,7 +56,7 @@ KEPT_BYTES = 16 << 20
 _ROWS_A_RUN = 65_536
 _ROWS_A_BATCH = 20_000
 _SPARSE = 8
-"""Places of a partition's directory for each of its objects, beyond which ids are searched for."""
+"""Maximum directory entries per object of a partition. A sparser partition uses binary search."""
 
 _Words = npt.NDArray[np.int64]
 _Rows: TypeAlias = slice | npt.NDArray[np.intp]
@@ -64,18 +64,17 @@ _Rows: TypeAlias = slice | npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What the map has of listed rows: `JOINED` columns, `ABSENT` where it has nothing."""
+    """Metadata of listed rows: `JOINED` columns, `ABSENT` for unknown objects."""
 
     is_known: npt.NDArray[np.bool_]
     columns: Mapping[str, npt.NDArray[Any]]
 
 
 class _Partition:
-    """Objects in the order of their ids, and which of them were met.
+    """Objects ordered by id, and whether rows matched them.
 
-    After them comes a row of `ABSENT`, which numpy takes for -1: that of every id that is not here.
-    Ids of a partition end in the same `shared_bits`, and few are left out between the least and
-    the largest: so a directory has the row of each, by what is left of the id.
+    A last row of `ABSENT`, at numpy's index -1, stands for every unknown id. The ids of a partition
+    share their last `shared_bits` and are dense, so a directory maps the rest of an id to its row.
     """
 
     def __init__(self, words: _Words, is_met: npt.NDArray[np.bool_], shared_bits: int) -> None:
@@ -93,13 +92,13 @@ class _Partition:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Size in memory, in bytes."""
         directory = 0 if self._directory is None else self._directory.nbytes
         columns = sum(column.nbytes for column in self.columns.values())
         return columns + self.ids.nbytes + self.is_met.nbytes + directory
 
     def rows_of(self, wanted: Int64Column) -> npt.NDArray[np.intp]:
-        """Return the row of each of the wanted ids, -1 for those that are not here."""
+        """Return the row of each wanted id, -1 for unknown ids."""
         if not len(self.ids):
             return np.full(len(wanted), -1)
         if self._directory is None:
@@ -107,7 +106,7 @@ class _Partition:
             at[at == len(self.ids)] = 0
             return np.where(self.ids[at] == wanted, at, -1)
         places = self._places(wanted)
-        is_inside = places.view(np.uint64) < len(self._directory)  # none below 0 is, then
+        is_inside = places.view(np.uint64) < len(self._directory)  # negative places wrap around
         rows = self._directory.take(places, mode="clip").astype(np.intp)
         rows[~is_inside] = -1
         return rows
@@ -118,7 +117,7 @@ class _Partition:
 
 
 class MetadataJoin:
-    """The objects of a map's table by id, and those of them that were met in the bucket."""
+    """Objects of the metadata by id, and the matches of listed rows."""
 
     def __init__(
         self,
@@ -128,11 +127,11 @@ class MetadataJoin:
         objects_a_partition: int = OBJECTS_A_PARTITION,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        """Spread the table in `folder` over partitions; they take 40 bytes an object.
+        """Spread the table in `folder` over partitions, with 40 bytes per object.
 
-        They lie in the file `scratch`, which is empty and without a buffer. Partitions with more
-        than `objects_a_partition` objects are cut in 16, twice at most; those used last stay in
-        memory, one at least, up to `kept_bytes`.
+        The empty, unbuffered file `scratch` stores them. A partition with more than
+        `objects_a_partition` objects is divided by 16, at most twice. Recently used partitions stay
+        in memory, up to `kept_bytes` but at least one.
         """
         self._kept_bytes = kept_bytes
         self._digits = _digits_for(count_rows(folder), objects_a_partition)
@@ -146,7 +145,7 @@ class MetadataJoin:
         self._places = self._spread(folder)
 
     def join(self, owners: Int64Column, ids: Int64Column) -> Joined:
-        """Find what the map has of listed rows; an id below 0 names no object."""
+        """Find the metadata of listed rows. A negative id names no object."""
         found = {name: np.full(len(ids), ABSENT, dtype=_RECORD[name]) for name in JOINED}
         is_known = np.zeros(len(ids), dtype=np.bool_)
         own = np.flatnonzero((owners == Owner.OWN) & (ids >= 0))
@@ -158,7 +157,7 @@ class MetadataJoin:
             is_known[rows] = at >= 0
             for name, column in found.items():
                 if isinstance(rows, slice):
-                    # Without a mode that can't fail numpy makes a copy of `out` first.
+                    # In the default mode, which can fail, numpy buffers `out` in a copy.
                     partition.columns[name].take(at, out=column[rows], mode="wrap")
                 else:
                     column[rows] = partition.columns[name].take(at)
@@ -166,13 +165,13 @@ class MetadataJoin:
         return Joined(is_known, found)
 
     def partitions_of(self, listed: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-        """Return the partition of each row of a listing, 0 for keys that are no objects."""
+        """Return the partition of each row of a listing, 0 for keys of no object."""
         ids: Int64Column = listed.column("object_id").fill_null(ABSENT).to_numpy()
         is_own = (listed.column("owner").to_numpy() == Owner.OWN) & (ids >= 0)
         return np.where(is_own, self._partitions(ids), np.uint8(0))
 
     def unmet(self) -> Iterator[tuple[Int64Column, Mapping[str, Int64Column]]]:
-        """The objects that no listed row belongs to: ids, and `JOINED` with `map_time_ms`."""
+        """Yield the objects without a listed row: ids, and `JOINED` with `map_time_ms`."""
         for number in range(self._count):
             if self._is_all_met(number):
                 continue
@@ -181,21 +180,23 @@ class MetadataJoin:
             for first in range(0, len(rest), _ROWS_A_BATCH):
                 rows = rest[first : first + _ROWS_A_BATCH]
                 columns = {name: partition.columns[name][rows] for name in _UNMET}
-                of_map = {name: column.astype(np.int64) for name, column in columns.items()}
-                yield partition.ids[rows], of_map
+                yield (
+                    partition.ids[rows],
+                    {name: column.astype(np.int64) for name, column in columns.items()},
+                )
 
     def _spread(self, folder: Path) -> npt.NDArray[np.int64]:
-        """Write runs of rows in the order of partitions, one after the other.
+        """Write runs of rows, each in the order of partitions.
 
-        Returns, for each run, the row of the file that each partition begins at, and its end.
+        Returns, for each run, the first row of each partition in the file, and the run's end.
         """
         position = 0
         places: list[list[int]] = []
-        with Behind() as behind:
-            for run in _runs_of_words(ahead(read_batches(folder, _USED_COLUMNS))):
+        with BackgroundWriter() as writer:
+            for run in _runs_of_words(prefetch(read_batches(folder, _USED_COLUMNS))):
                 numbers = self._partitions(run[:, 0])
                 ordered = run.take(np.argsort(numbers, kind="stable"), axis=0)
-                behind.take(partial(self._write, ordered))
+                writer.submit(partial(self._write, ordered))
                 counts = np.bincount(numbers, minlength=self._count)
                 ends = position + np.cumsum(counts)
                 places.append([position, *ends.tolist()])
@@ -204,21 +205,22 @@ class MetadataJoin:
         return np.array(places, dtype=np.int64).reshape(-1, self._count + 1)
 
     def _partitions(self, ids: Int64Column) -> npt.NDArray[np.uint8]:
-        """Partition of each id: the first digits of its key, its last ones turned round."""
+        """Return the partition of each id: the first digits of its key, its last reversed."""
         return self._first_digits.take(ids & 0xFF)
 
     def _by_partition(
         self, ids: Int64Column, rows: npt.NDArray[np.intp]
     ) -> Iterator[tuple[int, _Rows]]:
-        """Those ascending `rows` of `ids` that are of one partition, for each of them."""
+        """Yield each partition with its rows among the ascending `rows` of `ids`."""
         numbers = self._partitions(ids if len(rows) == len(ids) else ids[rows])
         if np.any(numbers[1:] < numbers[:-1]):
             order = np.argsort(numbers, kind="stable")
             rows, numbers = rows[order], numbers[order]
         for number, part in runs(numbers):
-            of_it = rows[part]
-            first, end = int(of_it[0]), int(of_it[-1]) + 1
-            yield number, slice(first, end) if end - first == len(of_it) else of_it
+            chosen = rows[part]
+            first, end = int(chosen[0]), int(chosen[-1]) + 1
+            # A slice avoids copies of the columns.
+            yield number, slice(first, end) if end - first == len(chosen) else chosen
 
     def _partition(self, number: int) -> _Partition:
         kept = self._kept.get(number)
@@ -235,7 +237,7 @@ class MetadataJoin:
         return loaded
 
     def _is_all_met(self, number: int) -> bool:
-        """Whether a partition that is not in memory has no object left that was not met."""
+        """Return whether all objects of a partition outside memory were matched."""
         met = self._met.get(number)
         if met is None:
             return False
@@ -273,17 +275,19 @@ class MetadataJoin:
             view = view[self._file.write(view) :]
 
     def _read(self, position: int, wanted: memoryview) -> None:
-        """Read from this byte of the scratch file on."""
+        """Fill `wanted` from a byte of the scratch file on."""
         while wanted:
             count = os.preadv(self._descriptor, [wanted], position)
             if not count:
-                raise OSError(f"the scratch file lacks {len(wanted)} bytes of a partition")
+                raise OSError(
+                    f"scratch file ends {len(wanted)} bytes before the end of a partition"
+                )
             wanted = wanted[count:]
             position += count
 
 
 def _runs_of_words(batches: Iterator[pa.RecordBatch]) -> Iterator[_Words]:
-    """Rows of the map as records, many at once: each run costs a read of each partition."""
+    """Yield large runs of records, because each run costs a read per partition."""
     words = np.empty((_ROWS_A_RUN, _WORDS), dtype=np.int64)
     records = words.reshape(-1).view(_RECORD)
     used = 0
@@ -308,14 +312,15 @@ def _bytes_of(words: _Words) -> memoryview:
 
 
 def _first_digits(digits: int) -> npt.NDArray[np.uint8]:
-    """The first `digits` of the key of an id, by its last byte."""
+    """Return the first `digits` of an id's key, by the id's last byte."""
+    # A key starts with the reversed hex digits of its id.
     last = np.arange(256)
     turned = ((last & 15) << 4 | last >> 4) >> 4 * (_MOST_DIGITS - digits)
     return turned.astype(np.uint8)
 
 
 def _digits_for(objects: int, wanted: int) -> int:
-    """Hex digits to cut by, so that a partition has `wanted` objects or fewer, if it can be."""
+    """Return the number of hex digits for partitions of at most `wanted` objects, if possible."""
     digits = 0
     while digits < _MOST_DIGITS and objects > wanted * 16**digits:
         digits += 1

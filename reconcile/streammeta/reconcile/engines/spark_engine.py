@@ -193,7 +193,7 @@ def _deleter(
 
     def run(batches: _Batches) -> Iterator[pa.RecordBatch]:
         given = iter(batches)
-        with traced.joined():
+        with traced.trace():
             yield from carry_out(order, _this_attempt(), given)
         # Of a run that is to end some are left, which Spark wants to be rid of all the same.
         for _ in given:

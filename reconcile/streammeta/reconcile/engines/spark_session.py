@@ -1,7 +1,7 @@
-"""Spark session that plan and apply run on: start, options, failures.
+"""Spark session of plan and apply: start, options, failures.
 
-Alone in setting Spark's options and the environment its processes inherit. A failed job is reported
-in one line.
+Owns Spark's options and the environment of its processes. A failed job becomes an error of one
+line.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 @dataclass(frozen=True, slots=True)
 class SparkConfig:
-    """Where Spark runs. `driver_memory` and the shuffle size suit up to about 10 million keys.
+    """Location of Spark. `driver_memory` and the shuffle size suit up to about 10 million keys.
 
-    Without a `master` it is the one of spark-submit, or else `DEFAULT_MASTER`. Under spark-submit
-    its options win over `driver_memory` and `shuffle_partitions`.
+    The default `master` is spark-submit's, or `DEFAULT_MASTER`. Under spark-submit, its options
+    take precedence over `driver_memory` and `shuffle_partitions`.
     """
 
     master: str | None = None
@@ -53,32 +53,32 @@ class SparkConfig:
     @property
     def place(self) -> str:
         """Name of the master for messages."""
-        return self.master or ("the master of spark-submit" if _submitted() else DEFAULT_MASTER)
+        return self.master or ("the master of spark-submit" if _is_submitted() else DEFAULT_MASTER)
 
 
 _INTERRUPTED = (
     "KeyboardInterrupt while sending",
     "Exception occurred while shutting down connection",
 )
-"""Beginnings of what py4j logs on a signal."""
+"""Prefixes of py4j's log lines on a signal."""
 
 
 @contextmanager
 def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
-    """Give the process's running session, or else a new one that is stopped at the end.
+    """Yield the process's active Spark session, or a new one that stops at the end.
 
     Raises:
         MissingPackageError: a package of the extra `reconcile-spark` is not installed.
-        ConfigurationError: there is no Java, or SPARK_REMOTE names a Spark Connect server.
-        SparkJobError: the session does not start.
+        ConfigurationError: Java was not found, or SPARK_REMOTE names a Spark Connect server.
+        SparkJobError: the Spark session does not start.
     """
     with optional_packages("reconciliation on Spark"):
         for name in ("pyspark", "psutil"):
             importlib.import_module(name)
-        # It is large, and only wanted where Spark hands rows to Python.
+        # Importing pandas is slow, and only Spark's Python workers need it.
         if find_spec("pandas") is None:
             raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
-    _refuse_remote()
+    _reject_remote()
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
@@ -87,7 +87,7 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
         return
     loggers = [logging.getLogger(name) for name in (None, "py4j.clientserver")]
     for logger in loggers:
-        logger.addFilter(_is_no_interrupt)
+        logger.addFilter(_is_not_interrupt)
     try:
         session = _start(config)
         try:
@@ -96,13 +96,13 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
             session.stop()
     finally:
         for logger in loggers:
-            logger.removeFilter(_is_no_interrupt)
+            logger.removeFilter(_is_not_interrupt)
 
 
-def _refuse_remote() -> None:
-    """Refuse Spark Connect before anything starts: its clients can't register data sources' tasks.
+def _reject_remote() -> None:
+    """Reject Spark Connect before the start, because it can't run tasks of data sources.
 
-    With these variables pyspark would start no JVM, or one that refuses its own options.
+    With these variables pyspark would start no JVM, or a JVM that rejects its own options.
     """
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         if os.environ.get(name):
@@ -113,25 +113,26 @@ def _refuse_remote() -> None:
             )
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Whether a line is other than those of py4j on a signal, which it passes on all the same.
+def _is_not_interrupt(record: logging.LogRecord) -> bool:
+    """Return whether a log line is not py4j's report of a signal.
 
-    It logs the signal, and that the connection it ends with that is over already, with traces.
+    On a signal, py4j logs stack traces of the interrupt and of its closed connection, although it
+    raises the interrupt too.
     """
     return not str(record.msg).startswith(_INTERRUPTED)
 
 
 @contextmanager
 def job_errors(doing: str) -> Iterator[None]:
-    """Turn what Spark raises while `doing` something into a `SparkJobError` of one line.
+    """Turn errors of Spark in the block into a `SparkJobError` of one line.
 
-    Spark's pages and metrics name the jobs meanwhile by what is done.
+    `doing` describes the block in the error, and in Spark's pages and metrics.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    with _described(SparkSession.getActiveSession(), doing):
+    with _describe_jobs(SparkSession.getActiveSession(), doing):
         try:
             yield
         except (Py4JError, PySparkException) as error:
@@ -139,8 +140,8 @@ def job_errors(doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def _described(running: SparkSession | None, doing: str) -> Iterator[None]:
-    """Name the jobs of a session, if there is one, until the end of the block."""
+def _describe_jobs(running: SparkSession | None, doing: str) -> Iterator[None]:
+    """Describe the jobs of an active Spark session until the end of the block."""
     if running is None:
         yield
         return
@@ -150,7 +151,7 @@ def _described(running: SparkSession | None, doing: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # None takes the name away, which Spark's types do not say.
+        # None removes the description, although Spark's types do not allow it.
         context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
 
 
@@ -159,13 +160,13 @@ def _start(config: SparkConfig) -> SparkSession:
     from pyspark.sql import SparkSession
 
     with job_errors(f"starting Spark on {config.place}"), _own_sigint():
-        conf = _submitted_conf(config) if _submitted() else _own_conf(config)
+        conf = _submitted_conf(config) if _is_submitted() else _own_conf(config)
         return SparkSession(SparkContext(conf=conf))
 
 
 @contextmanager
 def _own_sigint() -> Iterator[None]:
-    """Keep the handler of SIGINT that the process has, which a session replaces by its own."""
+    """Keep the process's SIGINT handler, which a new Spark session replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -176,13 +177,13 @@ def _own_sigint() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _submitted() -> bool:
-    """Whether spark-submit started this process, which then has a JVM and its options already."""
+def _is_submitted() -> bool:
+    """Return whether spark-submit started this process, with a JVM and options."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _submitted_conf(config: SparkConfig) -> SparkConf:
-    """Make the options of spark-submit complete, without changing one that it was given."""
+    """Complete the options of spark-submit without changing existing ones."""
     from pyspark import SparkConf, SparkContext
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -196,25 +197,25 @@ def _submitted_conf(config: SparkConfig) -> SparkConf:
 
 
 def _own_conf(config: SparkConfig) -> SparkConf:
-    """Start a JVM with all options, unless this process has one."""
+    """Start a JVM with all options, unless this process has a JVM."""
     from pyspark import SparkConf, SparkContext
 
     master = config.master or DEFAULT_MASTER
     _prepare_environment(master)
     conf = SparkConf().setMaster(master).setAppName("streammeta reconcile")
     conf.setAll(list((_session_options(config) | _driver_options(config, master)).items()))
-    # A JVM outlives its session; a second one in this process would be a stranger to pyspark.
+    # A JVM outlives its Spark session, and pyspark supports only one JVM per process.
     if SparkContext._gateway is None:
         SparkContext._ensure_initialized(gateway=_launch_jvm(conf), conf=conf)
     return conf
 
 
 class _WithoutFork(dict[str, object]):
-    """Arguments for starting a process that can't be given `preexec_fn`.
+    """Arguments of a new process that ignore `preexec_fn`.
 
-    With it, the process would be made by a plain fork, and gRPC's fork handlers then kill or hang
-    parent or child once a channel has been used. It only keeps Ctrl-C from the JVM, which a
-    session of its own does as well.
+    With `preexec_fn`, Python would use a plain fork, and gRPC's fork handlers kill or hang parent
+    or child after a channel was used. It only protects the JVM from Ctrl-C, which a new process
+    session does too.
     """
 
     def __setitem__(self, name: str, value: object) -> None:
@@ -241,11 +242,11 @@ def _launch_jvm(conf: SparkConf) -> JavaGateway:
 
 
 def _prepare_environment(master: str) -> None:
-    """Set what the JVM and, through it, the Python workers inherit."""
+    """Set the environment of the JVM and its Python workers."""
     os.environ["JAVA_HOME"] = str(find_java_home())
     if _in_one_process(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # On a cluster the interpreter may be elsewhere than here.
+    # A variable of the user wins: executors on a cluster may have another interpreter path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
@@ -254,7 +255,7 @@ def _prepare_environment(master: str) -> None:
 
 
 def _in_one_process(master: str) -> bool:
-    """Whether tasks run in the driver's process, which then nobody has to reach."""
+    """Return whether tasks run in the driver's process, which then needs no reachable address."""
     return master == "local" or master.startswith("local[")
 
 

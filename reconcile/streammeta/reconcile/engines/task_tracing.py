@@ -1,7 +1,7 @@
-"""Traces of tasks in processes and on machines of Spark, which join the trace of their run.
+"""Traces of Spark tasks, as part of their run's trace.
 
-A task sends its spans itself, from where it runs. What it lacks for that costs it its spans, and
-nothing else.
+A task exports its spans from its own process. If a package for that is missing, only the spans are
+lost.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from streammeta.rpc import tracing
 from streammeta.rpc.trace_export import otlp_provider, tracing_by
 
 SERVICE = "streammeta-reconcile"
-"""Name of the service in traces, unless OTEL_SERVICE_NAME says another."""
+"""Default name of the service in traces, overridden by OTEL_SERVICE_NAME."""
 
 _OTEL = "OTEL_"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTracing:
-    """Settings of a task's traces: the span that it belongs to, and the driver's variables OTEL_*.
+    """Trace settings of a task: its parent span, and the driver's variables OTEL_*.
 
-    Without a `traceparent` nothing is traced.
+    Without a `traceparent`, nothing is traced.
     """
 
     traceparent: str
     variables: Mapping[str, str]
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Trace in the body, in a task's process; variables that this has go before the driver's.
+    def trace(self) -> Iterator[None]:
+        """Trace the body in a task's process, whose own variables win over the driver's.
 
-        Without the extra `tracing` there, it traces nothing.
+        Without the extra `tracing`, nothing is traced.
         """
         if not self.traceparent:
             yield
@@ -50,14 +50,14 @@ class TaskTracing:
 
 
 def tracing_of_tasks() -> TaskTracing:
-    """Return what joins tasks to the current span."""
+    """Return the settings that make tasks part of the current span."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(_OTEL)}
     return TaskTracing(tracing.current_traceparent(), variables)
 
 
 @contextmanager
 def _completed(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have the environment's own variables and these in the body."""
+    """Add missing variables to the environment in the body."""
     added = [name for name in variables if name not in os.environ]
     os.environ.update({name: variables[name] for name in added})
     try:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from streammeta.reconcile.cluster.controller_client import LeaderClient
-from streammeta.reconcile.metadata.export import copied_map
+from streammeta.reconcile.metadata.export import copy_of_metadata
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import LossCounts, LostRange
 from streammeta.reconcile.vocabulary.tables import (
@@ -63,7 +63,7 @@ def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> Los
     lost = [one for one, still in zip(suspects, is_lost, strict=True) if still]
     rows = arrow_schema(LOSS_COLUMNS).empty_table()
     if lost:
-        with copied_map(leader, draft / _COPY) as checkpoint:
+        with copy_of_metadata(leader, draft / _COPY) as checkpoint:
             rows = _described(lost, checkpoint)
     folder = draft / plan_folder.LOSSES
     folder.mkdir()

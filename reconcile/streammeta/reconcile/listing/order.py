@@ -23,7 +23,7 @@ from streammeta.reconcile.vocabulary.tables import (
     LISTING_COLUMNS,
     arrow_schema,
     files_of,
-    gathered,
+    gather_batches,
     read_batches,
     read_file,
     table_writer,
@@ -55,7 +55,7 @@ def in_order_of_partitions(
             pa.ipc.open_stream(file) as pieces,
             table_writer(path.with_suffix(".parquet"), LISTING_COLUMNS) as writer,
         ):
-            for rows in gathered(pieces, _ROWS_A_BATCH):
+            for rows in gather_batches(pieces, _ROWS_A_BATCH):
                 writer.write_batch(rows)
         path.unlink()
         yield path.with_suffix(".parquet")

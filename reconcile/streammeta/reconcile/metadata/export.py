@@ -57,7 +57,7 @@ class MetadataExport:
     committed_objects: int
 
 
-def export_map(leader: LeaderClient, folder: Path) -> MetadataExport:
+def export_metadata(leader: LeaderClient, folder: Path) -> MetadataExport:
     """Write the objects of the map, as of this call or later, into a new `folder` as Parquet.
 
     Raises:
@@ -66,12 +66,12 @@ def export_map(leader: LeaderClient, folder: Path) -> MetadataExport:
     """
     folder.mkdir()
     copy = folder / _CHECKPOINT
-    with copied_map(leader, copy) as checkpoint, CheckpointReader.open(copy) as beside:
+    with copy_of_metadata(leader, copy) as checkpoint, CheckpointReader.open(copy) as beside:
         return write_objects(checkpoint, beside, folder / _OBJECTS)
 
 
 @contextmanager
-def copied_map(leader: LeaderClient, path: Path) -> Iterator[CheckpointReader]:
+def copy_of_metadata(leader: LeaderClient, path: Path) -> Iterator[CheckpointReader]:
     """Give a verified copy of the map, as of this call or later; its file at `path` is deleted.
 
     Raises:

@@ -110,7 +110,7 @@ class MetadataSource(DataSource):
 
     def _copied(self) -> str:
         try:
-            return copy_map(
+            return copy_metadata(
                 self._given["connect"],
                 self._given["copies"],
                 wait_s=self._wait_s,
@@ -131,7 +131,7 @@ class PushingMetadataSource(MetadataSource):
         return _PushingReader(*self._reading(schema))
 
 
-def copy_map(
+def copy_metadata(
     connect: str,
     copies: str,
     *,

@@ -1,1 +1,1 @@
-"""Folders of plans."""
+"""Plan folders: layout, reading, and history."""

@@ -1,21 +1,20 @@
 """Folder of a plan: its layout, atomic creation, reading, and admission to apply.
 
-    plan.json      what was compared, the counts, the findings of the guards
+    plan.json      the compared cluster and bucket, the counts, the findings of the guards
     candidates/    Parquet: the keys that apply may delete
     verdicts/      Parquet: every key of the bucket and every missing object, with its verdict
-    report.html    the findings for a browser; nothing reads it
-    losses/        Parquet: the ranges of streams in what is missing or damaged, confirmed; missing
-                   if it could not be confirmed
-    uploads/       Parquet: unfinished multipart uploads; missing if they could not be listed
-    map/           Parquet: the objects of the map that the listing was compared with
-    listing/       Parquet: every key of the bucket; instead of candidates, verdicts and map, if
-                   the map could not be copied
-    runs/          one folder for each time the plan was applied; see `deletion`
+    report.html    the findings for a browser
+    losses/        Parquet: the confirmed ranges of streams in missing or damaged objects. Absent if
+                   they could not be confirmed
+    uploads/       Parquet: unfinished multipart uploads. Absent if they could not be listed
+    map/           Parquet: the objects in the metadata that the listing was compared with
+    listing/       Parquet: every key of the bucket. It replaces candidates, verdicts and map if the
+                   metadata could not be copied
+    runs/          a folder for each run that applied the plan, see `deletion`
 
-A plan is built in a folder beside it and renamed, so a folder with a plan.json is complete. It
-holds no secret: store URIs are written without credentials. Admission compares what a plan says of
-itself with the clock and with the arguments of apply; controllers and bucket are checked in
-`identity`.
+A plan is built in a draft folder next to its own and renamed, so a folder with a plan.json is
+complete. It contains no secrets: store URIs are written without credentials. Admission compares the
+plan with the clock and the arguments of apply. `identity` checks controllers and bucket.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ MAP = "map"
 LISTING = "listing"
 RUNS = "runs"
 UNDO = "undo"
-"""In the folder of a run: what is known of each object that it was to change; else missing."""
+"""Subfolder of a run's folder with a record of each object before its change. May be absent."""
 
 _TIMES = ("created_at_ms", "listing_started_ms", "young_from_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets of a stream in an object that is missing or damaged; None: it holds no range.
+    """Offsets of a stream in a missing or damaged object, or None if it contains no range.
 
-    `min_timestamp_ms` and `max_timestamp_ms` bound the times of its records, if they are known.
+    `min_timestamp_ms` and `max_timestamp_ms` bound the times of its records, if known.
     """
 
     verdict: str
@@ -72,10 +71,10 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class LossCounts:
-    """Confirmed losses: objects, their bytes by the map, streams concerned, and ranges.
+    """Confirmed losses: objects, their bytes in the metadata, affected streams, and ranges.
 
-    `refuted` were looked up again and found as they should be, or not wanted any more. `first` are
-    a few of the ranges.
+    `refuted` objects turned out intact or no longer needed when they were looked up again. `first`
+    has a few of the ranges.
     """
 
     objects: int
@@ -90,17 +89,21 @@ class LossCounts:
 class PlanResult:
     """Findings of a plan: the content of plan.json.
 
-    Times are Unix milliseconds. `place` is the one spelling of the store's endpoint and bucket.
-    `map_end_offset` and `map_epoch` name the state of the map that was compared; they,
-    `next_object_id`, `next_stream_id` and `map_objects` are None if there was none, and
-    `next_stream_id` in plans of earlier versions. `young_from_ms` is when the grace
-    period began; `unsafe_grace` that a short one was asked for. `engine` is that which judged the
-    keys. `inventory` is the address of the inventory that was read, empty if the bucket was listed;
-    `listing_started_ms` is then when that was begun. `repeated_rows` is the number of its rows that
-    were passed over, as another of the same key counts. `unfinished_uploads` is None if they could
-    not be listed. `read` are numbers of objects by what reading them has found, empty if none were
-    to be read. `losses` is None if they could not be confirmed. `unknown` says in sentences what
-    could not be found out.
+    Times are Unix milliseconds.
+
+    - `place`: normalized endpoint and bucket of the store.
+    - `map_end_offset`, `map_epoch`: state of the compared metadata. They, `next_object_id`,
+      `next_stream_id` and `map_objects` are None without metadata. `next_stream_id` is also None in
+      plans of earlier versions.
+    - `young_from_ms`: start of the grace period. `unsafe_grace`: a short period was allowed.
+    - `engine`: the engine that computed the verdicts.
+    - `inventory`: address of the inventory, empty if the bucket was listed. `listing_started_ms` is
+      then the start of the inventory.
+    - `repeated_rows`: rows ignored because another row of the same key counts.
+    - `unfinished_uploads`: their number, or None if they could not be listed.
+    - `read`: number of read objects by finding, empty if none were to be read.
+    - `losses`: None if they could not be confirmed.
+    - `unknown`: sentences that name missing facts.
     """
 
     cluster_id: str
@@ -130,7 +133,7 @@ class PlanResult:
 
     @property
     def identity(self) -> ClusterIdentity:
-        """The cluster that was compared."""
+        """The compared cluster."""
         return ClusterIdentity(self.cluster_id, self.cluster_uuid, self.namespace)
 
     @property
@@ -140,31 +143,31 @@ class PlanResult:
 
     @property
     def lost(self) -> int:
-        """Number of objects that are missing or damaged, confirmed."""
+        """Number of confirmed missing or damaged objects."""
         return 0 if self.losses is None else self.losses.objects
 
     @property
     def is_compared(self) -> bool:
-        """Whether orphans and losses are known: there was a map, and losses were looked up."""
+        """Whether orphans and losses are known: metadata was copied and losses were looked up."""
         return self.losses is not None
 
     @property
     def suspected(self) -> int:
-        """Number of objects that listing and reading have found missing or damaged."""
+        """Number of objects that seem missing or damaged after listing and reading."""
         return sum(self.classes[verdict].keys for verdict in LOST if verdict in self.classes)
 
     @property
     def failed_guards(self) -> tuple[GuardResult, ...]:
-        """The guards that forbid to apply this plan."""
+        """The failed guards, which forbid applying this plan."""
         return tuple(guard for guard in self.guards if not guard.passed)
 
 
 @contextmanager
 def new_plan_folder(folder: Path) -> Iterator[Path]:
-    """Yield a draft folder that becomes `folder` when the block succeeds, else is deleted.
+    """Yield a draft folder that becomes `folder` if the block succeeds, and is deleted otherwise.
 
     Raises:
-        PlanError: `folder` exists already, or nothing can be written beside it.
+        PlanError: `folder` exists already, or its parent is not writable.
     """
     refuse_existing(folder)
     draft = folder.absolute().with_name(f".{folder.name}.draft-{secrets.token_hex(4)}")
@@ -172,7 +175,7 @@ def new_plan_folder(folder: Path) -> Iterator[Path]:
         draft.mkdir(parents=True)
     except OSError as error:
         raise PlanError(
-            f"can't write a plan at {folder} ({error}); choose a folder that can be written to"
+            f"can't write a plan at {folder} ({error}); choose a writable folder"
         ) from error
     try:
         yield draft
@@ -183,7 +186,7 @@ def new_plan_folder(folder: Path) -> Iterator[Path]:
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise `PlanError` if there is anything at `folder`; a plan is never overwritten."""
+    """Raise `PlanError` if `folder` exists. A plan is never overwritten."""
     if folder.exists() or folder.is_symlink():
         raise PlanError(
             f"{folder} exists already and a plan is never overwritten; name a new folder, or"
@@ -192,21 +195,20 @@ def refuse_existing(folder: Path) -> None:
 
 
 def write_plan_file(folder: Path, plan: PlanResult) -> None:
-    """Write plan.json durably; the last file of a draft to be written."""
+    """Write plan.json durably, as the last file of a draft."""
     document = {"version": FORMAT_VERSION} | asdict(plan)
     text = json.dumps(document, indent=2) + "\n"
     replace_file(PosixFileSystem(), folder / PLAN_FILE, [text.encode()])
 
 
 def read_plan_file(folder: Path) -> PlanResult:
-    """Read the plan in `folder`. Raises `PlanError` if there is none that this version can read."""
+    """Read the plan in `folder`. Raises `PlanError` unless this version can read it."""
     path = folder / PLAN_FILE
     try:
         document = parse_json(path.read_text())
     except OSError as error:
         raise PlanError(
-            f"{path} can't be read ({error.strerror}); name a folder that"
-            " `streammeta reconcile plan` made"
+            f"{path} can't be read ({error.strerror}); name a folder of `streammeta reconcile plan`"
         ) from error
     except ValueError as error:
         raise PlanError(f"{path} is damaged ({error}); make a new plan") from error
@@ -240,14 +242,15 @@ def _plan_from(document: dict[str, Any]) -> PlanResult:
 def _losses_from(found: dict[str, Any] | None) -> LossCounts | None:
     if found is None:
         return None
-    return LossCounts(**found | {"first": tuple(LostRange(**one) for one in found["first"])})
+    ranges = tuple(LostRange(**range_) for range_ in found["first"])
+    return LossCounts(**found | {"first": ranges})
 
 
 GRACE_FLOOR_MS = 15 * 60 * 1000
 """Shortest grace period without --unsafe-grace, in milliseconds."""
 
 PLAN_LIFE_MS = 24 * 3600 * 1000
-"""Time since the listing began after which a plan is refused, in milliseconds."""
+"""Age of a plan's listing above which apply rejects the plan, in milliseconds."""
 
 CLOCK_SKEW_MS = 10 * 60 * 1000
 """Largest tolerated difference between two machines' clocks, in milliseconds."""
@@ -256,47 +259,47 @@ CLOCK_SKEW_MS = 10 * 60 * 1000
 def check_grace(grace_ms: int, *, is_unsafe: bool) -> None:
     """Raise `ConfigurationError` on a grace period that is negative, or short by accident."""
     if grace_ms < 0:
-        raise ConfigurationError(f"the grace period is {grace_ms} ms, wanted 0 or more")
+        raise ConfigurationError(f"grace period is {grace_ms} ms, wanted 0 or more")
     if grace_ms < GRACE_FLOOR_MS and not is_unsafe:
         raise ConfigurationError(
-            f"--grace is {grace_ms // 1000} s, wanted at least {GRACE_FLOOR_MS // 60_000}m: what a"
-            " broker has just written may look like an orphan; --unsafe-grace takes less, for"
+            f"--grace is {grace_ms // 1000} s, wanted at least {GRACE_FLOOR_MS // 60_000}m, because"
+            " new objects of a broker may look like orphans; --unsafe-grace accepts less, for"
             " clusters without writers"
         )
 
 
 def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
-    """Refuse a plan that is a report only, too old, of the future, or without a grace period.
+    """Reject a plan that is only a report, too old, dated in the future, or without a grace period.
 
     Raises:
-        PlanError: the plan must not be applied, with the reason.
+        PlanError: the plan must not be applied. Names the reason.
     """
     if plan.failed_guards:
         reasons = "; ".join(f"{guard.name}: {guard.detail}" for guard in plan.failed_guards)
-        raise PlanError(f"the plan {folder} is a report only, its guards failed: {reasons}")
+        raise PlanError(f"plan {folder} is only a report, its guards failed: {reasons}")
 
     if plan.next_object_id is None:
-        raise PlanError(f"the plan {folder} was made without a copy of the map; make a new plan")
+        raise PlanError(f"plan {folder} was made without the metadata; make a new plan")
 
-    # An inventory is old by nature; what makes a plan old is the copy of the map.
+    # An inventory is old by nature. Such a plan's age is the age of its copy of the metadata.
     listed_ms = plan.created_at_ms if plan.inventory else plan.listing_started_ms
     earliest = min(plan.created_at_ms, listed_ms)
     latest = max(plan.created_at_ms, plan.listing_started_ms)
     if now_ms - earliest > PLAN_LIFE_MS:
         raise PlanError(
-            f"the plan {folder} is {(now_ms - earliest) // 3_600_000} h old, wanted at most"
+            f"plan {folder} is {(now_ms - earliest) // 3_600_000} h old, wanted at most"
             f" {PLAN_LIFE_MS // 3_600_000} h; make a new plan"
         )
     if latest - now_ms > CLOCK_SKEW_MS:
         raise PlanError(
-            f"the plan {folder} is dated {(latest - now_ms) // 1000} s in the future; set this"
-            " machine's clock right, or make a new plan"
+            f"plan {folder} is dated {(latest - now_ms) // 1000} s in the future; correct this"
+            " machine's clock, or make a new plan"
         )
 
     try:
         check_grace(plan.listing_started_ms - plan.young_from_ms, is_unsafe=plan.unsafe_grace)
     except ConfigurationError as error:
-        raise PlanError(f"the plan {folder} can't be applied ({error}); make a new plan") from error
+        raise PlanError(f"plan {folder} can't be applied ({error}); make a new plan") from error
 
 
 def check_store(store: str, plan: PlanResult) -> None:
@@ -304,15 +307,15 @@ def check_store(store: str, plan: PlanResult) -> None:
     place = place_of(store)
     if place != plan.place:
         raise PlanError(
-            f"the plan is of the store {plan.place}, but {without_secrets(store)} is {place};"
-            " give --store of the same bucket and endpoint, or make a plan of this one"
+            f"plan is for the store {plan.place}, but {without_secrets(store)} is {place}; give"
+            " --store with the same bucket and endpoint, or make a plan of this one"
         )
 
 
 def check_identity(found: ClusterIdentity, plan: PlanResult, connect: tuple[str, ...]) -> None:
-    """Raise `PlanError` unless the controllers are of the plan's cluster."""
+    """Raise `PlanError` unless the controllers belong to the plan's cluster."""
     if found != plan.identity:
         raise PlanError(
-            f"the plan is of {plan.identity.described()}, but {', '.join(connect)} is"
-            f" {found.described()}; apply it with --connect of its own cluster"
+            f"plan is for {plan.identity.describe()}, but {', '.join(connect)} is"
+            f" {found.describe()}; apply it with --connect of its cluster"
         )

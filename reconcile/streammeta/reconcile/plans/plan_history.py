@@ -1,7 +1,7 @@
-"""Earlier plans of the same bucket, in the folders beside a plan: what the bucket held then.
+"""Earlier plans of the same bucket, in the folders next to a plan.
 
-Only what the plans say of themselves is read. A folder without a plan that this version can read is
-passed over, as is one of another cluster or place.
+Reads only plan.json files. Skips folders without a readable plan, and plans of another cluster or
+store.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _FOLDERS_READ = 300
 
 
 def earlier_plans(folder: Path, plan: PlanResult) -> tuple[PlanResult, ...]:
-    """Return the last plans before `plan`, which lies in `folder` or will; the oldest first.
+    """Return the last plans before `plan`, oldest first. `folder` is the folder of `plan`.
 
-    Of very many folders those are looked at whose plans were written last.
+    Of very many folders, only the most recently written plans are read.
     """
-    files = [(_written(path), path) for path in folder.absolute().parent.glob(f"*/{PLAN_FILE}")]
+    files = [(_written_at(path), path) for path in folder.absolute().parent.glob(f"*/{PLAN_FILE}")]
     found: list[PlanResult] = []
     for _, path in sorted(files, reverse=True)[:_FOLDERS_READ]:
         with suppress(PlanError):
             found.append(read_plan_file(path.parent))
     same = [
-        one
-        for one in found
-        if (one.identity, one.place) == (plan.identity, plan.place)
-        and one.listing_started_ms < plan.listing_started_ms
-        and one.next_object_id is not None
+        earlier
+        for earlier in found
+        if (earlier.identity, earlier.place) == (plan.identity, plan.place)
+        and earlier.listing_started_ms < plan.listing_started_ms
+        and earlier.next_object_id is not None
     ]
-    return tuple(sorted(same, key=lambda one: one.listing_started_ms)[-PLANS_SHOWN:])
+    return tuple(sorted(same, key=lambda earlier: earlier.listing_started_ms)[-PLANS_SHOWN:])
 
 
-def _written(path: Path) -> float:
+def _written_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:  # deleted meanwhile

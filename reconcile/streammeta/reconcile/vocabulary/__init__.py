@@ -1,1 +1,1 @@
-"""Words of reconciliation: verdicts, tables, attempts, errors. Pure."""
+"""Vocabulary of reconciliation: verdicts, tables, attempts and errors."""

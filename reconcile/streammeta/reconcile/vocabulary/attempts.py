@@ -1,7 +1,7 @@
-"""Attempts of one task: their names, and what other attempts of the same task have begun.
+"""Attempts of a task: their names, and the keys that other attempts began to delete.
 
 Spark may run a task twice, after a failure or at the same time. Both attempts delete the same keys,
-so each has files of its own, and counts a key that the other deleted as deleted by the run.
+so each has separate files, and counts keys deleted by the other attempt as deleted by the run.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from streammeta.storage.parsing import parse_json
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of task `task`; `number` is unique among all attempts of the run."""
+    """An attempt of task `task`. `number` is unique among all attempts of the run."""
 
     task: int
     number: int
 
     @property
     def name(self) -> str:
-        """Beginning of the names of its files."""
+        """Prefix of its file names."""
         return f"{self._of_task}{self.number:06d}"
 
     @property
@@ -29,16 +29,16 @@ class Attempt:
         return f"{self.task:05d}-"
 
     def is_other(self, file: Path) -> bool:
-        """Whether a file belongs to another attempt of the same task."""
+        """Return whether a file belongs to another attempt of the same task."""
         return file.name.startswith(self._of_task) and not file.name.startswith(f"{self.name}-")
 
 
 ONLY_ATTEMPT = Attempt(0, 0)
-"""The attempt of an engine that runs everything as one task, once."""
+"""The attempt of an engine that runs everything once, as one task."""
 
 
 class OtherAttempts:
-    """Keys that other attempts of a task began to delete, by their undo records."""
+    """Keys that other attempts of a task began to delete, from their undo records."""
 
     def __init__(self, undo_folder: Path, attempt: Attempt) -> None:
         self._folder = undo_folder
@@ -47,10 +47,10 @@ class OtherAttempts:
         self._keys: set[str] = set()
 
     def look(self) -> None:
-        """Read the records that were written since the last look.
+        """Read the records written since the last look.
 
-        An attempt records a key before it deletes it. So a look that follows the discovery that a
-        key is absent sees the record, if an attempt of the task removed it.
+        An attempt records a key before it deletes it. A look after finding a key absent therefore
+        sees the record, if an attempt of the task deleted the key.
         """
         for file in self._folder.glob("*.jsonl"):
             if file.name not in self._read and self._attempt.is_other(file):
@@ -59,5 +59,5 @@ class OtherAttempts:
                 self._keys.update(parse_json(line)["key"] for line in lines)
 
     def has_begun(self, key: str) -> bool:
-        """Whether another attempt has begun to delete a key, as of the last look."""
+        """Return whether another attempt began to delete a key, as of the last look."""
         return key in self._keys

@@ -1,6 +1,6 @@
-"""Errors of reconciliation; each message ends with the next thing to do.
+"""Errors of reconciliation. Each message ends with the next step.
 
-Whatever is raised, nothing was deleted that the map still knew, and a plan is either complete or
+No error means that an object still known to the metadata was deleted. A plan is either complete or
 absent.
 """
 
@@ -14,11 +14,11 @@ class ReconcileError(StorageError):
 
 
 class ConfigurationError(ReconcileError):
-    """Contradictory options, or a needed program that is not installed."""
+    """Options are contradictory, or a required program is not installed."""
 
 
 class ControllerError(ReconcileError):
-    """No controller gave a usable answer; without one nothing may be deleted."""
+    """No controller gave a usable answer, without which nothing may be deleted."""
 
 
 class PlanError(ReconcileError):
@@ -26,16 +26,16 @@ class PlanError(ReconcileError):
 
 
 class LeaseError(ReconcileError):
-    """Another run deletes in the bucket, or has taken over from this one."""
+    """Another run deletes in the bucket, or took over from this one."""
 
 
 class MetadataExportError(ReconcileError):
-    """The copy of the map can't be fetched or read, so nothing can be compared with it."""
+    """The copy of the metadata can't be fetched or read, so nothing can be compared."""
 
 
 class InventoryError(ReconcileError):
-    """An inventory is damaged, is of another bucket, or lacks what a plan needs of it."""
+    """An inventory is damaged, belongs to another bucket, or has too few columns for a plan."""
 
 
 class SparkJobError(ReconcileError):
-    """A Spark stage failed; the message carries the reason that the executor gave."""
+    """A Spark stage failed. The message contains the executor's reason."""

@@ -1,7 +1,7 @@
-"""Columns of the tables of plan and apply, as Arrow has them, and small helpers on Parquet folders.
+"""Columns of the tables of plan and apply, and helpers for folders of Parquet files.
 
-Columns are written as Spark writes them, "key string, size long", with these two types alone, so
-that both engines have one definition. A table is a folder of Parquet files.
+Columns are defined in Spark's form, "key string, size long", with only these two types, so that
+both engines share the definition. A table is a folder of Parquet files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# `object_id` is null in a key that names no object; `note` is another's namespace, or why a key is
-# foreign.
+# `object_id` is null in a key of no object. `note` is another cluster's namespace, or the reason
+# why a key is foreign.
 LISTING_COLUMNS = (
     "key string, size long, modified_ms long, etag string, owner long, object_id long, note string"
 )
@@ -29,7 +29,7 @@ VERDICT_COLUMNS = (
     " etag string, map_state long, map_size long, map_node long"
 )
 CANDIDATE_COLUMNS = "key string, object_id long, size long, modified_ms long, etag string"
-# A row is a range of a stream in an object, or an object that holds none: the range is null then.
+# A row is a range of a stream in an object, or an object without ranges, with a null range.
 LOSS_COLUMNS = (
     "key string, object_id long, verdict string, stream_id long, start_offset long,"
     " end_offset long, committed_ms long, min_timestamp_ms long, max_timestamp_ms long,"
@@ -39,34 +39,34 @@ OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail
 
 
 ROWS_A_GROUP = 20_000
-"""Rows of a row group of a listing, and of a batch that is read."""
+"""Rows of a row group of a listing, and of a batch."""
 
 _READ_BYTES = 1 << 18
 _ROWS_TO_READ, _GROUPS_TO_READ = 40_000, 16
 
 _FEW_VALUES = ("verdict", "note", "owner", "map_state", "map_kind", "map_node", "reading")
-"""Columns of few different values; a dictionary of any other costs time and saves nothing."""
+"""Columns with few distinct values. A dictionary of other columns costs time and saves nothing."""
 
 _RANDOM = ("etag",)
-"""Columns that no compression makes smaller."""
+"""Columns that do not compress."""
 
 
 def arrow_schema(columns: str) -> pa.Schema:
-    """The Arrow schema of such columns."""
+    """Return the Arrow schema of a column definition."""
     kinds = {"string": pa.string(), "long": pa.int64()}
     pairs = (column.split() for column in columns.split(","))
     return pa.schema([pa.field(name, kinds[kind]) for name, kind in pairs])
 
 
 def record_batch(columns: str, values: Mapping[str, Any]) -> pa.RecordBatch:
-    """Rows with these columns, from one list or Arrow array for each of them."""
+    """Return rows with these columns, from a list or Arrow array for each of them."""
     return pa.RecordBatch.from_pydict(values, schema=arrow_schema(columns))
 
 
 def writer_options(schema: pa.Schema) -> dict[str, Any]:
-    """Options of a Parquet writer for columns of tables: what is soonest written and read.
+    """Return the fastest options of a Parquet writer for these columns.
 
-    Statistics are left out, which nothing reads.
+    Nothing reads statistics, so they are omitted.
     """
     few = [name for name in schema.names if name in _FEW_VALUES]
     numbers = [field.name for field in schema if field.type == pa.int64()]
@@ -79,33 +79,33 @@ def writer_options(schema: pa.Schema) -> dict[str, Any]:
 
 
 def table_writer(where: Path | pa.NativeFile, columns: str) -> pq.ParquetWriter:
-    """A writer of one file of a table, with `writer_options`."""
+    """Return a writer of one file of a table, with `writer_options`."""
     schema = arrow_schema(columns)
     return pq.ParquetWriter(where, schema, **writer_options(schema))
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a table, by name; none if there is no such folder."""
+    """Return the files of a table, by name, or an empty list without the folder."""
     return sorted(folder.glob("*.parquet"))
 
 
 def count_rows(folder: Path) -> int:
-    """The number of rows of a table; the rows themselves are not read."""
+    """Return the number of rows of a table from the files' metadata."""
     return sum(pq.read_metadata(path).num_rows for path in files_of(folder))
 
 
 def read_batches(folder: Path, columns: str) -> Iterator[pa.RecordBatch]:
-    """Read these columns of a table, file by file, in memory that does not grow with the files."""
+    """Read columns of a table, file by file, in bounded memory."""
     for path in files_of(folder):
         yield from read_file(path, columns)
 
 
 def read_file(path: Path, columns: str) -> Iterator[pa.RecordBatch]:
-    """Read these columns of one file of a table, as `read_batches` does."""
+    """Read columns of one file of a table, like `read_batches`."""
     schema = arrow_schema(columns)
     with open_table_file(path) as file:
         for groups in groups_to_read(file.metadata):
-            # More rows, and columns in threads of Arrow's own, cost memory and save no time.
+            # More rows, or Arrow's threads for columns, cost memory and save no time.
             pieces = file.iter_batches(ROWS_A_GROUP, groups, schema.names, use_threads=False)
             for batch in pieces:
                 rows = batch.select(schema.names)
@@ -113,13 +113,13 @@ def read_file(path: Path, columns: str) -> Iterator[pa.RecordBatch]:
 
 
 def open_table_file(path: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """Open one file of a table; with its `metadata`, if that is known."""
-    # Without a buffer a column is read whole, and Spark's pieces of one have up to 128 MiB.
+    """Open one file of a table, with its `metadata` if known."""
+    # Without a buffer Arrow reads a whole column chunk, up to 128 MiB in files of Spark.
     return pq.ParquetFile(path, metadata=metadata, buffer_size=_READ_BYTES)
 
 
-def gathered(pieces: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of so many, or a few more."""
+def gather_batches(pieces: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches of at least `rows` rows, except the last."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for piece in pieces:
@@ -133,7 +133,7 @@ def gathered(pieces: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 
 
 def groups_to_read(metadata: pq.FileMetaData) -> Iterator[list[int]]:
-    """Row groups to read together: all at once would keep a buffer for each column of each."""
+    """Yield row groups to read together. Arrow keeps a buffer per column of each open group."""
     groups: list[int] = []
     count = 0
     for number in range(metadata.num_row_groups):
@@ -148,7 +148,7 @@ def groups_to_read(metadata: pq.FileMetaData) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Number of keys and of bytes in the bucket; a missing object counts 0 bytes."""
+    """Number of keys and bytes in the bucket. A missing object counts 0 bytes."""
 
     keys: int
     size: int
@@ -172,5 +172,5 @@ class Counts:
             )
 
     def tallies(self) -> dict[Any, Tally]:
-        """All that were counted."""
+        """Return the tally of each value."""
         return self._found

@@ -1,9 +1,8 @@
 """Verdicts on stored keys, and guards on the plan as a whole.
 
-Pure and vectorised: rows are columns of one joined table, and a verdict is a value of the report.
-Reads no clock, no bucket and no map; the owner of a key was decided before, by the strict parser of
-keys. Guards are reasons not to trust a plan, however sure each of its verdicts is: one with a
-failed guard is still written, as a report, and refused by apply.
+Pure and vectorized: rows are columns of a joined table, and a verdict is a value of the report. The
+strict parser of keys has determined the owner of each key before. A guard is a reason not to trust
+a plan as a whole. A plan with a failed guard is still written as a report, and apply rejects it.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from streammeta.v1 import common_pb2
 Int64Column: TypeAlias = npt.NDArray[np.int64]
 VerdictColumn: TypeAlias = npt.NDArray[np.str_]
 Column: TypeAlias = Any
-"""Numbers or truths of all rows: an array, or a column of Spark, which compute alike."""
+"""Numbers or booleans of all rows: an array or a Spark column, with the same operators."""
 
 ABSENT = -1
-"""No value, in every column: not listed, not in the map, no object id."""
+"""Missing value in every column: not listed, not in the metadata, no object id."""
 
 _KINDS = 4
-"""Kinds that the lowest bits of an object's attributes tell apart."""
+"""Number of kinds in the lowest bits of an object's attributes."""
 
 WANTED_STATES = (common_pb2.OBJECT_STATE_COMMITTED, common_pb2.OBJECT_STATE_LINKED)
-"""States in the map of objects that must be in the bucket."""
+"""States of objects that must be in the bucket."""
 
 
 class Owner(enum.IntEnum):
-    """Owner of a key, from the key alone."""
+    """Owner of a key, determined by the key."""
 
     OWN = 0
     OTHER_CLUSTER = 1
@@ -45,13 +44,13 @@ class Owner(enum.IntEnum):
     MARKER = 3
     LOG = 4
     QUARANTINED = 5
-    # Not of a key, but of what a bucket with versions keeps behind one, where an inventory tells.
+    # Only in inventories of buckets with versions: rows that are not current keys.
     OLD_VERSION = 6
     DELETE_MARKER = 7
 
 
 class Reading(enum.IntEnum):
-    """Finding on the bytes of an object, if a plan read them."""
+    """Finding about the bytes of an object, if a plan read them."""
 
     UNREAD = 0
     SOUND = 1
@@ -60,50 +59,50 @@ class Reading(enum.IntEnum):
 
 
 class Verdict(enum.StrEnum):
-    """The verdict on one key; only `ORPHAN` makes it a candidate for deletion."""
+    """Verdict on a key. Only `ORPHAN` makes it a candidate for deletion."""
 
     LIVE = "live"
-    LINKED = "linked"  # live too: a composite object links it, and nothing else names it
-    IN_FLIGHT = "in_flight"  # prepared, not committed yet: a writer may be at work
-    DELETING = "deleting"  # the controller itself deletes it, or just has
-    ORPHAN = "orphan"  # issued once, forgotten by the map, older than the grace period
-    TOO_YOUNG = "too_young"  # an orphan but for its age
-    NOT_ISSUED = "not_issued"  # ours by its name, but the map never issued the id
-    UNDECIDED = "undecided"  # unknown, and perhaps of before a restore: never a candidate
+    LINKED = "linked"  # live too: only a composite object refers to it
+    IN_FLIGHT = "in_flight"  # prepared, not committed: a writer may be working on it
+    DELETING = "deleting"  # the controller deletes it, or just did
+    ORPHAN = "orphan"  # issued once, forgotten by the metadata, older than the grace period
+    TOO_YOUNG = "too_young"  # like an orphan, but within the grace period
+    NOT_ISSUED = "not_issued"  # the cluster's key, but the metadata never issued its id
+    UNDECIDED = "undecided"  # unknown, possibly from before a restore: never a candidate
     OTHER_CLUSTER = "other_cluster"
     FOREIGN = "foreign"
     MARKER = "marker"  # the cluster's marker, its claims on object ids, and reconciliation's lease
-    LOG = "log"  # of a broker's write-ahead log: brokers delete what is past
+    LOG = "log"  # part of a broker's write-ahead log, which brokers clean up
     QUARANTINED = "quarantined"  # moved by an earlier run, which can be undone
-    MISSING = "missing"  # the map wants it, the bucket does not have it
-    UNLISTED = "unlisted"  # the same, but committed so late that the listing may have passed it
-    SIZE_MISMATCH = "size_mismatch"  # live, with another size than the map recorded
-    CHECKSUM_MISMATCH = "checksum_mismatch"  # live, with other bytes than the map has a sum of
+    MISSING = "missing"  # in the metadata, but not in the bucket
+    UNLISTED = "unlisted"  # the same, but committed so late that the listing may have missed it
+    SIZE_MISMATCH = "size_mismatch"  # live, with another size than the metadata recorded
+    CHECKSUM_MISMATCH = "checksum_mismatch"  # live, its checksum differs from the metadata
     MALFORMED = "malformed"  # live, but its footer, index or links can't be read
-    UNKNOWN_STATE = "unknown_state"  # the map knows it in a state this version does not
-    UNCOMPARED = "uncompared"  # ours by its name; there was no copy of the map to compare with
+    UNKNOWN_STATE = "unknown_state"  # its state in the metadata is unknown to this version
+    UNCOMPARED = "uncompared"  # the cluster's key, without a copy of the metadata to compare
     OLD_VERSION = "old_version"  # replaced or deleted, and kept by a bucket with versions
     DELETE_MARKER = "delete_marker"  # the mark of a deletion in such a bucket
-    UNFINISHED_UPLOAD = "unfinished_upload"  # begun in parts: no key, though its parts have bytes
+    UNFINISHED_UPLOAD = "unfinished_upload"  # a multipart upload: no key, but its parts have bytes
 
 
 DAMAGED = (Verdict.SIZE_MISMATCH, Verdict.CHECKSUM_MISMATCH, Verdict.MALFORMED)
-"""Verdicts on objects that are in the bucket, but not as the map has them."""
+"""Verdicts on objects in the bucket that differ from the metadata."""
 
 NOT_LISTED = {Verdict.MISSING, Verdict.UNLISTED}
-"""Verdicts on objects of the map without a row of the listing."""
+"""Verdicts on objects in the metadata without a listed row."""
 
 LOST = (Verdict.MISSING, *DAMAGED)
-"""Verdicts on objects of which records can't be read."""
+"""Verdicts on objects with unreadable records."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedColumns:
-    """Rows of the listing joined with the map by object id; `ABSENT` where one side has none.
+    """Rows of the listing joined with the metadata by id, `ABSENT` where one side is missing.
 
-    A row with `size` `ABSENT` is an object of the map that no listed key belongs to. Sizes
-    are bytes, times Unix milliseconds. `map_time_ms` is the commit time of a committed object,
-    `reading` a `Reading`.
+    A row with `size` `ABSENT` is an object in the metadata without a listed key. Sizes are bytes,
+    times Unix milliseconds. `map_time_ms` is the commit time of a committed object, `reading` a
+    `Reading`.
     """
 
     owner: Column
@@ -119,13 +118,13 @@ class JoinedColumns:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Inputs of verdicts besides the row.
+    """Inputs of verdicts in addition to the row.
 
-    `next_object_id` is the map's: ids below it have been issued. Unknown objects modified at or
-    after `young_from_ms` are left alone. Objects committed at or after `unlisted_from_ms` may have
-    been stored after the listing passed their place, unless their ids are below `settled_below`:
-    those were issued before a restore, and the listing began after it. `undecided` are ranges of
-    ids that a restore has left open: what the map does not know there may be data.
+    Ids below the metadata's `next_object_id` have been issued. Unknown objects modified at or after
+    `young_from_ms` are left alone. Objects committed at or after `unlisted_from_ms` may have been
+    stored after the listing passed their position, unless their ids are below `settled_below`.
+    Those ids were issued before a restore, and the listing began after it. `undecided` are ranges
+    of ids left open by a restore, where unknown objects may contain data.
     """
 
     next_object_id: int
@@ -135,7 +134,7 @@ class Rules:
     settled_below: int = 0
 
 
-WITHOUT_MAP = {
+WITHOUT_METADATA = {
     Owner.OWN: Verdict.UNCOMPARED,
     Owner.OTHER_CLUSTER: Verdict.OTHER_CLUSTER,
     Owner.FOREIGN: Verdict.FOREIGN,
@@ -145,22 +144,22 @@ WITHOUT_MAP = {
     Owner.OLD_VERSION: Verdict.OLD_VERSION,
     Owner.DELETE_MARKER: Verdict.DELETE_MARKER,
 }
-"""The verdict on a listed key when there is no copy of the map."""
+"""Verdicts on listed keys without a copy of the metadata."""
 
 
 NUMBERED: tuple[str, ...] = ("", *Verdict)
-"""Verdicts as `verdict_numbers` counts them; the empty string, 0: nothing to report."""
+"""Verdicts by number. Number 0, the empty string, means nothing to report."""
 
 _NUMBER_OF = {verdict: number for number, verdict in enumerate(NUMBERED)}
 
 
 def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
-    """Return one verdict per row; the empty string: nothing to report."""
-    return np.array([str(one) for one in NUMBERED])[verdict_numbers(rows, rules)]
+    """Return a verdict per row, the empty string for nothing to report."""
+    return np.array([str(verdict) for verdict in NUMBERED])[verdict_numbers(rows, rules)]
 
 
 def verdict_numbers(rows: JoinedColumns, rules: Rules) -> npt.NDArray[np.int8]:
-    """Return the number of one verdict per row of arrays, the place of it in `NUMBERED`."""
+    """Return the number of the verdict per row, its index in `NUMBERED`."""
     numbers = np.full(len(rows.size), _NUMBER_OF[OTHERWISE], dtype=np.int8)
     for condition, verdict in reversed(ladder(rows, rules)):
         if condition.any():  # most rules match no row of most batches
@@ -169,22 +168,22 @@ def verdict_numbers(rows: JoinedColumns, rules: Rules) -> npt.NDArray[np.int8]:
 
 
 OTHERWISE = Verdict.ORPHAN
-"""The verdict on a row that no rule of the ladder matches."""
+"""Verdict on a row that no rule matches."""
 
 
 def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
-    """Return the rules in their order, as conditions on rows: the first that matches wins.
+    """Return the rules in order, as conditions on rows. The first matching rule wins.
 
-    Nothing is reported, the verdict being empty, of an object that the bucket lacks and need not
-    have. An orphan must pass every test that could save it. Uses nothing but comparison,
-    arithmetic and `&`, `|`, `~`, which arrays and columns of Spark have in common.
+    An object that is neither in the bucket nor required there has an empty verdict. An orphan must
+    pass every test that could save it. The rules use only comparison, arithmetic and `&`, `|`, `~`,
+    which arrays and Spark columns share.
     """
     listed = rows.size != ABSENT
     own = rows.owner == Owner.OWN
     known = rows.map_state != ABSENT
-    wanted = reduce(operator.or_, (rows.map_state == one for one in WANTED_STATES))
+    wanted = reduce(operator.or_, (rows.map_state == state for state in WANTED_STATES))
     issued = (rows.object_id >= 0) & (rows.object_id < rules.next_object_id)
-    # A remainder of Spark has the sign of what was divided, but for 0.
+    # Spark's remainder has the sign of the dividend, so compare only with 0.
     is_composite = (rows.map_attributes - int(ObjectKind.COMPOSITE)) % _KINDS == 0
     wrong_size = (rows.size != rows.map_size) & ~is_composite
     undecided = [
@@ -221,7 +220,7 @@ def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
 
 
 MISSING_SHARE = 0.01
-"""Largest fraction of the map's objects that may be missing or damaged, 0..1."""
+"""Largest fraction of the objects in the metadata that may be missing or damaged, 0..1."""
 
 IN_BUCKET_AND_OURS = (
     Verdict.LIVE,
@@ -240,7 +239,7 @@ IN_BUCKET_AND_OURS = (
 
 @dataclass(frozen=True, slots=True)
 class GuardResult:
-    """One guard's finding; `detail` gives the numbers and, if it failed, what to do."""
+    """Finding of a guard. `detail` has the numbers and, after a failure, the next step."""
 
     name: str
     passed: bool
@@ -249,9 +248,9 @@ class GuardResult:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Counts of a plan: keys per verdict, committed objects of the map, bounds of issued ids.
+    """Counts of a plan: keys per verdict, committed objects in the metadata, bounds of issued ids.
 
-    The map issues ids below `issued_below`; the bucket's claims reach `claimed_below`.
+    The metadata issues ids below `issued_below`, and the bucket's claims reach `claimed_below`.
     """
 
     counts: Mapping[Verdict, int]
@@ -260,14 +259,14 @@ class Evidence:
     claimed_below: int
 
     def keys(self, *verdicts: Verdict) -> int:
-        """The number of keys with one of these verdicts."""
+        """Return the number of keys with one of these verdicts."""
         return sum(self.counts.get(verdict, 0) for verdict in verdicts)
 
 
 def check_guards(
     found: Evidence, *, max_share: float, max_candidates: int, allow_empty_map: bool
 ) -> tuple[GuardResult, ...]:
-    """Every guard's finding; the limits are the user's, `max_share` a fraction 0..1."""
+    """Return the finding of every guard. `max_share` is a fraction, 0..1."""
     return (
         _empty_map(found, allow_empty_map),
         _missing_objects(found),
@@ -278,8 +277,8 @@ def check_guards(
     )
 
 
-def without_map(reason: str) -> tuple[GuardResult, ...]:
-    """The finding on a listing that could not be compared with the map."""
+def fail_without_metadata(reason: str) -> tuple[GuardResult, ...]:
+    """Return the finding for a listing without a copy of the metadata."""
     return (_finding("map_copied", False, reason, "make a new plan once the controllers answer"),)
 
 
@@ -292,8 +291,8 @@ def _empty_map(found: Evidence, allow_empty_map: bool) -> GuardResult:
     return _finding(
         "empty_map",
         found.map_objects > 0 or own == 0 or allow_empty_map,
-        f"the map has {found.map_objects} committed objects, the bucket {own} keys of this cluster",
-        "check that --connect names the right cluster, then give --allow-empty-map if every object"
+        f"metadata has {found.map_objects} committed objects, the bucket {own} keys of the cluster",
+        "check that --connect names the right cluster, then use --allow-empty-map if every object"
         " was really destroyed",
     )
 
@@ -306,10 +305,10 @@ def _missing_objects(found: Evidence) -> GuardResult:
     return _finding(
         "missing_objects",
         share <= MISSING_SHARE,
-        f"of {expected} objects that the map expects, {missing} are missing in the bucket and"
-        f" {damaged} are damaged: {share:.1%}, allowed {MISSING_SHARE:.0%}",
-        "nothing may be deleted before this is explained: look the keys up in the plan's verdicts"
-        " and restore the objects, or find what else deletes in the bucket",
+        f"of {expected} objects in the metadata, {missing} are missing in the bucket and {damaged}"
+        f" are damaged: {share:.1%}, allowed {MISSING_SHARE:.0%}",
+        "find the cause before you delete anything: look up the keys in the plan's verdicts, and"
+        " restore the objects or find the other program that deletes in the bucket",
     )
 
 
@@ -318,9 +317,9 @@ def _not_issued(found: Evidence) -> GuardResult:
     return _finding(
         "not_issued",
         keys == 0,
-        f"{keys} keys of this cluster have ids that the map never issued",
-        "the map is older than the bucket or another cluster writes under this namespace: find out"
-        " which before anything is deleted",
+        f"{keys} keys of this cluster have ids that the metadata never issued",
+        "the metadata is older than the bucket, or another cluster writes under this namespace:"
+        " find out which before you delete anything",
     )
 
 
@@ -328,9 +327,9 @@ def _map_age(found: Evidence) -> GuardResult:
     return _finding(
         "map_age",
         found.claimed_below <= found.issued_below,
-        f"the map issues object ids below {found.issued_below}, the bucket's claims reach"
+        f"metadata issues object ids below {found.issued_below}, the bucket's claims reach"
         f" {found.claimed_below}",
-        "the map was restored to an earlier state: nothing may be deleted by it",
+        "the metadata was restored to an earlier state: delete nothing with it",
     )
 
 

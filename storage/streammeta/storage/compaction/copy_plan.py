@@ -1,8 +1,8 @@
-"""Layout of a merged stream object: one request, or parts that the store copies or receives.
+"""Layout of a merged stream object: one request, or parts that are copied or written.
 
-A part has at least 5 MiB, unless it is the last, so small neighbours are fetched and sent, together
-with as much of a larger one as needed. At most `CopyRules.fetched_bytes` of a written part are
-fetched. Pure.
+Every part except the last has at least 5 MiB. Small neighbours are therefore fetched and written,
+together with as much of a larger one as needed. A written part fetches at most
+`CopyRules.fetched_bytes`. Pure.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CopyRules:
-    """Sizes in bytes: the least and the most of a part, and the most that is fetched for one.
+    """Sizes in bytes: minimum and maximum of a part, and the most that a written part fetches.
 
-    Up to `fetched_bytes` in all are put in one request. Raises `ValueError` on sizes that leave
-    parts out of their limits.
+    An object of up to `fetched_bytes` is put in one request. Raises `ValueError` on sizes that make
+    parts exceed their limits.
     """
 
     min_part_bytes: int = 5 * MIB
@@ -31,14 +31,14 @@ class CopyRules:
         low, high = 2 * self.min_part_bytes, self.max_part_bytes
         if not 2 <= low <= self.fetched_bytes <= high or self.max_parts < 1:
             raise ValueError(
-                f"{self}: wanted at least one part, and 2 * min_part_bytes <= fetched_bytes <="
-                " max_part_bytes"
+                f"copy rules are {self}, wanted at least one part, and 2 * min_part_bytes <="
+                " fetched_bytes <= max_part_bytes"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """Bytes `[start, end)` of an object; `copyable` if the store can copy them by itself."""
+    """Bytes `[start, end)` of an object. `copyable` if the store can copy them itself."""
 
     object_id: int
     start: int
@@ -47,7 +47,7 @@ class SourceRange:
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Number of bytes."""
         return self.end - self.start
 
 
@@ -65,7 +65,7 @@ class CopiedPart:
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """A part of fetched ranges, one after the other, and of `trailer_size` bytes behind them."""
+    """A part of consecutive fetched ranges, followed by `trailer_size` bytes."""
 
     sources: tuple[SourceRange, ...]
     trailer_size: int = 0
@@ -81,7 +81,7 @@ Part: TypeAlias = CopiedPart | WrittenPart
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """The parts of the new object, in order; if `is_single` it is put in one request."""
+    """The parts of the new object, in order. If `is_single`, one request puts the object."""
 
     parts: tuple[Part, ...]
     is_single: bool
@@ -93,16 +93,16 @@ class CopyPlan:
 
     @property
     def copies(self) -> int:
-        """Parts that the store copies."""
+        """Number of parts that the store copies."""
         return sum(isinstance(part, CopiedPart) for part in self.parts)
 
 
 def plan_copy(
     sources: Sequence[SourceRange], trailer_size: int, rules: CopyRules | None = None
 ) -> CopyPlan:
-    """Plan an object of the bytes of `sources`, in order, and a trailer behind them.
+    """Plan an object of the bytes of `sources`, in order, followed by a trailer.
 
-    Raises `ValueError` when there are no bytes, or more than the parts of one upload can hold.
+    Raises `ValueError` without bytes, or if they exceed the parts of one upload.
     """
     chosen = rules or CopyRules()
     ranges = [source for source in sources if source.size > 0]
@@ -121,15 +121,15 @@ def plan_copy(
     parts = layout.finish(trailer_size)
     if len(parts) > chosen.max_parts:
         raise ValueError(
-            f"the object would have {len(parts)} parts, wanted at most {chosen.max_parts}; make it"
-            " of fewer sources"
+            f"object would have {len(parts)} parts, wanted at most {chosen.max_parts}; merge fewer"
+            " sources"
         )
 
     return CopyPlan(tuple(parts), is_single=False)
 
 
 class _Layout:
-    """Parts in the making. What is open, fetched but in no part yet, is less than a full part."""
+    """Parts under construction. Open ranges are fetched, in no part yet, below a full part."""
 
     def __init__(self, rules: CopyRules) -> None:
         self._rules = rules
@@ -147,6 +147,8 @@ class _Layout:
         if self._open_size > rules.min_part_bytes:
             self._close()
 
+        # An open part below the minimum has to grow: by the whole range if that stays within the
+        # fetch limit, otherwise by just enough of it, so that the store copies the rest.
         if not self._open_size:
             if source.size < rules.min_part_bytes:
                 self._fetch(source)
@@ -163,7 +165,7 @@ class _Layout:
             self._copy(rest)
 
     def finish(self, trailer_size: int) -> list[Part]:
-        """Return all parts; open ranges and the trailer are the last one."""
+        """Return all parts. The last part has the open ranges and the trailer."""
         self._parts.append(WrittenPart(tuple(self._open), trailer_size))
         return self._parts
 
@@ -173,7 +175,7 @@ class _Layout:
             self._open_size += source.size
 
     def _fetch_in_full_parts(self, source: SourceRange) -> None:
-        """Make parts of one size, which servers that can't copy may insist on."""
+        """Add parts of equal size, which servers without copies may require."""
         while source.size:
             piece, source = _cut(source, self._rules.fetched_bytes - self._open_size)
             self._fetch(piece)
@@ -188,7 +190,7 @@ class _Layout:
         self._parts.extend(CopiedPart(piece) for piece in self._pieces(source))
 
     def _pieces(self, source: SourceRange) -> Iterator[SourceRange]:
-        """Cut a range into the largest parts, so that no last one is too small for a part."""
+        """Cut a range into the largest parts, without a last piece below the minimum."""
         rules = self._rules
         while source.size > rules.max_part_bytes:
             size = rules.max_part_bytes
@@ -200,6 +202,6 @@ class _Layout:
 
 
 def _cut(source: SourceRange, size: int) -> tuple[SourceRange, SourceRange]:
-    """Cut a range behind its first `size` bytes, or behind its end."""
+    """Cut a range after its first `size` bytes, or at its end if it is shorter."""
     at = min(source.end, source.start + size)
     return replace(source, end=at), replace(source, start=at)

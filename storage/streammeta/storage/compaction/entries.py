@@ -1,8 +1,8 @@
 """Index entries of many objects as numpy columns, and the index of an output.
 
-Owns the table that compaction is planned with: live entries, contiguous runs, joined entries. A
-node may have millions of entries, so they stay columns (56 bytes an entry) from the index of a
-source to the index of an output. Knows nothing of plans or of how indexes were read.
+Owns the table for planning compaction: live entries, contiguous runs, merged entries. A node may
+have millions of entries, so they stay columns (56 bytes per entry) from the index of a source to
+the index of an output.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 class Entry(NamedTuple):
-    """One row of a table: blocks of one stream that lie together in an object.
+    """Row of a table: adjacent blocks of one stream in an object.
 
-    Offsets `[start_offset, end_offset)`; `position` is the first byte in the object, `size` bytes.
+    The offsets are `[start_offset, end_offset)`. The blocks have `size` bytes, from byte `position`
+    of the object on.
     """
 
     object_id: int
@@ -45,9 +46,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntryTable:
-    """Index entries of any number of objects; the columns are the fields of `Entry`.
+    """Index entries of any number of objects. The columns are the fields of `Entry`.
 
-    A table is never changed. Views share the memory of the table they were cut from.
+    A table is immutable. Views share the memory of their table.
     """
 
     object_id: Column
@@ -60,21 +61,21 @@ class EntryTable:
 
     @classmethod
     def of_index(cls, object_id: int, index: IndexBlock) -> EntryTable:
-        """Return the entries of one object, which share the memory of its index."""
+        """Return the entries of an object, sharing the memory of its index."""
         return cls(np.full(len(index), object_id, dtype=np.int64), *index.columns)
 
     @classmethod
     def of_rows(cls, rows: Iterable[Entry]) -> EntryTable:
-        """Return a table of some rows, in their order."""
+        """Return a table of rows, in their order."""
         return cls(*np.array([*rows], dtype=np.int64).reshape(-1, 7).T)
 
     @classmethod
     def concatenate(cls, tables: Sequence[EntryTable]) -> EntryTable:
-        """Return the rows of all tables in one, in their order; of no table, an empty one."""
+        """Return a table with the rows of all tables, in their order."""
         if not tables:
             return cls.of_rows(())
-        each = zip(*(table._columns for table in tables), strict=True)
-        return cls(*(np.concatenate(columns) for columns in each))
+        columns = zip(*(table._columns for table in tables), strict=True)
+        return cls(*(np.concatenate(pieces) for pieces in columns))
 
     def __len__(self) -> int:
         return len(self.object_id)
@@ -89,11 +90,11 @@ class EntryTable:
         return int(self.size.sum())
 
     def object_ids(self) -> tuple[int, ...]:
-        """Return the ids of the objects that have a row here, ascending."""
+        """Return the ids of all objects with a row, ascending."""
         return tuple(np.unique(self.object_id).tolist())
 
     def take(self, rows: Column | Mask) -> EntryTable:
-        """Return a copy of some rows, given by number or as a mask."""
+        """Return a copy of the rows with these numbers, or of those set in a mask."""
         return EntryTable(*(column[rows] for column in self._columns))
 
     def span(self, start: int, stop: int) -> EntryTable:
@@ -101,31 +102,31 @@ class EntryTable:
         return EntryTable(*(column[start:stop] for column in self._columns))
 
     def row(self, number: int) -> Entry:
-        """Return one row as a value."""
+        """Return a row as a value."""
         return Entry(*(int(column[number]) for column in self._columns))
 
     def rows(self) -> Iterator[Entry]:
         """Yield every row as a value, for messages and tests."""
         return map(Entry, *(column.tolist() for column in self._columns))
 
-    def placed(self, first_position: int = 0) -> EntryTable:
-        """Return the entries with their positions when written back to back from a byte on."""
+    def place(self, first_position: int = 0) -> EntryTable:
+        """Return the entries with the positions that they get when written from a byte on."""
         ends = np.cumsum(self.size, dtype=np.int64) + first_position
         return replace(self, position=ends - self.size)
 
 
 def encode_entries(table: EntryTable) -> bytes:
-    """Encode the index block that has the rows of `table`, in their order.
+    """Encode an index block with the rows of `table`, in their order.
 
     Raises:
-        ValueError: a row has a number that does not fit its 32 bits; names the first.
+        ValueError: a number does not fit its 32 bits. Names the first such row.
     """
     spans = table.end_offset - table.start_offset
     narrow = (spans, table.record_count, table.size)
     faults = np.logical_or.reduce([(c < 0) | (c > INT32_MAX) for c in narrow])
     if faults.any():
         row = table.row(int(faults.argmax()))
-        raise ValueError(f"{row}: wanted a span, record count and size of 0..{INT32_MAX}")
+        raise ValueError(f"entry is {row}, wanted a span, record count and size of 0..{INT32_MAX}")
     encoded = np.empty(len(table), dtype=INDEX_ENTRY_DTYPE)
     encoded["stream_id"] = table.stream_id
     encoded["start_offset"] = table.start_offset
@@ -137,11 +138,11 @@ def encode_entries(table: EntryTable) -> bytes:
 
 
 def live_entries(table: EntryTable, streams: Mapping[int, int]) -> EntryTable:
-    """Return the rows that hold a readable record.
+    """Return the rows that contain a readable record.
 
-    `streams` has the start offset of every stream there is. A row of another stream is dead, and
-    so is one that ends at or below the start offset. A row that is expired in part stays whole:
-    blocks are copied as they are.
+    `streams` has the start offset of every existing stream. A row of another stream is dead, and so
+    is a row that ends at or below the start offset. A partly expired row stays whole, because
+    blocks are copied unchanged.
     """
     if not len(streams):
         return table.span(0, 0)
@@ -154,14 +155,14 @@ def live_entries(table: EntryTable, streams: Mapping[int, int]) -> EntryTable:
     return table if is_live.all() else table.take(is_live)
 
 
-def sorted_by_stream(table: EntryTable) -> EntryTable:
-    """Return the rows by stream, then start offset, then object."""
+def sort_by_stream(table: EntryTable) -> EntryTable:
+    """Return the rows ordered by stream, start offset and object."""
     order = np.lexsort((table.object_id, table.start_offset, table.stream_id))
     return table.take(order)
 
 
 def contiguous_runs(table: EntryTable) -> Column:
-    """Return the first row of each run: rows of one stream, each starting where the last ended."""
+    """Return the first row of each run: rows of one stream with touching offsets."""
     if not len(table):
         return np.empty(0, dtype=np.int64)
     is_first = np.ones(len(table), dtype=np.bool_)
@@ -185,18 +186,18 @@ def stream_ranges(table: EntryTable) -> list[StreamRange]:
 
 
 def objects_without_entries(object_ids: Iterable[int], live: EntryTable) -> tuple[int, ...]:
-    """Return the objects without a live row; nothing of them has to be kept."""
-    held = set(live.object_ids())
-    return tuple(object_id for object_id in object_ids if object_id not in held)
+    """Return the objects without a live row, which need not be kept."""
+    live_ids = set(live.object_ids())
+    return tuple(object_id for object_id in object_ids if object_id not in live_ids)
 
 
 def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
-    """Cut runs of rows into pieces that keep limits; return the first row of each, ascending.
+    """Cut runs of rows into pieces within limits, and return the first row of each, ascending.
 
-    `run_firsts` has the first row of each run, the first of them 0; no piece spans two runs. Each
+    `run_firsts` has the first row of each run, starting with 0. No piece spans two runs. Each item
     of `limited` is a number per row and the limit of its sum over a piece. A piece has as many rows
-    as the limits allow; a row over a limit is a piece of its own. Most runs are one piece, so only
-    the others are walked through.
+    as the limits allow. A row over a limit is a separate piece. Most runs are one piece, so only
+    the others are walked row by row.
     """
     if not len(run_firsts):
         return run_firsts
@@ -210,7 +211,7 @@ def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
     cuts: list[int] = []
 
     for run in np.flatnonzero(np.logical_or.reduce(is_over)).tolist():
-        binding = [one for one, over in zip(sums, is_over, strict=True) if over[run]]
+        binding = [pair for pair, over in zip(sums, is_over, strict=True) if over[run]]
         row, stop = int(run_firsts[run]), int(run_stops[run])
         while row < stop:
             fits = min(
@@ -225,24 +226,24 @@ def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
 
 
 OUTPUT_INDEX_THRESHOLD = 1024 * 1024
-"""Bytes up to which entries of an output are joined: the smallest read of a reader."""
+"""Bytes up to which an output's entries are merged, the smallest read of a reader."""
 
 
 class MergeRule(StrEnum):
-    """How the sum of joined entries compares with the threshold; other writers do the same."""
+    """Comparison of a merged entry's size with the threshold, the same as in other writers."""
 
     BELOW = "below"
-    """The sum stays below the threshold: outputs of the compaction of stream set objects."""
+    """The size stays below the threshold, in outputs of stream set object compaction."""
     UP_TO = "up_to"
-    """The sum may reach the threshold: outputs of the compaction of stream objects."""
+    """The size may reach the threshold, in outputs of stream object compaction."""
 
 
-def merged_index(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryTable:
-    """Join neighbours of one stream with touching offsets, as many as the threshold allows.
+def merge_entries(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryTable:
+    """Merge neighbours of one stream with touching offsets, as many as the threshold allows.
 
-    `placed` are the entries as they lie in the output, without a gap between neighbours. The span
-    of offsets and the record count of a joined entry fit 32 bits. An entry that is over the
-    threshold alone stays as it is. The object ids are those of the first entries joined.
+    `placed` are the entries at their positions in the output, without gaps. The span of offsets and
+    the record count of a merged entry fit 32 bits. An entry over the threshold stays unchanged. A
+    merged entry has the object id of its first entry.
 
     Raises:
         ValueError: the threshold is below 1.
@@ -270,6 +271,6 @@ def merged_index(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryTa
 
 
 def encode_trailer(placed: EntryTable, threshold: int, rule: MergeRule) -> bytes:
-    """Encode index and footer of an object with these blocks, joined as in `merged_index`."""
-    index = encode_entries(merged_index(placed, threshold, rule))
+    """Encode index and footer of an object with these blocks, merged by `merge_entries`."""
+    index = encode_entries(merge_entries(placed, threshold, rule))
     return index + encode_footer(Footer(placed.data_size, len(index)))

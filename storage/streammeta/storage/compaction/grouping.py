@@ -1,9 +1,9 @@
-"""The split rule and the limits of a commit: which entries become stream objects.
+"""Split rule and limits of a commit: which entries become stream objects.
 
 A stream with more bytes than the threshold gets a stream object. So does a run before a gap in a
-stream, whatever its size: an object holds one contiguous range of a stream. When a limit is broken,
-the objects that are cheapest to leave out are left out, and the rest is grouped anew. Limits are
-judged by segments, neighbouring entries of one object and stream summed up once.
+stream, regardless of its size, because an object contains one contiguous range of a stream. If a
+limit is exceeded, the cheapest objects are excluded and the rest is grouped again. Limits are
+checked on segments, sums over neighbouring entries of one object and stream.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from streammeta.storage.compaction.plan import CompactionLimits, Exclusion, Excl
 class Segments:
     """Segments in the order of their table: by stream and offset.
 
-    A second order, by object within each stream, makes every question about pairs of an object and
-    something else a comparison of neighbours.
+    A second order, by object within each stream, reduces questions about pairs of an object and a
+    stream or run to comparisons of neighbours.
 
-    `object_number` is the place of the object in `object_ids`; `entry_count` and `size` are sums
-    over the entries of the segment. `by_object` has the numbers of all rows sorted by stream, then
-    object, then offset.
+    `object_number` is the object's index in `object_ids`. `entry_count` and `size` are sums over
+    the entries of the segment. `by_object` has the numbers of all rows sorted by stream, object and
+    offset.
     """
 
     object_ids: Column
@@ -39,7 +39,7 @@ class Segments:
 
     @classmethod
     def of_table(cls, table: EntryTable) -> Segments:
-        """Sum up a table that is sorted by stream and offset and has no overlap."""
+        """Sum up a table without overlaps, sorted by stream and offset."""
         object_ids = np.unique(table.object_id)
         is_first = changes(table.stream_id)
         is_first |= changes(table.object_id)
@@ -64,7 +64,7 @@ class Segments:
         return len(self.stream_id)
 
     def take(self, is_taken: Mask) -> Segments:
-        """Return some rows; object numbers stay what they are."""
+        """Return the rows in the mask, with unchanged object numbers."""
         by_object = self.by_object[is_taken[self.by_object]]
         return Segments(
             self.object_ids,
@@ -78,7 +78,7 @@ class Segments:
         )
 
     def sharing(self) -> Mask:
-        """Tell, by object number, which objects hold a stream that another one holds too."""
+        """Mark, by object number, the objects that share a stream with another object."""
         is_sharing = np.zeros(len(self.object_ids), dtype=np.bool_)
         streams, objects = self.stream_id[self.by_object], self.object_number[self.by_object]
         is_new = changes(streams) | changes(objects)
@@ -89,9 +89,9 @@ class Segments:
         return is_sharing
 
     def feeders(self, run_of_segment: Column) -> tuple[Column, Column]:
-        """Return each pair of a run and an object that has a segment in it once.
+        """Return each pair of a run and an object with a segment in it, once.
 
-        A run is of one stream, and a segment's run is never before that of the segment before.
+        A run belongs to one stream, and the runs of segments ascend.
         """
         runs, objects = run_of_segment[self.by_object], self.object_number[self.by_object]
         is_new = changes(runs) | changes(objects)
@@ -99,14 +99,14 @@ class Segments:
 
 
 def changes(column: Column | Mask) -> Mask:
-    """Mark the rows that differ from the row before, and the first."""
+    """Mark the first row, and the rows that differ from the row before."""
     is_change = np.ones(len(column), dtype=np.bool_)
     is_change[1:] = column[1:] != column[:-1]
     return is_change
 
 
 def sums_from(values: Column, firsts: Column) -> Column:
-    """Return the sum of the values from each of these rows up to the next."""
+    """Return the sums of the values from each of these rows up to the next."""
     return np.add.reduceat(values, firsts) if len(firsts) else values[:0]
 
 
@@ -117,9 +117,9 @@ _NEVER = np.iinfo(np.int64).max
 class Grouping:
     """Groups of neighbouring entries, in the order of streams and offsets.
 
-    `table` has the entries of the objects that were not left out. Group i has the rows
-    `[firsts[i], firsts[i + 1])`, the last one all that are left; `is_split[i]` tells whether it
-    becomes a stream object.
+    `table` has the entries of the objects that were not excluded. Group i has the rows
+    `[firsts[i], firsts[i + 1])`, and the last group extends to the end. `is_split[i]` says whether
+    group i becomes a stream object.
     """
 
     table: EntryTable
@@ -128,19 +128,19 @@ class Grouping:
     excluded: tuple[Exclusion, ...]
 
     def rows(self, group: int) -> tuple[int, int]:
-        """Return the half-open range of rows of one group."""
+        """Return the half-open range of a group's rows."""
         is_last = group + 1 == len(self.firsts)
         return int(self.firsts[group]), len(self.table) if is_last else int(self.firsts[group + 1])
 
     def kept_stream_count(self) -> int:
-        """Return how many streams stay in the stream set object."""
+        """Return the number of streams that stay in the stream set object."""
         counts = np.diff(np.append(self.firsts, len(self.table)))
         is_kept = np.repeat(~self.is_split, counts)
         return len(np.unique(self.table.stream_id[is_kept]))
 
 
 def objects_sharing_streams(table: EntryTable) -> EntryTable:
-    """Return the entries of the objects that hold a stream another one holds too.
+    """Return the entries of the objects that share a stream with another object.
 
     `table` is sorted by stream and offset.
     """
@@ -152,7 +152,7 @@ def objects_sharing_streams(table: EntryTable) -> EntryTable:
 
 
 def group_all(table: EntryTable, limits: CompactionLimits) -> Grouping | None:
-    """Group the entries of all objects; None when that breaks a limit.
+    """Group the entries of all objects. Returns None if that exceeds a limit.
 
     `table` is sorted by stream and offset and has no overlaps.
     """
@@ -163,11 +163,11 @@ def group_all(table: EntryTable, limits: CompactionLimits) -> Grouping | None:
 
 
 def group_entries(table: EntryTable, limits: CompactionLimits, *, reserved: int = 0) -> Grouping:
-    """Group the entries of some objects, leaving objects out until the limits hold.
+    """Group the entries of some objects, excluding objects until the limits hold.
 
-    `table` is sorted by stream and offset and has no overlaps. There are no groups when objects had
-    to be left out and no two of the rest share a stream. `reserved` is by how many stream objects
-    there will be more than split groups, as some are cut.
+    `table` is sorted by stream and offset and has no overlaps. If objects were excluded and no two
+    of the rest share a stream, the result has no groups. `reserved` is the number of stream objects
+    in addition to the split groups, because iterations cut some groups.
     """
     segments = Segments.of_table(table)
     is_kept = np.ones(len(segments.object_ids), dtype=np.bool_)
@@ -198,7 +198,7 @@ def group_entries(table: EntryTable, limits: CompactionLimits, *, reserved: int 
 
 
 class _Groups:
-    """The groups that segments make, and what each of them is fed by."""
+    """Groups of segments, and the objects that feed each of them."""
 
     def __init__(self, segments: Segments, split_size: int) -> None:
         self._segments = segments
@@ -214,15 +214,15 @@ class _Groups:
         self._starts_group = changes(self.is_split) | self.is_split
 
     def rows(self) -> tuple[Column, Mask]:
-        """Return the first row of each group, and whether it is split off."""
+        """Return the first row of each group, and whether the group is split off."""
         run_firsts = np.cumsum(self._run_entries) - self._run_entries
         return run_firsts[self._starts_group], self.is_split[self._starts_group]
 
     def smallest_split(self) -> Column:
-        """Return the numbers of the objects that feed the split group cheapest to do without.
+        """Return the numbers of the objects that feed the cheapest split group.
 
-        That is the one of the fewest entries; of several, the one whose objects feed the fewest
-        groups in sum; of several, the first.
+        The cheapest group has the fewest entries. Ties are broken by the sum of groups that its
+        objects feed, then by order.
         """
         runs, objects = self._segments.feeders(self._run_of_segment)
         is_split = self.is_split[runs]
@@ -232,22 +232,23 @@ class _Groups:
         entries = np.where(self.is_split, self._run_entries, _NEVER)
         is_candidate = entries == entries.min()
         cost = np.where(is_candidate, self._cost(runs, feeds[objects]), _NEVER)
-        return _where(objects, runs, int(cost.argmin()))
+        return _select(objects, runs, int(cost.argmin()))
 
     def smallest_stream(self) -> Column:
-        """Return the numbers of the objects that feed the kept stream cheapest to do without.
+        """Return the numbers of the objects that feed the cheapest kept stream.
 
-        That is the stream whose objects hold the fewest kept streams in sum; of several, the first.
+        The objects of the cheapest stream contain the fewest kept streams in total. Ties are broken
+        by order.
         """
         runs, objects = self._segments.feeders(self._run_of_segment)
         is_kept = ~self.is_split[runs]
         runs, objects = runs[is_kept], objects[is_kept]
         cost = self._cost(runs, self._counts(objects)[objects])
         cost[self.is_split] = _NEVER
-        return _where(objects, runs, int(cost.argmin()))
+        return _select(objects, runs, int(cost.argmin()))
 
     def _kept_feeders(self, runs: Column, objects: Column) -> Column:
-        """Return an object as often as there are groups of several streams that it feeds."""
+        """Return each object once for every group of kept streams that it feeds."""
         group_of_run = np.cumsum(self._starts_group) - 1
         count = len(self._segments.object_ids)
         return np.unique(group_of_run[runs] * count + objects) % count
@@ -256,14 +257,14 @@ class _Groups:
         return np.bincount(objects, minlength=len(self._segments.object_ids))
 
     def _cost(self, runs: Column, costs: Column) -> Column:
-        """Return by run the sum of what its objects cost."""
+        """Return the sum of the objects' costs, by run."""
         sums = np.bincount(runs, weights=costs, minlength=len(self.is_split))
         return sums.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """A limit that does not hold. `is_for_splits`: fewer split groups would help."""
+    """An exceeded limit. `is_for_splits` says whether fewer split groups would help."""
 
     reason: ExclusionReason
     detail: str
@@ -273,6 +274,7 @@ class _Broken:
 def _broken_limit(groups: _Groups, limits: CompactionLimits, reserved: int) -> _Broken | None:
     splits = int(groups.is_split.sum())
     streams = len(groups.is_split) - splits
+    # Without a split group nothing can be cut into further stream objects.
     made = splits + reserved if splits else 0
     if made > limits.max_stream_objects:
         reason, limit = ExclusionReason.TOO_MANY_STREAM_OBJECTS, limits.max_stream_objects
@@ -282,13 +284,13 @@ def _broken_limit(groups: _Groups, limits: CompactionLimits, reserved: int) -> _
         count = f"a stream set object of {streams} streams"
     elif made + streams > limits.max_rows:
         reason, limit = ExclusionReason.TOO_MANY_ROWS, limits.max_rows
-        count = f"{made} stream objects beside {streams} streams"
+        count = f"{made} stream objects and {streams} streams"
     else:
         return None
 
     detail = (
-        f"with it the commit would make {count}, wanted at most {limit}; it is left for a commit of"
-        " fewer objects, or for a higher limit"
+        f"commit with this object would create {count}, wanted at most {limit}; it waits for a"
+        " commit of fewer objects or a higher limit"
     )
     is_for_splits = reason is ExclusionReason.TOO_MANY_STREAM_OBJECTS or (
         reason is ExclusionReason.TOO_MANY_ROWS and splits > streams
@@ -296,7 +298,7 @@ def _broken_limit(groups: _Groups, limits: CompactionLimits, reserved: int) -> _
     return _Broken(reason, detail, is_for_splits)
 
 
-def _where(values: Column, keys: Column, wanted: int) -> Column:
-    """Return the values whose key is the one wanted."""
+def _select(values: Column, keys: Column, wanted: int) -> Column:
+    """Return the values with the wanted key."""
     found: Column = values[keys == wanted]
     return found

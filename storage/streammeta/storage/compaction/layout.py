@@ -1,10 +1,10 @@
-"""Reads of one iteration, and the layout of its blocks in memory.
+"""Reads of an iteration, and the layout of its blocks in memory.
 
-Owns which bytes are fetched together and where they go. Each output is one stretch of the buffer:
-the bytes that a set object carries over from the iteration before, the blocks in their order, and,
-in the iteration that ends it, index and footer; so a part of an upload is a slice of the buffer.
-Reads bring blocks in the order of the sources and are scattered to their places. A few dead bytes
-between two blocks are read too, which is cheaper than another request. Pure.
+Owns which bytes are fetched together and their destinations. Each output is one range of the
+buffer: the bytes that a stream set object carries over from the previous iteration, the blocks in
+order, and in the last iteration index and footer. A part of an upload is therefore a slice of the
+buffer. Reads return blocks in the order of the sources and scatter them to their destinations.
+Reading a few dead bytes between two blocks is cheaper than another request. Pure.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from streammeta.storage.compaction.plan import Iteration, Output, OutputKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPlan:
-    """The GETs of an iteration, by object and position, and what they fill.
+    """The GET requests of an iteration, by object and position, and their destinations.
 
-    Row i reads the bytes `[position[i], position[i] + size[i])` of an object to the place
-    `buffer_start[i]` of a buffer of the iteration's `data_size`; the reads fill it without a gap.
-    `entry_buffer_start` has, for each row of the iteration's entries, where its bytes come to lie.
+    Row i reads the bytes `[position[i], position[i] + size[i])` of an object to `buffer_start[i]`
+    of a buffer of the iteration's `data_size`. The reads fill the buffer without gaps.
+    `entry_buffer_start` is the first byte in the buffer of each of the iteration's entries.
     """
 
     object_id: Column
@@ -48,8 +48,8 @@ class ReadPlan:
 def plan_reads(iteration: Iteration, max_read_bytes: int) -> ReadPlan:
     """Plan the reads of an iteration.
 
-    Adjacent bytes of an object are read together while they are fewer than `max_read_bytes`. An
-    entry of that size or more is read alone, in pieces of `max_read_bytes`.
+    Adjacent bytes of an object are read together below `max_read_bytes`. A larger entry is read
+    separately, in pieces of `max_read_bytes`.
 
     Raises:
         ValueError: `max_read_bytes` is below 1.
@@ -81,7 +81,7 @@ def plan_reads(iteration: Iteration, max_read_bytes: int) -> ReadPlan:
 
 
 def _adjacent_runs(by_place: EntryTable) -> Column:
-    """Return the first row of each stretch of bytes without a gap in one object."""
+    """Return the first row of each contiguous range of bytes in an object."""
     is_first = np.ones(len(by_place), dtype=np.bool_)
     is_first[1:] = (by_place.object_id[1:] != by_place.object_id[:-1]) | (
         by_place.position[1:] != by_place.position[:-1] + by_place.size[:-1]
@@ -97,11 +97,10 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedOutput:
-    """Bytes `[start, end)` of the buffer that belong to one object, one after the other.
+    """Bytes `[start, end)` of the buffer that belong to one object.
 
-    First `carried` bytes of earlier iterations, then `blocks_size` bytes of the blocks of
-    `entries`, which have their positions in the object, then `trailer`, empty unless the object
-    ends here.
+    They are `carried` bytes of earlier iterations, `blocks_size` bytes of the blocks of `entries`
+    (at their positions in the object), and `trailer`, empty unless the object ends here.
     """
 
     output: Output
@@ -129,10 +128,10 @@ class PlacedOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedRead:
-    """One read of `size` bytes of an object from `position` on.
+    """A read of `size` bytes of an object from `position` on.
 
     The bytes fill slices of the buffer in order: `lengths[i]` bytes from `starts[i]` on. A start of
-    -1 marks bytes that are dropped.
+    -1 marks dropped bytes.
     """
 
     object_id: int
@@ -147,7 +146,7 @@ class PlacedRead:
         return bool((self.starts == _NOWHERE).any())
 
     def views(self, buffer: memoryview, dropped: memoryview) -> list[memoryview]:
-        """Return the memory to read into; `dropped` has room for `DEAD_BYTES_MAX`."""
+        """Return the memory to read into. `dropped` has room for `DEAD_BYTES_MAX`."""
         slices = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
         return [
             dropped[:length] if start == _NOWHERE else buffer[start : start + length]
@@ -159,7 +158,7 @@ class PlacedRead:
 class Layout:
     """A buffer of `size` bytes: the outputs written from it and the reads that fill it.
 
-    `entries` are those that are read, `places` has the first byte of each in the buffer.
+    `entries` are the entries to read, and `places` has the first byte of each in the buffer.
     """
 
     size: int
@@ -171,9 +170,9 @@ class Layout:
 
 @dataclass(slots=True)
 class SetObjectSoFar:
-    """The part of a set object that earlier iterations wrote: bytes of blocks, and their entries.
+    """The part of a stream set object that earlier iterations wrote: block bytes and entries.
 
-    `carried` bytes at the end did not make a whole part, and wait for what comes next.
+    The last `carried` bytes did not fill a whole part and wait for the next iteration.
     """
 
     data_size: int = 0
@@ -189,25 +188,27 @@ def lay_out(
     part_size: int,
     max_read_bytes: int,
 ) -> Layout:
-    """Give each output of an iteration its place, and plan the reads that fill it.
+    """Place each output of an iteration in the buffer, and plan the reads that fill it.
 
-    `so_far` is brought up to what it is once the iteration is written in parts of `part_size`.
+    Updates `so_far` to its state after the iteration is written in parts of `part_size`.
     """
     placed: list[PlacedOutput] = []
     at = 0
     for output in outputs:
         if output.kind is OutputKind.SPLIT:
-            entries = output.entries.placed()
+            entries = output.entries.place()
             trailer = _trailer(entries)
-            one = PlacedOutput(output, at, 0, entries, entries.data_size, trailer)
+            placed_output = PlacedOutput(output, at, 0, entries, entries.data_size, trailer)
         else:
-            one = _next_piece(output, at, so_far, ends=ends_set_object, part_size=part_size)
-        placed.append(one)
-        at = one.end
+            placed_output = _next_piece(
+                output, at, so_far, ends=ends_set_object, part_size=part_size
+            )
+        placed.append(placed_output)
+        at = placed_output.end
 
     entries, places = _blocks(placed)
     plan = plan_reads(Iteration(entries, ()), max_read_bytes)
-    reads = tuple(_merged(_scattered(plan, entries.size, places), max_read_bytes))
+    reads = tuple(_merge_reads(_scatter(plan, entries.size, places), max_read_bytes))
 
     return Layout(at, tuple(placed), reads, entries, places)
 
@@ -219,32 +220,33 @@ def _trailer(entries: EntryTable) -> bytes:
 def _next_piece(
     output: Output, at: int, so_far: SetObjectSoFar, *, ends: bool, part_size: int
 ) -> PlacedOutput:
-    entries = output.entries.placed(so_far.data_size)
+    entries = output.entries.place(so_far.data_size)
     size = entries.data_size
     so_far.tables.append(entries)
     so_far.data_size += size
     trailer = _trailer(EntryTable.concatenate(so_far.tables)) if ends else b""
     piece = PlacedOutput(output, at, so_far.carried, entries, size, trailer)
+    # Only whole parts are uploaded before the end of the object.
     so_far.carried = 0 if ends else (piece.end - at) % part_size
     return piece
 
 
 def _blocks(placed: Iterable[PlacedOutput]) -> tuple[EntryTable, Column]:
-    """Return all entries with their places in the sources, and where each goes in the buffer."""
-    entries = EntryTable.concatenate([one.output.entries for one in placed])
+    """Return all entries at their positions in the sources, and their first bytes in the buffer."""
+    entries = EntryTable.concatenate([output.output.entries for output in placed])
     starts = [
-        one.entries.position - one.entries.position[:1] + one.blocks_start
-        for one in placed
-        if len(one.entries)
+        output.entries.position - output.entries.position[:1] + output.blocks_start
+        for output in placed
+        if len(output.entries)
     ]
     return entries, np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
 
 
-def _scattered(plan: ReadPlan, sizes: Column, places: Column) -> Iterator[PlacedRead]:
-    """Yield the reads of a plan with the slices each of them fills.
+def _scatter(plan: ReadPlan, sizes: Column, places: Column) -> Iterator[PlacedRead]:
+    """Yield the reads of a plan with the slices that each of them fills.
 
-    The plan puts all reads one after the other; entries that are neighbours both there and in the
-    buffer are one slice.
+    The plan's reads are consecutive. Entries that are neighbours both there and in the buffer share
+    a slice.
     """
     order = np.argsort(plan.entry_buffer_start)
     sources, targets, sizes = plan.entry_buffer_start[order], places[order], sizes[order]
@@ -266,8 +268,8 @@ def _scattered(plan: ReadPlan, sizes: Column, places: Column) -> Iterator[Placed
         )
 
 
-def _merged(reads: Iterable[PlacedRead], max_read_bytes: int) -> Iterator[PlacedRead]:
-    """Join reads with few dead bytes between them, never more than are wanted on either side."""
+def _merge_reads(reads: Iterable[PlacedRead], max_read_bytes: int) -> Iterator[PlacedRead]:
+    """Merge reads with few dead bytes between them, never more than useful bytes on either side."""
     group: list[PlacedRead] = []
     size = 0
     for read in reads:
@@ -279,15 +281,15 @@ def _merged(reads: Iterable[PlacedRead], max_read_bytes: int) -> Iterator[Placed
                 group.append(read)
                 size = joined
                 continue
-            yield _joined(group)
+            yield _join_reads(group)
         group, size = [read], read.size
 
     if group:
-        yield _joined(group)
+        yield _join_reads(group)
 
 
-def _joined(group: Sequence[PlacedRead]) -> PlacedRead:
-    """Make one read of several of one object, ascending by position."""
+def _join_reads(group: Sequence[PlacedRead]) -> PlacedRead:
+    """Join the reads of one object, ascending by position."""
     first = group[0]
     if len(group) == 1:
         return first

@@ -1,8 +1,8 @@
-"""Plans of set object compaction: commits, iterations and outputs of merges and splits.
+"""Planner of stream set object compaction: commits, iterations and outputs.
 
-Owns the order of the decisions: faulty objects are left out, the rest is cut into commits, grouped
-within the limits, and laid into iterations that fit the memory budget. A range larger than the
-budget is cut into several stream objects. Pure: equal entries and limits give equal plans.
+Owns the order of the decisions. Faulty objects are excluded, the rest is divided into commits,
+grouped within the limits, and cut into iterations that fit the memory budget. A range larger than
+the budget is cut into several stream objects. Pure: equal entries and limits give equal plans.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streammeta.storage.compaction.entries import (
     EntryTable,
     Mask,
     contiguous_runs,
-    sorted_by_stream,
+    sort_by_stream,
 )
 from streammeta.storage.compaction.grouping import (
     Grouping,
@@ -38,13 +38,13 @@ from streammeta.storage.compaction.plan import (
 )
 
 
-def without_faults(
+def exclude_faults(
     table: EntryTable, memory_budget: int
 ) -> tuple[EntryTable, tuple[Exclusion, ...]]:
     """Return the entries of sound objects, and the faults of the others.
 
-    Faults are overlaps and entries over the budget. `table` is sorted by stream and offset; an
-    object is kept or left out with all its entries.
+    Faults are overlaps and entries over the budget. `table` is sorted by stream and offset. An
+    object is kept or excluded with all its entries.
     """
     oversized = table.size > memory_budget
     overlapping = _overlapping_rows(table)
@@ -53,8 +53,8 @@ def without_faults(
             entry.object_id,
             ExclusionReason.OVERLAP,
             f"stream {entry.stream_id} [{entry.start_offset}, {entry.end_offset}) of object"
-            f" {entry.object_id} overlaps another entry of the stream; compare the objects that"
-            " hold it before one of them is removed",
+            f" {entry.object_id} overlaps another entry of the stream; compare the objects with"
+            " these offsets before you remove one",
         )
         for entry in _first_of_each_object(table, overlapping)
     }
@@ -63,7 +63,7 @@ def without_faults(
             entry.object_id,
             ExclusionReason.OVERSIZED_ENTRY,
             f"stream {entry.stream_id} [{entry.start_offset}, {entry.end_offset}) of object"
-            f" {entry.object_id} is {entry.size} bytes, which is over the memory budget of"
+            f" {entry.object_id} has {entry.size} bytes, over the memory budget of"
             f" {memory_budget}; raise the budget",
         )
         for entry in _first_of_each_object(table, oversized)
@@ -84,8 +84,8 @@ def _first_of_each_object(table: EntryTable, mask: Mask) -> list[Entry]:
 def _overlapping_rows(table: EntryTable) -> Mask:
     """Mark the rows that share an offset with another row.
 
-    Neighbours tell whether a stream has an overlap at all; which rows take part in it is then found
-    stream by stream, as a long entry may overlap many that follow.
+    A comparison of neighbours finds the streams with an overlap. Only these are searched for all
+    affected rows, because a long entry may overlap many later ones.
     """
     marked = np.zeros(len(table), dtype=np.bool_)
     streams, starts, ends = table.stream_id, table.start_offset, table.end_offset
@@ -102,13 +102,13 @@ def _overlapping_rows(table: EntryTable) -> Mask:
 def plan_compaction(
     live: EntryTable, limits: CompactionLimits, *, sharing_only: bool = True
 ) -> CompactionPlan:
-    """Plan the compaction of some set objects.
+    """Plan the compaction of some stream set objects.
 
     `live` has every live entry of each readable object. Sources are divided in the order of their
-    first entries: the node's, so that streams continue from one to the next. With `sharing_only` an
-    object takes part if it holds a stream that another one holds too, and objects are left out
-    until the limits hold. Otherwise all objects take part, even a single one unless it would only
-    be written again as it is; and where they break a limit, they are halved into several commits.
+    first entries, the node's order, so that streams continue from one source to the next. With
+    `sharing_only`, only objects that share a stream with another one take part, and objects are
+    excluded until the limits hold. Otherwise all objects take part, even a single one unless it
+    would be rewritten unchanged. If they exceed a limit, they are halved into several commits.
     """
 
     def plan(sources: EntryTable) -> _Planned | None:
@@ -118,19 +118,19 @@ def plan_compaction(
         is_single = len(sources.object_ids()) == 1
         return _plan_some(sources, limits) if whole is None and is_single else whole
 
-    return _divided(live, limits, plan)
+    return _divide(live, limits, plan)
 
 
 _Planned: TypeAlias = tuple[CommitPlan | None, tuple[Exclusion, ...]]
-"""A commit of some sources, and those that it leaves out."""
+"""A commit of some sources, and the excluded sources."""
 
 
-def _divided(
+def _divide(
     live: EntryTable, limits: CompactionLimits, plan: Callable[[EntryTable], _Planned | None]
 ) -> CompactionPlan:
-    """Plan all sound objects; `plan` gives None for several that no one commit can take."""
+    """Plan all sound objects. `plan` returns None for several that do not fit one commit."""
     order = object_order(live)
-    table, faulty = without_faults(sorted_by_stream(live), limits.memory_budget)
+    table, faulty = exclude_faults(sort_by_stream(live), limits.memory_budget)
     commits: list[CommitPlan] = []
     excluded = list(faulty)
     waiting = [table] if len(table) else []
@@ -139,7 +139,7 @@ def _divided(
         sources = waiting.pop()
         planned = plan(sources)
         if planned is None:
-            waiting.extend(reversed(halves(sources, order)))
+            waiting.extend(reversed(halve(sources, order)))  # the earlier half is next
             continue
         commit, left_out = planned
         excluded += left_out
@@ -148,27 +148,27 @@ def _divided(
 
     placed = {source_id for commit in commits for source_id in commit.source_ids}
     placed |= {exclusion.object_id for exclusion in excluded}
-    left_alone = tuple(one for one in table.object_ids() if one not in placed)
+    left_alone = tuple(object_id for object_id in table.object_ids() if object_id not in placed)
 
     return CompactionPlan(tuple(commits), tuple(excluded), left_alone)
 
 
 def object_order(table: EntryTable) -> tuple[int, ...]:
-    """Return the ids of all objects, in the order in which their first entries come."""
+    """Return the ids of all objects, in the order of their first entries."""
     object_ids, firsts = np.unique(table.object_id, return_index=True)
     return tuple(object_ids[np.argsort(firsts)].tolist())
 
 
-def halves(sources: EntryTable, order: Sequence[int]) -> tuple[EntryTable, EntryTable]:
-    """Part the entries of several objects: those that come first in `order`, and the others."""
-    held = set(sources.object_ids())
-    present = [object_id for object_id in order if object_id in held]
+def halve(sources: EntryTable, order: Sequence[int]) -> tuple[EntryTable, EntryTable]:
+    """Divide the entries of several objects: the first objects in `order`, and the others."""
+    source_ids = set(sources.object_ids())
+    present = [object_id for object_id in order if object_id in source_ids]
     is_early = np.isin(sources.object_id, present[: len(present) // 2])
     return sources.take(is_early), sources.take(~is_early)
 
 
 def _plan_all(sources: EntryTable, limits: CompactionLimits) -> _Planned | None:
-    """Plan one commit of all objects; None when it would break a limit."""
+    """Plan one commit of all objects. Returns None if it would exceed a limit."""
     grouping = group_all(sources, limits)
     if grouping is None:
         return None
@@ -179,8 +179,8 @@ def _plan_all(sources: EntryTable, limits: CompactionLimits) -> _Planned | None:
 def _plan_some(sources: EntryTable, limits: CompactionLimits) -> _Planned:
     """Plan one commit of as many objects as the limits allow.
 
-    How many stream objects are cut by iterations is known only when the groups are; if the limits
-    are broken by them, the groups are made again with so much less room.
+    Iterations cut some stream objects, and the number of cuts is known only after grouping. If the
+    cuts exceed a limit, the objects are grouped again with that many stream objects reserved.
     """
     reserved = 0
     while True:
@@ -199,10 +199,10 @@ def _is_within(grouping: Grouping, commit: CommitPlan, limits: CompactionLimits)
 
 
 def _commit_plan(grouping: Grouping, memory_budget: int) -> CommitPlan:
-    """Lay the groups into iterations: rows in their order, as many as fit the budget.
+    """Cut the groups into iterations: rows in order, as many as fit the budget.
 
-    A group that does not fit as a whole is cut: a stream object becomes two, the stream set object
-    continues.
+    A group that does not fit as a whole is cut. A stream object becomes two, while the stream set
+    object continues.
     """
     table = grouping.table
     ends = np.cumsum(table.size, dtype=np.int64)
@@ -217,7 +217,7 @@ def _commit_plan(grouping: Grouping, memory_budget: int) -> CommitPlan:
 
 
 def iteration_of(grouping: Grouping, start: int, stop: int) -> Iteration:
-    """Return the iteration of the rows `[start, stop)`: the parts of the groups that are in it."""
+    """Return the iteration of the rows `[start, stop)` with the groups' parts in it."""
     entries = grouping.table.span(start, stop)
     first_group = int(grouping.firsts.searchsorted(start, side="right")) - 1
     stop_group = int(grouping.firsts.searchsorted(stop, side="left"))
@@ -238,20 +238,20 @@ def iteration_of(grouping: Grouping, start: int, stop: int) -> Iteration:
 
 
 def stream_object_count(iterations: Iterable[Iteration]) -> int:
-    """Return how many stream objects some iterations make."""
+    """Return the number of stream objects that some iterations create."""
     return sum(
         output.kind is OutputKind.SPLIT for iteration in iterations for output in iteration.outputs
     )
 
 
 def plan_force_split(live: EntryTable, limits: CompactionLimits) -> CompactionPlan:
-    """Plan the split of stream set objects of which `live` has every live entry.
+    """Plan the split of stream set objects. `live` has all their live entries.
 
-    Every range of a stream with more than `split_size` bytes leaves, with 0 every range there is.
-    The others stay together. When a commit would make too many stream objects, the smallest ranges
-    stay in a set object; if that is not enough, the sources are divided in the order of their first
-    entries. Plans are executed like those of `plan_compaction`. An object of which nothing
-    would leave is left alone.
+    Every range of a stream with more than `split_size` bytes becomes a stream object, with 0 every
+    range. The others stay together. If a commit would create too many stream objects, the smallest
+    ranges stay in a stream set object. If that is not enough, the sources are divided in the order
+    of their first entries. Plans are executed like the plans of `plan_compaction`. An object
+    without a range to split is left alone.
     """
 
     def plan(sources: EntryTable) -> _Planned | None:
@@ -261,13 +261,13 @@ def plan_force_split(live: EntryTable, limits: CompactionLimits) -> CompactionPl
         object_id, *others = sources.object_ids()
         return None if others else (None, (Exclusion(object_id, *found),))
 
-    return _divided(live, limits, plan)
+    return _divide(live, limits, plan)
 
 
 def _commit_or_problem(
     table: EntryTable, limits: CompactionLimits
 ) -> CommitPlan | tuple[ExclusionReason, str]:
-    """Return the one commit of some sources, or which limit it would break."""
+    """Return the commit of some sources, or the limit that it would exceed."""
     firsts = contiguous_runs(table)
     cuts = _iteration_firsts(table, firsts, limits.memory_budget)
     pieces = _pieces_of_runs(table, firsts, cuts)
@@ -276,18 +276,18 @@ def _commit_or_problem(
 
     if splits > limits.max_stream_objects:
         return ExclusionReason.TOO_MANY_STREAM_OBJECTS, (
-            f"its split would make {splits} stream objects, wanted at most"
+            f"split of the object would create {splits} stream objects, wanted at most"
             f" {limits.max_stream_objects}; raise the limit or the memory budget"
         )
     if kept > limits.max_streams:
         return ExclusionReason.TOO_MANY_STREAMS, (
-            f"its split would leave {kept} streams in a stream set object, wanted at most"
+            f"split of the object would leave {kept} streams in a stream set object, wanted at most"
             f" {limits.max_streams}; raise the limit of streams or of stream objects"
         )
     if splits + kept > limits.max_rows:
         return ExclusionReason.TOO_MANY_ROWS, (
-            f"its split would make {splits} stream objects and leave {kept} streams, wanted at most"
-            f" {limits.max_rows} together; raise the memory budget"
+            f"split of the object would create {splits} stream objects and leave {kept} streams,"
+            f" wanted at most {limits.max_rows} in total; raise the memory budget"
         )
 
     grouping = Grouping(table, firsts, ~is_kept, ())
@@ -303,8 +303,8 @@ def _commit_or_problem(
 def _iteration_firsts(table: EntryTable, run_firsts: Column, memory_budget: int) -> Column:
     """Return the first row of each iteration: as many whole runs as fit the budget.
 
-    In a single object they have to lie, dead bytes between them included, within a stretch of
-    `memory_budget` bytes. A run that does not fit alone is cut between entries.
+    In a single object they have to lie within a range of `memory_budget` bytes, including dead
+    bytes between them. A run that does not fit alone is cut between entries.
     """
     if len(np.unique(table.object_id)) == 1:
         starts, ends = table.position, table.position + table.size
@@ -323,15 +323,16 @@ def _iteration_firsts(table: EntryTable, run_firsts: Column, memory_budget: int)
 
 
 def _pieces_of_runs(table: EntryTable, firsts: Column, cuts: Column) -> Column:
-    """Return how many iterations write a part of each run."""
+    """Return the number of iterations that write a part of each run."""
     stops = np.append(firsts[1:], len(table))
     return cuts.searchsorted(stops, side="left") - cuts.searchsorted(firsts, side="right") + 1
 
 
 def _kept_runs(table: EntryTable, firsts: Column, pieces: Column, limits: CompactionLimits) -> Mask:
-    """Mark the runs that stay in a stream set object: small ones, and as many more as have to.
+    """Mark the runs that stay in a stream set object: small ones, and as many more as needed.
 
-    It may hold one range of a stream, so of each stream only the smallest run may stay.
+    A stream set object may contain one range of a stream, so only the smallest run of each stream
+    may stay.
     """
     sizes = np.add.reduceat(table.size, firsts)
     by_size = np.argsort(sizes, kind="stable")

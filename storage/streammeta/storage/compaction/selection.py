@@ -1,23 +1,23 @@
-"""Selection of a node's set objects for compaction, and their groups.
+"""Selection of a node's stream set objects for compaction, and their groups.
 
-Owns the trade between few objects and few bytes rewritten. It goes by metadata of each object
-(size, age, number of ranges) and keeps no state. Knows no index, no clock and no store; the planner
-decides on each stream.
+Owns the trade-off between few objects and few rewritten bytes. It uses the metadata of each object
+(size, age, number of ranges) and keeps no state. The planner decides on each stream.
 
 Two rules:
 
 - Neighbours are merged when together they are `growth` times as large as the largest of them, so
-  every rewrite puts a byte into an object that much larger. A byte is therefore rewritten about
-  log(all / upload) / log(growth) times however often one asks, as in a size-tiered LSM tree
-  (Lucene's `LogByteSizeMergePolicy` merges neighbours for the same reason: order is kept).
+  every rewrite moves a byte into an object that much larger. A byte is therefore rewritten about
+  log(all / upload) / log(growth) times, regardless of how often compaction runs, as in a
+  size-tiered LSM tree (Lucene's `LogByteSizeMergePolicy` merges neighbours for the same reason, to
+  keep the order).
 - An object that is too large to grow, or older than `split_after_s`, is split: every stream in it
-  gets a stream object. Its neighbours that are old go with it, so that a stream gets one stream
-  object for them all. Slow streams wait that long because a tiny stream object costs more than a
-  range of a set object, and every one that is made has to be compacted again.
+  gets a stream object. Its old neighbours are split with it, so that a stream gets one stream
+  object for all of them. Slow streams wait that long because a tiny stream object costs more than a
+  range of a stream set object, and each of them has to be compacted again.
 
-Only neighbours in the node's order are put together. Between objects that are not neighbours a
-stream has a gap, and no set object may hold two separate ranges of one stream: the planner would
-have to put the pieces into stream objects, however small.
+Only neighbours in the node's order are grouped. Between other objects a stream has a gap, and a
+stream set object must not contain two separate ranges of a stream. The planner would have to put
+the pieces into stream objects, however small.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _Span: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetObjects:
-    """Committed stream set objects of one node, in columns of equal length and in any order.
+    """Committed stream set objects of a node, in columns of equal length and in any order.
 
-    `order_id` is the object's place among the node's, `data_time_ms` when its oldest data was
-    committed, in ms since 1970, `object_size` its bytes, `range_count` its stream ranges.
+    `order_id` is the object's position among the node's objects, `data_time_ms` the commit time of
+    its oldest data in ms since 1970, `object_size` its bytes, `range_count` its stream ranges.
     """
 
     object_id: Column
@@ -54,15 +54,15 @@ class SetObjects:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[int, int, int, int, int]]) -> SetObjects:
-        """Make columns of rows that have these five values in this order."""
+        """Return columns for rows with these five values in this order."""
         table = np.array(list(rows), dtype=np.int64).reshape(-1, 5)
         return cls(*(np.ascontiguousarray(column) for column in table.T))
 
     def __len__(self) -> int:
         return len(self.object_id)
 
-    def in_order(self) -> SetObjects:
-        """Sort by place, each id once: of one that is listed twice the last row counts."""
+    def sort(self) -> SetObjects:
+        """Return the objects by position, each id once. The last row of an id counts."""
         _, last = np.unique(self.object_id[::-1], return_index=True)
         kept = self._take(len(self) - 1 - last)
         return kept._take(np.lexsort((kept.object_id, kept.order_id)))
@@ -73,18 +73,18 @@ class SetObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig:
-    """Policy of the selection; sizes in bytes. Raises `ValueError` on bad bounds."""
+    """Policy of the selection, sizes in bytes. Raises `ValueError` on bad bounds."""
 
     growth: float = 8.0
-    """A merge is this many times as large as its largest source; 1: merge everything possible."""
+    """A merge is this many times as large as its largest source. 1 merges everything possible."""
     max_set_objects: int = 100
-    """The growth is lowered until no more mergeable objects than this stay."""
+    """The growth is lowered until at most this many mergeable objects remain."""
     max_group_objects: int = 500
     max_group_bytes: int = 32 * GIB
-    """Of a group, which is one commit; larger groups give slow streams larger stream objects."""
+    """Limit of a group, which is one commit. Larger groups give slow streams larger objects."""
     max_group_ranges: int = 200_000
-    """Of the sources of a group: their indexes are in memory together, and the controller removes
-    them in one step, during which it answers nothing else (some 0.1 s for so many)."""
+    """Limit of a group's sources. Their indexes are in memory together, and the controller removes
+    them in one step, during which it answers no other call (about 0.1 s for this many)."""
     split_size: int = 8 * MIB
     """A stream with more bytes in a merge gets a stream object."""
     split_after_s: float = 24 * 3600.0
@@ -115,12 +115,12 @@ class SelectionConfig:
 
     @property
     def full_size(self) -> float:
-        """Bytes from which an object is too large to grow within a group."""
+        """Size in bytes above which an object is too large to grow within a group."""
         return self.max_group_bytes / (self.growth + 1)
 
 
 class GroupKind(enum.StrEnum):
-    """Neighbours become one set object, or old ones are dissolved into stream objects."""
+    """Merge neighbours into a stream set object, or split old ones into stream objects."""
 
     MERGE = "merge"
     SPLIT = "split"
@@ -128,10 +128,10 @@ class GroupKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Set objects, neighbours in the node's order, that one compaction replaces.
+    """Stream set objects, neighbours in the node's order, that one compaction replaces.
 
-    A stream with more than `split_size` bytes in them leaves as a stream object (0: every stream).
-    `object_size` is the sum of theirs. A merge has at least two.
+    A stream with more than `split_size` bytes in them becomes a stream object (0: every stream).
+    `object_size` is the sum of their sizes. A merge has at least two objects.
     """
 
     kind: GroupKind
@@ -142,10 +142,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Groups in the order to work them off, and the objects left for later, in the node's order.
+    """Groups in the order of processing, and the waiting objects, in the node's order.
 
-    Overdue splits come first, the oldest first; then merges, the smallest first: should time run
-    out, most objects are merged.
+    Overdue splits come first, oldest first. Merges follow, smallest first, so that as many objects
+    as possible are merged if time runs out.
     """
 
     groups: tuple[Group, ...]
@@ -158,21 +158,20 @@ def select_set_objects(
     now_ms: int,
     set_aside: Collection[int] = (),
 ) -> Selection:
-    """Choose what to compact at `now_ms`, in ms since 1970.
+    """Choose the objects to compact at `now_ms`, in ms since 1970.
 
-    Neither a group nor those left for later have an object of `set_aside`: ids that could not be
-    compacted lately. No group reaches across one. No object starves: one `split_after_s` old is
-    always in a group, and no more than `max_set_objects` stay that could be merged, as far as the
-    limits of a group allow.
+    `set_aside` are ids whose compaction failed recently. They are in no group and not waiting, and
+    no group spans one. No object starves: an object `split_after_s` old is always in a group, and
+    at most `max_set_objects` mergeable objects remain, as far as the limits of a group allow.
     """
-    ordered = objects.in_order()
+    ordered = objects.sort()
     free = ~np.isin(ordered.object_id, np.array(list(set_aside), dtype=np.int64))
     limits = _Limits(ordered, config)
-    overdue = _overdue(now_ms - ordered.data_time_ms, free, config, limits)
+    overdue = _overdue_splits(now_ms - ordered.data_time_ms, free, config, limits)
     free = _without(overdue, free)
-    overgrown = _overgrown(ordered.object_size, free, config, limits)
+    overgrown = _size_splits(ordered.object_size, free, config, limits)
     free = _without(overgrown, free)
-    merged = _merged(ordered.object_size, free, config, limits)
+    merged = _find_merges(ordered.object_size, free, config, limits)
     groups = [
         *(limits.group(GroupKind.SPLIT, span, split_size=0) for span in overdue),
         *(limits.group(GroupKind.SPLIT, span, limits.crumb_size(span)) for span in overgrown),
@@ -184,7 +183,7 @@ def select_set_objects(
 
 
 class _Limits:
-    """The objects' bytes and ranges, summed up, and how far a group of them may reach."""
+    """Cumulative bytes and ranges of the objects, and the limits of a group."""
 
     def __init__(self, ordered: SetObjects, config: SelectionConfig) -> None:
         self._ids = ordered.object_id
@@ -197,14 +196,14 @@ class _Limits:
         return int(self._bytes[span[1]] - self._bytes[span[0]])
 
     def crumb_size(self, span: _Span) -> int:
-        """Return a size such that the streams that have no more are a small part of a span."""
+        """Return a size such that all streams up to it are a small part of a span."""
         ranges = int(self._ranges[span[1]] - self._ranges[span[0]])
         return int(self.size(span) / max(ranges, 1) / self._config.growth)
 
     def cut(self, span: _Span) -> Iterator[_Span]:
-        """Cut a span into groups that keep to the limits, the fewest in this order.
+        """Cut a span into as few groups as the limits and the order allow.
 
-        An object that is over a limit all by itself is a group.
+        A single object over a limit is a group.
         """
         start, stop = span
         while start < stop:
@@ -213,7 +212,7 @@ class _Limits:
             start = end
 
     def group(self, kind: GroupKind, span: _Span, split_size: int) -> Group:
-        """Make a group of a span."""
+        """Return the group of a span."""
         ids = tuple(self._ids[span[0] : span[1]].tolist())
         return Group(kind, ids, split_size, self.size(span))
 
@@ -227,8 +226,10 @@ class _Limits:
         return max(nearest, start + 1)
 
 
-def _overdue(age_ms: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
-    """Return the splits by age, each with its old neighbours."""
+def _overdue_splits(
+    age_ms: Column, free: Mask, config: SelectionConfig, limits: _Limits
+) -> list[_Span]:
+    """Return the splits by age, with the old neighbours of each."""
     return [
         group
         for start, stop in _runs(free & (age_ms >= config.split_along_s * 1000))
@@ -237,10 +238,12 @@ def _overdue(age_ms: Column, free: Mask, config: SelectionConfig, limits: _Limit
     ]
 
 
-def _overgrown(sizes: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
+def _size_splits(
+    sizes: Column, free: Mask, config: SelectionConfig, limits: _Limits
+) -> list[_Span]:
     """Return the splits by size: full objects that fill a group with their neighbours.
 
-    Waiting longer would not make the stream objects any larger.
+    Waiting longer would not make the stream objects larger.
     """
     full = sizes > config.full_size
     groups: list[_Span] = []
@@ -255,25 +258,27 @@ def _overgrown(sizes: Column, free: Mask, config: SelectionConfig, limits: _Limi
     return groups
 
 
-def _merged(sizes: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
-    """Return the merges; the required growth is lowered while too many objects would stay."""
+def _find_merges(
+    sizes: Column, free: Mask, config: SelectionConfig, limits: _Limits
+) -> list[_Span]:
+    """Return the merges. The required growth is lowered while too many objects would remain."""
     mergeable = free & (sizes <= config.full_size)
     runs, count = _runs(mergeable), int(np.count_nonzero(mergeable))
     growth = config.growth
     while True:
-        groups = [span for run in runs for span in _grown(sizes, run, growth, limits)]
+        groups = [span for run in runs for span in _cut_merges(sizes, run, growth, limits)]
         staying = count - sum(stop - start - 1 for start, stop in groups)
         if growth == 1 or staying <= config.max_set_objects:
             return groups
         growth = max(1.0, growth / 2)
 
 
-def _grown(sizes: Column, run: _Span, growth: float, limits: _Limits) -> Iterator[_Span]:
-    """Cut a run of neighbours into merges, the widest that are large enough for their largest.
+def _cut_merges(sizes: Column, run: _Span, growth: float, limits: _Limits) -> Iterator[_Span]:
+    """Cut a run of neighbours into the widest merges that grow their largest object enough.
 
-    When a run does not make up for its largest object, no part with that object does either: it is
-    left out and both sides are looked at. The bytes to look at shrink by 1/growth each time, so
-    there are few rounds however many objects there are.
+    If a run does not grow its largest object enough, no part with that object does either. The
+    object is excluded and both sides are tried. The remaining bytes shrink by 1/growth each time,
+    so the number of rounds stays small.
     """
     waiting = [run]
     while waiting:
@@ -296,6 +301,6 @@ def _without(spans: Iterable[_Span], mask: Mask) -> Mask:
 
 
 def _runs(mask: Mask) -> list[_Span]:
-    """Return where the mask is set, as half-open runs of rows."""
+    """Return the half-open runs of rows where the mask is set."""
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

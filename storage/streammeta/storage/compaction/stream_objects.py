@@ -1,8 +1,8 @@
-"""Planning for the stream objects of one stream: kinds of compaction, groups, and the schedule.
+"""Planning for the stream objects of a stream: kinds of compaction, groups, and the schedule.
 
-Owns the members of each kind, the ends of groups, the intervals, and how streams are spread over
-them. It knows objects by their metadata, never their bytes. Callers bring the time, in seconds of a
-monotonic clock, and keep the turns of each stream.
+Owns the members of each kind, the limits of groups, the intervals, and how streams are spread over
+them. Uses metadata of objects, never their bytes. Callers pass the time, in seconds of a monotonic
+clock, and keep the turns of each stream.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 
 ANY_CRC = -1
-"""An object whose checksum is not recorded."""
+"""Checksum of an object without a recorded checksum."""
 
 LOCAL_BUCKET = -2
-"""Objects in a broker's own files, which no other process could read."""
+"""Bucket id of objects in a broker's local files, which no other process can read."""
 
 MAX_PARTS = 10_000
 MAX_PART_BYTES = 5 * GIB
-"""Limits of one multipart upload, and so of a group."""
+"""Limits of a multipart upload, and therefore of a group."""
 
 
 class StreamCompaction(enum.Enum):
-    """Kinds of compaction of one stream's objects.
+    """Kinds of compaction of a stream's objects.
 
-    Each kind first removes the objects that hold nothing but trimmed offsets.
+    Each kind first removes the objects with only trimmed offsets.
     """
 
     REMOVE_EXPIRED = "remove-expired"
-    """Nothing more."""
+    """Only remove expired objects."""
     MERGE_SMALL = "merge-small"
     """Copy neighbours into one object, up to a moderate size (128 MiB)."""
     MERGE_LARGE = "merge-large"
     """Copy neighbours into one object, up to a large size (10 GiB)."""
     PRUNE_LINKS = "prune-links"
-    """Drop links of the first object, a composite, that hold only trimmed offsets."""
+    """Drop the links with only trimmed offsets from the first object, a composite."""
     GATHER_SMALL = "gather-small"
-    """Copy neighbours into one object until it is no longer small: the last may cross 4 MiB."""
+    """Copy neighbours into one object until it is no longer small. The last may cross 4 MiB."""
     LINK = "link"
-    """Link neighbours, composites included, into one composite, up to a large size (10 GiB)."""
+    """Link neighbours, including composites, into one composite, up to a large size (10 GiB)."""
 
     @property
     def is_composite(self) -> bool:
-        """Whether the result is a composite; the other kinds copy bytes."""
+        """Whether the result is a composite. The other kinds copy bytes."""
         return self in (StreamCompaction.PRUNE_LINKS, StreamCompaction.LINK)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamObject:
-    """An object of one stream, with offsets `[start_offset, end_offset)`, as metadata has it.
+    """An object of one stream with offsets `[start_offset, end_offset)`, as in the metadata.
 
-    `size` is in bytes, that of a composite counts the blocks it links; `crc32c` -1: unknown.
+    `size` is in bytes, and for a composite counts the linked blocks. `crc32c` is -1 if unknown.
     """
 
     object_id: int
@@ -69,7 +69,7 @@ class StreamObject:
     crc32c: int = ANY_CRC
 
     def dirty_bytes(self, stream_start: int) -> int:
-        """Estimate the bytes below the first visible offset: as if offsets were equally large."""
+        """Estimate the bytes below the first visible offset, assuming equally large offsets."""
         dead = min(stream_start, self.end_offset) - self.start_offset
         return max(0, dead) * self.size // (self.end_offset - self.start_offset)
 
@@ -78,12 +78,12 @@ class StreamObject:
 class GroupRules:
     """Limits of a group. Sizes are in bytes.
 
-    A group holds up to `group_bytes`; if `is_soft` the object that reaches it still belongs to it,
-    unless it alone has more than `absorbed_bytes`: such an object stays as it is, since to make one
-    object fewer all of it would have to be copied. If it `is_tiered`, a group that is still to grow
-    begins with an object no larger than all behind it (see `newest_tier`). A composite links no
-    normal object below `linked_bytes`, except to close the gap between two composites. PRUNE_LINKS
-    waits for more than `dirty_bytes`.
+    A group has up to `group_bytes`. If `is_soft`, the object that reaches the limit still belongs
+    to it, unless it has more than `absorbed_bytes` itself: copying all of such an object to save
+    one object is not worth it. If `is_tiered`, a group that may still grow begins with an object no
+    larger than all later ones (see `newest_tier`). A composite links no normal object below
+    `linked_bytes`, except to close the gap between two composites. PRUNE_LINKS waits for more than
+    `dirty_bytes`.
     """
 
     group_bytes: int
@@ -102,9 +102,9 @@ class GroupRules:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
 
-    def parts_of(self, one: StreamObject) -> int:
-        """Return how many parts it takes to copy an object."""
-        return -(-one.size // self.max_part_bytes)
+    def parts_of(self, item: StreamObject) -> int:
+        """Return the number of parts for copying an object."""
+        return -(-item.size // self.max_part_bytes)
 
 
 DEFAULT_GROUP_BYTES: Mapping[StreamCompaction, int] = {
@@ -116,11 +116,11 @@ DEFAULT_GROUP_BYTES: Mapping[StreamCompaction, int] = {
     StreamCompaction.LINK: 10 * GIB,
 }
 ABSORBED_FACTOR = 8
-"""GATHER_SMALL copies no object that is so many times larger than what it aims at."""
+"""GATHER_SMALL copies no object larger than this many times its target size."""
 
 
 def rules_for(kind: StreamCompaction, group_bytes: int | None = None) -> GroupRules:
-    """Return the rules of a kind, with groups of `group_bytes`, by default as listed above."""
+    """Return the rules of a kind with groups of `group_bytes`, see `DEFAULT_GROUP_BYTES`."""
     size = DEFAULT_GROUP_BYTES[kind] if group_bytes is None else group_bytes
     if kind is StreamCompaction.GATHER_SMALL:
         return GroupRules(size, is_soft=True, absorbed_bytes=ABSORBED_FACTOR * size)
@@ -135,7 +135,7 @@ _TIERED = (
 
 
 def tiered_rules() -> dict[StreamCompaction, GroupRules]:
-    """Return the rules of every kind; those of kinds that copy bytes are tiered."""
+    """Return the rules of every kind. Kinds that copy bytes are tiered."""
     return {kind: replace(rules_for(kind), is_tiered=kind in _TIERED) for kind in StreamCompaction}
 
 
@@ -144,7 +144,7 @@ Group = tuple[StreamObject, ...]
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """One compaction of a stream: objects to remove, and groups to make one object of each."""
+    """A compaction of a stream: objects to remove, and groups to replace by one object each."""
 
     kind: StreamCompaction
     stream_start: int
@@ -158,127 +158,127 @@ def plan_stream(
     kind: StreamCompaction,
     rules: GroupRules | None = None,
 ) -> StreamPlan:
-    """Plan the compaction of all stream objects of one stream, given in any order.
+    """Plan the compaction of all stream objects of a stream, passed in any order.
 
-    `stream_start` is the first visible offset. An object that is given twice counts as it was given
-    last. `rules` are by default those of `rules_for`.
+    `stream_start` is the first visible offset. If an object is passed twice, the last one counts.
+    `rules` default to `rules_for(kind)`.
     """
     chosen = rules_for(kind) if rules is None else rules
-    ordered = in_offset_order(objects)
-    expired = tuple(one for one in ordered if one.end_offset <= stream_start)
-    live = [one for one in ordered if one.end_offset > stream_start]
-    taking_part = [one for at, one in enumerate(live) if takes_part(live, at, kind, chosen)]
-    groups = cut_groups(taking_part, chosen)
+    ordered = sort_by_offset(objects)
+    expired = tuple(item for item in ordered if item.end_offset <= stream_start)
+    live = [item for item in ordered if item.end_offset > stream_start]
+    eligible = [item for at, item in enumerate(live) if is_eligible(live, at, kind, chosen)]
+    groups = cut_groups(eligible, chosen)
     if chosen.is_tiered:
         groups = [newest_tier(group, chosen) for group in groups]
-    worth = (one for one in groups if is_worth_compacting(one, kind, stream_start, chosen))
+    worth = (group for group in groups if is_worth_compacting(group, kind, stream_start, chosen))
     return StreamPlan(kind, stream_start, expired, tuple(worth))
 
 
-def in_offset_order(objects: Iterable[StreamObject]) -> list[StreamObject]:
-    """Return each object once, as it was given last, by start offset."""
-    by_id = {one.object_id: one for one in objects}
-    return sorted(by_id.values(), key=lambda one: (one.start_offset, one.object_id))
+def sort_by_offset(objects: Iterable[StreamObject]) -> list[StreamObject]:
+    """Return each object once, in its last version, by start offset."""
+    by_id = {item.object_id: item for item in objects}
+    return sorted(by_id.values(), key=lambda item: (item.start_offset, item.object_id))
 
 
-def takes_part(
+def is_eligible(
     objects: Sequence[StreamObject], position: int, kind: StreamCompaction, rules: GroupRules
 ) -> bool:
-    """Tell whether the object at a position of all live ones, in offset order, may be in a group.
+    """Return whether an object may be in a group. `objects` are all live ones, in offset order.
 
-    Objects are copied only if they are normal. Small normal ones are not worth a link: they are
-    left to GATHER_SMALL, which has no other way to reach one that lies between two composites.
+    Only normal objects are copied. Small normal ones are not worth a link and are left to
+    GATHER_SMALL. It cannot reach one between two composites, so LINK takes such an object.
     """
-    one = objects[position]
+    item = objects[position]
     if kind is StreamCompaction.REMOVE_EXPIRED:
         return False
     if kind is StreamCompaction.PRUNE_LINKS:
-        return position == 0 and one.composite
+        return position == 0 and item.composite
     if kind is not StreamCompaction.LINK:
-        return not one.composite
-    return one.composite or one.size >= rules.linked_bytes or _joins_composites(objects, position)
+        return not item.composite
+    return item.composite or item.size >= rules.linked_bytes or _joins_composites(objects, position)
 
 
 def _joins_composites(objects: Sequence[StreamObject], position: int) -> bool:
     if not 0 < position < len(objects) - 1:
         return False
-    before, one, after = objects[position - 1 : position + 2]
-    touches = before.end_offset == one.start_offset and one.end_offset == after.start_offset
+    before, item, after = objects[position - 1 : position + 2]
+    touches = before.end_offset == item.start_offset and item.end_offset == after.start_offset
     return touches and before.composite and after.composite
 
 
 def cut_groups(objects: Iterable[StreamObject], rules: GroupRules) -> list[Group]:
-    """Cut objects, in offset order, into groups without a gap that keep the rules.
+    """Cut objects, in offset order, into groups without gaps that keep the rules.
 
-    What could not be copied at all, needing all the parts of an upload, is in none.
+    An object that needs all parts of an upload cannot be copied and is in no group.
     """
     groups: list[_OpenGroup] = []
-    for one in objects:
-        if rules.parts_of(one) >= rules.max_parts:
+    for item in objects:
+        if rules.parts_of(item) >= rules.max_parts:
             continue
-        if not groups or not groups[-1].takes(one, rules):
+        if not groups or not groups[-1].accepts(item, rules):
             groups.append(_OpenGroup())
-        groups[-1].add(one, rules)
+        groups[-1].add(item, rules)
     return [tuple(group.members) for group in groups]
 
 
 @dataclass(slots=True)
 class _OpenGroup:
-    """A group in the making, with the sums that its rules are about."""
+    """A group under construction, with the sums for its limits."""
 
     members: list[StreamObject] = field(default_factory=list)
     size: int = 0
     parts: int = 0
 
-    def takes(self, one: StreamObject, rules: GroupRules) -> bool:
-        """Tell whether `one` may join; there is a member already."""
+    def accepts(self, item: StreamObject, rules: GroupRules) -> bool:
+        """Return whether `item` may join the nonempty group."""
         first, last = self.members[0], self.members[-1]
-        after = self.size + (1 if rules.is_soft else one.size)
+        after = self.size + (1 if rules.is_soft else item.size)
         return (
             after <= rules.group_bytes
-            and one.start_offset == last.end_offset
-            and one.bucket_id == last.bucket_id
+            and item.start_offset == last.end_offset
+            and item.bucket_id == last.bucket_id
             and len(self.members) < rules.max_objects
-            and self.parts + rules.parts_of(one) <= rules.max_parts
-            and one.end_offset - first.start_offset <= rules.max_span
-            and not (_stands_alone(one, rules) or _stands_alone(last, rules))
+            and self.parts + rules.parts_of(item) <= rules.max_parts
+            and item.end_offset - first.start_offset <= rules.max_span
+            and not (_stands_alone(item, rules) or _stands_alone(last, rules))
         )
 
-    def add(self, one: StreamObject, rules: GroupRules) -> None:
-        """Let `one` join."""
-        self.members.append(one)
-        self.size += one.size
-        self.parts += rules.parts_of(one)
+    def add(self, item: StreamObject, rules: GroupRules) -> None:
+        """Add `item`."""
+        self.members.append(item)
+        self.size += item.size
+        self.parts += rules.parts_of(item)
 
 
 def newest_tier(group: Group, rules: GroupRules) -> Group:
-    """Leave out the first objects of a group as long as they are larger than all behind them.
+    """Drop the first objects of a group while they are larger than all later ones together.
 
-    So bytes are copied once for each doubling of their object, instead of with every small object
-    that arrives. A group of full size is complete, and copied once more.
+    Bytes are then copied once for each doubling of their object, not with every small object that
+    arrives. A group of full size is complete and copied once more.
     """
-    behind = sum(one.size for one in group)
-    if behind >= rules.group_bytes:
+    later_bytes = sum(item.size for item in group)
+    if later_bytes >= rules.group_bytes:
         return group
-    for at, one in enumerate(group):
-        behind -= one.size
-        if one.size <= behind:
+    for at, item in enumerate(group):
+        later_bytes -= item.size
+        if item.size <= later_bytes:
             return group[at:]
     return group[-1:]
 
 
-def _stands_alone(one: StreamObject, rules: GroupRules) -> bool:
-    return rules.absorbed_bytes is not None and one.size > rules.absorbed_bytes
+def _stands_alone(item: StreamObject, rules: GroupRules) -> bool:
+    return rules.absorbed_bytes is not None and item.size > rules.absorbed_bytes
 
 
 def is_worth_compacting(
     group: Sequence[StreamObject], kind: StreamCompaction, stream_start: int, rules: GroupRules
 ) -> bool:
-    """Tell whether one object in place of a group is a gain.
+    """Return whether replacing a group by one object is a gain.
 
-    One object alone stays as it is, but for a composite that holds much that is trimmed.
+    A single object stays unchanged, unless it is a composite with many trimmed bytes.
     """
-    if not group or any(one.bucket_id == LOCAL_BUCKET for one in group):
+    if not group or any(item.bucket_id == LOCAL_BUCKET for item in group):
         return False
     if kind is StreamCompaction.REMOVE_EXPIRED:
         return False
@@ -289,16 +289,16 @@ def is_worth_compacting(
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 by the golden ratio: multiples of it spread consecutive numbers evenly."""
+"""2^64 divided by the golden ratio. Its multiples spread consecutive numbers evenly."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSchedule:
-    """Intervals in seconds; every stream is looked at once every `interval_s`.
+    """Intervals in seconds. Every stream is checked once every `interval_s`.
 
-    Small objects are put together every `small_interval_s`, all of a stream's every
-    `large_interval_s`: linked if `composites`, which moves no bytes, copied otherwise, which leaves
-    fewer objects. A stream that was opened less than `rest_s` ago is left alone.
+    Small objects are merged every `small_interval_s`, all objects of a stream every
+    `large_interval_s`. With `composites` they are linked, which moves no bytes. Otherwise they are
+    copied, which leaves fewer objects. A stream opened less than `rest_s` ago is left alone.
     """
 
     interval_s: float = 60.0
@@ -317,7 +317,7 @@ class StreamSchedule:
 
     @property
     def kinds(self) -> tuple[StreamCompaction, StreamCompaction, StreamCompaction]:
-        """The kinds of every look, every small and every large interval."""
+        """The kinds of every check, every small and every large interval."""
         if self.composites:
             return (
                 StreamCompaction.PRUNE_LINKS,
@@ -333,7 +333,7 @@ class StreamSchedule:
 
 @dataclass(frozen=True, slots=True)
 class StreamTurns:
-    """When a stream was opened, as far as it was seen, and when it last had a turn of each kind."""
+    """Time when a stream was first seen open, and the times of its last turns by kind."""
 
     opened_s: float
     small_s: float
@@ -341,9 +341,9 @@ class StreamTurns:
 
 
 def first_turns(stream_id: int, now_s: float, schedule: StreamSchedule) -> StreamTurns:
-    """Return the turns of a stream seen for the first time, as if it had had some before.
+    """Return the initial turns of a stream, as if it had had earlier ones.
 
-    Streams are spread over the intervals by their ids, so that not all have their turns at once.
+    Stream ids spread the streams over the intervals, so that their turns do not coincide.
     """
     part = (stream_id * _GOLDEN % 2**64) / 2**64
     return StreamTurns(
@@ -354,19 +354,19 @@ def first_turns(stream_id: int, now_s: float, schedule: StreamSchedule) -> Strea
 
 
 def due_kind(turns: StreamTurns, now_s: float, schedule: StreamSchedule) -> StreamCompaction | None:
-    """Return the kind that is due for a stream; None while it rests after being opened."""
+    """Return the kind that is due for a stream, or None while it rests after being opened."""
     if now_s - turns.opened_s < schedule.rest_s:
         return None
-    every_look, small, large = schedule.kinds
+    every_check, small, large = schedule.kinds
     if now_s - turns.large_s >= schedule.large_interval_s:
         return large
-    return small if now_s - turns.small_s >= schedule.small_interval_s else every_look
+    return small if now_s - turns.small_s >= schedule.small_interval_s else every_check
 
 
 def after_turn(
     turns: StreamTurns, kind: StreamCompaction, now_s: float, schedule: StreamSchedule
 ) -> StreamTurns:
-    """Return the turns of a stream after one of this kind now."""
+    """Return the turns of a stream after a turn of this kind now."""
     _, small, large = schedule.kinds
     return StreamTurns(
         turns.opened_s,
@@ -378,10 +378,10 @@ def after_turn(
 def may_have_work(
     kind: StreamCompaction, stream_start: int, spans: Sequence[tuple[int, int]]
 ) -> bool:
-    """Tell whether a compaction could do anything, by the offsets of a stream's objects alone.
+    """Return whether a compaction may have work, from the offsets of a stream's objects.
 
-    `spans` are the half-open offsets of all stream objects, in order. False is certain, True may
-    still turn out to be nothing.
+    `spans` are the half-open offsets of all stream objects, in order. False is certain, True is
+    not.
     """
     if any(end <= stream_start for _, end in spans):
         return True

@@ -1,9 +1,9 @@
-"""Checks before a commit: nothing lost, nothing twice, nothing damaged.
+"""Checks before a commit: nothing lost, nothing duplicated, nothing damaged.
 
-Coverage compares index entries of outputs with the live entries of their sources. Copied blocks get
-a new checksum, so damage would look whole from then on; therefore the first record of each entry is
-compared with the index, and the bytes of a source that was read completely with the CRC-32C
-recorded at its upload. Pure: callers bring the bytes.
+Coverage compares the outputs' index entries with the live entries of their sources. Copied blocks
+get a new checksum, which would hide any damage from then on. Therefore the first record of each
+entry is compared with the index, and the bytes of a completely read source with the CRC-32C of its
+upload. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streammeta.storage.compaction.entries import (
     Column,
     EntryTable,
     contiguous_runs,
-    sorted_by_stream,
+    sort_by_stream,
 )
 from streammeta.storage.errors import CorruptObjectError, StorageError
 from streammeta.storage.object_format.checksum import join_crcs
@@ -28,18 +28,18 @@ from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, BLOCK_MAG
 
 
 class CoverageError(StorageError):
-    """Outputs do not hold exactly what is live in the sources; they must not be committed."""
+    """Outputs do not contain exactly the live data of the sources and must not be committed."""
 
 
 def check_coverage(sources: EntryTable, outputs: EntryTable) -> None:
     """Compare the entries of all outputs of a commit with all live entries of its sources.
 
-    Offsets, records and bytes must be the same, run by run of each stream.
+    Offsets, records and bytes must be equal in each run of each stream.
 
     Raises:
-        CoverageError: they differ, or outputs overlap; names the first stream and offset.
+        CoverageError: they differ, or outputs overlap. Names the first stream and offset.
     """
-    read, written = sorted_by_stream(sources), sorted_by_stream(outputs)
+    read, written = sort_by_stream(sources), sort_by_stream(outputs)
     _check_overlap(written)
     wanted, found = _runs(read), _runs(written)
     count = min(len(wanted), len(found))
@@ -53,8 +53,8 @@ def check_coverage(sources: EntryTable, outputs: EntryTable) -> None:
         return
 
     raise CoverageError(
-        f"outputs hold {_said(found, place)}, wanted {_said(wanted, place)} as live in the sources;"
-        " nothing was committed, plan the compaction again"
+        f"outputs contain {_describe(found, place)}, wanted {_describe(wanted, place)}, the live"
+        " data of the sources; nothing was committed, plan the compaction again"
     )
 
 
@@ -73,7 +73,7 @@ def _check_overlap(written: EntryTable) -> None:
 
 
 def _runs(table: EntryTable) -> Column:
-    """Return a row for each run: stream, start, end, records, bytes."""
+    """Return a row for each run: stream, start, end, records and bytes."""
     firsts = contiguous_runs(table)
     if not len(firsts):
         return np.empty((0, 5), dtype=np.int64)
@@ -90,7 +90,7 @@ def _runs(table: EntryTable) -> Column:
     )
 
 
-def _said(runs: Column, place: int) -> str:
+def _describe(runs: Column, place: int) -> str:
     if place >= len(runs):
         return "nothing more"
     stream_id, start, end, records, size = runs[place].tolist()
@@ -116,18 +116,24 @@ class DamagedBlockError(CorruptObjectError):
 def check_blocks(
     buffer: memoryview, places: Column, entries: EntryTable, key_of: Callable[[int], str]
 ) -> None:
-    """Compare the first record of each entry, whose bytes begin at `places`, with the entry.
+    """Compare the first record of each entry, at `places` of the buffer, with the entry.
 
-    Raises `DamagedBlockError`, with the source (`key_of` its id) and position, for the first record
-    of another stream or offset than the index has. Finds bytes of another object or place, and
-    zeros; it proves no byte of a payload.
+    Finds zeros and bytes of another object or position, but no damage of a payload.
+
+    Raises:
+        DamagedBlockError: a record's stream or offset differs from the index. Names the source
+            (`key_of` its id) and the position.
     """
     octets = np.frombuffer(buffer, dtype=np.uint8)
+    # In slices, because the gathered headers are copies.
     for start in range(0, len(entries), _ENTRIES_AT_A_TIME):
         some = entries.span(start, start + _ENTRIES_AT_A_TIME)
         at = places[start : start + _ENTRIES_AT_A_TIME]
         heads = octets[at[:, None] + np.arange(_HEAD_SIZE)]
-        streams, offsets = _numbers(heads[:, _STREAM_ID]), _numbers(heads[:, _BASE_OFFSET])
+        streams, offsets = (
+            _decode_numbers(heads[:, _STREAM_ID]),
+            _decode_numbers(heads[:, _BASE_OFFSET]),
+        )
         faults = (
             (heads[:, 0] != BLOCK_MAGIC)
             | (heads[:, BLOCK_HEADER_SIZE] != RECORD_MAGIC)
@@ -149,14 +155,14 @@ def check_blocks(
             )
 
 
-def _numbers(octets: NDArray[np.uint8]) -> Column:
-    """Read a column of big-endian 64-bit numbers."""
+def _decode_numbers(octets: NDArray[np.uint8]) -> Column:
+    """Decode a column of big-endian 64-bit numbers."""
     return np.ascontiguousarray(octets).view(">i8").astype(np.int64)[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedChecksum:
-    """The CRC-32C of a whole object, and of its end behind `data_size` bytes of blocks."""
+    """CRC-32C of a whole object, and of its tail after `data_size` bytes of blocks."""
 
     crc32c: int
     data_size: int
@@ -169,11 +175,10 @@ _Piece: TypeAlias = tuple[int, int, int]
 
 
 class SourceChecks:
-    """Checksums of the bytes read of each source, in any order, against the recorded ones.
+    """Compares the checksums of the bytes read from each source, in any order, with recorded ones.
 
-    A source of which some blocks were not read (expired, copied by the store or by an earlier
-    attempt) has `gaps`, which are to be read as well: the new object's checksum would vouch for
-    whatever was copied.
+    A source with unread blocks (expired, copied by the store or by an earlier attempt) has `gaps`.
+    They have to be read too, because the new object's checksum would vouch for the copied bytes.
     """
 
     def __init__(self, recorded: Mapping[int, RecordedChecksum]) -> None:
@@ -182,19 +187,19 @@ class SourceChecks:
         self.checked = 0
 
     def wants(self, object_id: int) -> bool:
-        """Tell whether a checksum was recorded for this source."""
+        """Return whether a checksum was recorded for this source."""
         return object_id in self._recorded
 
     def add(self, object_id: int, position: int, size: int, crc32c: int) -> None:
         """Add the checksum of some bytes of a source."""
         self._pieces[object_id].append((position, size, crc32c))
 
-    def afresh(self, object_id: int) -> SourceChecks:
-        """Return checks of one source, of which nothing has been read."""
+    def restart(self, object_id: int) -> SourceChecks:
+        """Return new checks of one source, without any bytes read."""
         return SourceChecks({object_id: self._recorded[object_id]})
 
     def gaps(self) -> dict[int, list[tuple[int, int]]]:
-        """Return the ranges of blocks that have no checksum yet, by source."""
+        """Return the ranges of blocks without a checksum, by source."""
         gaps: dict[int, list[tuple[int, int]]] = {}
         for object_id, recorded in self._recorded.items():
             end, missing = 0, []
@@ -209,22 +214,22 @@ class SourceChecks:
         return gaps
 
     def damaged(self) -> dict[int, str]:
-        """Return the sources that differ from their upload, each with the reason."""
+        """Return the sources that differ from their upload, with the reason."""
         found: dict[int, str] = {}
         for object_id, pieces in self._pieces.items():
             recorded = self._recorded[object_id]
-            crc32c = _of_all(pieces, recorded)
+            crc32c = _combine(pieces, recorded)
             self.checked += crc32c is not None
             if crc32c is not None and crc32c != recorded.crc32c:
                 found[object_id] = (
-                    f"its bytes have the CRC-32C {crc32c:#010x}, recorded is"
-                    f" {recorded.crc32c:#010x}; keep it, and restore it from a copy of the bucket"
+                    f"CRC-32C is {crc32c:#010x}, but {recorded.crc32c:#010x} was recorded; keep the"
+                    " object, and restore it from a copy of the bucket"
                 )
         return found
 
 
-def _of_all(pieces: list[_Piece], recorded: RecordedChecksum) -> int | None:
-    """Return the checksum of the object, None unless the pieces are all of its blocks."""
+def _combine(pieces: list[_Piece], recorded: RecordedChecksum) -> int | None:
+    """Return the checksum of the object, or None unless the pieces cover all of its blocks."""
     crc32c = end = 0
     for position, size, piece_crc32c in sorted(pieces):
         if position != end:

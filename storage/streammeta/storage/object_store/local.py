@@ -1,9 +1,9 @@
 """Local object store: objects as files under one directory, for one machine and for tests.
 
 Layout below the root: `objects/<key>`, `uploads/<upload id>/` with the parts of unfinished
-uploads, and `.tmp/`, where a file is written and synced before it is renamed into place, so
-readers never see half an object. Tags are an extended attribute of the file. Only files that this
-module made by key are replaced or deleted; links and special files are neither listed nor followed.
+uploads, and `.tmp/`. A file is written and synced in `.tmp/` and then renamed, so readers never see
+half an object. Tags are an extended attribute of the file. The store replaces or deletes only files
+of its keys. It neither lists nor follows links and special files.
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ from streammeta.storage.object_store.protocol.calls import (
 from streammeta.storage.object_store.protocol.reads import Scatter
 from streammeta.storage.private_files import DIRECTORY_MODE, FILE_MODE
 
+# Each try loses only to a concurrent delete of the same empty directory.
 _RENAME_TRIES = 20
 
 
 class LocalObjectStore:
-    """An `ObjectStore` in the existing directory `root`; nothing is touched before the first call.
+    """An `ObjectStore` in the existing directory `root`, untouched before the first call.
 
-    The key rules are narrower than those of S3, because segments become file names: no empty,
-    `.` or `..` segment, none over 255 bytes, and no key that is a prefix path of another.
+    The key rules are narrower than S3's rules, because segments become file names: no empty, `.` or
+    `..` segment, none over 255 bytes, and no key that is a prefix path of another.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -91,7 +92,7 @@ class LocalObjectStore:
             self._check_root()
 
     def until(self, deadline: float) -> LocalObjectStore:
-        """See `ObjectStore.until`; a call that has begun is not interrupted."""
+        """See `ObjectStore.until`. A call that has begun is not interrupted."""
         view = copy.copy(self)
         view._deadline = earlier(self._deadline, deadline)
         return view
@@ -107,7 +108,7 @@ class LocalObjectStore:
         path = self._path_of(key)
         check_tags(tags or {})
         view = memoryview(data).cast("B")
-        with self._call("put") as tally, self._errors(key):
+        with self._call("put") as tally, self._translate_errors(key):
             self._write_file(path, lambda fd: write_all(fd, view), tags, if_absent=if_absent)
             tally.bytes_sent = len(view)
 
@@ -115,7 +116,7 @@ class LocalObjectStore:
         """See `ObjectStore.get_range`."""
         check_range(start, end)
         path = self._path_of(key)
-        with self._call("get_range") as tally, self._opened(key, path) as fd:
+        with self._call("get_range") as tally, self._open_object(key, path) as fd:
             size = os.fstat(fd).st_size
             if start >= size and (start, end) != (0, None):
                 raise RangeNotSatisfiableError(key, start)
@@ -128,7 +129,7 @@ class LocalObjectStore:
         scatter = Scatter(into)
         check_range(start, start + scatter.room)
         path = self._path_of(key)
-        with self._call("get_range") as tally, self._opened(key, path) as fd:
+        with self._call("get_range") as tally, self._open_object(key, path) as fd:
             if start >= os.fstat(fd).st_size:
                 raise RangeNotSatisfiableError(key, start)
             tally.bytes_received = read_scattered(fd, start, scatter)
@@ -137,13 +138,13 @@ class LocalObjectStore:
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
         path = self._path_of(key)
-        with self._call("head"), self._opened(key, path) as fd:
+        with self._call("head"), self._open_object(key, path) as fd:
             return info_of(key, os.fstat(fd))
 
     def list_objects(
         self, prefix: str = "", start_after: str | None = None
     ) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`; one directory is read at a time."""
+        """See `ObjectStore.list_objects`. Reads one directory at a time."""
         with self._call("list_objects"):
             self._check_root()
         after = b"" if start_after is None else os.fsencode(start_after)
@@ -152,7 +153,7 @@ class LocalObjectStore:
     def copy(self, source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
         """See `ObjectStore.copy`."""
         path, target = self._path_of(source_key), self._path_of(target_key)
-        with self._call("copy"), self._opened(source_key, path) as opened:
+        with self._call("copy"), self._open_object(source_key, path) as opened:
             found = info_of(source_key, os.fstat(opened))
             if source is not None and found.etag != source.etag:
                 raise ObjectChangedError(source_key)
@@ -163,7 +164,7 @@ class LocalObjectStore:
     def add_tags(self, key: str, tags: Tags) -> None:
         """See `ObjectStore.add_tags`."""
         path = self._path_of(key)
-        with self._call("add_tags"), self._opened(key, path) as fd:
+        with self._call("add_tags"), self._open_object(key, path) as fd:
             wanted = read_tags(fd) | dict(tags)
             check_tags(wanted)
             write_tags(fd, wanted)
@@ -197,7 +198,7 @@ class LocalObjectStore:
         upload_id = uuid.uuid4().hex
         path = self._uploads / upload_id / "key"
         name = memoryview(key.encode())
-        with self._call("start_multipart"), self._errors(key):
+        with self._call("start_multipart"), self._translate_errors(key):
             self._make_dirs(path.parent)
             self._write_file(path, lambda fd: write_all(fd, name), tags)
             return MultipartUpload(key, upload_id, modified_ms(path.stat()))
@@ -218,7 +219,7 @@ class LocalObjectStore:
         check_part_number(number)
         check_range(start, end)
         path = self._path_of(source_key)
-        with self._call("copy_part"), self._opened(source_key, path) as source:
+        with self._call("copy_part"), self._open_object(source_key, path) as source:
             if end > os.fstat(source).st_size:
                 raise RangeNotSatisfiableError(source_key, start)
             return self._add_part(upload, number, lambda fd: copy_bytes(source, fd, start, end))
@@ -227,12 +228,14 @@ class LocalObjectStore:
         """See `ObjectStore.complete_multipart`."""
         check_parts(parts)
         path = self._path_of(upload.key)
-        with self._call("complete_multipart"), self._errors(upload.key):
-            folder = self._folder_of(upload)
+        with self._call("complete_multipart"), self._translate_errors(upload.key):
+            folder = self._existing_folder(upload)
             files = [folder / _part_name(part.number) for part in parts]
             for file, part in zip(files, parts, strict=True):
                 if not file.is_file() or etag_of(file.stat()) != part.etag:
-                    raise ValueError(f"part {part.number} was not uploaded; upload it first")
+                    raise ValueError(
+                        f"part {part.number} is missing or was replaced; upload it first"
+                    )
             self._write_file(path, lambda fd: join_files(files, fd), read_tags(folder / "key"))
             self._drop(upload)
 
@@ -256,11 +259,11 @@ class LocalObjectStore:
         return iter(sorted(wanted, key=lambda upload: (upload.key.encode(), upload.upload_id)))
 
     def list_old_versions(self) -> Iterator[OldVersion]:
-        """See `ObjectStore.list_old_versions`; there are none here."""
+        """See `ObjectStore.list_old_versions`. A directory has no versions."""
         return iter(())
 
     def close(self) -> None:
-        """See `ObjectStore.close`; no file stays open between calls."""
+        """See `ObjectStore.close`. No file stays open between calls."""
 
     def _call(self, operation: str) -> AbstractContextManager[Tally]:
         return self._meter.call(operation, self._deadline)
@@ -276,25 +279,25 @@ class LocalObjectStore:
             )
 
     def _path_of(self, key: str) -> Path:
-        """Return the file of `key`, always inside the root, or refuse the key."""
+        """Return the file of `key`, always inside the root. Raises `InvalidKeyError`."""
         check_key(key)
         for segment in key.split("/"):
             if segment in ("", ".", "..") or "\0" in segment:
                 raise InvalidKeyError(
-                    key, f"segment {segment!r} would leave the directory or is no file name"
+                    key, f"segment {segment!r} leaves the directory or is not a file name"
                 )
             if len(segment.encode()) > 255:
-                raise InvalidKeyError(key, "a segment has more than 255 bytes, the file name limit")
+                raise InvalidKeyError(key, "a segment is over the file name limit of 255 bytes")
         path = self._objects / key
         if os.path.realpath(path) != str(path):
-            raise InvalidKeyError(key, f"a link stands in its way at {path}")
+            raise InvalidKeyError(key, f"{path} is a link or below one")
         return path
 
     @contextmanager
-    def _opened(self, key: str, path: Path) -> Iterator[int]:
-        with self._errors(key):
+    def _open_object(self, key: str, path: Path) -> Iterator[int]:
+        with self._translate_errors(key):
             try:
-                # A pipe in place of an object would block, but for the flag.
+                # Without O_NONBLOCK, opening a pipe in place of an object would block.
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             except NotADirectoryError:
                 raise ObjectNotFoundError(key) from None
@@ -313,7 +316,7 @@ class LocalObjectStore:
         *,
         if_absent: bool = False,
     ) -> None:
-        """Write beside, sync, move into place, sync the directory."""
+        """Write a temporary file, sync it, move it into place, and sync the directory."""
         self._make_dirs(self._tmp)
         temporary = self._tmp / uuid.uuid4().hex
         try:
@@ -347,7 +350,7 @@ class LocalObjectStore:
         sync_directory(path.parent)
 
     def _link(self, temporary: Path, path: Path) -> None:
-        """Name the file if no file has the name: a rename would replace one, a link can't."""
+        """Name the file unless the name exists. A link never replaces a file, a rename does."""
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -357,7 +360,7 @@ class LocalObjectStore:
         temporary.unlink()
 
     def _make_dirs(self, folder: Path) -> None:
-        """Create `folder` and its parents below the root, durably; the root has to exist."""
+        """Create `folder` and its parents below the existing root, durably."""
         if folder.is_dir():
             return
         if folder.parent != self._root:
@@ -367,7 +370,8 @@ class LocalObjectStore:
         try:
             folder.mkdir(DIRECTORY_MODE)
         except FileExistsError:
-            # FileNotFoundError if a delete has removed what another put had made: as in `_move`.
+            # Another put may have created the directory. If a delete removed it again, stat raises
+            # FileNotFoundError, which `_move` retries.
             if not stat.S_ISDIR(folder.stat().st_mode):
                 raise
         sync_directory(folder.parent)
@@ -379,12 +383,12 @@ class LocalObjectStore:
             try:
                 folder.rmdir()
             except OSError:
-                return  # not empty, or gone already
+                return  # not empty, or deleted already
 
     def _walk(
         self, folder: str | Path, base: str, prefix: bytes, after: bytes
     ) -> Iterator[ObjectInfo]:
-        """Walk in byte order of keys: a directory sorts as its name and a slash."""
+        """Walk in byte order of keys. A directory sorts as its name with a slash."""
         try:
             with os.scandir(folder) as scan:
                 found = [
@@ -394,11 +398,12 @@ class LocalObjectStore:
                     or entry.is_file(follow_symlinks=False)
                 ]
         except FileNotFoundError:
-            return  # nothing was ever put, or all below was deleted meanwhile
+            return  # the store is new, or the directory was deleted meanwhile
 
         found.sort(key=lambda item: item[0])
         for key, is_dir, entry in found:
             if is_dir:
+                # Skip directories whose keys are all outside the prefix or before `after`.
                 inside = key.startswith(prefix) or prefix.startswith(key)
                 if inside and (key > after or after.startswith(key)):
                     yield from self._walk(entry.path, os.fsdecode(key), prefix, after)
@@ -413,7 +418,7 @@ class LocalObjectStore:
             raise UploadNotFoundError(upload.key, upload.upload_id)
         return self._uploads / upload.upload_id
 
-    def _folder_of(self, upload: MultipartUpload) -> Path:
+    def _existing_folder(self, upload: MultipartUpload) -> Path:
         folder = self._upload_folder(upload)
         if not (folder / "key").is_file():
             self._check_root()
@@ -423,22 +428,22 @@ class LocalObjectStore:
     def _add_part(
         self, upload: MultipartUpload, number: int, fill: Callable[[int], None]
     ) -> UploadedPart:
-        path = self._folder_of(upload) / _part_name(number)
-        with self._errors(upload.key):
+        path = self._existing_folder(upload) / _part_name(number)
+        with self._translate_errors(upload.key):
             self._write_file(path, fill)
             found = path.stat()
         return UploadedPart(number, etag_of(found), found.st_size)
 
     def _drop(self, upload: MultipartUpload) -> None:
-        with self._errors(upload.key):
+        with self._translate_errors(upload.key):
             try:
                 shutil.rmtree(self._upload_folder(upload))
             except FileNotFoundError:
                 self._check_root()
 
     @contextmanager
-    def _errors(self, key: str) -> Iterator[None]:
-        """Translate errors of the system into those of `streammeta.storage.errors`."""
+    def _translate_errors(self, key: str) -> Iterator[None]:
+        """Translate errors of the system into `streammeta.storage.errors`."""
         try:
             yield
         except FileNotFoundError:
@@ -446,17 +451,19 @@ class LocalObjectStore:
             raise ObjectNotFoundError(key) from None
         except (NotADirectoryError, IsADirectoryError, FileExistsError):
             raise InvalidKeyError(
-                key, "its path is a directory of other keys, or runs through an object"
+                key, "its path is a directory of other keys, or contains an object"
             ) from None
         except PermissionError as error:
             raise AccessDeniedError(
                 f"{error.strerror} at {error.filename}; fix the owner or mode below {self._root}"
             ) from error
         except OSError as error:
-            advice = f"{error.strerror} on {key!r} below {self._root}"
+            problem = f"{error.strerror} on {key!r} below {self._root}"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
-                raise StoreUnavailableError(f"{advice}; make room or repair it, retry") from error
-            raise StoreRejectedError(f"{advice}; fix the path or the file system") from error
+                raise StoreUnavailableError(
+                    f"{problem}; free space or repair, then retry"
+                ) from error
+            raise StoreRejectedError(f"{problem}; fix the path or the file system") from error
 
 
 def _part_name(number: int) -> str:

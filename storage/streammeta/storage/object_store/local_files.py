@@ -1,7 +1,6 @@
-"""File operations of a local store: read, write, copy, sync, tags, descriptions.
+"""File operations of a local store: read, write, copy, tags and descriptions.
 
-Every function works on an open file or one path and lets `OSError` pass; `local` knows which files
-are objects and what an error means.
+Every function works on an open file or a path and raises `OSError`. `local` translates the errors.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ def write_all(fd: int, view: memoryview) -> None:
 
 
 def read_all(fd: int, start: int, end: int) -> bytes:
-    """Read bytes `[start, end)`; `FileNotFoundError` when the file ends before."""
+    """Read bytes `[start, end)`. Raises `FileNotFoundError` if the file ends first."""
     chunks: list[bytes] = []
     while start < end:
         chunk = os.pread(fd, end - start, start)
+        # Objects are replaced by rename and never truncated, so a shorter file is a damaged one.
         if not chunk:
             raise FileNotFoundError(errno.ENOENT, "file became shorter")
         chunks.append(chunk)
@@ -42,7 +42,7 @@ def read_all(fd: int, start: int, end: int) -> bytes:
 
 
 def read_scattered(fd: int, start: int, scatter: Scatter) -> int:
-    """Fill `scatter` from byte `start` on; return the number of bytes before the file ended."""
+    """Fill `scatter` from byte `start`, and return the number of bytes before the file's end."""
     at = start
     while scatter.room:
         got = os.preadv(fd, scatter.next_views(_VIEWS_PER_READ), at)
@@ -69,20 +69,20 @@ def join_files(files: Sequence[Path], fd: int) -> None:
 
 
 def write_tags(fd: int, tags: Tags) -> None:
-    """Keep `tags` with the file; `StoreRejectedError` when its file system can not."""
+    """Store `tags` with the file. Raises `StoreRejectedError` if its file system cannot."""
     try:
         os.setxattr(fd, _TAGS_ATTRIBUTE, json.dumps(dict(tags)).encode())
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
         raise StoreRejectedError(
-            "the file system below the object store keeps no extended attributes, so no tags; put"
-            " the directory on another one (ext4, XFS, Btrfs) or store without tags"
+            "the object store's file system does not support extended attributes, which tags need;"
+            " move the directory to ext4, XFS or Btrfs, or store without tags"
         ) from error
 
 
 def read_tags(file: int | Path) -> dict[str, str]:
-    """Return the tags kept with the file."""
+    """Return the file's tags."""
     try:
         tags: dict[str, str] = parse_json(os.getxattr(file, _TAGS_ATTRIBUTE))
     except OSError as error:
@@ -98,10 +98,10 @@ def modified_ms(found: os.stat_result) -> int:
 
 
 def etag_of(found: os.stat_result) -> str:
-    """Return an etag, which differs between two files of one name."""
+    """Return an etag, which differs between files with the same name."""
     return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
 def info_of(key: str, found: os.stat_result) -> ObjectInfo:
-    """Describe the object `key` by the status of its file."""
+    """Describe the object `key` from its file's status."""
     return ObjectInfo(key, found.st_size, modified_ms(found), etag_of(found))

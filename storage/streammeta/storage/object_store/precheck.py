@@ -1,8 +1,8 @@
 """Precheck of a store: every kind of request once, and a race of conditional puts.
 
-Of any number of concurrent creators of one key exactly one must succeed. No feature list tells:
-some servers ignore the condition, others check and store in two steps. Works on any store, under
-keys of its own that are deleted at the end; no other key is read, written or listed.
+Exactly one of any number of concurrent creators of a key must succeed. Only a test can find out,
+because some servers ignore the condition, and others check and store in two steps. The precheck
+works on any store. It uses unique keys, deletes them at the end, and touches no other key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RACE = "Create an object once"
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step: `reason` says why it failed, empty if it did not."""
+    """Outcome of a step. `reason` is the reason of a failure, empty on success."""
 
     name: str
     reason: str = ""
@@ -48,9 +48,9 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PrecheckReport:
-    """Result of a precheck: the steps in order, and what could not be deleted, with the reason.
+    """Result of a precheck: the steps in order, and objects that could not be deleted.
 
-    `enforced` are the checksums by which the server refuses damaged bytes; None: it has no say.
+    `enforced` are the checksums by which the server rejects damaged bytes, or None if unknown.
     """
 
     steps: tuple[StepOutcome, ...]
@@ -59,7 +59,7 @@ class PrecheckReport:
 
     @property
     def failures(self) -> tuple[StepOutcome, ...]:
-        """The steps that failed; a store without any is suitable."""
+        """The failed steps. A store without any is suitable."""
         return tuple(step for step in self.steps if not step.is_ok)
 
 
@@ -78,9 +78,9 @@ def run_precheck(
     *,
     step_s: float = STEP_S,
 ) -> PrecheckReport:
-    """Try everything, one step after the other, each for at most `step_s` seconds.
+    """Run all steps in order, each for at most `step_s` seconds.
 
-    `on_step` is called after each step. Failures of the store are in the report and not raised.
+    `on_step` is called after each step. The report contains the failures of the store.
     """
     check = _Precheck(store, step_s)
     steps: list[StepOutcome] = []
@@ -88,7 +88,7 @@ def run_precheck(
     enforced = None
     try:
         for name, run in check.steps():
-            outcome = _outcome(name, run)
+            outcome = _run_step(name, run)
             steps.append(outcome)
             on_step(outcome)
         if all(step.is_ok for step in steps):
@@ -99,10 +99,10 @@ def run_precheck(
 
 
 class _FailedError(Exception):
-    """A step failed; the message is the reason."""
+    """A step failed. The message is the reason."""
 
 
-def _outcome(name: str, run: Callable[[], None]) -> StepOutcome:
+def _run_step(name: str, run: Callable[[], None]) -> StepOutcome:
     try:
         run()
     except (StorageError, _FailedError) as error:
@@ -120,7 +120,7 @@ class _Precheck:
     _unfinished: MultipartUpload | None = None
 
     def steps(self) -> tuple[tuple[str, Callable[[], None]], ...]:
-        """Return the steps and their names, in order."""
+        """Return names and functions of the steps, in order."""
         plain, source, joined = "object", "source", "multipart"
         body = MIN_PART_SIZE * b"m" + _TEXT
         return (
@@ -135,7 +135,7 @@ class _Precheck:
         )
 
     def enforced_checksums(self) -> tuple[Checksum, ...] | None:
-        """Return the checksums that the server enforces; None if the store has no server."""
+        """Return the checksums that the server enforces, or None if the store has no server."""
         probe = self._now
         if not isinstance(probe, ChecksumProbe):
             return None
@@ -146,17 +146,17 @@ class _Precheck:
                 if probe.enforces_checksum(self._key(f"checksum-{checksum}"), checksum)
             )
         except StorageError:
-            return None  # neither taken nor refused; nothing depends on it
+            return None  # unknown, and only informative
 
     def clean_up(self) -> str:
-        """Delete all that may have been written; return what may be left, and why."""
+        """Delete all objects that may exist, and return a description of remaining ones."""
         try:
             if self._unfinished is not None:
                 self._now.abort_multipart(self._unfinished)
             failed = self._now.delete_many(self._begun).failed if self._begun else {}
         except StorageError as error:
-            return f"objects below {self._prefix}/ may be left: {error}"
-        return "; ".join(f"{key} is left: {why}" for key, why in failed.items())
+            return f"objects below {self._prefix}/ may remain: {error}"
+        return "; ".join(f"{key} remains: {why}" for key, why in failed.items())
 
     @property
     def _now(self) -> ObjectStore:
@@ -167,9 +167,9 @@ class _Precheck:
         self._begun.append(key)
         return key
 
-    def _wants(self, name: str) -> str:
+    def _require(self, name: str) -> str:
         if name not in self._written:
-            raise _FailedError("not tried: an earlier step did not write the object it needs")
+            raise _FailedError("skipped, an earlier step did not write the required object")
         return f"{self._prefix}/{name}"
 
     def _write(self, name: str) -> None:
@@ -177,14 +177,14 @@ class _Precheck:
         self._written.add(name)
 
     def _read(self, name: str, body: bytes) -> None:
-        key = self._wants(name)
+        key = self._require(name)
         store = self._now
         _expect(key, store.get_range(key), body)
         middle = (len(body) - len(_TEXT) // 2, len(body) + 10)
         _expect(key, store.get_range(key, *middle), body[slice(*middle)])
 
     def _delete(self, name: str) -> None:
-        key = self._wants(name)
+        key = self._require(name)
         store = self._now
         for failed, why in store.delete_many([key]).failed.items():
             raise _FailedError(f"{failed} was not deleted: {why}")
@@ -192,11 +192,11 @@ class _Precheck:
             store.head(key)
         except ObjectNotFoundError:
             return
-        raise _FailedError(f"{key} is still there after its deletion was confirmed")
+        raise _FailedError(f"{key} still exists after the store confirmed its deletion")
 
     def _upload(self, name: str, source: str) -> None:
-        """Make an object of one part that is sent and one that is copied."""
-        source_key = self._wants(source)
+        """Create an object from a sent and a copied part."""
+        source_key = self._require(source)
         store = self._now
         self._unfinished = store.start_multipart(self._key(name))
         parts = [
@@ -208,18 +208,18 @@ class _Precheck:
         self._written.add(name)
 
     def _race(self) -> None:
-        self._wants("object")
+        self._require("object")
         for number in range(ROUNDS):
-            self._one_race(self._key(f"race-{number}"))
+            self._race_for(self._key(f"race-{number}"))
 
-    def _one_race(self, key: str) -> None:
+    def _race_for(self, key: str) -> None:
         store = self._now
         start = threading.Barrier(CREATORS)
 
         def create(creator: int) -> bool:
-            start.wait(self.step_s)
+            start.wait(self.step_s)  # all creators send their put at the same time
             try:
-                store.put(key, _named(creator), if_absent=True)
+                store.put(key, _content_of(creator), if_absent=True)
             except ObjectExistsError:
                 return False
             return True
@@ -228,33 +228,33 @@ class _Precheck:
             created = list(pool.map(create, range(CREATORS)))
         if created.count(True) != 1:
             raise _FailedError(
-                f"{created.count(True)} of {CREATORS} concurrent creators of one object succeeded,"
-                " wanted 1: this server does not check and store in one step (If-None-Match), so"
-                " one node would overwrite the object of another; use another server"
+                f"{created.count(True)} of {CREATORS} concurrent creators of an object succeeded,"
+                " wanted 1; use another server, this one does not check and store atomically"
+                " (If-None-Match), so a node would overwrite another node's object"
             )
-        _expect(key, store.get_range(key), _named(created.index(True)))
+        _expect(key, store.get_range(key), _content_of(created.index(True)))
         try:
-            store.put(key, _named(CREATORS), if_absent=True)
+            store.put(key, _content_of(CREATORS), if_absent=True)
         except ObjectExistsError:
             return
         raise _FailedError(
-            "an object that was there already was created again: this server ignores the condition"
-            " of a put (If-None-Match); use another server"
+            "an existing object was created again; use another server, this one ignores the"
+            " condition of a put (If-None-Match)"
         )
 
 
-def _named(creator: int) -> bytes:
-    return b"made by creator %d\n" % creator
+def _content_of(creator: int) -> bytes:
+    return b"created by creator %d\n" % creator
 
 
 def _expect(key: str, got: bytes, wanted: bytes) -> None:
     if got != wanted:
         raise _FailedError(
-            f"{key} has other bytes than were written: {len(got)} of them instead of"
-            f" {len(wanted)}, the first difference at byte {_first_difference(got, wanted)}"
+            f"{key} differs from the written bytes: {len(got)} bytes instead of"
+            f" {len(wanted)}, first difference at byte {_first_difference(got, wanted)}"
         )
 
 
-def _first_difference(one: bytes, other: bytes) -> int:
-    lengths = range(min(len(one), len(other)) + 1)
-    return bisect.bisect_left(lengths, True, key=lambda n: one[:n] != other[:n]) - 1
+def _first_difference(got: bytes, wanted: bytes) -> int:
+    lengths = range(min(len(got), len(wanted)) + 1)
+    return bisect.bisect_left(lengths, True, key=lambda n: got[:n] != wanted[:n]) - 1

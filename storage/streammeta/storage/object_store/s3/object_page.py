@@ -1,7 +1,7 @@
-"""Pages of objects, as ListObjectsV2 answers them.
+"""Decoder of ListObjectsV2 pages.
 
-Entries in the form that S3 and most servers write are matched as text, which costs a fifth of
-reading them as XML; a page with any others is read as XML. Both give the same. Does no I/O.
+Entries in the form of S3 and most servers are matched as text, which takes a fifth of the time of
+an XML parser. A page with other entries is parsed as XML. The results are equal. Does no I/O.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from streammeta.storage.object_store.s3.listing_page import (
     SIZE,
     ListingPage,
     PageDocument,
-    refusal,
+    invalid_page,
     time_ms,
     to_ms,
 )
 
 OBJECT_PAGE = "ListBucketResult"
-"""Name of the document."""
+"""Name of the document's root element."""
 
 _NEXT = {"NextContinuationToken": "ContinuationToken"}
 _FIELDS = ("Key", "Size", "LastModified", "ETag")
@@ -43,18 +43,18 @@ _USUAL_ENTRY = re.compile(
 
 
 def read_object_page(body: bytes) -> ListingPage[ObjectInfo]:
-    """Read the body of an answer. Keys that the server encoded are decoded.
+    """Decode the body of a response, including URL-encoded keys.
 
     Raises:
-        StoreUnavailableError: the bytes are no whole document.
-        StoreRejectedError: they are, but not such a page; names the part that is wrong.
+        StoreUnavailableError: the bytes are not a complete document.
+        StoreRejectedError: the document is not such a page. Names the faulty part.
     """
     page = _read_usual(body)
     return page if page is not None else _read_any(body)
 
 
 def _read_usual(body: bytes) -> ListingPage[ObjectInfo] | None:
-    """Read a page whose entries are all in the usual form and in ASCII; None: it is another."""
+    """Decode a page with only ASCII entries in the usual form. Returns None for other pages."""
     start, end = body.find(b"<Contents>"), body.rfind(_END) + len(_END)
     entries = body[start:end]
     if start < 0 or b"<!" in body or entries.translate(None, _PRINTABLE):
@@ -64,8 +64,8 @@ def _read_usual(body: bytes) -> ListingPage[ObjectInfo] | None:
     if sum(map(len, map(itemgetter(0), found))) != len(entries):
         return None
 
-    # What is around the entries is read with an empty one in their place, which has to be found
-    # where entries belong.
+    # The rest of the page is parsed with one empty entry in place of all entries. The parser has to
+    # find that entry, which proves that the entries stand where they belong.
     page = PageDocument(body[:start] + b"<Contents/>" + body[end:], OBJECT_PAGE)
     if len(page.entries("Contents")) != 1:
         return None
@@ -75,7 +75,7 @@ def _read_usual(body: bytes) -> ListingPage[ObjectInfo] | None:
             ObjectInfo(page.key_of(key), int(size), to_ms(datetime.fromisoformat(at)), etag)
             for _, key, at, etag, size in found
         )
-    except ValueError:  # not a time, though of its form
+    except ValueError:  # has the form of a time, such as month 13
         return None
 
     return ListingPage(objects, page.next_options(_NEXT))
@@ -90,7 +90,7 @@ def _read_any(body: bytes) -> ListingPage[ObjectInfo]:
 def _object_of(entry: ElementTree.Element, page: PageDocument) -> ObjectInfo:
     key, size, modified, etag = page.fields(entry, _FIELDS)
     if not key or size is None or modified is None:
-        raise refusal(f"the key {key!r} has the size {size!r} and the time {modified!r}")
+        raise invalid_page(f"the key {key!r} has the size {size!r} and the time {modified!r}")
     if not re.fullmatch(SIZE, size):
-        raise refusal(f"the size of {key!r} is {size!r}, wanted a number of bytes")
+        raise invalid_page(f"the size of {key!r} is {size!r}, wanted a number of bytes")
     return ObjectInfo(page.key_of(key), int(size), time_ms(modified), (etag or "").strip('"'))

@@ -1,8 +1,7 @@
 """S3 object store, through botocore.
 
-Owns the requests and their retries; botocore's own retries are off, because it neither retries a
-body that broke off nor treats every 429 as throttling. Errors are translated in `s3_client`;
-addresses and checksums are in `address`.
+Owns the requests and their retries. Botocore's own retries are off, because it neither retries an
+interrupted body nor treats every 429 as throttling. `s3_client` translates errors.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from streammeta.storage.object_store.protocol.calls import (
 )
 from streammeta.storage.object_store.protocol.reads import Scatter
 from streammeta.storage.object_store.protocol.retry import Retrier, RetryPolicy
-from streammeta.storage.object_store.s3.listing_page import ListingPage, refusal, to_ms
+from streammeta.storage.object_store.s3.listing_page import ListingPage, invalid_page, to_ms
 from streammeta.storage.object_store.s3.s3_client import (
     LISTING_PAGE,
     THROTTLED_CODES,
@@ -59,7 +58,7 @@ from streammeta.storage.object_store.s3.s3_client import (
     as_view,
     check_part,
     check_whole,
-    lacking_right,
+    required_right,
     sendable,
     tagging,
     translate,
@@ -87,13 +86,9 @@ _PUT_ID = "put-id"
 
 
 class S3ObjectStore:
-    """An `ObjectStore` in one bucket; opens no connection before the first call."""
+    """An `ObjectStore` in a bucket. It opens no connection before the first call."""
 
-    def __init__(
-        self,
-        config: S3Config,
-        retry: RetryPolicy | None = None,
-    ) -> None:
+    def __init__(self, config: S3Config, retry: RetryPolicy | None = None) -> None:
         policy = retry or RetryPolicy()
         self._bucket = config.bucket
         self._endpoint = config.endpoint_url or "Amazon S3"
@@ -108,14 +103,14 @@ class S3ObjectStore:
         return self._connection.client
 
     def check(self) -> None:
-        """See `ObjectStore.check`. A listing, unlike HEAD, says in words why it is refused."""
+        """See `ObjectStore.check`. Unlike HEAD, a listing returns the reason of a rejection."""
         self._call("check", lambda: self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1))
 
     def until(self, deadline: float) -> S3ObjectStore:
         """See `ObjectStore.until`.
 
-        A request that is still unanswered then is left to its connection, and its body in memory,
-        until `RetryPolicy.silence_s` have passed: that body must not change before.
+        A request that is still unanswered then keeps its connection and its body for up to
+        `RetryPolicy.silence_s`. Do not change the body before.
         """
         view = copy.copy(self)
         view._deadline = earlier(self._deadline, deadline)
@@ -130,8 +125,8 @@ class S3ObjectStore:
     ) -> None:
         """See `ObjectStore.put`.
 
-        A conditional put whose answer was lost is repeated, and may then find the object that it
-        made itself: an id in the object's user metadata tells.
+        A conditional put whose response was lost is retried, and may then find the object that it
+        created itself. An id in the object's user metadata identifies it.
         """
         check_key(key)
         body = as_view(data)
@@ -152,7 +147,7 @@ class S3ObjectStore:
         check_range(start, end)
         whole = (start, end) == (0, None)
         last = "" if end is None else end - 1
-        # An empty object has no byte 0: a range of it is refused, the whole is not.
+        # A range of an empty object is an error, reading the whole object is not.
         options: Any = {} if whole else {"Range": f"bytes={start}-{last}"}
         if whole and self._checksum.is_stored:
             options["ChecksumMode"] = "ENABLED"
@@ -199,31 +194,32 @@ class S3ObjectStore:
     def list_objects(
         self, prefix: str = "", start_after: str | None = None
     ) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`; 1000 keys a page."""
+        """See `ObjectStore.list_objects`. A page has 1000 keys."""
         first = {} if start_after is None else {"StartAfter": start_after}
-        return self._listed(
+        return self._list_pages(
             "list_objects",
             lambda page: self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **page),
             first,
         )
 
-    def _listed(
+    def _list_pages(
         self, operation: str, request: Callable[[Any], Any], options: Mapping[str, str]
     ) -> Iterator[Any]:
-        """Give the entries of all pages; `options` are the parameters for the first."""
+        """Yield the entries of all pages. `options` are the parameters of the first page."""
         while True:
             page: ListingPage[Any] = self._call(operation, partial(request, options))[LISTING_PAGE]
             yield from page.entries
             if page.next_options is None:
                 return
             if page.next_options == options:
-                raise refusal("it names itself as the next one")
+                raise invalid_page("it names itself as the next page")
             options = page.next_options
 
     def copy(self, source_key: str, target_key: str, source: ObjectInfo | None = None) -> None:
-        """See `ObjectStore.copy`; the bucket copies user metadata and headers too.
+        """See `ObjectStore.copy`. The bucket copies user metadata and headers too.
 
-        An object that is too large for one request, or for this server's, is copied by parts.
+        An object that is too large for one request, or that this server rejects, is copied by
+        parts.
         """
         check_key(source_key)
         check_key(target_key)
@@ -248,7 +244,7 @@ class S3ObjectStore:
         )
 
     def fields_to_keep(self, key: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """See `PartCopies.fields_to_keep`; a server that refuses to name tags has none."""
+        """See `PartCopies.fields_to_keep`. A server that rejects the request for tags has none."""
         described: Any = self._call(
             "head", lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
         )
@@ -259,15 +255,15 @@ class S3ObjectStore:
         return kept_fields(described), tags
 
     def _copied_from(self, key: str, etag: str = "") -> Any:
-        """Return the fields of a request that name the source of a copy, and which object it is."""
+        """Return the request fields that name the source of a copy and its etag."""
         source: Any = {"CopySource": {"Bucket": self._bucket, "Key": key}}
         return source | ({"CopySourceIfMatch": f'"{etag}"'} if etag else {})
 
     def add_tags(self, key: str, tags: Tags) -> None:
-        """See `ObjectStore.add_tags`: tags can only be replaced as a whole, so they are read.
+        """See `ObjectStore.add_tags`. S3 only replaces all tags at once, so they are read first.
 
-        Tags that are there are not written again: Ceph would renew the time of the object, by
-        which rules of the bucket decide.
+        Existing tags are not written again: Ceph would update the time of the object, which the
+        bucket's rules depend on.
         """
         check_key(key)
 
@@ -308,7 +304,7 @@ class S3ObjectStore:
                 key, code = error["Key"], error.get("Code", "")
                 failed[key] = f"{code}: {error.get('Message', '')}"
                 if code == "AccessDenied":
-                    failed[key] += f"; {lacking_right('DeleteObjects')}"
+                    failed[key] += f"; {required_right('DeleteObjects')}"
                     denied.add(key)
                 if code in THROTTLED_CODES:
                     throttled.add(key)
@@ -319,7 +315,7 @@ class S3ObjectStore:
     def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
         """See `ObjectStore.start_multipart`.
 
-        The start time is not in the answer, so here it is that of this machine's clock.
+        The response has no start time, so it comes from this machine's clock.
         """
         check_key(key)
         return self.start_upload(key, {}, tags or {})
@@ -352,7 +348,6 @@ class S3ObjectStore:
             sent=len(body),
         )
         checksum = digest[self._checksum.member] if self._checksum.is_stored else ""
-
         return UploadedPart(number, answer["ETag"], len(body), checksum)
 
     def copy_part(
@@ -392,8 +387,8 @@ class S3ObjectStore:
     def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
         """See `ObjectStore.complete_multipart`.
 
-        A retried request may find no upload because the first one completed it; an object of the
-        right size and number of parts under the key proves that.
+        A retry may find no upload because the first request completed it. An object of the right
+        size and number of parts under the key proves that.
         """
         check_parts(parts)
         named = [self._named(part) for part in parts]
@@ -432,37 +427,37 @@ class S3ObjectStore:
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
         """See `ObjectStore.list_multipart_uploads`."""
-        return self._listed(
+        return self._list_pages(
             "list_multipart_uploads",
             lambda page: self._client.list_multipart_uploads(
                 Bucket=self._bucket,
                 Prefix=prefix,
-                EncodingType="url",  # which botocore asks for by itself in other listings
+                EncodingType="url",  # botocore sets it only in other listings
                 **page,
             ),
             {},
         )
 
     def list_old_versions(self) -> Iterator[OldVersion]:
-        """See `ObjectStore.list_old_versions`; current versions cost as much to list."""
-        return self._listed(
+        """See `ObjectStore.list_old_versions`. Current versions are listed too, and dropped."""
+        return self._list_pages(
             "list_old_versions",
             lambda page: self._client.list_object_versions(Bucket=self._bucket, **page),
             {},
         )
 
     def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
-        """Tell whether the server takes bytes with their `checksum`, and refuses others with it.
+        """Return whether the server accepts bytes with their `checksum`, and rejects other bytes.
 
-        Puts a few bytes under `key`, which is the caller's to delete.
+        Puts a few bytes under `key`. The caller has to delete it.
         """
         check_key(key)
         body = b"checked by the server, or not"
-        return self._takes(key, body, checksum.of(body)) and not self._takes(
+        return self._accepts(key, body, checksum.of(body)) and not self._accepts(
             key, body[1:], checksum.of(body)
         )
 
-    def _takes(self, key: str, body: bytes, digest: dict[str, Any]) -> bool:
+    def _accepts(self, key: str, body: bytes, digest: dict[str, Any]) -> bool:
         try:
             self._call(
                 "put",
@@ -475,7 +470,7 @@ class S3ObjectStore:
 
     def close(self) -> None:
         """See `ObjectStore.close`."""
-        self._client.close()
+        self._connection.client.close()
 
     def _call(
         self,
@@ -492,7 +487,7 @@ class S3ObjectStore:
             try:
                 return self._translated(request, key=key, start=start, upload_id=upload_id)
             except ObjectExistsError:
-                if is_copy:  # its only condition is which object the source is
+                if is_copy:  # a copy's only condition is the etag of its source
                     raise ObjectChangedError(key) from None
                 raise
 
@@ -521,12 +516,12 @@ class S3ObjectStore:
             raise failure from error
 
     def _digested(self, request: Callable[[], T], key: str = "") -> T:
-        """Make a request with a digest of its body; with Content-MD5 if the server refuses it.
+        """Send a request with a digest of its body, with Content-MD5 if the server rejects CRC32.
 
-        Older servers know no other digest. One that has taken it gets it from the start.
+        Older servers know only MD5. Once a server accepted it, later requests start with it.
         """
         digests = self._connection.digests
-        was_md5 = digests.are_md5  # other threads may switch it while this request is under way
+        was_md5 = digests.are_md5  # other threads may switch it during this request
         try:
             return self._translated(request, key=key)
         except StoreRejectedError:
@@ -540,7 +535,7 @@ class S3ObjectStore:
             raise
 
     def _once(self, put: Callable[[], None], key: str, put_id: str) -> Callable[[], None]:
-        """Make a conditional put that may be repeated after an answer was lost."""
+        """Return a conditional put that recognizes its own object after a lost response."""
         may_be_ours = False
 
         def attempt() -> None:
@@ -561,7 +556,7 @@ class S3ObjectStore:
             found = self._head_once(key)
         except ObjectNotFoundError as error:
             raise StoreUnavailableError(
-                f"object {key!r} was there and is not any more; retry"
+                f"object {key!r} was deleted after the put found it; retry"
             ) from error
         return found["Metadata"].get(_PUT_ID) == put_id
 
@@ -575,13 +570,13 @@ class S3ObjectStore:
         return of_as_many and found["ContentLength"] == sum(part.size for part in parts)
 
     def _head_once(self, key: str) -> HeadObjectOutputTypeDef:
-        """Describe an object in the course of another call, whose repetitions include this."""
+        """Describe an object inside another call, which retries both."""
         return self._translated(
             lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
         )
 
     def _target(self, upload: MultipartUpload) -> Any:
-        """Return the fields of a request that name an upload."""
+        """Return the request fields that name an upload."""
         return {"Bucket": self._bucket, "Key": upload.key, "UploadId": upload.upload_id}
 
     def _named(self, part: UploadedPart) -> CompletedPartTypeDef:

@@ -1,9 +1,8 @@
-"""The boundary to botocore: client, request bodies, parts of answers, translated errors.
+"""Boundary to botocore: client, request bodies, response checks, translated errors.
 
-Decides which errors may be retried: 408, 429, 5xx (except 501: the server lacks the operation),
-throttling and broken connections become `StoreUnavailableError`, refused credentials become
-`AccessDeniedError`, which may pass; every other answer is final. Does no retries itself and knows
-nothing of the store protocol.
+Classifies errors. 408, 429, 5xx (except 501, an unsupported operation), throttling and broken
+connections become `StoreUnavailableError`. Rejected credentials become `AccessDeniedError`, which
+may pass. Every other response is final. Does not retry.
 """
 
 from __future__ import annotations
@@ -65,17 +64,17 @@ _SENT_BYTES = 64 * 1024
 
 
 def as_view(data: Body) -> bytes | memoryview:
-    """Return `data` without a copy: itself if it is immutable, else a view of its bytes."""
+    """Return `data` without a copy: bytes unchanged, otherwise a view of its bytes."""
     return data if isinstance(data, bytes) else memoryview(data).cast("B")
 
 
 def sendable(body: bytes | memoryview) -> bytes | IO[bytes]:
-    """Return `body` in a form that botocore sends, for one attempt."""
+    """Return `body` in a form that botocore can send, for a single attempt."""
     return body if isinstance(body, bytes) else cast("IO[bytes]", ViewBody(body))
 
 
 class ViewBody(io.RawIOBase):
-    """A file over a memoryview, read piece by piece as it is sent."""
+    """A file over a memoryview, read in pieces while it is sent."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__()
@@ -91,9 +90,9 @@ class ViewBody(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes: all of them for a negative size, else at most `size`.
+        """Return the next bytes: all of them for a negative size, otherwise at most `size`.
 
-        Large reads are cut to a piece, so that little is copied at a time.
+        Large reads return one piece, so that little is copied at a time.
         """
         size = len(self._view) if size < 0 else min(size, _SENT_BYTES)
         piece = bytes(self._view[self._at : self._at + size])
@@ -114,12 +113,12 @@ class ViewBody(io.RawIOBase):
 _CONNECT_S = 5.0
 _LOOKED_AGAIN_S = 1.0
 _DESCRIPTIONS = create_loader()
-"""Botocore's description of S3, parsed once for all clients: most of the cost of a client."""
+"""Botocore's description of S3. Parsing it is most of a client's cost, so clients share it."""
 _CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<total>\d+)")
 
 
 class BodyDigests:
-    """Digest of requests whose body S3 wants one of: CRC32, or MD5 where that was refused."""
+    """Digests of requests that require one: CRC32, or MD5 once a server rejected CRC32."""
 
     OPERATIONS = ("DeleteObjects", "PutObjectTagging")
 
@@ -127,7 +126,7 @@ class BodyDigests:
         self.are_md5 = False
 
     def add(self, params: dict[str, Any], **_event: object) -> None:
-        """Replace the digest of a request that is about to be sent, if it has to be MD5."""
+        """Replace the digest of a request before it is sent, if the server needs MD5."""
         if self.are_md5:
             digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
             params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
@@ -137,8 +136,8 @@ class BodyDigests:
 def open_client(
     config: S3Config, policy: RetryPolicy, digests: BodyDigests | None = None
 ) -> S3Client:
-    """Open a client that never repeats a request by itself; it connects when it is used."""
-    session = botocore.session.get_session()  # of its own: it reads the environment anew
+    """Open a client that never retries by itself. It connects on first use."""
+    session = botocore.session.get_session()  # a new session reads the environment again
     session.register_component("data_loader", _DESCRIPTIONS)
     client = session.create_client(
         "s3",
@@ -153,7 +152,7 @@ def open_client(
             connect_timeout=min(_CONNECT_S, policy.silence_s),
             read_timeout=policy.silence_s,
             max_pool_connections=policy.concurrency,
-            # Checksum trailers and checksums of ranges are beyond many S3-compatible stores.
+            # Many S3-compatible stores support neither checksum trailers nor range checksums.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
@@ -161,7 +160,8 @@ def open_client(
 
     for operation, (document, read) in _LISTINGS.items():
         reader = partial(_read_listing, document=document, read=read)
-        # For any service, which makes it the first: botocore's own handler for S3 reads it as well.
+        # The pattern for any service runs before botocore's handler for S3, which reads the same
+        # body.
         client.meta.events.register(f"before-parse.*.{operation}", reader)
 
     if digests is not None:
@@ -172,10 +172,10 @@ def open_client(
 
 
 class S3Connection:
-    """The client of one bucket, which is opened again when its credentials were replaced.
+    """Client of a bucket, reopened when its credentials change.
 
-    Botocore renews credentials that it fetches from a service, but it reads a file of credentials
-    once. Keys in the address of the bucket stay as they are.
+    Botocore renews credentials from a service, but reads a credentials file only once. Keys in the
+    bucket's address never change.
     """
 
     def __init__(self, config: S3Config, policy: RetryPolicy) -> None:
@@ -188,7 +188,7 @@ class S3Connection:
         self._looked_at = float("-inf")
 
     def renew(self) -> None:
-        """Read the credentials again after they were refused, at most once a second."""
+        """Reload the credentials after a rejection, at most once a second."""
         with self._looking:
             now = time.monotonic()
             if self._config.access_key is not None or now - self._looked_at < _LOOKED_AGAIN_S:
@@ -196,13 +196,13 @@ class S3Connection:
             keys = _current_keys(self._config)
             self._looked_at = time.monotonic()
             if keys != self._keys:
-                # Calls under way keep the former client, which ends with them.
+                # Running calls keep the old client, which is released with them.
                 self.client = open_client(self._config, self._policy, self.digests)
                 self._keys = keys
 
 
 def _current_keys(config: S3Config) -> tuple[str, ...]:
-    """Return the credentials that a client opened now would sign with; empty if there are none."""
+    """Return the credentials of a client opened now, empty without any."""
     if config.access_key is not None:
         return ()
     try:
@@ -216,7 +216,7 @@ def _current_keys(config: S3Config) -> tuple[str, ...]:
 
 
 LISTING_PAGE = "ListingPage"
-"""Member of an answer to a listing: the `listing_page.ListingPage`, in place of its fields."""
+"""Member of a listing's response: the `listing_page.ListingPage` in place of its fields."""
 
 _LISTINGS: dict[str, tuple[str, Callable[[bytes], ListingPage[Any]]]] = {
     "ListObjectsV2": (OBJECT_PAGE, read_object_page),
@@ -233,9 +233,9 @@ def _read_listing(
     read: Callable[[bytes], ListingPage[Any]],
     **_event: object,
 ) -> None:
-    """Read the page, and leave botocore an empty one: its own reading takes ten times as long.
+    """Decode the page and leave an empty one to botocore, whose parser takes ten times as long.
 
-    An error with the status of success is left to botocore, which makes a failure of it.
+    Botocore handles an error with a success status, and raises it.
     """
     if response_dict["status_code"] == 200 and not is_error(response_dict["body"]):
         customized_response_dict[LISTING_PAGE] = read(response_dict["body"])
@@ -243,18 +243,18 @@ def _read_listing(
 
 
 def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum: Checksum) -> None:
-    """Refuse a whole object whose bytes contradict the server's checksum."""
+    """Raise if the bytes of a whole object contradict the server's checksum."""
     if checksum.contradicts(answer, body):
         raise StoreUnavailableError(
-            f"the bytes of {key!r} arrived with another {checksum} than they were stored"
-            " with; retry"
+            f"bytes of {key!r} were damaged on the way, their {checksum} differs from the stored"
+            " one; retry"
         )
 
 
 def check_part(
     key: str, answer: GetObjectOutputTypeDef, received: int, start: int, end: int | None
 ) -> None:
-    """Refuse bytes of another range than requested, as from a server that ignores ranges."""
+    """Raise on another range than requested, as from a server that ignores ranges."""
     stated = answer.get("ContentRange", "")
     match = _CONTENT_RANGE.fullmatch(stated)
     if match:
@@ -264,14 +264,14 @@ def check_part(
         if served == wanted and received == wanted[1] - wanted[0]:
             return
     raise StoreRejectedError(
-        f"bytes [{start}, {'end' if end is None else end}) of {key!r} were answered with"
-        f" {received} bytes and the content range {stated!r}; this server does not serve"
-        " ranges correctly, use another one"
+        f"request for bytes [{start}, {'end' if end is None else end}) of {key!r} returned"
+        f" {received} bytes and the content range {stated!r}; use another server, this one does"
+        " not serve ranges correctly"
     )
 
 
 def tagging(tags: Tags | None) -> dict[str, Any]:
-    """Return the request field that stores `tags`. Raises `ValueError`, see `check_tags`."""
+    """Return the request field for `tags`. Raises `ValueError`, see `check_tags`."""
     check_tags(tags or {})
     return {"Tagging": urlencode(dict(tags), quote_via=quote)} if tags else {}
 
@@ -296,13 +296,13 @@ _RIGHTS = {
     ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"),
     "s3:PutObject",
 )
-"""Right that S3 asks for, by operation; its answers do not name it."""
+"""Required permission by operation. S3's error responses do not name it."""
 
 
-def lacking_right(operation: str) -> str:
-    """Name the right that an operation needs, for the message that it was refused."""
+def required_right(operation: str) -> str:
+    """Return the part of an error message that names the permission for an operation."""
     right = _RIGHTS.get(operation)
-    return f"these credentials need the right {right}" if right else ""
+    return f"these credentials need the permission {right}" if right else ""
 
 
 _DENIED_CODES = frozenset(
@@ -326,7 +326,7 @@ _UNAVAILABLE_CODES = frozenset(
         "ServiceUnavailable",
         "RequestTimeout",
         "OperationAborted",
-        # Another conditional put of the key is under way: only the next answer names the winner.
+        # Another conditional put of the key is in flight. Only a retry finds out which one won.
         "ConditionalRequestConflict",
     }
 )
@@ -351,7 +351,7 @@ def translate(
     start: int = 0,
     upload_id: str = "",
 ) -> StorageError:
-    """Translate an error of botocore; the other arguments describe the request."""
+    """Translate an error of botocore. The other arguments describe the request."""
     if isinstance(error, ClientError):
         return _translate_answer(error, bucket, key, start, upload_id)
     if isinstance(error, _NO_CREDENTIALS):
@@ -360,15 +360,15 @@ def translate(
         )
     if isinstance(error, (BotoConnectionError, HTTPClientError)):
         return StoreUnavailableError(
-            f"no answer from {endpoint} for bucket {bucket!r}: {error}; check that the endpoint is"
-            " right and the server runs, then retry"
+            f"no answer from {endpoint} for bucket {bucket!r}: {error}; check the endpoint and that"
+            " the server runs, then retry"
         )
     if isinstance(error, (IncompleteReadError, FlexibleChecksumError)):
         return StoreUnavailableError(
-            f"the bytes of {key!r} did not arrive whole from bucket {bucket!r}: {error}; retry"
+            f"bytes of {key!r} arrived incomplete from bucket {bucket!r}: {error}; retry"
         )
 
-    return StoreRejectedError(f"request for {key!r} in bucket {bucket!r} is not valid: {error}")
+    return StoreRejectedError(f"request for {key!r} in bucket {bucket!r} is invalid: {error}")
 
 
 def _translate_answer(
@@ -394,15 +394,15 @@ def _translate_answer(
         )
     if code in _UNAVAILABLE_CODES or status == 408 or (status >= 500 and status != 501):
         return StoreUnavailableError(
-            f"bucket {bucket!r} can't serve now ({status} {code}); retry",
+            f"bucket {bucket!r} is unavailable ({status} {code}); retry",
             retry_after_s=_retry_after_s(error),
         )
     if status == 404:
         return ObjectNotFoundError(key) if key else BucketNotFoundError(bucket)
     if code in _DAMAGED_CODES:
         return StoreRejectedError(
-            f"the bytes of {key!r} did not arrive in bucket {bucket!r} as they were sent ({code});"
-            " nothing was stored; check what stands between this machine and the server"
+            f"bytes of {key!r} were damaged on the way to bucket {bucket!r} ({code}), nothing was"
+            " stored; check the network and proxies between this machine and the server"
         )
 
     about = f" for {key!r}" if key else ""
@@ -414,14 +414,11 @@ def _translate_answer(
 
 
 def _advice(code: str, message: str) -> str:
-    """Say what is to be done about a request that the server will never accept."""
+    """Return the next step for a request that the server will never accept."""
     if "md5" in f"{code} {message}".lower():
-        return (
-            "this server wants another digest of the body than it was sent; update the server, or"
-            " use another one"
-        )
+        return "update the server or use another one, this one requires another digest of the body"
     return (
-        "check endpoint, region and pathStyle of the address, and whether this server supports the"
+        "check endpoint, region and pathStyle of the address, and that this server supports the"
         " request"
     )
 
@@ -430,18 +427,20 @@ def _denied(error: ClientError, code: str, bucket: str, key: str) -> AccessDenie
     if code == "RequestTimeTooSkewed":
         advice = "set the clock of this machine"
     elif code in ("AccessDenied", "403"):
-        advice = "; ".join(filter(None, (lacking_right(error.operation_name), _CREDENTIALS_ADVICE)))
+        advice = "; ".join(
+            filter(None, (required_right(error.operation_name), _CREDENTIALS_ADVICE))
+        )
     else:
         advice = _CREDENTIALS_ADVICE
     message = error.response.get("Error", {}).get("Message", "")
     about = f" for {key!r}" if key else ""
     return AccessDeniedError(
-        f"bucket {bucket!r} refuses access{about} ({code}: {message}); {advice}"
+        f"bucket {bucket!r} denies access{about} ({code}: {message}); {advice}"
     )
 
 
 def _retry_after_s(error: ClientError) -> float | None:
-    """Read the header Retry-After: seconds, or a moment; None if it is absent or senseless."""
+    """Parse the header Retry-After: seconds or a date. Returns None if absent or invalid."""
     metadata: Any = error.response.get("ResponseMetadata", {})
     header = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
     try:

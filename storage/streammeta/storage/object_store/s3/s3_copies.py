@@ -1,7 +1,7 @@
-"""Copies inside a bucket by parts: ranges of one object, the fields that go along, the clean-up.
+"""Copies inside a bucket by parts: ranges, fields and clean-up.
 
-One request copies at most 5 GiB, and says nothing until it is done. Copies by parts have no such
-bound, and each request ends in time, but the new object gets only the fields that it is given.
+A single request copies at most 5 GiB and sends no response until it is done. A copy by parts has no
+such limit, and each request ends in time, but the caller has to pass all fields of the new object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streammeta.storage.object_store.protocol.base import (
 )
 
 COPIED_AT_ONCE = 512 << 20
-"""Bytes of an object, or of a part of a larger one, that one request copies."""
+"""Maximum bytes of an object, or of a part of a larger one, that one request copies."""
 
 _KEPT_FIELDS = (
     "CacheControl",
@@ -37,30 +37,30 @@ _KEPT_FIELDS = (
 
 
 def part_ranges(size: int, part_size: int) -> Iterator[tuple[int, int]]:
-    """Yield half-open ranges of an object in parts, larger ones where there would be too many."""
+    """Yield half-open ranges of an object's parts, larger than `part_size` if too many."""
     step = max(part_size, -(-size // MAX_PARTS))
     for start in range(0, size, step):
         yield start, min(start + step, size)
 
 
 def kept_fields(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a description of an object that a copy in one request would keep."""
+    """Return the fields of an object that a copy in a single request would keep."""
     return {name: described[name] for name in _KEPT_FIELDS if described.get(name)}
 
 
 _NO_TAGS = ("NoSuchTagSet", "NoSuchTagSetError")
-"""Codes of servers that answer with an error for an object without tags."""
+"""Error codes of servers that return an error for an object without tags."""
 
 
 class PartCopies(ObjectStore, Protocol):
-    """A store that copies ranges of one object, such as `S3ObjectStore`."""
+    """A store that copies ranges of an object, such as `S3ObjectStore`."""
 
     def fields_to_keep(self, key: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the fields of an object that a copy by parts has to be given, and its tags."""
+        """Return the fields and tags of an object that a copy by parts has to set."""
         ...
 
     def start_upload(self, key: str, fields: Mapping[str, Any], tags: Tags) -> MultipartUpload:
-        """Begin an upload of an object with these fields."""
+        """Start an upload of an object with these fields."""
         ...
 
     def copy_range(
@@ -73,21 +73,21 @@ class PartCopies(ObjectStore, Protocol):
         *,
         etag: str,
     ) -> UploadedPart:
-        """As `copy_part`, of the object with this etag; raise `ObjectChangedError` for another."""
+        """See `copy_part`. Raises `ObjectChangedError` unless the source has this etag."""
         ...
 
 
 def copy_by_parts(
     store: PartCopies, source: ObjectInfo, source_key: str, target_key: str, part_size: int
 ) -> None:
-    """Copy an object by ranges, all of them of the object with the source's etag.
+    """Copy an object by ranges, all from the object with the source's etag.
 
-    A failure leaves no target and no upload, unless that can't be aborted either. A success aborts
-    what copies of the same target have left that were killed.
+    A failure leaves no target, and no upload unless its abort fails too. A success also aborts
+    uploads that killed copies to the same target left.
 
     Raises:
-        ObjectChangedError: the key holds another object.
-        StoreRejectedError: the server did not copy what it was asked for.
+        ObjectChangedError: the key names another object.
+        StoreRejectedError: the server did not copy the requested ranges.
     """
     fields, tags = store.fields_to_keep(source_key)
     upload = store.start_upload(target_key, fields, tags)
@@ -107,8 +107,8 @@ def copy_by_parts(
 
     if store.head(target_key).size != source.size:
         raise StoreRejectedError(
-            f"the copy {target_key!r} has another size than {source_key!r}: this server does not"
-            " copy ranges correctly; delete the copy and use another server"
+            f"copy {target_key!r} and source {source_key!r} differ in size; delete the copy and use"
+            " another server, this one does not copy ranges correctly"
         )
     if tags:
         store.add_tags(target_key, tags)  # some servers drop the tags of an upload in parts
@@ -119,14 +119,14 @@ def copy_by_parts(
 
 
 def read_tag_set(ask: Callable[[], Mapping[str, Any]], key: str) -> dict[str, str]:
-    """Return the tags in the answer to GetObjectTagging, which `ask` calls.
+    """Return the tags in the response to GetObjectTagging, which `ask` sends.
 
-    Some servers answer 404 for an object without tags, which is not the absence of the object.
+    Some servers return 404 for an object without tags, although the object exists.
 
     Raises:
-        StoreRejectedError: the answer is no set of tags. A server that overlooks `?tagging` returns
-            the object, and would replace it with the tags that are put.
-        ClientError, BotoCoreError: as `ask`.
+        StoreRejectedError: the response has no tag set. A server that ignores `?tagging` returns
+            the object, and would replace its content on PutObjectTagging.
+        ClientError, BotoCoreError: raised by `ask`.
     """
     try:
         answer = ask()
@@ -136,7 +136,7 @@ def read_tag_set(ask: Callable[[], Mapping[str, Any]], key: str) -> dict[str, st
         return {}
     if "TagSet" not in answer:
         raise StoreRejectedError(
-            f"the server answers GetObjectTagging of {key!r} without a TagSet, so it has no tags;"
-            " use a store with tags, or delete or quarantine objects instead"
+            f"server answers GetObjectTagging of {key!r} without a TagSet, so it does not support"
+            " tags; use a store with tags, or delete or quarantine objects instead"
         )
     return {tag["Key"]: tag["Value"] for tag in answer["TagSet"]}

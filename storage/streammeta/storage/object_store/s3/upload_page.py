@@ -1,7 +1,4 @@
-"""Pages of unfinished uploads, as ListMultipartUploads answers them.
-
-Does no I/O.
-"""
+"""Decoder of ListMultipartUploads pages. Does no I/O."""
 
 from __future__ import annotations
 
@@ -11,22 +8,22 @@ from streammeta.storage.object_store.protocol.base import MultipartUpload
 from streammeta.storage.object_store.s3.listing_page import (
     ListingPage,
     PageDocument,
-    refusal,
+    invalid_page,
     time_ms,
 )
 
 UPLOAD_PAGE = "ListMultipartUploadsResult"
-"""Name of the document."""
+"""Name of the document's root element."""
 
 _NEXT = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
 
 
 def read_upload_page(body: bytes) -> ListingPage[MultipartUpload]:
-    """Read the body of an answer.
+    """Decode the body of a response.
 
     Raises:
-        StoreUnavailableError: the bytes are no whole document.
-        StoreRejectedError: they are, but not such a page; names the part that is wrong.
+        StoreUnavailableError: the bytes are not a complete document.
+        StoreRejectedError: the document is not such a page. Names the faulty part.
     """
     page = PageDocument(body, UPLOAD_PAGE)
     uploads = tuple(_upload_of(entry, page) for entry in page.entries("Upload"))
@@ -36,5 +33,5 @@ def read_upload_page(body: bytes) -> ListingPage[MultipartUpload]:
 def _upload_of(entry: ElementTree.Element, page: PageDocument) -> MultipartUpload:
     key, upload_id, started = page.fields(entry, ("Key", "UploadId", "Initiated"))
     if not key or not upload_id or started is None:
-        raise refusal(f"the key {key!r} has the upload {upload_id!r} of the time {started!r}")
+        raise invalid_page(f"key {key!r} has upload {upload_id!r} and time {started!r}")
     return MultipartUpload(page.key_of(key), upload_id, time_ms(started))

@@ -1,7 +1,4 @@
-"""Pages of versions, as ListObjectVersions answers them: what is current is left out.
-
-Does no I/O.
-"""
+"""Decoder of ListObjectVersions pages, without current versions. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,24 +11,24 @@ from streammeta.storage.object_store.s3.listing_page import (
     SIZE,
     ListingPage,
     PageDocument,
-    refusal,
+    invalid_page,
     time_ms,
 )
 
 VERSION_PAGE = "ListVersionsResult"
-"""Name of the document."""
+"""Name of the document's root element."""
 
-# A page may end behind all versions of a key: there is no marker of a version then.
+# A page may end after all versions of a key, and then has no version marker.
 _NEXT = {"NextKeyMarker": "KeyMarker", "NextVersionIdMarker": "VersionIdMarker"}
 _FIELDS = ("Key", "VersionId", "LastModified", "IsLatest", "Size")
 
 
 def read_version_page(body: bytes) -> ListingPage[OldVersion]:
-    """Read the body of an answer: versions that are not current, and behind them delete markers.
+    """Decode the body of a response: noncurrent versions, then delete markers.
 
     Raises:
-        StoreUnavailableError: the bytes are no whole document.
-        StoreRejectedError: they are, but not such a page; names the part that is wrong.
+        StoreUnavailableError: the bytes are not a complete document.
+        StoreRejectedError: the document is not such a page. Names the faulty part.
     """
     page = PageDocument(body, VERSION_PAGE)
     versions = [_version_of(entry, page) for entry in page.entries("Version")]
@@ -41,14 +38,16 @@ def read_version_page(body: bytes) -> ListingPage[OldVersion]:
 
 
 def _version_of(entry: ElementTree.Element, page: PageDocument) -> tuple[OldVersion, bool]:
-    """A version, and whether it is the current one."""
+    """Return a version, and whether it is the current one."""
     key, version_id, modified, is_latest, size = page.fields(entry, _FIELDS)
     if not key or version_id is None or modified is None:
         raise _incomplete(key, version_id, modified)
     if size is None or not re.fullmatch(SIZE, size):
-        raise refusal(f"the size of a version of {key!r} is {size!r}, wanted a number of bytes")
+        raise invalid_page(
+            f"the size of a version of {key!r} is {size!r}, wanted a number of bytes"
+        )
     if is_latest not in ("true", "false"):
-        raise refusal(f"IsLatest of {key!r} is {is_latest!r}, wanted true or false")
+        raise invalid_page(f"IsLatest of {key!r} is {is_latest!r}, wanted true or false")
     version = OldVersion(page.key_of(key), version_id, int(size), time_ms(modified), False)
     return version, is_latest == "true"
 
@@ -63,4 +62,4 @@ def _marker_of(entry: ElementTree.Element, page: PageDocument) -> OldVersion:
 def _incomplete(
     key: str | None, version_id: str | None, modified: str | None
 ) -> StoreRejectedError:
-    return refusal(f"the key {key!r} has the version {version_id!r} of the time {modified!r}")
+    return invalid_page(f"key {key!r} has version {version_id!r} and time {modified!r}")
