@@ -310,6 +310,7 @@ class ControllerConfig:
         if self.insecure:
             return
 
+        # Without TLS every process that reaches a port has full access.
         for option, address, is_encrypted in self.listeners:
             if not is_encrypted:
                 _check_loopback(option, address, "--tls-ca, --tls-cert and --tls-key")

@@ -86,5 +86,6 @@ def data_changes(lower: int, higher: int) -> list[int]:
 
     A version without such a level cannot read the data, so a cluster cannot go back below it.
     """
+    # A level without stored additions does not prevent a return.
     changed = {*RECORDS.values(), *FIELDS.values(), *SECTIONS.values()}
     return sorted(level for level in changed if lower < level <= higher)

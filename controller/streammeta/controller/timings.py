@@ -25,6 +25,7 @@ class Times:
 
     def add(self, took_s: float, count: int = 1) -> None:
         """Count `count` operations of `took_s` seconds each."""
+        # Class 0 contains everything up to a microsecond.
         place = int(PER_DOUBLING * math.log2(took_s * 1e6)) + 1 if took_s > 1e-6 else 0
         self.counts[min(place, CLASSES - 1)] += count
         self.sum_s += took_s * count

@@ -45,6 +45,7 @@ _LEFT_BY_UNFINISHED_FORMAT = {
     f"{META_NAME}.tmp",
     f"{state_files.STATE_NAME}.tmp",
 }
+# ext4 creates it at the root of a file system.
 _LEFT_BY_FILE_SYSTEMS = {"lost+found"}
 
 

@@ -267,6 +267,7 @@ class Journal:
             voters = self.snapshots.install(snapshot_id, total_bytes, digest)
             if voters is None:
                 return None
+            # A retry after a full disk continues here, with the snapshot published.
             self._half_installed = snapshot_id, voters
         self._restart_log(snapshot_id)
         _, voters = self._half_installed
@@ -290,6 +291,7 @@ class Journal:
 
     def _append_batch(self, batch: Batch) -> None:
         segment = self._segment_for_append()
+        # Room must not extend past the end of the segment.
         room = max(0, min(self._room_bytes, self._segment_bytes - segment.size))
         segment.append_batch(batch, self.flushed_end, room)
 

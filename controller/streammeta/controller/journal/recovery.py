@@ -84,6 +84,7 @@ class _ScannedLog:
 
         self.tail.append(batch)
         self.tail_held += batch.held_bytes
+        # The newest batch stays even if it exceeds the limit alone.
         while self.tail_held > _TAIL_BYTES and len(self.tail) > 1:
             self.tail_held -= self.tail.popleft().held_bytes
 
@@ -203,6 +204,7 @@ class Recovery:
             return _ScanDamage(index, 0, file.problem)
         if file.base_offset != log.end_offset:
             return _ScanDamage(index, 0, f"the log before it ends at offset {log.end_offset}")
+        # Matching offsets do not prove that a segment continues this log.
         if segment.previous_epoch != log.last_epoch:
             return _ScanDamage(
                 index,
@@ -388,6 +390,7 @@ class Recovery:
         self.files.sync_directory(self.directory)
 
     def _catch_up_mark(self, segments: list[JournalSegment], end_offset: EndOffset) -> None:
+        # An interrupted cut is complete now.
         self.mark.end_cut()
         if end_offset > self.mark.end_offset:
             # The tail may have reached the disk without a flush; from now on it counts as flushed.

@@ -40,6 +40,7 @@ _FIELDS = struct.Struct(">4s16sQQ")
 _CHECKSUM = struct.Struct(">I")
 SEGMENT_HEADER_SIZE = _FIELDS.size + _CHECKSUM.size
 _HEADER_MAGIC = b"SMS2"
+# Bytes between entries of the index, a trade of memory for short scans.
 _INDEX_INTERVAL = 16 << 10
 
 ROOM_BYTES = 256 << 10
@@ -293,6 +294,7 @@ def _read_header(file: File, log_id: bytes, expected_base: int) -> Epoch:
     magic, found_log, base_offset, previous_epoch = _FIELDS.unpack_from(data)
     if _CHECKSUM.unpack(data[_FIELDS.size :]) != (google_crc32c.value(data[: _FIELDS.size]),):
         raise BadSegmentError("its header's checksum does not match")
+    # The log id reveals a segment copied from another directory.
     if magic != _HEADER_MAGIC or found_log != log_id:
         raise BadSegmentError("its header belongs to another log")
     if base_offset != expected_base:

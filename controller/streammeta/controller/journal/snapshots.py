@@ -244,6 +244,7 @@ class SnapshotStore:
             self._drop_download()
             return None
 
+        # The name announces a snapshot, so its bytes must be durable first.
         download.seal()
         self.publish(download)
         self._download = None
@@ -310,6 +311,7 @@ class SnapshotStore:
                 file = self._files.open(self.path_of(snapshot_id))
                 known = self._digests.get(snapshot_id, b"")
                 lease = self._leases[snapshot_id] = _Lease(file, file.size(), digest=known)
+            # A lease in use must not be closed as idle.
             lease.users += 1
             return lease
 

@@ -38,6 +38,7 @@ Fields = dict[str, Any]
 _VERSION = 1
 _MAX_FINDINGS = 100
 _MARK_LAYOUT = struct.Struct(">QQ?")  # sequence, end offset, whether the log is being cut there
+# The slots are in different blocks, so that a torn write damages only one.
 _MARK_SLOTS = (0, 4096)
 
 
@@ -188,6 +189,7 @@ def note_damage(
         )
         findings = (*(item for item in earlier.findings if item != finding), finding)
 
+    # A failing disk may add many findings, of which the newest suffice.
     record = DamageRecord(lost, findings[-_MAX_FINDINGS:])
     if record != earlier:
         fields = {

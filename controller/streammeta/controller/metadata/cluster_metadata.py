@@ -176,6 +176,7 @@ class ClusterMetadata:
             InvariantError: the records do not fit the metadata. Their effects are undone.
             NewerLogError: this version does not support the level they set. Likewise undone.
         """
+        # Larger offsets are fine: not every log entry concerns the metadata.
         if offset < self.applied_end_offset:
             raise InvariantError(
                 f"log entry {offset} was to be replayed, but everything below "
@@ -452,6 +453,7 @@ class ClusterMetadata:
         self, request: requests.UnregisterNode
     ) -> tuple[rec.NodeUnregistered | None, answers.ErrorAnswer]:
         node_id = request.node.node_id
+        # An open stream may have data that is not uploaded yet.
         owes = self._streams.open_count(node_id) > 0
         owes = owes or len(self._streams.active_uploads(node_id)) > 0
         return self._nodes.decide_unregister(request.node, owes_streams=owes)

@@ -330,6 +330,7 @@ class Reads:
                 next_page_token=token_of(after),
             )
 
+        # Earlier pages contain the others.
         owed = owed.take(owed.stream_id >= first)
         epochs = self._streams.owed_epochs(node_id, owed)
         ids = np.concatenate((opened, owed.stream_id))

@@ -31,6 +31,7 @@ def encode_records(records: Sequence[rec.Record]) -> bytes:
     for record in records:
         layout = _LAYOUTS[type(record)]
         message = getattr(record_set.records.add(), layout.name)
+        # A record whose fields are all default values must still be encoded.
         message.SetInParent()
         layout.encode(message, record)
     return record_set.SerializeToString()
@@ -192,6 +193,7 @@ class _Layout:
         """Fill a message with a record. An empty column is omitted, which reads as empty."""
         for name in self._columns:
             if len(value := getattr(record, name)):
+                # Columns that come from tables may be narrower.
                 column = value if value.dtype is _COLUMN_DTYPE else value.astype(_COLUMN_DTYPE)
                 setattr(message, name, column.tobytes())
         for name, encode, _ in self._others:
@@ -213,6 +215,7 @@ class _Layout:
 
 
 def _message_field(class_name: str) -> str:
+    # Two capitals in a row would become two words.
     spelled = class_name.replace("KVs", "Kvs")
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in spelled).lstrip("_")
 

@@ -180,6 +180,7 @@ def _select_by_node(record: Any, selection: Selection) -> Sequence[Record]:
 
 
 def _select_by_two_nodes(record: rec.RecoveryAssigned, selection: Selection) -> Sequence[Record]:
+    # An assignment concerns the recovered and the recovering node.
     wanted = not selection.stream_ids and selection.has_node(record.node_id, record.target_id)
     return (record,) if wanted else ()
 

@@ -211,6 +211,7 @@ def _as_array(section: str, name: str, values: npt.NDArray[Any] | Sequence[Any])
 
 def _fixed_array(values: npt.NDArray[Any]) -> "pa.Array[Any]":
     kind = pa.from_numpy_dtype(values.dtype)
+    # Arrow stores booleans as bits.
     is_boolean = values.dtype == np.bool_
     data = np.packbits(values, bitorder="little") if is_boolean else np.ascontiguousarray(values)
     array: pa.Array[Any] = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data.data)])

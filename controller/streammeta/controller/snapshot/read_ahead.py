@@ -59,6 +59,7 @@ class ReadAhead(Mapping[str, Columns]):
         return len(self._entries)
 
     def _read_next(self) -> None:
+        # Small sections may wait in memory, but only one large one.
         while self._left and not any(map(self._is_large, self._ahead)):
             name = self._left.popleft()
             self._ahead[name] = self._thread.submit(self._read, name)

@@ -78,6 +78,7 @@ class SectionBody(io.RawIOBase):
         return piece[:got]
 
     def _allocate(self, size: int) -> npt.NDArray[np.uint8]:
+        # Arrow keeps small buffers, such as a schema, so they are not shared.
         if size <= CHUNK_BYTES:
             return np.empty(size, np.uint8)
         if size > len(self._memory):
@@ -107,11 +108,14 @@ class _Column:
         """Store the numbers of the rows from `first` on, after those stored before."""
         rows = slice(first, first + len(part))
         if self._is_known:
+            # The known array serves as long as all rows agree with it.
             if np.array_equal(self.values[rows], part):
                 return
             self._move(self._buffers.zeros(*self._place, part.dtype), first)
+        # The buffer's narrower type was a guess that this batch disproves.
         if not _fits(part, self.values.dtype):
             self._move(np.zeros(len(self.values), part.dtype), first)
+        # Writing zeros would only touch memory. `part[0]` mostly saves the scan.
         if len(part) and (part[0] or part.any()):
             self.values[rows] = part
 

@@ -301,6 +301,7 @@ def _check_stream_objects(rows: StreamObjectColumns, request: CommitStreamSetObj
     raise_at(f"{field}.attributes", rows.attributes != rows.attributes.astype(np.int32), 0, "i32")
     _check_offsets(field, rows.start_offset, rows.end_offset)
     check_no_repeat(f"{field}.object_id", rows.object_id.tolist())
+    # An object is either the SSO of a commit or one of its stream objects.
     own = rows.object_id == request.object_id
     raise_at(f"{field}.object_id", own, 0, "another object than object_id")
 
@@ -334,6 +335,7 @@ def _check_no_overlap(ranges: RangeColumns, rows: StreamObjectColumns) -> None:
 
 def _check_facts(request: CommitStreamSetObject | CommitStreamObject) -> None:
     low, high, crc32c = request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c
+    # The usual case: a commit without facts.
     if low == high == crc32c == UNKNOWN:
         return
     check_between("min_timestamp_ms", low, UNKNOWN, INT64_MAX)
@@ -360,6 +362,7 @@ def _check_fact_columns(
                 f"got {len(values)} rows, must be none or one per object, {rows}",
             )
 
+    # Look-ups by time need both bounds, or none.
     if len(low) != len(high):
         raise InvalidRequestError(
             f"{prefix}max_timestamp_ms",

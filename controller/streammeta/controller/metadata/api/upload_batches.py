@@ -103,6 +103,7 @@ class UploadBatch:
         for upload, error in zip(self._uploads.values(), errors, strict=True):
             start, stop = stop, stop + len(upload.ranges.stream_id)
             verdicts = range_errors[start:stop]
+            # The others are decided again alone, for their detailed answers.
             if error == ErrorCode.NONE and not np.count_nonzero(verdicts):
                 accepted[upload.object_id] = CommitStreamSetObjectAnswer(
                     error=ErrorCode.NONE,
@@ -126,6 +127,7 @@ def join_uploads(requests: Sequence[CommitUploads]) -> CommitUploads | None:
     if count > BATCH_MAX or rows > COMMIT_ROWS_MAX or len(set(object_id.tolist())) < count:
         return None
 
+    # A column that is too short would shift the rows of the following requests.
     if not all(request.node == requests[0].node and _is_whole(request) for request in requests):
         return None
 

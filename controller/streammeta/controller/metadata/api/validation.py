@@ -245,6 +245,7 @@ def _check_put_kvs(request: requests.PutKVs) -> None:
 
 def _check_puts(field: str, items: Sequence[requests.KVToPut]) -> None:
     for index, item in enumerate(items):
+        # Writing these keys directly could leave a name without its object.
         _check_no_name(f"{field}[{index}]", item.namespace)
         _check_key(f"{field}[{index}]", item.namespace, item.key)
         if len(item.value) > VALUE_BYTES_MAX:
@@ -314,6 +315,7 @@ def _check_no_name(field: str, namespace: str) -> None:
 def _check_name(field: str, name: str) -> None:
     if not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
         raise fail(field, f"{len(name.encode())} bytes", f"1 to {NAME_BYTES_MAX} bytes")
+    # Names are shown in logs and on terminals.
     if any(letter < " " or letter == "\x7f" for letter in name):
         raise fail(field, repr(name), "without control characters")
 
@@ -338,6 +340,7 @@ def _check_commit_named(request: requests.CommitNamedObjects) -> None:
         check_between(f"{field}.crc32c", item.crc32c, -1, CRC32C_MAX)
         check_between(f"{field}.owner_stream_id", item.owner_stream_id, -1, INT64_MAX)
         _check_tags(f"{field}.metadata", item.metadata)
+        # The owner decides when the object is deleted, so there must be exactly one.
         if (item.owner_key is None) == (item.owner_stream_id < 0):
             raise InvalidRequestError(
                 f"{field}.owner_key", "must be set, or owner_stream_id, but not both"

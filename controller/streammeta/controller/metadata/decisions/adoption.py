@@ -142,6 +142,7 @@ class Adoption:
         passes = request.after_gap[rows] if len(request.after_gap) else verdicts
         passing = passes.astype(np.bool_).tolist()
 
+        # In offset order a range may continue another one of the request.
         for place in np.lexsort((ranges.start_offset, ranges.stream_id)).tolist():
             cells = (ranges.stream_id, ranges.stream_epoch, ranges.start_offset, ranges.end_offset)
             stream_id, epoch, start, end = (int(values[place]) for values in cells)
@@ -242,6 +243,7 @@ class Adoption:
         yield rec.ObjectsReclaimed(object_id=uploads.object_id[is_new], deadline_ms=now_ms)
         for node_id in np.unique(owners[is_new]).tolist():
             chosen = is_new & (owners == node_id)
+            # Records contain the node but no epoch of it.
             part = replace(select_uploads(uploads, chosen), node=NodeIdentity(node_id, 0))
             yield uploads_record(part, digests[chosen], now_ms)
         if len(gone):

@@ -74,6 +74,7 @@ class Continuity:
         streams, ids = self._streams, rows.stream_id
         if len(ids) == 1:
             return self._continues(node_id, rows)
+        # Such a stream does not exist, and has no row in the columns.
         if np.maximum.reduce(ids) >= len(streams):
             return False
 
@@ -165,6 +166,7 @@ class Continuity:
 
         starts = owed.start_offset.copy()
         starts[at[moved]] = end[moved]
+        # A trim or a deletion may have completed an upload as well.
         over = live >= owed.end_offset
         starts[over] = owed.end_offset[over]
         return StreamSpans(owed.stream_id, starts, owed.end_offset)

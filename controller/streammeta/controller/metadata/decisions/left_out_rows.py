@@ -45,6 +45,7 @@ class LeftOutRows:
 
     def _error(self, digest: int, object_id: int, stream_id: int) -> int:
         known = self._errors.get(RowKey(digest, object_id, stream_id))
+        # The verdict may be older than the feature level that stores digests.
         if known is None:
             known = self._errors.get(RowKey(NO_DIGEST, object_id, stream_id))
         return known or 0

@@ -65,6 +65,7 @@ class ObjectUpkeep:
     ) -> tuple[rec.ObjectsRemoved | None, answers.RemoveObjectsAnswer]:
         """Forget destroyed objects whose bytes are deleted."""
         ids = column(sorted(set(request.object_ids)))
+        # A retry finds some of the objects removed already.
         ids = ids[self._objects.states(ids) == ObjectState.MARK_DESTROYED]
         record = rec.ObjectsRemoved(object_id=ids) if len(ids) else None
         return record, answers.RemoveObjectsAnswer(removed=len(ids))

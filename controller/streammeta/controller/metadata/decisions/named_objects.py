@@ -60,6 +60,7 @@ class _Entry:
             content["stream"] = self.owner_stream_id
         else:
             content["key"] = [self.owner_key.namespace, self.owner_key.key]
+        # The form is canonical, because the digest of a commit covers it.
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod

@@ -103,6 +103,7 @@ class RecordChecks:
     def _check_opened(self, record: rec.StreamsOpened) -> None:
         self._check_node(record)
         self._check_live(record.stream_id)
+        # Only a larger epoch fences the previous owner.
         later = record.stream_epoch > self._streams.epochs(record.stream_id)
         _require("stream_epoch", later, record.stream_epoch, "above the stream's")
         if len(record.tags) not in (0, len(record.stream_id)):

@@ -241,6 +241,7 @@ class KVs:
             self._values.pop(key)
         else:
             self._values[key] = value
+        # The order of keys changes only when a key appears or disappears.
         if before is None and value is not None:
             self._keys.add(key)
         elif before is not None and value is None:
@@ -272,6 +273,7 @@ def _put(offset: int) -> KVResult:
 def _may_put(item: KVToPut, current: StoredValue | None) -> bool:
     if item.expected_version is not None:
         return item.expected_version == (0 if current is None else current.version)
+    # Without a condition an existing value is replaced only on request.
     return current is None or item.overwrite
 
 

@@ -144,10 +144,12 @@ class Nodes:
         node = self._nodes.get(identity.node_id)
         if node is None:
             return ErrorCode.NODE_EPOCH_NOT_EXIST
+        # A newer process of the node has registered.
         if node.node_epoch > identity.node_epoch:
             return ErrorCode.NODE_EPOCH_EXPIRED
         if fence_failover and (node.failover or node.departed):
             return ErrorCode.NODE_FENCED
+        # This fences a recoverer whose assignment moved to another node.
         if recoverer is not None:
             assigned = node.recovered_by == recoverer.node_id
             return self.check(recoverer) if assigned else ErrorCode.NODE_FENCED
@@ -248,6 +250,7 @@ class Nodes:
             return None, ErrorAnswer(error=ErrorCode.NONE)
         if error is ErrorCode.NONE and owes_streams:
             error = ErrorCode.STREAM_NOT_CLOSED
+        # A lock reserves the node's streams for its return.
         if error is ErrorCode.NONE and node.locked:
             error = ErrorCode.NODE_LOCKED
         if error is not ErrorCode.NONE or node.departed:
@@ -359,6 +362,7 @@ class Nodes:
         gone = [node_id for node_id in sorted(self._departed) if not self._set_objects.get(node_id)]
         for node_id in gone:
             self._write(node_id, None, undo)
+        # Manually chosen ids are never issued.
         free = [node_id for node_id in gone if node_id >= NODE_ID_MIN]
         if free:
             undo.assign(self, "_free_ids", self._free_ids.union(free))

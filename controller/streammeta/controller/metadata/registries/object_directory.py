@@ -76,6 +76,7 @@ class ObjectDirectory:
 
     def row(self, object_id: int) -> int:
         """Return an id's row, negative if it does not exist."""
+        # Most look-ups are for recent ids.
         if self._first <= object_id < self.next_id:
             return self._ring.item(object_id & self._mask)
         place = bisect.bisect_right(self._segment_firsts, object_id) - 1
@@ -91,6 +92,7 @@ class ObjectDirectory:
         if len(object_ids) == 1:
             return np.array([self.row(object_ids.item())])
 
+        # Ids outside the ring read a wrong slot at first, and are overwritten below.
         in_ring = (object_ids >= self._first) & (object_ids < self.next_id)
         rows: Int64Column = self._ring[object_ids & self._mask].astype(np.int64)
         if np.count_nonzero(in_ring) == len(object_ids):
@@ -124,6 +126,7 @@ class ObjectDirectory:
             raise InvariantError(f"object {first_id} is not the next one, {self.next_id} is")
         for start in range(0, len(rows), self._part):
             chunk = rows[start : start + self._part]
+            # Double the ring while it may grow, then evict its oldest part.
             while self.next_id + len(chunk) - self._first > len(self._ring):
                 if len(self._ring) < self._ring_max:
                     self._grow()
@@ -171,6 +174,7 @@ class ObjectDirectory:
         self.next_id = next_id
         if next_id >= self._first:
             return
+        # The ring is empty now, and older ids may be left in segments.
         self._first = next_id
         while self._segments and self._segment_firsts[-1] >= next_id:
             self._drop(len(self._segments) - 1)
@@ -182,6 +186,7 @@ class ObjectDirectory:
 
     def toggle(self, object_ids: Int64Column) -> None:
         """Hide visible ids and show hidden ones, each once."""
+        # The mapping r -> -2 - r is its own inverse.
         self._put(object_ids, _HIDDEN - self.rows(object_ids))
 
     def remove(self, object_ids: Int64Column) -> None:
@@ -221,6 +226,7 @@ class ObjectDirectory:
             self._add_segment(_Segment(object_ids[start:end].copy(), rows, len(rows)))
 
         if next_id > self._first:
+            # Missing ids must not read as row 0.
             self._ring[: next_id - self._first if self._first == 0 else None] = _ABSENT
         for start in range(older, len(object_ids), self._part):
             places = object_ids[start : start + self._part] & self._mask

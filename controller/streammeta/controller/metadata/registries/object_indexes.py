@@ -72,6 +72,7 @@ class ExpiryIndex:
     def add_ids(self, time_ms: int, ids: Int64Column) -> None:
         """Add ids, in any order."""
         steps = np.diff(ids)
+        # Consecutive ids take two numbers, whatever their count.
         if len(ids) and np.count_nonzero(steps == 1) == len(steps):
             self.add(time_ms, int(ids[0]), len(ids))
             return
@@ -95,6 +96,7 @@ class ExpiryIndex:
         Ids that expire before `since_ms` are skipped.
         """
         found: list[int] = []
+        # Slots are whole seconds, so the exact times are compared below.
         first = bisect.bisect_left(self._order, since_ms // _SLOT_MS)
         for number in self._order[first : bisect.bisect_right(self._order, time_ms // _SLOT_MS)]:
             ids, times = self._expiring(number)
@@ -189,6 +191,7 @@ class NodeObjects:
             numbers, times = np.unique(numbers, return_counts=True)
             for number, count in zip(numbers.tolist(), times.tolist(), strict=True):
                 _add(spans, number, sign * count)
+        # A node that lost its last object must not leave an entry.
         if not spans:
             del self._spans[node_id]
 

@@ -239,6 +239,7 @@ class ObjectQueries:
     def newest_stamp_ms(self, most_ms: int) -> int:
         """Return the newest time of a commit or mark up to `most_ms`, or -1."""
         times = self._table["timestamp_ms"]
+        # The time of a prepared object is its deadline, which lies in the future.
         chosen = (self._table["state"] != ObjectState.PREPARED) & (times <= most_ms)
         return int(times.max(initial=-1, where=chosen))
 
@@ -267,6 +268,7 @@ class ObjectQueries:
         found: list[Int64Column] = [EMPTY_COLUMN]
         count = 0
         for ids, rows in self._directory.from_id(first_id):
+            # The next id becomes the token, so that the next page begins exactly there.
             if count + len(ids) > size:
                 found.append(rows[: size - count])
                 return np.concatenate(found), int(ids[size - count])
@@ -278,6 +280,7 @@ class ObjectQueries:
         """Return `ObjectState` numbers, including ids that were never issued or are removed."""
         rows = self.rows(object_ids)
         present = rows >= 0
+        # The usual case, in which no id is missing.
         if np.count_nonzero(present) == len(rows):
             return self._table["state"][rows].astype(np.int64)
         issued = object_ids < self.next_object_id
@@ -291,6 +294,7 @@ class ObjectQueries:
         committed = np.zeros(len(rows), dtype=np.bool_)
         present = rows >= 0
         committed[present] = self._table["kind"][rows[present]] != ObjectKind.UNKNOWN
+        # Requests rarely name removed objects, so a loop is fast enough.
         for index in np.flatnonzero(~present).tolist():
             committed[index] = int(object_ids[index]) in self._removed
         return committed
@@ -375,6 +379,7 @@ class ObjectQueries:
         _, starts, ends = self.stream_objects(stream_id)
         if not len(starts):
             return 0, 0
+        # Ranges are ordered by end, so a gap is visible between neighbours.
         gaps = np.flatnonzero(starts[1:] != ends[:-1])
         last = int(gaps[0]) if len(gaps) else len(starts) - 1
         return int(starts[0]), int(ends[last])

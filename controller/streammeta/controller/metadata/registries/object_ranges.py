@@ -116,6 +116,7 @@ class ObjectRanges:
     def _allocate(self, counts: Int64Column, undo: Undo) -> Int64Column:
         sizes = block_rows(counts)
         size = int(sizes[0])
+        # Objects of a batch mostly need blocks of the same size.
         if len(sizes) == 1 or np.count_nonzero(sizes == size) == len(sizes):
             firsts = self._blocks(size, len(sizes))
         else:
@@ -168,6 +169,7 @@ class ObjectRanges:
         A compaction may insert several rows of a stream at once.
         """
         ends, ids = self._table["end_offset"], self._table["object_id"]
+        # Rows with equal ends are ordered by object, as `load` orders them.
         order = np.lexsort((ids[rows], ends[rows], stream_id))
         ordered, added = stream_id[order], rows[order]
 
@@ -205,6 +207,7 @@ class ObjectRanges:
 
     def unlink(self, rows: Int64Column, undo: Undo) -> None:
         """Remove rows from their streams' lists. Unlisted rows are ignored."""
+        # With a mask over the table, testing a listed row is a single look-up.
         dead = np.zeros(len(self._table), dtype=np.bool_)
         dead[rows] = True
         streams = np.unique(self._table["stream_id"][rows]).astype(np.int64)
@@ -345,6 +348,7 @@ class ObjectRanges:
 
         firsts, total = _first_rows(range_count)
         names = list(_RANGE_COLUMNS)
+        # Without padding the columns are adopted as they are.
         if total == len(indexed):
             rows = None
             self._table.load({name: columns[name] for name in names})

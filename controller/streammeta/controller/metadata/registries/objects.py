@@ -137,6 +137,7 @@ class Objects(ObjectQueries):
 
     def _unused_rows(self, count: int) -> Int64Column:
         rows = self._unused.take(1, count)
+        # The table keeps these rows after an undo, which returns them as unused.
         fresh = self._table.extend(count - len(rows))
         if fresh.stop > fresh.start:
             rows = np.concatenate((rows, np.arange(fresh.start, fresh.stop, dtype=np.int64)))
@@ -264,6 +265,7 @@ class Objects(ObjectQueries):
             composites = self._table["order_id"][rows[linked]]
             self._links.remove(composites, record.object_id[linked], undo)
 
+        # Only committed SSOs are counted for their node.
         in_set = (before["state"] == _COMMITTED) & (self._table["kind"][rows] == _STREAM_SET)
         if np.count_nonzero(in_set):
             owners = self._table["node_id"][rows[in_set]]
@@ -271,6 +273,7 @@ class Objects(ObjectQueries):
 
         self._table.write("state", rows, _DESTROYED)
         self._table.write("timestamp_ms", rows, record.marked_at_ms)
+        # The ranges' rows are released, and must not be reachable from here.
         self._table.write("range_count", rows, 0)
         self._table.write("first_range", rows, 0)
         if record.deep:

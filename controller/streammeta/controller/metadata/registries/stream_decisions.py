@@ -129,14 +129,17 @@ class StreamDecisions:
             return ErrorCode.STREAM_NOT_EXIST
         if head.epoch > item.stream_epoch:
             return ErrorCode.STREAM_FENCED
+        # An equal epoch is a retry of the owner, or comes from a fenced process.
         if head.epoch == item.stream_epoch:
             if head.node_id != node_id:
                 return ErrorCode.STREAM_FENCED
+        # `reopen` lets an owner that lost its state take its stream back.
         elif head.state == StreamState.OPENED and not (item.reopen and head.node_id == node_id):
             return ErrorCode.STREAM_NOT_CLOSED
         # With a pending upload the next commit would continue at the wrong offset.
         if owed:
             return ErrorCode.STREAM_NOT_CLOSED
+        # The last owner of a locked node's stream may still have data for it.
         if head.node_id != node_id and self._nodes.is_locked(head.node_id):
             return ErrorCode.NODE_LOCKED
         return ErrorCode.NONE
@@ -232,6 +235,7 @@ class StreamDecisions:
     ) -> tuple[list[rec.Record], AbandonUploadsAnswer]:
         """Fence a process without pending uploads and close its streams, unless it is outdated."""
         error = self._nodes.check_newest(request.node)
+        # With a pending upload the node must be recovered instead.
         if error is ErrorCode.NONE and len(self._streams.active_uploads(request.node.node_id)):
             error = ErrorCode.STREAM_NOT_CLOSED
         if error is not ErrorCode.NONE:

@@ -65,6 +65,7 @@ class StreamSpans:
         touches = (self.stream_id[1:] == self.stream_id[:-1]) & (
             self.start_offset[1:] == self.end_offset[:-1]
         )
+        # The slices keep the empty case empty.
         first = np.concatenate(([True], ~touches))[: len(self)]
         last = np.concatenate((~touches, [True]))[: len(self)]
         return StreamSpans(self.stream_id[first], self.start_offset[first], self.end_offset[last])
@@ -235,6 +236,7 @@ class PastRanges:
         for row, older in itertools.zip_longest(kept, kept[1:], fillvalue=-1):
             self._table.put("previous", row, older + 1, undo)
         for row in sorted(rows):
+            # Views recognise unused rows by this mark.
             self._table.put("stream_id", row, _FREE, undo)
         self._free.extend(sorted(rows))
         undo.append(lambda: self._free.__delitem__(slice(-len(rows), None)))

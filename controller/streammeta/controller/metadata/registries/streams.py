@@ -370,6 +370,7 @@ class Streams:
         self._count_open(rows, 1, undo)
 
         for stream_id, tags in zip(rows.tolist(), record.tags, strict=False):
+            # Tags are set once, by the first owner that sends any.
             if stream_id not in self._tags:
                 self._set_tags(stream_id, tags, undo)
 
@@ -421,6 +422,7 @@ class Streams:
         """Replay `UploadsAbandoned`."""
         spans = self.active_uploads(record.node_id).of_streams(record.stream_id)
         self._lost.add(spans, undo)
+        # Empty ranges remove the entries from the list.
         nothing = np.zeros_like(record.stream_id)
         self._pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
 
@@ -516,6 +518,7 @@ class Streams:
             full["range_start"] = starts  # each stream has one range
         else:
             full["range_start"] = roomy_zeros(next_stream_id, np.int64)
+            # The range with the stream's own index is the current one.
             is_current = ranges["range_index"] == full["range_index"][of_range]
             full["range_start"][of_range[is_current]] = starts[is_current]
             past = {name: values[~is_current] for name, values in ranges.items()}

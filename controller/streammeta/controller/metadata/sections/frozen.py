@@ -115,6 +115,7 @@ class _Sections(Mapping[str, Section]):
 
     def __iter__(self) -> Iterator[str]:
         parts = self._parts
+        # An older controller would stop at a section that it does not know.
         absent = {name for name, level in ADDED_SECTIONS.items() if level > parts.feature_level}
         if parts.undecided is None:
             absent.add("recovery")
@@ -152,6 +153,7 @@ def _ranges(parts: FrozenParts) -> Section:
     for name in RANGE_COLUMNS:
         past = parts.streams.past_ranges.column(name)[used]
         section[name] = np.concatenate((past, current[name].astype(past.dtype)))
+    # The order of rows in the tables depends on history, the sections must not.
     order = np.lexsort((np.asarray(section["range_index"]), np.asarray(section["stream_id"])))
     return {name: np.asarray(values)[order] for name, values in section.items()}
 

@@ -120,6 +120,7 @@ def _among(field: str, values: tuple[int, ...]) -> Holds:
 
 
 def _owned_at_all(streams: Columns, _: Loaded) -> Mask:
+    # A stream that was never opened is closed, without epoch and owner.
     never = streams["range_index"] == -1
     found: Mask = (
         ((streams["epoch"] == -1) == never)
@@ -183,6 +184,7 @@ def _do_ranges_follow(ranges: Columns, _: Loaded) -> Mask:
 
 def _kind_fits(objects: Columns, _: Loaded) -> Mask:
     state, kind = objects["state"], objects["kind"]
+    # A commit sets the kind, and only objects of one stream can be linked.
     known, of_stream = kind != _UNKNOWN, (kind != _SET) & (kind != _NAMED)
     found: Mask = np.where(state == _LINKED, known & of_stream, (state != _COMMITTED) | known) & ~(
         (state == _PREPARED) & known
@@ -282,6 +284,7 @@ def _issued_once(requests: Columns, loaded: Loaded) -> Mask:
     kind, first, count = (np.asarray(requests[name]) for name in ("kind", "first_id", "count"))
     counters = loaded["counters"]
     good = (first >= 0) & (count >= 1)
+    # Ids of remembered requests were issued, so their counter is larger.
     for number, counter in _COUNTERS.items():
         good &= (kind != number) | (first <= int(counters[counter][0]) - count)
     found: Mask = good & (

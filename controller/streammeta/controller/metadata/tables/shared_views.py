@@ -172,6 +172,7 @@ class Window(WindowView[_K, _V]):
         key, _ = page[place & _PAGE_MASK]
         del self._places[key]
         self._first += 1
+        # This was the last entry of its page.
         if self._first >> _PAGE_SHIFT != number:
             del self._pages[number]
         undo.append(lambda: self._restore(place, key, page))

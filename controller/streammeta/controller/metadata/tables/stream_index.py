@@ -306,6 +306,7 @@ class StreamIndex:
         """Give each list one block that is large enough for `counts`, but not far too large."""
         held = self._held[streams]
         right = (self._older[streams] == 0) & (counts <= held) & ((counts > 0) | (held == 0))
+        # A large block that is mostly empty is returned.
         right &= (held <= _SHRINK_ABOVE) | (8 * counts >= held)
         if np.count_nonzero(right) == len(right):
             return

@@ -95,6 +95,7 @@ def whole_array(array: Array) -> Array:
     if not isinstance(base, np.ndarray) or not _is_reserved(base):
         return array
 
+    # A part from the middle of a reservation must not grow over its rest.
     is_begin = base.ctypes.data == array.ctypes.data and base.dtype == array.dtype
     return base if is_begin else array
 
@@ -215,6 +216,7 @@ class Table:
         self._size = size
         for name, array in self._arrays.items():
             whole = whole_array(columns[name])
+            # Adopting a reserved array saves a copy of the column.
             if whole.dtype == array.dtype and len(whole) == len(array):
                 self._arrays[name] = whole
             else:
@@ -244,6 +246,7 @@ class Table:
 
     def _save_pages(self, names: Iterable[str], rows: Rows) -> None:
         pages = _pages_of(rows, self._size)
+        # A view that nobody refers to any more needs no pages.
         views = [view for view in (weak() for weak in self._views) if view is not None]
         if len(views) < len(self._views):
             self._views = [ref(view) for view in views]
