@@ -177,6 +177,7 @@ class ControllerConfig:
         check_endpoint("peer-listen", self.peer_listen)
         check_reachable("peer-advertise", self.peer_advertise)
 
+        # Clients and peers speak different protocols, so they need different ports.
         for option in ("listen", "advertise"):
             _check_apart(option, getattr(self, option), getattr(self, f"peer_{option}"))
         for name in _AT_LEAST_ONE:
@@ -214,6 +215,7 @@ class ControllerConfig:
 
     def _check_tokens(self) -> None:
         if self.token_listen is None:
+            # A setting without effect is a mistake that must not go unnoticed.
             for option in ("token_advertise", "oidc_issuer", "oidc_audience", "oidc_keys"):
                 if getattr(self, option):
                     raise ConfigError(f"{option.replace('_', '-')}: needs --token-listen")
@@ -410,12 +412,14 @@ def parse_peers(option: str, text: str) -> dict[NodeId, str]:
         ConfigError: an entry does not parse, or an id appears twice.
     """
     peers: dict[NodeId, str] = {}
+    # A trailing comma, as generated lists have, is fine.
     for entry in filter(None, (part.strip() for part in text.split(","))):
         node_id, at, endpoint = entry.partition("@")
         if not at or not node_id.isdecimal():
             raise ConfigError(f"{option}: {entry!r}; must be ID@HOST:PORT, e.g. 1@127.0.0.1:9090")
         check_controller_id(option, int(node_id))
         check_reachable(option, endpoint)
+        # A second address would silently replace the first.
         if NodeId(int(node_id)) in peers:
             raise ConfigError(f"{option}: id {node_id} appears twice: name each controller once")
         peers[NodeId(int(node_id))] = endpoint

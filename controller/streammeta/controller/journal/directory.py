@@ -228,6 +228,7 @@ def check_identity(
 
     A `directory_id` of None accepts any.
     """
+    # A vote in another cluster's directory would count there as well.
     if identity.cluster_id != cluster_id:
         raise WrongDirectoryError(
             f"{path} belongs to cluster {identity.cluster_id!r}, this controller to "

@@ -166,6 +166,7 @@ class Journal:
             try:
                 self._append_batch(batch)
             except DiskFullError as error:
+                # The batch may be one that the leader has to replicate to make progress.
                 if not self.reserve.release_for_log(error):
                     raise
                 self._append_batch(batch)
@@ -243,9 +244,11 @@ class Journal:
             ValueError: no batch of its epoch ends at the snapshot's end.
         """
         snapshot_id = writer.snapshot_id
+        # A newer snapshot was installed while this one was written.
         if snapshot_id.end_offset < self.start_offset:
             writer.abandon()
             return False
+        # The snapshot must describe this log, not one that was truncated.
         if self._epoch_ending_at(snapshot_id.end_offset) != snapshot_id.epoch:
             raise ValueError(
                 f"no batch of epoch {snapshot_id.epoch} ends at {snapshot_id.end_offset}: no "

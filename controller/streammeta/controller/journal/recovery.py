@@ -329,6 +329,7 @@ class Recovery:
     ) -> None:
         if damage is None:
             last = self._found[-1] if self._found else None
+            # Whole segments are missing, so the finding names the end of the log.
             name = last.path.name if last else "*.log"
             byte = last.segment.size if last and last.segment else 0
             what = f"the log ends at {end_offset}, but {promised_end} was flushed"

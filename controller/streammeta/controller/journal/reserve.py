@@ -88,6 +88,7 @@ class Reserve:
 
         try:
             while length < wanted:
+                # Pieces, so that a nearly full disk still yields a part.
                 size = min(_PIECE_BYTES, wanted - length)
                 self._file.write(length, _filling(size))
                 length += size

@@ -145,6 +145,7 @@ class JournalSegment(Segment):
             count=len(batch.payloads),
         )
 
+        # Room saves the file system a metadata write at each flush of a small batch.
         if room and len(frame) <= SMALL_BYTES and position + len(frame) > self._room_end:
             self._append_with_room(frame, room)
         else:

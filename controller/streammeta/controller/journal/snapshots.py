@@ -156,6 +156,7 @@ class SnapshotStore:
         """Find the complete and intact snapshots. Log damaged ones and put them aside."""
         kept = []
         for name in self._files.names(self._directory):
+            # The interrupted writer starts again from the beginning.
             if is_unfinished_snapshot(name):
                 self._files.remove(self._directory / name)
             elif (snapshot_id := parse_snapshot_name(name)) is not None:
@@ -217,6 +218,7 @@ class SnapshotStore:
             self._download = SnapshotWriter(self._files, part, snapshot_id)
 
         download = self._download
+        # A gap or an overlap would only be found after the whole download.
         if download is None or download.snapshot_id != snapshot_id or download.size != position:
             have = (download.snapshot_id, download.size) if download else None
             raise ValueError(f"bytes at {position} of {snapshot_id}: the download is at {have}")
@@ -318,6 +320,7 @@ class SnapshotStore:
     def _digest_of(self, snapshot_id: SnapshotId, lease: _Lease) -> bytes:
         """Return the digest, computed once, after a check that the file is still intact."""
         with lease.guard:
+            # The first reader after a start pays for the check of the whole file.
             if not lease.digest:
                 path = self.path_of(snapshot_id)
                 try:

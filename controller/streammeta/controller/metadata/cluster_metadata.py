@@ -220,6 +220,7 @@ class ClusterMetadata:
                 f"undo to {end_offset} was requested, but everything below {oldest} is committed"
             )
 
+        # Undo actions assume the state right after their entry, hence newest first.
         while self._applied and self._applied[-1].offset >= end_offset:
             entry = self._applied.pop()
             _undo(entry.undo)

@@ -208,6 +208,7 @@ class _Layout:
 
         lengths = [len(values[name]) for name in self._parallel]
         lengths += [len(values[name]) for name in self._may_be_empty if len(values[name])]
+        # Replay indexes columns in parallel, so a shorter one is damage.
         if lengths and lengths.count(lengths[0]) < len(lengths):
             named = {name: len(values[name]) for name in (*self._parallel, *self._may_be_empty)}
             raise ValueError(f"columns of unequal lengths {named}")

@@ -107,6 +107,7 @@ def _cut_created(record: rec.StreamsCreated, selection: Selection) -> Sequence[R
     rows = np.flatnonzero(selection.streams(ids))
     if len(rows) == record.count:
         return (record,)
+    # A record can express consecutive ids only.
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
 
     return [
@@ -131,6 +132,7 @@ def _cut_set_objects(
     if wanted.all():
         return (record,)
 
+    # Each row of ranges belongs to the object at this index.
     owner = np.repeat(np.arange(len(record.object_id)), record.range_count)
     range_count = np.bincount(owner[wanted], minlength=len(record.object_id)).astype(np.int64)
     objects = range_count > 0

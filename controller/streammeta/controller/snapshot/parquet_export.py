@@ -109,6 +109,7 @@ def _check_target(target: ExportTarget, overwrite: bool, planned: set[str]) -> s
             "or use --overwrite to replace an export"
         )
     ours = _files_of(target.read(MANIFEST)) if MANIFEST in names else set()
+    # Only files listed by an earlier export may be overwritten.
     foreign = (planned & names) - ours
     if foreign:
         raise ExportError(
@@ -128,6 +129,7 @@ def _files_of(manifest: bytes) -> set[str]:
             f"{MANIFEST} at the target does not belong to an export ({error!r}): "
             "choose another target"
         ) from error
+    # Another version may list its files in another way.
     if version != MANIFEST_VERSION:
         raise ExportError(
             f"{MANIFEST} at the target has version {version}, this program writes "

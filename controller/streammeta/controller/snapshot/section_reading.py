@@ -69,6 +69,7 @@ class SectionBody(io.RawIOBase):
         while got < wanted:
             part = piece[got : got + CHUNK_BYTES]
             count = read_into(self._file, part)
+            # A file that ends early fails the checksum, which is compared later.
             if not count:
                 break
             self._crc = google_crc32c.extend(self._crc, part[:count])
@@ -151,6 +152,7 @@ def read_numbers(
     end = 0
     for batch in stream:
         first, end = end, end + batch.num_rows
+        # Surplus rows have no place in the buffers. The check below reports them.
         if end <= rows:
             for values, field, column in zip(batch, stream.schema, columns.values(), strict=True):
                 column.put(first, _chunk_to_numpy(values, np.dtype(str(field.type))))

@@ -39,6 +39,7 @@ def section_voters(reader: CheckpointReader) -> VoterSet:
     if VOTERS_SECTION not in reader.entries:
         return VoterSet()
     columns = reader.columns(VOTERS_SECTION)
+    # Columns that are absent in the file read as empty texts.
     count = len(columns["node_id"])
     rows = zip(*(columns.get(name, [""] * count) for name in VOTERS_COLUMNS), strict=True)
     try:

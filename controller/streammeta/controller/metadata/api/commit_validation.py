@@ -161,6 +161,7 @@ def _is_replace(request: CommitStreamSetObject) -> bool:
     if not len(request.compacted_object_ids):
         return False
     _check_source_ids("compacted_object_ids", request.compacted_object_ids)
+    # A commit that names itself as its only source replaces its attributes.
     if request.compacted_object_ids.tolist() != [request.object_id]:
         return False
     rows = len(request.ranges.stream_id) + len(request.stream_objects.stream_id)
@@ -240,6 +241,7 @@ def check_adoption(request: AdoptObjects) -> None:
     check_commit_uploads(to_uploads(request))
 
     epochs, rows = request.ranges.stream_epoch, len(request.ranges.stream_id)
+    # Adopted streams take over the epochs of their records, so they are required.
     if len(epochs) != rows:
         raise InvalidRequestError(
             "ranges.stream_epoch", f"got {len(epochs)} rows, must be one per range, {rows}"

@@ -137,6 +137,7 @@ _TRIM = _Multipliers(8, 2)
 
 def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
     """Return the digest of an upload or of a compaction of stream set objects."""
+    # Uploads and compactions use different constants, so they never look alike.
     compacts = len(request.compacted_object_ids) > 0
     head = _mix_cells(
         _COMPACTION if compacts else _UPLOAD,

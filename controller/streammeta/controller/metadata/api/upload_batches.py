@@ -39,6 +39,7 @@ def is_plain(request: CommitStreamSetObject) -> bool:
     ranges = request.ranges
     rows = len(ranges.stream_id)
     return (
+        # Each condition excludes something that `CommitUploads` cannot express.
         0 < rows <= COMMIT_ROWS_MAX
         and rows == len(ranges.stream_epoch) == len(ranges.start_offset) == len(ranges.end_offset)
         and request.object_id >= 0

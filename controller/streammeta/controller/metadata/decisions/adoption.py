@@ -131,6 +131,7 @@ class Adoption:
                 is_new[index] = False
             elif repeat is Repeat.OTHER_CONTENT:
                 errors[index] = ErrorCode.OBJECT_CONTENT_MISMATCH
+            # Only ids issued after the backup can belong to unknown objects.
             elif present[index] or not self._recovery.holds(object_id):
                 errors[index] = ErrorCode.OBJECT_NOT_EXIST
         return errors, is_new
@@ -354,6 +355,7 @@ def _take_free(stream: _Stream, epoch: int, start: int, end: int) -> bool:
 
     for low, high in stream.free:
         at = _pass_owed(stream, epoch, at, limit, owed)
+        # The part before `at` and the rest stay free for other ranges.
         if low <= at < min(high, limit):
             stop = min(high, limit)
             free += [(low, at), (stop, high)]

@@ -93,6 +93,7 @@ def _raised_ends(records: Sequence[rec.Record]) -> dict[int, int]:
             continue
         pairs = zip(rows.stream_id.tolist(), rows.end_offset.tolist(), strict=True)
         for stream_id, end in pairs:
+            # The trim sees the stream as it is after this commit.
             ends[stream_id] = max(end, ends.get(stream_id, 0))
     return ends
 

@@ -177,6 +177,7 @@ class Compactions:
         bounds = self._objects.time_bounds(rows)
         if request.object_id >= 0:
             if request.order_id < 0:
+                # The result takes the place of its first source in the node's order.
                 request = replace(request, order_id=self._objects.least_order_id(rows))
             facts = _result_facts(request, bounds)
             oldest = self._objects.least_data_time_ms(rows)
@@ -331,6 +332,7 @@ class Compactions:
             return [], ErrorCode.OBJECT_NOT_COMMITTED
         if not fit[0]:
             return [], _NOT_FOUND
+        # A repeat finds the attributes in place.
         if self._objects.attributes(rows)[0] == request.attributes:
             return [], _NONE
         record = rec.ObjectAttributesSet(object_id=request.object_id, attributes=request.attributes)
@@ -365,6 +367,7 @@ def _fill_bounds(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamOb
     if high == UNKNOWN:
         return rows
     if not len(rows.max_timestamp_ms):
+        # Empty columns become explicit, so that each row can get bounds.
         given = np.full(len(rows.object_id), UNKNOWN)
         rows = replace(rows, min_timestamp_ms=given, max_timestamp_ms=given)
     missing = rows.max_timestamp_ms == UNKNOWN

@@ -169,6 +169,7 @@ class BucketClaim:
         answer = answers.ClaimBucketAnswer(
             cluster_uuid=claim.cluster_uuid, issued_below=claim.issued_below
         )
+        # A repeat must not grow the log.
         if claim == before:
             return None, answer
         record = rec.BucketClaimed(cluster_uuid=claim.cluster_uuid, issued_below=claim.issued_below)

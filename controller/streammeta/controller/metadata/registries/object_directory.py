@@ -153,6 +153,7 @@ class ObjectDirectory:
         while len(ids):
             place = max(0, bisect.bisect_right(self._segment_firsts, int(ids[0])) - 1)
             end = len(ids)
+            # The ids up to the next segment's first one belong to this segment.
             if place + 1 < len(self._segments):
                 end = int(ids.searchsorted(self._segment_firsts[place + 1]))
             here = _Segment(ids[:end], rows[:end], end)
@@ -284,6 +285,7 @@ class ObjectDirectory:
             return
 
         tidied = segment.without_absent()
+        # Small neighbours are merged, or removals would leave many tiny segments.
         before = self._segments[place - 1].without_absent() if place else None
         if before is not None and before.live + tidied.live <= self._part:
             self._drop(place)

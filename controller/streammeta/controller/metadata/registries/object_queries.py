@@ -357,6 +357,7 @@ class ObjectQueries:
         """
         first = 0
         while first < len(self._table):
+            # Read anew each time, since the table may grow between two pieces.
             piece, table = slice(first, first + at_once), self._table
             rows = first + np.flatnonzero(table["state"][piece] == _COMMITTED)
             kinds = table["kind"][rows]
@@ -391,6 +392,7 @@ class ObjectQueries:
         table = self._table
         kind, state = ObjectKind(int(table["kind"][row])), ObjectState(int(table["state"][row]))
         held = self.spans(np.array([row]))
+        # An object that was destroyed has no ranges any longer.
         one_stream = kind in (ObjectKind.STREAM, ObjectKind.COMPOSITE) and len(held) == 1
         low, high, crc32c = self._facts.of_one(row)
 

@@ -193,6 +193,7 @@ class ObjectRanges:
     ) -> Int64Column:
         """Return the index in `listed` of each row, between its `lows` and its `highs`."""
         ends, ids = self._table["end_offset"], self._table["object_id"]
+        # Equal ends are ordered by object id, as everywhere in the index.
         wanted_ends, wanted_ids = ends[rows], ids[rows]
 
         def is_before(searched: Int64Column, places: Int64Column) -> Mask:

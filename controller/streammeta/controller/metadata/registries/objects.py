@@ -177,6 +177,7 @@ class Objects(ObjectQueries):
     def replay_stream_objects(self, record: rec.StreamObjectsCommitted, undo: Undo) -> Int64Column:
         """Replay `StreamObjectsCommitted` and return the row of every range."""
         rows = self._rows_of_record(record.object_id)
+        # A stream object has exactly one range.
         ones = np.ones(len(rows), dtype=np.int64)
         firsts, range_rows_ = self._ranges.add(record.object_id, ones, record, undo)
 
@@ -441,6 +442,7 @@ class Objects(ObjectQueries):
             **others,
         }
         digest = record.content_digest
+        # Records of older versions have no digest, and the cell keeps "unknown".
         if isinstance(digest, int) or len(digest):
             cells["content_digest"] = digest
         self._table.write_cells(rows, cells)

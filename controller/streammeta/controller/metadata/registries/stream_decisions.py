@@ -153,6 +153,7 @@ class StreamDecisions:
                 continue
             for past in self._streams.past_ranges(stream_id):
                 low, high = past.start_offset, past.end_offset
+                # Empty ranges and those within the run help no reader.
                 if low == high or (start <= low and high <= end):
                     removed.append((stream_id, past.range_index))
 
@@ -169,6 +170,7 @@ class StreamDecisions:
         answer, accepted = self._decide_each(
             request, _close_verdict, fence_failover=False, recoverer=request.recoverer
         )
+        # Streams that are closed already need no record.
         closed = [item for item, head in accepted if head.state == StreamState.OPENED]
         if not closed:
             return [], answer
@@ -250,6 +252,7 @@ class StreamDecisions:
             return [], 0, 0
 
         records: list[rec.Record] = []
+        # Fence first: the process may still be running.
         fence, _ = self._nodes.decide_epoch(node, failover=True)
         if fence is not None:
             records.append(fence)
@@ -360,6 +363,7 @@ def _trim_verdict(
     end = max(head.end_offset, raised_end)
     start = item.new_start_offset
     if item.appended_end_offset is not None:
+        # The trim ends where the owner's records end.
         start = min(start, max(end, item.appended_end_offset))
     if start < head.start_offset or start > end + TRIM_AHEAD_MAX:
         return ErrorCode.OFFSET_NOT_MATCHED, -1

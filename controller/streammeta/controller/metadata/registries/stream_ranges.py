@@ -159,6 +159,7 @@ class LostRanges:
         if not len(rows):
             return
         order = np.argsort(stream_id)
+        # `order` finds each range's trim without requiring sorted streams.
         at = order[stream_id[order].searchsorted(self.spans.stream_id[rows])]
         starts = self.spans.start_offset.copy()
         starts[rows] = np.maximum(starts[rows], start[at])

@@ -130,6 +130,7 @@ class Streams:
     def heads(self, stream_ids: Sequence[int]) -> list[Head[int] | None]:
         """Return the heads of streams, None where a stream does not exist."""
         ids = np.array(stream_ids, dtype=np.int64)
+        # Ids above the last issued one have no row.
         issued = ids < len(self._table)
         at = ids[issued]
         columns = (self._table[name][at].tolist() for name in _HEAD_COLUMNS)
@@ -402,6 +403,7 @@ class Streams:
             return
 
         before = self.raise_ends(rows, record.end_offset, undo)
+        # A fast close promises the offsets between both ends.
         owed = record.end_offset > before
         spans = StreamSpans(rows, before, record.end_offset)
         owners = self._table["node_id"][rows]
@@ -472,6 +474,7 @@ class Streams:
 
         for stream_id in rows.tolist():
             head = int(self._table["past_head"][stream_id])
+            # The rows of past ranges are reused, so none may refer to the stream.
             self._past.remove(head, set(self._past.chain(head)), undo)
             self._drop_tags(stream_id, undo)
 

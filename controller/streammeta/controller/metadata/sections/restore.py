@@ -135,6 +135,7 @@ def _restore_objects(
     ranges = dict(sections["object_ranges"])
     if "content_digest" not in columns:  # written by a version without digests
         columns["content_digest"] = roomy_zeros(len(columns["object_id"]), np.int64)
+    # In windows, because the temporary columns would double the memory.
     for rows in windows(len(ranges["stream_id"])):
         ids, ends = ranges["stream_id"][rows], ranges["end_offset"][rows]
         check_ends(ends, streams.exist(ids), streams.end_offsets(ids), rows.start)

@@ -73,6 +73,7 @@ class SectionChecker:
         check_columns(section, columns, names)
         self._loaded[section] = columns
 
+        # Local rules run together on each window, while its rows are in the cache.
         local = [rule for rule in rules if rule.is_local]
         for rows in windows(len(columns[names[0]]), overlap=1):
             part = {name: values[rows] for name, values in columns.items()}

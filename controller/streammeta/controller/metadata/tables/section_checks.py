@@ -108,6 +108,7 @@ class Ascending:
         columns: list[Any] = [loaded[section][name] for name in self.fields]
         if len(columns[0]) < 2:
             return
+        # Texts have no vector comparison that equals Python's order.
         numeric = all(isinstance(values, np.ndarray) for values in columns)
         above = _numbers_ascend(columns) if numeric else _rows_ascend(columns)
         if np.count_nonzero(above) < len(above):
@@ -142,6 +143,7 @@ class Unique:
         """Check the rule, see `Rule`."""
         columns = [loaded[section][name] for name in self.fields]
         rows = list(zip(*(_as_list(values) for values in columns), strict=True))
+        # The set decides at once. The loop below only finds the row to report.
         if len(set(rows)) == len(rows):
             return
 
@@ -242,6 +244,7 @@ def check_apart(
     for window in windows(len(columns["stream_id"] if listed is None else listed), overlap=1):
         rows = window if listed is None else listed[window]
         streams, end = columns["stream_id"][rows], columns["end_offset"][rows]
+        # Below a stream's start ranges may overlap, as compactions leave them.
         starts = np.maximum(columns["start_offset"][rows], visible_from(streams))
         overlaps = (streams[1:] == streams[:-1]) & (starts[1:] < end[:-1])
         if not np.count_nonzero(overlaps):

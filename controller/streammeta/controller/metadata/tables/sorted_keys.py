@@ -30,6 +30,7 @@ class SortedKeys:
         run = self._runs[number]
         bisect.insort(run, key)
         if len(run) > RUN_KEYS:
+            # Bounded runs keep insertions cheap however many keys exist.
             half = len(run) // 2
             self._runs.insert(number + 1, run[half:])
             self._firsts.insert(number + 1, run[half])

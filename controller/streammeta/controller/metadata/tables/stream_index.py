@@ -266,6 +266,7 @@ class StreamIndex:
         first = np.flatnonzero(begins)
         names, counts = streams[first[:-1]].astype(np.int64), np.diff(first)
 
+        # Blocks get room to grow, so that the next appends need no new one.
         lengths = _block_lengths(counts)
         ends = np.cumsum(lengths) + self._used
         firsts = ends - lengths
@@ -392,6 +393,7 @@ class StreamIndex:
         firsts = np.zeros(len(lengths), dtype=np.int64)
         for length in np.flatnonzero(np.bincount(lengths)).tolist():
             alike = np.flatnonzero(lengths == length)
+            # Blocks of the same length are taken together, fresh ones are consecutive.
             reused = self._unused.take_alike(length, len(alike))
             fresh = len(alike) - len(reused)
             first = self._extend(fresh * length)

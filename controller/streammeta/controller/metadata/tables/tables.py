@@ -337,6 +337,7 @@ class FreeBlocks:
         taken: list[Int64Column] = []
         while parts and count:
             firsts = parts.pop()
+            # A stack entry has several blocks, of which a part may suffice.
             if len(firsts) > count:
                 parts.append(firsts[count:])
                 firsts = firsts[:count]
@@ -364,6 +365,7 @@ class FreeBlocks:
     def _split(self, size: int) -> bool:
         """Split a block of the next larger size. The remainder stays unused."""
         sizes = (other for other, parts in self._stacks.items() if other > size and parts)
+        # The smallest larger size wastes least.
         bigger = min(sizes, default=0)
         if not bigger:
             return False

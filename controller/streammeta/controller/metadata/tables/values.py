@@ -174,6 +174,7 @@ def page_of_rows(
         hits = np.flatnonzero(are_wanted(chunk)) + start
         found.append(hits)
         count += len(hits)
+        # One more than a page shows where the next page begins.
         if count > size:
             every = np.concatenate(found)
             return every[:size], int(every[size])
