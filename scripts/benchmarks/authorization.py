@@ -81,7 +81,7 @@ class _Measured:
         """Measure. `found` has CPU time in microseconds a call."""
 
         async def authenticate() -> None:
-            self._door.enter(METHOD, context)
+            self._door.authenticate(METHOD, context)
 
         bare_us = await self._cost_us(lambda: _bare(b"", context))
         ways: dict[str, Callable[[], Awaitable[object]]] = {
@@ -161,8 +161,8 @@ def _accept_tokens(door: Authenticator) -> str:
     async def fetch_no_keys() -> None:
         """Return without new keys."""
 
-    door.take_tokens(TokenVerifier(ISSUER, AUDIENCE), fetch_no_keys)
-    door.take_keys(parse_keys(keys, "keys.json"))
+    door.accept_tokens(TokenVerifier(ISSUER, AUDIENCE), fetch_no_keys)
+    door.use_keys(parse_keys(keys, "keys.json"))
     claims: dict[str, object] = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "team": "data"}
     claims["exp"] = int(time.time()) + _TOKEN_S
     return jwt.encode(claims, key, "ES256", {"kid": "k"})

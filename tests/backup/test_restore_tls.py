@@ -30,18 +30,20 @@ FORMER = Principal("former", Role.BROKER, "1007")
 
 
 def test_a_caller_of_the_former_cluster_is_one_of_this_cluster() -> None:
-    door = Authenticator(KnownClusters("test", "former"))
-    assert door.enter(GET_KVS, shown(FORMER)).principal == Principal("test", Role.BROKER, "1007")
+    authenticator = Authenticator(KnownClusters("test", "former"))
+    assert authenticator.authenticate(GET_KVS, shown(FORMER)).principal == Principal(
+        "test", Role.BROKER, "1007"
+    )
     with pytest.raises(NoIdentityError, match="cluster"):
-        door.enter(GET_KVS, shown(Principal("third", Role.BROKER, "1007")))
+        authenticator.authenticate(GET_KVS, shown(Principal("third", Role.BROKER, "1007")))
     with pytest.raises(NoIdentityError, match="cluster"):
-        Authenticator("test").enter(GET_KVS, shown(FORMER))
+        Authenticator("test").authenticate(GET_KVS, shown(FORMER))
 
 
 def test_the_policy_holds_for_certificates_of_the_former_cluster() -> None:
     policy = parse_policy('[deny]\nprincipals = ["broker/1007"]\n', "test", "policy.toml")
     with pytest.raises(NoIdentityError, match="denied"):
-        Authenticator(KnownClusters("test", "former"), policy).enter(GET_KVS, shown(FORMER))
+        Authenticator(KnownClusters("test", "former"), policy).authenticate(GET_KVS, shown(FORMER))
 
 
 def test_a_controller_starts_with_its_former_certificate_where_the_namespace_is_the_former_one(

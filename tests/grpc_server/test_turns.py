@@ -324,7 +324,7 @@ async def test_calls_that_others_do_not_hold_up_are_begun_by_turns_too(
 
     start = Call.start
     monkeypatch.setattr(Call, "start", count)
-    server.set_apart([ECHO])
+    server.prioritize([ECHO])
     client = Client(server)
     client.say(GREETING + _CALLS)
     before = most = 0

@@ -97,4 +97,4 @@ async def test_nothing_is_left_of_connections_that_are_lost(seed: int) -> None:
     assert not server._queue
     for share in server._shares:
         assert share.connections == 0
-        assert all(call.is_over for call in (*share.waiting, *share.apart))
+        assert all(call.is_over for call in (*share.waiting, *share.priority))

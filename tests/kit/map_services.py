@@ -38,7 +38,7 @@ def map_services(
     guard: MemoryGuard | None = None,
     answers: MemoryBudget | None = None,
     spool: SnapshotSpool | None = None,
-    door: Authenticator | None = None,
+    authenticator: Authenticator | None = None,
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """Return every service of the contract that asks the map."""
     heartbeats = Heartbeats(controller, sessions, clock)
@@ -51,7 +51,7 @@ def map_services(
     streams = MetadataHandlers(controller, spool or SnapshotSpool(Path(gettempdir()))).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller, memory=memory, guard=guard).handle}
     entrance = CallPipeline(
-        door or Authenticator(cluster_id), auditor, memory, guard=guard, answers=answers
+        authenticator or Authenticator(cluster_id), auditor, memory, guard=guard, answers=answers
     )
     return tuple(
         service_handler(service, entrance, unary, streams, pipelines)

@@ -48,10 +48,12 @@ PAGES = {
 
 @asynccontextmanager
 async def serving(
-    tls: ListenerTls | None = None, door: Authenticator | None = None
+    tls: ListenerTls | None = None, authenticator: Authenticator | None = None
 ) -> AsyncIterator[tuple[HttpPlane, str]]:
     """Serve `PAGES`; gives the listener and its address."""
-    served = HttpPlane(tls or ListenerTls(), door or Authenticator("test", rules=HTTP_RULES), PAGES)
+    served = HttpPlane(
+        tls or ListenerTls(), authenticator or Authenticator("test", rules=HTTP_RULES), PAGES
+    )
     port = await served.start("127.0.0.1:0")
     try:
         yield served, f"127.0.0.1:{port}"
@@ -99,14 +101,14 @@ async def test_pages_are_for_roles(
 async def test_certificates_of_other_clusters_and_denied_ones_are_refused(
     authority: Authority,
 ) -> None:
-    door = Authenticator("test", rules=HTTP_RULES)
+    authenticator = Authenticator("test", rules=HTTP_RULES)
     mine = authority.issue("monitor/m")
-    async with serving(protected(authority), door) as (_, at):
+    async with serving(protected(authority), authenticator) as (_, at):
         foreign = authority.issue("monitor/m", cluster_id="other")
         assert "is of another cluster" in (await got(at, "/livez", foreign))[1]
         assert (await got(at, "/livez", mine))[0] == 200
         denials = Denials(fingerprints=frozenset((authority.fingerprint("monitor/m"),)))
-        door.take(Policy(denials=denials))
+        authenticator.use_policy(Policy(denials=denials))
         status, text = await got(at, "/livez", mine)
     assert (status, "is denied by the policy" in text) == (403, True)
 

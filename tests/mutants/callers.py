@@ -130,7 +130,7 @@ _SERVER = (
         ),
     ),
     Mutant(
-        "taken-messages-stay-counted",
+        "taken-messages-call-counted",
         "A long stream of requests is refused once its messages together are too many.",
         "bytes in a queue that are counted in and not out",
         """
@@ -239,7 +239,7 @@ _TRUST = (
         """
         streammeta.controller.trust.authenticator:
         - self._known.clear()
-          for task, stay in self._stays.items():
+          for task, call in self._long_calls.items():
         """,
         Tested(f"{_DOOR}::test_a_caller_that_was_let_in_is_judged_again_by_another_policy"),
     ),
@@ -283,7 +283,7 @@ _TRUST = (
         "timers that are not cancelled",
         """
         streammeta.controller.trust.authenticator:
-          del self._stays[task]
+          del self._long_calls[task]
         - if timer is not None:
         -     timer.cancel()
         """,

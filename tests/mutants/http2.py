@@ -67,7 +67,7 @@ HTTP2 = (
         "request smuggling through proxies that translate HTTP/2 to HTTP/1.1",
         """
         streammeta.controller.grpc_server.headers:
-        - return name in _PSEUDO and _is_of(_PSEUDO_BYTES[name], value)
+        - return name in _PSEUDO and _has_only(_PSEUDO_BYTES[name], value)
         + return name in _PSEUDO
         """,
         Tested(_BLOCKS + "test_bytes_that_could_begin_another_header_are_in_no_value[:path]"),
@@ -78,7 +78,7 @@ HTTP2 = (
         "request smuggling through proxies that translate HTTP/2 to HTTP/1.1",
         """
         streammeta.controller.grpc_server.headers:
-        - return _is_of(_VALUE_BYTES, value) and not has_blank_ends
+        - return _has_only(_VALUE_BYTES, value) and not has_blank_ends
         + return not has_blank_ends
         """,
         Tested(_BLOCKS + "test_bytes_that_could_begin_another_header_are_in_no_value[word]"),
@@ -89,8 +89,8 @@ HTTP2 = (
         "request smuggling by two content-lengths",
         """
         streammeta.controller.grpc_server.headers:
-        - elif not _is_sound(name, value) or (name in own and name in _SINGLE):
-        + elif not _is_sound(name, value):
+        - elif not _is_valid(name, value) or (name in own and name in _SINGLE):
+        + elif not _is_valid(name, value):
         """,
         Tested(
             _BLOCKS + "test_a_header_that_two_readers_could_read_differently_comes_once"

@@ -22,11 +22,11 @@ MONITORING = (
     Mutant(
         "metrics-for-every-certificate",
         "A page is given to every caller with a certificate of the authority, denied or not.",
-        "a door that is left open when a second listener is added",
+        "a authenticator that is left open when a second listener is added",
         """
         streammeta.controller.monitoring.http.http_listener:
-        - self._door.enter(f"streammeta.http.{route.rule}", HttpContext(request.transport))
-        + self._door.staying(f"streammeta.http.{route.rule}", HttpContext(request.transport))
+        - self._authenticator.authenticate(rule, context)
+        + self._authenticator.long_call(rule, context)
         """,
         Tested(_PLANE + "test_pages_are_for_roles"),
     ),

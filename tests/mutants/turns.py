@@ -185,8 +185,8 @@ TURNS = (
         "a priority that has no bound of its own",
         """
         streammeta.controller.grpc_server.server:
-        - if share.apart or self._begun_apart >= limits.begun_a_turn:
-        + if share.apart:
+        - if share.priority or self._begun_priority >= limits.begun_a_turn:
+        + if share.priority:
         """,
         Tested(_TURNS + "test_calls_that_others_do_not_hold_up_are_begun_by_turns_too"),
     ),

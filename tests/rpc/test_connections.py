@@ -396,7 +396,7 @@ async def test_calls_that_wait_apart_are_begun_while_others_are_refused() -> Non
     server = Server(Limits(waiting_some=1, waiting_most=1, begun_a_turn=1))
     service.end.set()
     server.add_generic_rpc_handlers([service.handlers()])
-    server.set_apart(["/test.Service/Wait"])
+    server.prioritize(["/test.Service/Wait"])
     endpoint = f"127.0.0.1:{server.listen(ANY_PORT)}"
     await server.start()
 
@@ -423,7 +423,7 @@ async def test_what_is_to_wait_apart_must_be_served() -> None:
     server = new_server()
     server.add_generic_rpc_handlers([Service().handlers()])
     with pytest.raises(ValueError, match="/a/B"):
-        server.set_apart(["/a/B"])
+        server.prioritize(["/a/B"])
 
 
 async def test_open_connections_are_counted_however_many_they_are(

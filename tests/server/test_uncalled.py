@@ -71,7 +71,7 @@ async def sent(endpoint: str, data: bytes) -> None:
 async def test_connections_without_a_call_are_counted_and_others_are_not(
     authority: Authority, stranger: Authority
 ) -> None:
-    """A call that the door refuses is one; a stranger's certificate does not get as far."""
+    """A call that the authenticator rejects is one; a foreign certificate does not get as far."""
     certificates = ServerCertificates(authority.issue("controller/1").load())
     connections = UncalledConnections(lambda: certificates.handshakes)
     hello = client_hello()

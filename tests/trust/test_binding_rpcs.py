@@ -184,7 +184,7 @@ async def test_parts_of_a_commit_need_the_roles_and_namespaces_of_their_own_call
     server: TrustedServer,
 ) -> None:
     text = '[[namespace]]\nprefix = "orders."\nprincipals = ["broker/1008"]'
-    server.door.take(parse_policy(text, CLUSTER, "policy.toml"))
+    server.authenticator.use_policy(parse_policy(text, CLUSTER, "policy.toml"))
     broker, compactor = await server.by("broker/1007"), await server.by("compactor/one")
     puts, trims, others = commit(OWN, 0), commit(OWN, 0), commit(OWN, 0)
     puts.kv_puts.add(key="k", value=b"v")

@@ -24,16 +24,16 @@ from tests.trust.trusted_server import TrustedServer, trusting
 async def server(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[TrustedServer, list[str]]]:
-    """Yield a leader, and the calls that come to its door."""
+    """Yield a leader, and the calls that come to its authenticator."""
     async with trusting(authority) as server:
         entered: list[str] = []
-        enter = server.door.enter
+        enter = server.authenticator.authenticate
 
         def counted(method: str, context: Any) -> Any:
             entered.append(method)
             return enter(method, context)
 
-        monkeypatch.setattr(server.door, "enter", counted)
+        monkeypatch.setattr(server.authenticator, "enter", counted)
         yield server, entered
 
 

@@ -1,4 +1,4 @@
-"""The door: identities of callers, and refusals before a request is read or a leader is named."""
+"""The authenticator: identities, and rejections before a request is read or a leader is named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MONITOR = Principal(CLUSTER, Role.MONITOR, "prometheus")
 
 
 def test_a_caller_has_the_principal_and_the_fingerprint_of_its_certificate() -> None:
-    caller = Authenticator(CLUSTER).enter(GET_KVS, shown(BROKER, certificate=b"leaf"))
+    caller = Authenticator(CLUSTER).authenticate(GET_KVS, shown(BROKER, certificate=b"leaf"))
     assert caller.principal == BROKER
     assert caller.name == "broker/1007"
     assert caller.fingerprint == hashlib.sha256(b"leaf").hexdigest()
@@ -38,7 +38,10 @@ def test_a_caller_has_the_principal_and_the_fingerprint_of_its_certificate() -> 
 
 
 def test_uris_of_others_are_passed_over() -> None:
-    assert Authenticator(CLUSTER).enter(GET_KVS, shown("spiffe://x/y", BROKER)).principal == BROKER
+    assert (
+        Authenticator(CLUSTER).authenticate(GET_KVS, shown("spiffe://x/y", BROKER)).principal
+        == BROKER
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,24 +57,27 @@ def test_uris_of_others_are_passed_over() -> None:
     ],
 )
 def test_no_identity_of_this_cluster_is_no_way_in(context: ShownContext, why: str) -> None:
-    door = Authenticator(CLUSTER)
+    authenticator = Authenticator(CLUSTER)
     for _ in range(2):
         with pytest.raises(NoIdentityError, match=why) as refused:
-            door.enter(GET_KVS, context)
+            authenticator.authenticate(GET_KVS, context)
     code, reason, metadata = classify(refused.value)
     assert (code, reason, metadata) == (grpc.StatusCode.UNAUTHENTICATED, "NO_IDENTITY", {})
 
 
 def test_whoever_comes_in_plain_text_is_let_in_and_held_to_nothing() -> None:
-    door = Authenticator(CLUSTER)
-    assert door.enter("streammeta.v1.QuorumService.RemoveVoter", PLAIN_TEXT) is ANONYMOUS
+    authenticator = Authenticator(CLUSTER)
+    assert (
+        authenticator.authenticate("streammeta.v1.QuorumService.RemoveVoter", PLAIN_TEXT)
+        is ANONYMOUS
+    )
     assert ANONYMOUS.held_to is None
     assert ANONYMOUS.name == "anonymous"
 
 
 def test_a_refused_role_hears_who_may() -> None:
     with pytest.raises(RoleLacksCallError) as refused:
-        Authenticator(CLUSTER).enter(GET_KVS, shown(MONITOR))
+        Authenticator(CLUSTER).authenticate(GET_KVS, shown(MONITOR))
     code, reason, metadata = classify(refused.value)
     assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "ROLE_LACKS_CALL")
     assert metadata == {
@@ -85,11 +91,11 @@ def test_a_refused_role_hears_who_may() -> None:
 
 
 def test_a_broker_is_held_to_its_node_and_a_compactor_is_not() -> None:
-    door, commit = Authenticator(CLUSTER), "streammeta.v1.ObjectService.CommitPipeline"
-    assert door.enter(commit, shown(BROKER)).held_to == BROKER
+    authenticator, commit = Authenticator(CLUSTER), "streammeta.v1.ObjectService.CommitPipeline"
+    assert authenticator.authenticate(commit, shown(BROKER)).held_to == BROKER
     compactor = Principal(CLUSTER, Role.COMPACTOR, "night")
-    assert door.enter(commit, shown(compactor)).held_to is None
-    assert door.enter(GET_KVS, shown(BROKER)).held_to is None
+    assert authenticator.authenticate(commit, shown(compactor)).held_to is None
+    assert authenticator.authenticate(GET_KVS, shown(BROKER)).held_to is None
 
 
 class RefusedContext(ShownContext):
@@ -123,29 +129,31 @@ async def test_a_refused_call_does_not_reach_its_handler() -> None:
 
 
 def test_a_caller_that_was_let_in_is_judged_again_by_another_policy() -> None:
-    door, context = Authenticator(CLUSTER), shown(MONITOR)
-    assert door.enter(HEALTH, context).principal == MONITOR
-    door.take(parse_policy('[deny]\nprincipals = ["monitor/prometheus"]', CLUSTER, "p"))
+    authenticator, context = Authenticator(CLUSTER), shown(MONITOR)
+    assert authenticator.authenticate(HEALTH, context).principal == MONITOR
+    authenticator.use_policy(
+        parse_policy('[deny]\nprincipals = ["monitor/prometheus"]', CLUSTER, "p")
+    )
     with pytest.raises(NoIdentityError, match="denied"):
-        door.enter(HEALTH, context)
-    door.take(parse_policy("", CLUSTER, "p"))
-    assert door.enter(HEALTH, context).principal == MONITOR
+        authenticator.authenticate(HEALTH, context)
+    authenticator.use_policy(parse_policy("", CLUSTER, "p"))
+    assert authenticator.authenticate(HEALTH, context).principal == MONITOR
 
 
 def test_what_is_known_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "_KNOWN_MAX", 3)
-    door = Authenticator(CLUSTER)
+    authenticator = Authenticator(CLUSTER)
     for number in range(20):
-        door.enter(HEALTH, shown(MONITOR, certificate=b"%d" % number))
-        assert len(door._known) <= 3
+        authenticator.authenticate(HEALTH, shown(MONITOR, certificate=b"%d" % number))
+        assert len(authenticator._known) <= 3
 
 
 def test_what_is_known_of_a_caller_is_of_its_method_and_its_certificate() -> None:
-    door = Authenticator(CLUSTER)
-    assert door.enter(HEALTH, shown(MONITOR)).principal == MONITOR
+    authenticator = Authenticator(CLUSTER)
+    assert authenticator.authenticate(HEALTH, shown(MONITOR)).principal == MONITOR
     with pytest.raises(RoleLacksCallError):
-        door.enter("streammeta.v1.KVService.PutKVs", shown(MONITOR))
-    assert door.enter(HEALTH, shown(BROKER)).principal == BROKER
+        authenticator.authenticate("streammeta.v1.KVService.PutKVs", shown(MONITOR))
+    assert authenticator.authenticate(HEALTH, shown(BROKER)).principal == BROKER
 
 
 def test_part_of_a_call_may_need_another_role() -> None:

@@ -50,7 +50,7 @@ def foreign(**names: str) -> ShownContext:
 
 
 def test_certificates_of_others_stand_for_principals() -> None:
-    door = Authenticator(
+    authenticator = Authenticator(
         CLUSTER,
         policy(
             """
@@ -67,15 +67,18 @@ def test_certificates_of_others_stand_for_principals() -> None:
         ({"cn": "alice", "dns": "laptop"}, "admin/alice"),
     ):
         method = "streammeta.v1.AdminService.DescribeCluster"
-        assert door.enter(method, foreign(**names)).name == principal
-    assert door.enter(COMMIT, foreign(uri="spiffe://example.org/kafka/7")).held_to == BROKER
+        assert authenticator.authenticate(method, foreign(**names)).name == principal
+    assert (
+        authenticator.authenticate(COMMIT, foreign(uri="spiffe://example.org/kafka/7")).held_to
+        == BROKER
+    )
     for names, why in (
         ({"cn": "bob"}, "found there: none"),
         ({"cn": "alice", "dns": "c3.example.org"}, "found there: admin/alice, controller/3"),
         ({"uri": "streammeta://test/lord/x", "cn": "alice"}, "role 'lord'"),
     ):
         with pytest.raises(NoIdentityError, match=why):
-            door.enter(COMMIT, foreign(**names))
+            authenticator.authenticate(COMMIT, foreign(**names))
 
 
 def test_grants_add_roles() -> None:
@@ -87,27 +90,33 @@ def test_grants_add_roles() -> None:
         principal = "broker/*"
         roles = ["compactor"]
     """
-    door = Authenticator(CLUSTER, policy(text))
-    assert door.enter(TAKE_SNAPSHOT, shown(READER)).roles == {Role.READER, Role.BACKUP}
+    authenticator = Authenticator(CLUSTER, policy(text))
+    assert authenticator.authenticate(TAKE_SNAPSHOT, shown(READER)).roles == {
+        Role.READER,
+        Role.BACKUP,
+    }
     with pytest.raises(RoleLacksCallError):
-        door.enter(TAKE_SNAPSHOT, shown(Principal(CLUSTER, Role.READER, "other")))
+        authenticator.authenticate(TAKE_SNAPSHOT, shown(Principal(CLUSTER, Role.READER, "other")))
     # As a compactor it speaks for any node, in a compactor's calls.
-    assert door.enter(COMMIT, shown(BROKER)).held_to is None
-    assert door.enter("streammeta.v1.StreamService.OpenStreams", shown(BROKER)).held_to == BROKER
+    assert authenticator.authenticate(COMMIT, shown(BROKER)).held_to is None
+    assert (
+        authenticator.authenticate("streammeta.v1.StreamService.OpenStreams", shown(BROKER)).held_to
+        == BROKER
+    )
     new = Principal(CLUSTER, Role.BROKER, "new")
     with pytest.raises(RoleLacksCallError):
-        door.enter("streammeta.v1.NodeService.RegisterNode", shown(new))
+        authenticator.authenticate("streammeta.v1.NodeService.RegisterNode", shown(new))
 
 
 def test_a_denied_certificate_is_no_way_in() -> None:
-    door, context = Authenticator(CLUSTER), shown(READER)
-    fingerprint = door.enter("grpc.health.v1.Health.Check", context).fingerprint
+    authenticator, context = Authenticator(CLUSTER), shown(READER)
+    fingerprint = authenticator.authenticate("grpc.health.v1.Health.Check", context).fingerprint
     spelled = ":".join(fingerprint[at : at + 2] for at in range(0, 64, 2)).upper()
-    door.take(policy(f'[deny]\nfingerprints = ["{spelled}"]'))
+    authenticator.use_policy(policy(f'[deny]\nfingerprints = ["{spelled}"]'))
     with pytest.raises(NoIdentityError, match="reader/spark"):
-        door.enter("grpc.health.v1.Health.Check", context)
-    door.take(Policy())
-    assert door.enter("grpc.health.v1.Health.Check", context).principal == READER
+        authenticator.authenticate("grpc.health.v1.Health.Check", context)
+    authenticator.use_policy(Policy())
+    assert authenticator.authenticate("grpc.health.v1.Health.Check", context).principal == READER
 
 
 def test_callers_are_denied_by_name_and_certificates_by_serial_number(
@@ -126,8 +135,8 @@ def test_callers_are_denied_by_name_and_certificates_by_serial_number(
         ('principals = ["reader/*"]', [True, True]),
         ('principals = ["reader/other", "broker/*"]', [False, False]),
     ):
-        door = Authenticator(CLUSTER, policy(f"[deny]\n{text}"))
-        assert [is_denied(door, context) for context in contexts] == refused, text
+        authenticator = Authenticator(CLUSTER, policy(f"[deny]\n{text}"))
+        assert [is_denied(authenticator, context) for context in contexts] == refused, text
     unreadable = shown(READER)
     assert is_denied(Authenticator(CLUSTER, policy('[deny]\nserials = ["7"]')), unreadable)
 
@@ -136,9 +145,9 @@ def shown_pem(principal: Principal, pem: bytes) -> ShownContext:
     return ShownContext({**shown(principal).proven, "x509_pem_cert": [pem]})
 
 
-def is_denied(door: Authenticator, context: ShownContext) -> bool:
+def is_denied(authenticator: Authenticator, context: ShownContext) -> bool:
     try:
-        door.enter("grpc.health.v1.Health.Check", context)
+        authenticator.authenticate("grpc.health.v1.Health.Check", context)
     except NoIdentityError as error:
         return "is denied by the policy" in str(error)
     return False

@@ -48,7 +48,7 @@ async def test_keys_of_anothers_namespace_are_neither_read_nor_written(
     server: TrustedServer,
 ) -> None:
     text = '[[namespace]]\nprefix = "orders."\nprincipals = ["broker/1007"]'
-    server.door.take(parse_policy(text, CLUSTER, "policy.toml"))
+    server.authenticator.use_policy(parse_policy(text, CLUSTER, "policy.toml"))
     owner, other = await server.by("broker/1007"), await server.by("broker/1008")
     admin = await server.by("admin/alice")
     await owner.ask(put("orders.eu"))
@@ -79,7 +79,7 @@ async def test_a_reconciler_uses_the_namespace_of_its_runs_and_no_other_keys(
         prefix = "orders."
         principals = ["reconciler/weekly"]
         """
-    server.door.take(parse_policy(text, CLUSTER, "policy.toml"))
+    server.authenticator.use_policy(parse_policy(text, CLUSTER, "policy.toml"))
     reconciler, granted = await server.by("reconciler/weekly"), await server.by("reader/spark")
     await (await server.by("broker/1007")).ask(put("free"))
     for one in (reconciler, granted):
@@ -150,7 +150,7 @@ async def test_a_policy_that_denies_a_certificate_ends_its_streams_and_no_others
         await watch.read()  # it is under way
     fingerprint = server.authority.fingerprint("reader/spark")
     text = f'[deny]\nfingerprints = ["{fingerprint}"]'
-    server.door.take(parse_policy(text, CLUSTER, "policy.toml"))
+    server.authenticator.use_policy(parse_policy(text, CLUSTER, "policy.toml"))
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         async for _ in _messages(watches[0]):
             pass

@@ -82,7 +82,7 @@ async def test_calls_are_refused_with_the_wait_and_heartbeats_and_others_pass(
     async with trusting(Authority(tmp_path, "ours")) as server:
         broker, admin = await server.by("broker/1000"), await server.by("admin/root")
         await broker.register()
-        server.door.take(Policy(quotas={"broker/1000": Quota(rows_per_s=1)}))
+        server.authenticator.use_policy(Policy(quotas={"broker/1000": Quota(rows_per_s=1)}))
         get = kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key="k")])
         await broker.ask(get)
         code, reason, metadata = await broker.refusal("KVService/GetKVs", get)
@@ -111,7 +111,7 @@ async def test_a_rate_says_when_to_come_again_and_a_count_does_not(tmp_path: Pat
             {"quota": "kv_keys", "limit": "1", "used": "1"},
             0.0,
         )
-        server.door.take(Policy(quotas={"broker/1000": Quota(rows_per_s=1)}))
+        server.authenticator.use_policy(Policy(quotas={"broker/1000": Quota(rows_per_s=1)}))
         await broker.ask(kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key="a")]))
         rate = await refused("c")
         assert rate.metadata["quota"] == "rows_per_s"
@@ -120,7 +120,7 @@ async def test_a_rate_says_when_to_come_again_and_a_count_does_not(tmp_path: Pat
 
 async def test_a_pipeline_is_slowed_and_not_refused(tmp_path: Path) -> None:
     async with trusting(Authority(tmp_path, "ours")) as server:
-        server.door.take(Policy(quotas={"broker/*": Quota(requests_per_s=20)}))
+        server.authenticator.use_policy(Policy(quotas={"broker/*": Quota(requests_per_s=20)}))
         broker = await server.by("broker/1000")
         call: Any = broker.channel.stream_stream("/streammeta.v1.ObjectService/CommitPipeline")()
         began = asyncio.get_running_loop().time()

@@ -102,7 +102,7 @@ def methods() -> Iterator[tuple[str, str]]:
 
 def may_call(method: str, principal: Principal) -> bool:
     try:
-        Authenticator(CLUSTER).enter(method, shown(principal))
+        Authenticator(CLUSTER).authenticate(method, shown(principal))
     except RoleLacksCallError:
         return False
     return True
@@ -144,4 +144,4 @@ def test_the_comments_of_the_contract_name_the_roles_that_may_call() -> None:
 @pytest.mark.parametrize("letter", CALLERS)
 def test_a_method_without_a_rule_is_called_by_nobody(letter: str) -> None:
     with pytest.raises(RoleLacksCallError, match="NewService/New"):
-        Authenticator(CLUSTER).enter("streammeta.v1.NewService.New", shown(CALLERS[letter]))
+        Authenticator(CLUSTER).authenticate("streammeta.v1.NewService.New", shown(CALLERS[letter]))

@@ -43,10 +43,10 @@ def issuer() -> Issuer:
 
 def take_tokens(server: TrustedServer, issuer: Issuer, ahead_s: float = 0.0) -> None:
     async def learn() -> None:
-        server.door.take_keys(issuer.keys)
+        server.authenticator.use_keys(issuer.keys)
 
-    server.door.take(parse_policy(POLICY, CLUSTER, "policy.toml"))
-    server.door.take_tokens(issuer.verifier(lambda: time.time() + ahead_s), learn)
+    server.authenticator.use_policy(parse_policy(POLICY, CLUSTER, "policy.toml"))
+    server.authenticator.accept_tokens(issuer.verifier(lambda: time.time() + ahead_s), learn)
 
 
 def file_of(folder: Path, authority: Authority, token: str) -> TokenFiles:

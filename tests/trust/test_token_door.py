@@ -1,4 +1,4 @@
-"""Callers with tokens at the door: names, roles, and the end of calls under way."""
+"""Callers with tokens at the authenticator: names, roles, and the end of calls under way."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ roles = ["reconciler", "compactor"]
 
 def door_of(issuer: Issuer, text: str = POLICY, now: Any = time.time) -> Authenticator:
     async def learn() -> None:
-        door.take_keys(issuer.keys)
+        authenticator.use_keys(issuer.keys)
 
-    door = Authenticator(CLUSTER, parse_policy(text, CLUSTER, "policy.toml"))
-    door.take_tokens(issuer.verifier(now), learn)
-    return door
+    authenticator = Authenticator(CLUSTER, parse_policy(text, CLUSTER, "policy.toml"))
+    authenticator.accept_tokens(issuer.verifier(now), learn)
+    return authenticator
 
 
-def let_in(door: Authenticator, context: ShownContext, method: str = HEALTH) -> Caller:
-    return door.enter(method, context)
+def let_in(authenticator: Authenticator, context: ShownContext, method: str = HEALTH) -> Caller:
+    return authenticator.authenticate(method, context)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_no_token_makes_a_broker_or_a_controller() -> None:
         f'[[tokens.grant]]\nclaim = "groups"\nvalue = "all"\nroles = ["{role}"]\n'
         for role in TOKEN_ROLES
     )
-    door, context = door_of(issuer, text), bearing(issuer.token(groups=["all"]))
+    authenticator, context = door_of(issuer, text), bearing(issuer.token(groups=["all"]))
     for method, letters in methods():
         if set(letters) & set("rxkamu"):
-            assert let_in(door, context, method).held_to is None
+            assert let_in(authenticator, context, method).held_to is None
         else:
             with pytest.raises(RoleLacksCallError):
-                let_in(door, context, method)
+                let_in(authenticator, context, method)
 
 
 def test_a_policy_says_which_claim_names_the_caller_and_may_deny_it() -> None:
@@ -135,10 +135,10 @@ def test_a_policy_says_which_claim_names_the_caller_and_may_deny_it() -> None:
 def test_without_a_good_token_there_is_no_way_in_to_anything(
     context: ShownContext, why: str
 ) -> None:
-    door = door_of(Issuer())
+    authenticator = door_of(Issuer())
     for method, _ in methods():
         with pytest.raises(BadTokenError, match=why) as refused:
-            let_in(door, context, method)
+            let_in(authenticator, context, method)
     code, reason, metadata = classify(refused.value)
     assert (code.name, reason) == ("UNAUTHENTICATED", "NO_IDENTITY")
     assert metadata == {"shown": "token"}
@@ -166,13 +166,15 @@ def test_a_door_that_knows_no_issuer_takes_no_token() -> None:
 
 def test_tokens_with_other_claims_are_other_callers() -> None:
     issuer = Issuer()
-    door = door_of(issuer)
-    assert let_in(door, bearing(issuer.token(groups=["storage-admins"])), GET_KVS)
+    authenticator = door_of(issuer)
+    assert let_in(authenticator, bearing(issuer.token(groups=["storage-admins"])), GET_KVS)
     with pytest.raises(RoleLacksCallError, match=r"user/alice.*KVService/GetKVs"):
-        let_in(door, bearing(issuer.token()), GET_KVS)
+        let_in(authenticator, bearing(issuer.token()), GET_KVS)
 
 
-def entered(door: Authenticator, auditor: Auditor | None = None, *, lasts: bool = False) -> Any:
+def entered(
+    authenticator: Authenticator, auditor: Auditor | None = None, *, lasts: bool = False
+) -> Any:
     """Return a handler that answers at once, or lasts until it is ended."""
 
     async def handle(data: bytes, _: Any) -> bytes:
@@ -180,7 +182,7 @@ def entered(door: Authenticator, auditor: Auditor | None = None, *, lasts: bool 
             await asyncio.Event().wait()
         return data
 
-    return CallPipeline(door, auditor).wrap(STATE_HASH, handle, lasts=lasts)
+    return CallPipeline(authenticator, auditor).wrap(STATE_HASH, handle, lasts=lasts)
 
 
 def context_of(*tokens: str) -> DirectContext:
@@ -190,12 +192,12 @@ def context_of(*tokens: str) -> DirectContext:
 
 async def test_a_call_by_a_new_key_waits_until_the_key_is_known() -> None:
     issuer = Issuer()
-    door = door_of(issuer)
+    authenticator = door_of(issuer)
     issuer.add("k2")
     token = issuer.token(key_id="k2", groups=["storage-admins"])
     with pytest.raises(UnknownKeyError):
-        let_in(door, bearing(token))
-    assert await entered(door)(b"answer", context_of(token)) == b"answer"
+        let_in(authenticator, bearing(token))
+    assert await entered(authenticator)(b"answer", context_of(token)) == b"answer"
 
 
 async def ended(task: asyncio.Task[Any], context: DirectContext) -> tuple[str, str]:
@@ -207,11 +209,11 @@ async def ended(task: asyncio.Task[Any], context: DirectContext) -> tuple[str, s
 async def test_a_long_call_ends_when_its_token_expires() -> None:
     issuer = Issuer()
     ahead = 0.0
-    door = door_of(issuer, now=lambda: time.time() + ahead)
+    authenticator = door_of(issuer, now=lambda: time.time() + ahead)
     context = context_of(issuer.token(lasts_s=60, groups=["storage-admins"]))
     ahead = 60 + LEEWAY_S - 0.2
     code, message = await ended(
-        asyncio.create_task(entered(door, lasts=True)(b"", context)), context
+        asyncio.create_task(entered(authenticator, lasts=True)(b"", context)), context
     )
     assert (code, "it has expired" in message) == ("UNAUTHENTICATED", True)
 
@@ -220,39 +222,49 @@ async def test_a_call_that_has_ended_leaves_its_task_alone_when_the_token_expire
     """A connection's task may serve other calls by then."""
     issuer = Issuer()
     ahead = 0.0
-    door = door_of(issuer, now=lambda: time.time() + ahead)
+    authenticator = door_of(issuer, now=lambda: time.time() + ahead)
     context = bearing(issuer.token(lasts_s=60, groups=["storage-admins"]))
-    let_in(door, context)
+    let_in(authenticator, context)
     ahead = 60 + LEEWAY_S - 0.05
-    with door.staying(HEALTH, context) as ended:
+    with authenticator.long_call(HEALTH, context) as ended:
         pass
-    with door.staying(HEALTH, context) as stay, contextlib.suppress(asyncio.CancelledError):
+    with (
+        authenticator.long_call(HEALTH, context) as stay,
+        contextlib.suppress(asyncio.CancelledError),
+    ):
         await asyncio.Event().wait()
-    stay.let_end()
+    stay.uncancel()
     assert stay.ended_by is not None
     await asyncio.sleep(0)
     assert ended.ended_by is None
-    assert not door._stays
+    assert not authenticator._long_calls
 
 
 async def test_long_calls_end_when_their_key_is_removed_or_their_role_is_taken() -> None:
     for change in ("key", "policy", "denial"):
         issuer = Issuer()
         issuer.add("k2")
-        door = door_of(issuer)
+        authenticator = door_of(issuer)
         gone, kept = (
             context_of(issuer.token(name, key_id=key_id, groups=["storage-admins"]))
             for name, key_id in (("alice", "k1"), ("bob", "k2"))
         )
-        tasks = [asyncio.create_task(entered(door, lasts=True)(b"", each)) for each in (gone, kept)]
+        tasks = [
+            asyncio.create_task(entered(authenticator, lasts=True)(b"", each))
+            for each in (gone, kept)
+        ]
         await asyncio.sleep(0)  # a turn, in which they begin
         issuer.remove("k1")
         if change == "key":
-            door.take_keys(issuer.keys)
+            authenticator.use_keys(issuer.keys)
         elif change == "denial":
-            door.take(parse_policy(f'{POLICY}[deny]\nprincipals = ["user/alice"]', CLUSTER, ""))
+            authenticator.use_policy(
+                parse_policy(f'{POLICY}[deny]\nprincipals = ["user/alice"]', CLUSTER, "")
+            )
         else:
-            door.take(parse_policy(POLICY.replace("storage-admins", "others"), CLUSTER, ""))
+            authenticator.use_policy(
+                parse_policy(POLICY.replace("storage-admins", "others"), CLUSTER, "")
+            )
         code, _ = await ended(tasks[0], gone)
         assert code == ("PERMISSION_DENIED" if change == "policy" else "UNAUTHENTICATED")
         if change != "policy":

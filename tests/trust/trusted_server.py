@@ -32,7 +32,7 @@ class TrustedServer:
     clock: ManualClock
     sessions: Sessions
     endpoint: str
-    door: Authenticator
+    authenticator: Authenticator
     open: AsyncExitStack
     token_endpoint: str
     """Where callers show tokens."""
@@ -64,8 +64,10 @@ async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
     server = new_server()
-    door = Authenticator(CLUSTER)
-    server.add_generic_rpc_handlers(map_services(CLUSTER, controller, sessions, clock, door=door))
+    authenticator = Authenticator(CLUSTER)
+    server.add_generic_rpc_handlers(
+        map_services(CLUSTER, controller, sessions, clock, authenticator=authenticator)
+    )
     shown = authority.issue("controller/1")
     port = server.listen("127.0.0.1:0", shown)
     token_port = server.listen("127.0.0.1:0", shown, asks_clients=False)
@@ -75,7 +77,15 @@ async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
             endpoint = f"127.0.0.1:{port}"
             by_token = f"127.0.0.1:{token_port}"
             yield TrustedServer(
-                authority, controller, log, clock, sessions, endpoint, door, stack, by_token
+                authority,
+                controller,
+                log,
+                clock,
+                sessions,
+                endpoint,
+                authenticator,
+                stack,
+                by_token,
             )
     finally:
         await server.stop(None)

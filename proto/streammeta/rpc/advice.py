@@ -60,11 +60,14 @@ def advice(failure: RpcFailure, *, over_tls: bool) -> str:
         if failure.metadata.get("principal", "").startswith("user/"):
             return f"nothing was changed; this needs {needs}, which the policy gives to users"
         return f"nothing was changed; this needs {needs}: give such a certificate, by {_FILES}"
+
     for words, sentence in _BY_WORDS.items():
         if words in failure.message:
             return sentence
+
     if any(words in failure.message for words in _CLOSED_WORDS):
         return _CLOSED_OVER_TLS if over_tls else _CLOSED_IN_PLAIN_TEXT
+
     return ""
 
 

@@ -119,6 +119,7 @@ class BlockingClient:
         """
         search = LeaderSearch(self._router, self._repeats)
         self.heard()
+
         while True:
             endpoint = search.endpoint
             try:

@@ -99,10 +99,12 @@ def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
     call: Any = error
     if not hasattr(call, "code"):
         return RpcFailure(grpc.StatusCode.UNKNOWN, str(error))
+
     info, retry_after_s = None, 0.0
     for key, value in call.trailing_metadata() or ():
         if key == _DETAILS_TRAILER:
             info, retry_after_s = _parse_details(value)
+
     if info is None:
         message = call.details() or ""
         if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_MANY_CALLS in message:
@@ -111,6 +113,7 @@ def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
         return RpcFailure(
             call.code(), message + (_MAY_BE_REFUSED if over_tls and is_closed else "")
         )
+
     metadata = dict(info.metadata)
     return RpcFailure(call.code(), call.details() or "", info.reason, metadata, retry_after_s)
 

@@ -77,6 +77,7 @@ def kind_of(failure: RpcFailure) -> FailureKind | None:
             return FailureKind.OUTCOME_UNKNOWN
         case grpc.StatusCode.INTERNAL if not failure.reason:
             return FailureKind.UNREACHABLE  # written by the transport, not by a controller
+
     return None
 
 
@@ -424,14 +425,17 @@ class LeaderSearch:
             return None
         if self._is_for_leader:
             self._router.missed()
+
         self._failures += 1
         step = self._router.failed(self.endpoint, kind, self._failures, LeaderHint.of(failure))
         if kind not in self._repeats:
             return None
         if kind is FailureKind.NOT_NOW:
             self.refusal = failure.reason
+
         self.tried[self.endpoint] = failure
         self.endpoint = step.endpoint
         if kind is FailureKind.NOT_NOW:
             return max(step.wait, min(failure.retry_after_s, RETRY_AFTER_S_MAX))
+
         return step.wait

@@ -49,6 +49,7 @@ def _problems(method: Any, row: MethodFacts) -> Iterator[str]:
     if row.audit.when is not None:
         names, rule = row.audit.when
         asked += [*names, *rule.asked.values()]
+
     # The fields of streamed commits are fields of the commits in a message.
     if not method.client_streaming:
         asked += ["node.node_id"] if row.access.binds_brokers else []
@@ -58,6 +59,7 @@ def _problems(method: Any, row: MethodFacts) -> Iterator[str]:
             for path in asked
             if not _has_path(request, path)
         )
+
     yield from (
         f"{name}: {path} is not a field of {answer.name}"
         for path in row.audit.made.values()
@@ -73,6 +75,7 @@ def _problems(method: Any, row: MethodFacts) -> Iterator[str]:
             for flag in flags
             if not _has_path(request, flag)
         )
+
     for message, field in lists:
         if field not in message.fields_by_name or not message.fields_by_name[field].is_repeated:
             yield f"{name}: {field} is not a repeated field of {message.name}"

@@ -1,6 +1,6 @@
-"""One call of gRPC: its messages both ways, its status, and its handler, which runs in a task.
+"""One gRPC call: messages in both directions, status, and the task of its handler.
 
-Gives handlers as much of `grpc.aio.ServicerContext` as this product and gRPC's own services use.
+Implements the part of `grpc.aio.ServicerContext` that this product and gRPC's own services use.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Method:
     response_streaming: bool
     deserialize: Callable[[bytes], Any] | None
     serialize: Callable[[Any], bytes] | None
-    is_apart: bool = False
-    """Its calls wait for none but each other, and are not refused for those that wait."""
+    is_priority: bool = False
+    """Whether its calls wait only for each other, and are never rejected because others wait."""
 
     @classmethod
-    def of(cls, handler: grpc.RpcMethodHandler[Any, Any], *, is_apart: bool = False) -> Method:
+    def of(cls, handler: grpc.RpcMethodHandler[Any, Any], *, is_priority: bool = False) -> Method:
         """Return the method that a handler of gRPC's serves."""
         found: Any = handler
         name = "_".join(
@@ -69,7 +69,7 @@ class Method:
             found.response_streaming,
             found.request_deserializer,
             found.response_serializer,
-            is_apart,
+            is_priority,
         )
 
 
@@ -102,6 +102,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         self._callbacks: list[Callable[[Any], None]] = []
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+
         if head.timeout_s is not None:
             loop = connection.loop
             self._deadline = loop.time() + head.timeout_s
@@ -135,6 +136,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         except UnknownFlagsError as error:
             self.refuse(grpc.StatusCode.INTERNAL, str(error))
             return
+
         if self.method.request_streaming:
             self._connection.session.spent += len(messages) // MESSAGES_A_UNIT
             self._take_messages(messages)
@@ -143,6 +145,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
                 self.refuse(grpc.StatusCode.INTERNAL, "a call of one request has several")
                 return
             self._request = messages[0]
+
         is_ended = self._stream.is_ended_there
         if is_ended and self._reader.held:
             self.refuse(grpc.StatusCode.INTERNAL, "a message ends amid its bytes")
@@ -172,7 +175,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             arrival.set_result(None)
 
     def _account(self) -> None:
-        """Count what is held, and grant the client as much more as may be sent."""
+        """Count held bytes, and grant the client as many as it may send."""
         reader = self._reader
         held = reader.held + self._queued_bytes
         if held != self._held:
@@ -180,10 +183,12 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             if not self._connection.hold(more):
                 self.refuse(*busy("too many requests are not complete"))
                 return
+
         ahead = self._limits.lookahead_bytes
         target = self._consumed + ahead
         if reader.needs and not self._queue:
             target = max(target, self._consumed + reader.held + reader.needs)
+
         more = target - self._granted
         if more >= ahead // 2 or (more > 0 and reader.needs > self._stream.granted):
             self._granted += more
@@ -210,6 +215,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
                 await self._arrival
             finally:
                 self._arrival = None
+
         server = self._connection.server
         if server.budget.is_spent:
             # So that a handler that never waits leaves others their turn. It takes one message
@@ -220,12 +226,14 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
                 return None
         else:
             server.budget.units -= 1
+
         message = self._queue.popleft()
         size = PREFIX_BYTES + len(message)
         self._queued_bytes -= size
         self._consumed += size
         if not self.is_over and not self._has_status:
             self._account()
+
         return message
 
     # -- its handler
@@ -250,15 +258,18 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             self._request = None
             if method.deserialize is not None and not method.request_streaming:
                 request = method.deserialize(request)
+
             outcome = method.behavior(request, self)
             if not method.response_streaming:
                 self._answer(await outcome)
                 return
+
             if hasattr(outcome, "__aiter__"):
                 async for message in outcome:
                     await self.write(message)
             else:
                 await outcome
+
             if not self._has_status:
                 self._end(self._code, self._details, self._trailing)
         except grpc.aio.AbortError:
@@ -291,13 +302,16 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         if self._code is not grpc.StatusCode.OK:
             self._end(self._code, self._details, self._trailing)
             return
+
         if len(data) > self._limits.answer_bytes:
             self._refuse_answer(len(data))
             return
+
         session, stream = self._connection.session, self._stream
         if not self._has_head:
             self._has_head = True
             session.send_head(stream, ANSWER_HEAD)
+
         session.send(stream, framed(data))
         self._has_status = True
         session.end(stream, status(0, "", self._trailing) if self._trailing else STATUS_OK)
@@ -305,12 +319,12 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
     def _refuse_answer(self, size: int) -> None:
         """End a call whose handler answers more than clients accept, which no handler should."""
         most = self._limits.answer_bytes
-        details = f"defect in the controller: an answer of {size} bytes; at most {most} are sent"
+        details = f"defect in the controller: an answer of {size} bytes exceeds the limit of {most}"
         _log.error("answer_too_large", path=self._head.path, bytes=size, most=most)
         self.refuse(*defect(details))
 
     def _drop_unread(self) -> None:
-        """Reset a call that is over but for what its caller does not read."""
+        """Reset a call whose caller does not read the rest of its answer."""
         if not self.is_over:
             self._connection.reset(self._stream, ErrorCode.CANCEL)
 
@@ -328,7 +342,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         self._connection.flush()
 
     def drop(self) -> None:
-        """Refuse the call unread, at no cost; its client may send it again, here or elsewhere."""
+        """Reject the call unread, at almost no cost. Its client may retry it here or elsewhere."""
         if not self.is_over:
             self._has_status = True
             self._connection.reset(self._stream, ErrorCode.REFUSED_STREAM)
@@ -339,20 +353,23 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         self._is_given_up = by_client and not self._has_status
         if self._timer is not None:
             self._timer.cancel()
+
         self._release()
         self._queue.clear()
         self._queued_bytes = 0
         for waiter in (self._arrival, self._departure):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
+
         if not self._has_status:
             self._cancel()
         for callback in self._callbacks:
             callback(self)
+
         self._callbacks.clear()
 
     def _release(self) -> None:
-        """Count nothing as held any more."""
+        """Release all held bytes."""
         if self._held:
             self._connection.hold(-self._held)
             self._held = 0
@@ -389,25 +406,28 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
     # -- context of the handler
 
     async def read(self) -> Any:
-        """Return the next message of the caller, `grpc.aio.EOF` behind the last."""
+        """Return the caller's next message, or `grpc.aio.EOF` after the last one."""
         try:
             return await self.__anext__()
         except StopAsyncIteration:
             return grpc.aio.EOF
 
     async def write(self, message: Any) -> None:
-        """Send a message; return when all of it is on its way to the caller."""
+        """Send a message. Return when all of it is on its way to the caller."""
         if self._has_status or self.is_over:
             raise grpc.aio.UsageError("the call has ended")
+
         serialize = self.method.serialize
         data: bytes = message if serialize is None else serialize(message)
         if len(data) > self._limits.answer_bytes:
             self._refuse_answer(len(data))
             raise grpc.aio.AbortError("the message is too large")
+
         session = self._connection.session
         if not self._has_head:
             self._has_head = True
             session.send_head(self._stream, ANSWER_HEAD)
+
         is_sent = session.send(self._stream, framed(data))
         self._connection.flush()
         if not is_sent:
@@ -424,7 +444,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
     ) -> NoReturn:
-        """End the call with a status; returns, by AbortError, when it is on its way."""
+        """End the call with a status. Raises AbortError when the status is on its way."""
         if not self._has_status:
             self._end(code, details, trailing_metadata or self._trailing)
             self._connection.flush()
@@ -432,15 +452,15 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         raise grpc.aio.AbortError(details)
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """Set what is said with the status."""
+        """Set the metadata that is sent with the status."""
         self._trailing = tuple(trailing_metadata)
 
     async def abort_with_status(self, status: grpc.Status) -> NoReturn:
-        """End the call with a status; else as `abort`."""
+        """End the call with a status, like `abort`."""
         await self.abort(status.code, status.details, status.trailing_metadata)
 
     def invocation_metadata(self) -> Any:
-        """Return what the caller says beside its request."""
+        """Return the metadata of the request."""
         return self._head.metadata
 
     def set_code(self, code: grpc.StatusCode) -> None:
@@ -452,7 +472,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         self._details = details
 
     def set_compression(self, compression: grpc.Compression) -> None:
-        """Pass over what is wanted: nothing is compressed."""
+        """Ignore the setting: nothing is compressed."""
 
     def disable_next_message_compression(self) -> None:
         """Do nothing: nothing is compressed."""
@@ -474,13 +494,13 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         return self._connection.proven
 
     def time_remaining(self) -> Any:
-        """Return the time until the caller's deadline, in seconds; None if it has none."""
+        """Return the time until the caller's deadline in seconds, None without a deadline."""
         if self._deadline is None:
             return None
         return max(0.0, self._deadline - self._connection.loop.time())
 
     def trailing_metadata(self) -> Any:
-        """Return what is said with the status."""
+        """Return the metadata that is sent with the status."""
         return self._trailing
 
     def code(self) -> grpc.StatusCode:

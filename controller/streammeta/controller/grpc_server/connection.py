@@ -1,7 +1,7 @@
-"""Connection of one client: a session of HTTP/2 over a transport, and the calls that come by it.
+"""Connection of one client: HTTP/2 over a transport, and the calls that use it.
 
-Reads no more than it can answer: nothing while what is to go waits, or while its frames wait for a
-turn. Ends when the client is silent, too old, or breaks the rules.
+Reads nothing while output waits in the transport, or while its frames wait for a turn, so its
+memory is bounded. Ends when the client is silent, too old, or breaks the rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from streammeta.controller.grpc_server.server import Server
 
 OUTPUT_BYTES_MAX = 256 << 10
-"""Bytes that wait in the transport beyond which no more are given to it, and nothing is read."""
+"""Bytes in the transport's buffer above which the connection stops writing and reading."""
 
 _CLOSING_S = 1.0
 """Time for the last bytes to leave, in seconds."""
@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         self.server = server
         self.share = share
         self.caller: Hashable = host
-        """Certificate of the client, or else its host; connections of a caller take turns."""
+        """Certificate of the client, else its host. Connections of one caller take turns."""
         self.limits = limits = server.limits
         self.loop = asyncio.get_running_loop()
         self.session = Session(
@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         )
         self.peer = ""
         """Address and port of the client, as gRPC writes them."""
+
         self.proven = PLAIN_TEXT
         """What its handshake has proven."""
         self._transport: asyncio.Transport | None = None
@@ -86,6 +87,7 @@ class Connection(asyncio.Protocol):
             socket.AF_INET6,
         ):
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
         self.peer = _name_of(transport.get_extra_info("peername"))
         self.proven = proven_by(transport)
         self.caller = next(iter(self.proven.get("x509_pem_cert", ())), self.caller)
@@ -102,7 +104,7 @@ class Connection(asyncio.Protocol):
             self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Handle received bytes."""
         self._is_heard = True
         self.session.feed(data)
         if not self._is_waiting:
@@ -122,7 +124,7 @@ class Connection(asyncio.Protocol):
             self.server.ask(self)
 
     def pause_writing(self) -> None:
-        """Read nothing while what is to go waits."""
+        """Stop reading while output waits in the transport."""
         self._is_full = True
         self._set_reading()
 
@@ -143,7 +145,7 @@ class Connection(asyncio.Protocol):
         self._set_reading()
 
     def work(self, units: int) -> bool:
-        """Do work for so many units; return whether there is more, which waits for another turn."""
+        """Work for at most `units`. Return whether more work waits for another turn."""
         session = self.session
         self._is_working = True
         try:
@@ -162,13 +164,15 @@ class Connection(asyncio.Protocol):
             more = bool(session.streams)
         finally:
             self._is_working = False
+
         if more != self._is_waiting:
             self._is_waiting = more
             self._set_reading()
+
         return more
 
     def _close_streams(self, units: int) -> bool:
-        """Give up calls, of which there may be too many for one turn."""
+        """Give up calls for at most `units`, since there may be too many for one turn."""
         more = self.session.close(units)
         self.session.out.clear()
         if self._is_lost and not more:
@@ -181,7 +185,7 @@ class Connection(asyncio.Protocol):
             self.share.connections -= 1
 
     def flush(self) -> None:
-        """Hand over to the transport what is to go, unless frames that have come are at work."""
+        """Write pending output to the transport, unless received frames are being handled."""
         if not self._is_working:
             self._deliver()
             if self._is_closing or self.session.is_due:
@@ -203,7 +207,7 @@ class Connection(asyncio.Protocol):
         out.clear()
 
     def _refill(self) -> None:
-        """Allow another burst if the transport takes more; look again soon if it may."""
+        """Allow another burst if the transport accepts more, and check again soon if it may."""
         transport = self._transport
         if self._is_full or transport is None:
             return
@@ -243,12 +247,13 @@ class Connection(asyncio.Protocol):
         if head.http_status != 200:
             session.end(stream, refusal_head(head.http_status))
             return
+
         method = None if head.is_too_large else server.method(head.path)
         if head.is_too_large:
             most = self.limits.header_list_bytes
             self._refuse(stream, *over_limit("headers", most, "the headers are too large"))
         elif method is None:
-            self._refuse(stream, grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
+            self._refuse(stream, grpc.StatusCode.UNIMPLEMENTED, "method not found")
         elif self.share.calls >= self.share.calls_max:
             self._refuse(stream, *busy(TOO_MANY_CALLS))
         else:
@@ -270,7 +275,7 @@ class Connection(asyncio.Protocol):
             stream.call.take(data)
 
     def on_sent(self, stream: Stream) -> None:
-        """Let a call go on that waits for what it has written."""
+        """Resume a call that waits for its output to be sent."""
         if stream.call is not None:
             stream.call.sent()
 
@@ -282,14 +287,14 @@ class Connection(asyncio.Protocol):
             call.closed(by_client=by_client)
 
     def on_end_heard(self) -> None:
-        """Take no more calls, now that the client opens none."""
+        """Accept no more calls, now that the client opens none."""
         if self._is_ending:
             self.session.take_no_more()
 
     # -- of calls
 
     def hold(self, more: int) -> bool:
-        """Count bytes of requests that are held; return whether they may be."""
+        """Count held bytes of requests. Return whether they are within the bounds."""
         self._held += more
         share = self.share
         share.held += more
@@ -310,7 +315,10 @@ class Connection(asyncio.Protocol):
     # -- its end
 
     def retire(self) -> None:
-        """Take no more calls; end when those under way have, or after the grace."""
+        """Accept no more calls.
+
+        Close when the calls in flight have ended, or after the grace period.
+        """
         if self._is_ending:
             return
         self._is_ending = True

@@ -35,10 +35,10 @@ class Kind(IntEnum):
 
 
 class Flag:
-    """Flags of frames; some numbers mean one thing or another by the type.
+    """Flags of frames. Some numbers have different meanings by frame type.
 
-    Plain numbers: each frame is compared with several, and members of an enumeration cost more than
-    all else that is done for a frame.
+    Plain numbers: each frame is compared with several of them, and comparing members of an
+    enumeration costs more than everything else that is done for a frame.
     """
 
     END_STREAM: Final = 0x1
@@ -64,7 +64,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """Settings that one side or the other is told."""
+    """Settings of HTTP/2."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -75,7 +75,7 @@ class Setting(IntEnum):
 
 
 class Http2Error(Exception):
-    """The other side broke the rules, or went beyond a bound, for the whole connection."""
+    """The client violated the protocol, or a limit of the whole connection."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -124,24 +124,28 @@ class FrameParser:
         self._at = 0
 
     def next(self) -> Frame | None:
-        """Return the next frame, None until more bytes have come.
+        """Return the next complete frame, None until more bytes have arrived.
 
         Raises:
             Http2Error: the bytes are no frame that may come.
         """
         if not self._is_greeted and not self._take_preface():
             return None
+
         data, at = self._data, self._at
         if len(data) - at < HEADER_BYTES:
             return None
+
         word, flags, stream_id = _HEADER.unpack_from(data, at)
         length, kind = word >> 8, word & 0xFF
         stream_id &= STREAM_ID_MAX
         if kind or length > FRAME_BYTES_MAX or not stream_id:
             _check(kind, flags, length, stream_id)
+
         end = at + HEADER_BYTES + length
         if len(data) < end:
             return None
+
         self._at = end
         return kind, flags, stream_id, data[at + HEADER_BYTES : end]
 
@@ -160,6 +164,7 @@ def _check(kind: int, flags: int, length: int, stream_id: int) -> None:
         raise Http2Error(
             ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes; at most {FRAME_BYTES_MAX}"
         )
+
     wanted = _LENGTHS.get(kind, length)
     if kind == Kind.SETTINGS and (length % 6 or (flags & Flag.ACK and length)):
         wanted = -1

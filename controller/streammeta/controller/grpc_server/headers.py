@@ -1,8 +1,8 @@
-"""Headers of calls: blocks of HPACK (RFC 7541) in, what a call begins with out, and back.
+"""Headers of calls: decodes HPACK blocks (RFC 7541) of requests, and encodes blocks of answers.
 
-Blocks are decoded by the package hpack. A block that leaves the dynamic table as it was means the
-same again until the table changes, so what it means is kept until then: clients repeat theirs.
-What is sent is literal, so that the other side's table is never used. Does no I/O.
+The package hpack decodes blocks. A block that leaves the dynamic table unchanged has the same
+meaning until the table changes, so its meaning is cached: clients repeat their blocks. Answers use
+literals only, so the client's table stays unused. Does no I/O.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from hpack import Decoder, HPACKError
 from streammeta.controller.grpc_server.frames import ErrorCode, Http2Error
 
 BLOCK_BYTES_MAX = 32 << 10
-"""Longest block that is decoded; of a longer one only what changes the table is."""
+"""Maximum size of a block that is decoded. Longer blocks are only scanned for table changes."""
 
 LIST_BYTES_MAX = 64 << 10
-"""Longest list of headers that a block may stand for; beyond it the connection ends."""
+"""Maximum size of a decoded list of headers. A larger one ends the connection."""
 
 _ENTRY_BYTES = 32
-"""Bytes that a header counts beside its name and value (RFC 9113, 6.5.2)."""
+"""Overhead of a header in addition to name and value (RFC 9113, 6.5.2)."""
 
 FIELDS_MAX = LIST_BYTES_MAX // _ENTRY_BYTES
-"""Headers of a block, decoded or passed over, beyond which the connection ends."""
+"""Maximum number of headers in a block, decoded or skipped. More end the connection."""
 
 TABLE_UPDATES_MAX = 16
-"""Changes of the table's size that may begin a block: an encoder needs two (RFC 7541, 4.2)."""
+"""Maximum number of table size updates in a block. An encoder needs two (RFC 7541, 4.2)."""
 
 STEP_BYTES = 64
-"""Bytes of a block that are as much work as a header."""
+"""Bytes of a block that cost as much work as one header."""
 
 _ENTRY_BYTES_MAX = 16 << 10
-"""Encoded bytes beyond which a name or value is longer than any table, however it is encoded."""
+"""Encoded size above which a name or value exceeds any table, however it is encoded."""
 
 KEPT_BLOCKS_MAX = 64
 KEPT_BLOCK_BYTES_MAX = 1_024
-"""Blocks of which one connection keeps what they mean."""
+"""Maximum number and size of cached blocks of one connection."""
 
 MetadataValue: TypeAlias = str | bytes
 Metadata: TypeAlias = tuple[tuple[str, MetadataValue], ...]
@@ -53,24 +53,24 @@ class Head:
     path: str = ""
     timeout_s: float | None = None
     metadata: Metadata = ()
-    """What the caller says beside its request; names of HTTP and of gRPC itself are left out."""
+    """Metadata of the caller, without the names of HTTP and gRPC itself."""
     encoding: str = "identity"
-    """By what its messages may be compressed."""
+    """Compression of the request's messages."""
     http_status: int = 200
-    """Another one refuses a request that is none of gRPC."""
+    """HTTP status of the answer. Other values than 200 reject a request that is not gRPC."""
     content_length: int | None = None
-    """Bytes of the request, if its client says how many there are."""
+    """Size of the request in bytes, None if the client does not state it."""
     is_malformed: bool = False
-    """It breaks a rule of HTTP/2."""
+    """Whether it violates a rule of HTTP/2."""
     may_end: bool = False
-    """It may come after the data of a request: there is no pseudo-header in it."""
+    """Whether it may follow the data of a request, because it has no pseudo-header."""
     is_too_large: bool = False
-    """It is beyond the size that the other side was told."""
+    """Whether it exceeds the size that was announced to the client."""
 
 
 _MALFORMED = Head(is_malformed=True)
 _TRAILERS = Head(is_malformed=True, may_end=True)
-_OF_HOPS = frozenset(
+_HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -79,7 +79,7 @@ _SINGLE = frozenset(
     {*(b"content-type", b"content-length", b"host"), *(b"grpc-timeout", b"grpc-encoding")}
 )
 _OWN = _LISTS | _SINGLE
-"""Names of HTTP and of gRPC itself: those that may come several times, and those that may not."""
+"""Names of HTTP and of gRPC itself: those that may repeat, and those that may not."""
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _TIMEOUT_DIGITS_MAX = 8
 _LENGTH_DIGITS_MAX = 18
@@ -109,17 +109,20 @@ class HeaderDecoder:
         self._decoder = Decoder(max_header_list_size=LIST_BYTES_MAX)
         self._kept: dict[bytes, Head] = {}
         self.steps = 0
-        """Work so far: one for each header and each `STEP_BYTES` of a block that was not kept."""
+        """Work so far: one step per header, and one per `STEP_BYTES` of a block that was not
+        cached.
+        """
 
     def decode(self, block: bytes) -> Head:
-        """Return what a block means.
+        """Return the meaning of a block.
 
         Raises:
-            Http2Error: it is no block, or too large to be decoded.
+            Http2Error: the block is invalid, or too large to be decoded.
         """
         kept = self._kept.get(block)
         if kept is not None:
             return kept
+
         table = self._decoder.header_table
         before = (table.maxsize, len(table.dynamic_entries), _newest(table.dynamic_entries))
         found = self._fields(block)
@@ -132,6 +135,7 @@ class HeaderDecoder:
             if len(self._kept) >= KEPT_BLOCKS_MAX:
                 self._kept.clear()
             self._kept[block] = head
+
         return head
 
     def _fields(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
@@ -146,7 +150,7 @@ class HeaderDecoder:
         return found
 
     def skipper(self) -> BlockSkipper:
-        """Return what takes the next block, in pieces, if it is too long to be decoded."""
+        """Return a skipper for the next block, which is too long to be decoded."""
         self._kept.clear()
         return BlockSkipper(self, self._decoder)
 
@@ -172,7 +176,7 @@ def _too_many_updates() -> Http2Error:
 
 
 class BlockSkipper:
-    """Passes over a block in pieces, but for what it changes in the table: later blocks need it."""
+    """Skips a block in pieces, and applies its table changes: later blocks depend on them."""
 
     def __init__(self, work: HeaderDecoder, decoder: Decoder) -> None:
         """Count steps at `work`."""
@@ -201,11 +205,12 @@ class BlockSkipper:
                 at = end
         except HPACKError as error:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
+
         self._passing += max(0, at - len(buffer))
         self._buffer = buffer[at:]
 
     def _count(self, first: int) -> None:
-        """Count a header or a change of the table; raises Http2Error above a bound."""
+        """Count a header or a table change. Raises Http2Error above a limit."""
         self._work.steps += 1
         if first & 0xE0 != _UPDATE:
             self._fields += 1
@@ -214,31 +219,38 @@ class BlockSkipper:
                     ErrorCode.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers in a block"
                 )
             return
+
         self._updates += 1
         if self._fields:
             raise Http2Error(
-                ErrorCode.COMPRESSION_ERROR, "headers: a change of the table's size amid a block"
+                ErrorCode.COMPRESSION_ERROR, "headers: table size update inside a block"
             )
+
         if self._updates > TABLE_UPDATES_MAX:
             raise _too_many_updates()
 
     def end(self) -> Head:
-        """Return what the block means: a refusal; raises Http2Error if it is cut short."""
+        """Return a rejection. Raises Http2Error if the block is incomplete."""
         if self._buffer or self._passing:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, "headers: cut short")
         return Head(is_too_large=True)
 
     def _end_of(self, data: bytes, at: int) -> int | None:
-        """Return where one header ends, which may be still to come; None if that is not known."""
+        """Return the end of a header, which may lie beyond `data`.
+
+        None if the end is still unknown.
+        """
         first = data[at]
         if first & 0x80:
             return _after(_read_integer(data, at, 7))
+
         adds, updates = bool(first & 0x40), first & 0xE0 == _UPDATE
         read = _read_integer(data, at, 6 if adds else 5 if updates else 4)
         if read is None or updates:
             if read is not None:
                 self._decoder.decode(data[at : read[1]], raw=True)
             return _after(read)
+
         name, place = read
         if not name:
             named = _read_integer(data, place, 7)
@@ -247,18 +259,23 @@ class BlockSkipper:
             if named[0] > _ENTRY_BYTES_MAX:
                 raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a name of {named[0]} bytes")
             place = named[0] + named[1]
+
         valued = _read_integer(data, place, 7)
         if valued is None:
             return None
+
         end = valued[0] + valued[1]
         if not adds:
             return end
         if valued[0] > _ENTRY_BYTES_MAX:
             table = self._decoder.header_table
-            table.add(b"", bytes(table.maxsize))  # longer than the table: it is empty then
+            # An entry larger than the table empties it (RFC 7541, 4.4).
+            table.add(b"", bytes(table.maxsize))
             return end
+
         if end > len(data):
             return None
+
         self._decoder.decode(data[at:end], raw=True)
         return end
 
@@ -274,7 +291,7 @@ _UPDATE = 0x20
 
 
 def _read_integer(data: bytes, at: int, prefix_bits: int) -> tuple[int, int] | None:
-    """Return an integer of HPACK and where it ends; None if it is not all there."""
+    """Return an HPACK integer and its end, None if `data` does not contain all of it."""
     if at >= len(data):
         return None
     most = (1 << prefix_bits) - 1
@@ -286,7 +303,7 @@ def _read_integer(data: bytes, at: int, prefix_bits: int) -> tuple[int, int] | N
         if each < 0x80:
             return value, at + 2 + number
     if len(data) > at + _INTEGER_BYTES_MAX:
-        raise Http2Error(ErrorCode.COMPRESSION_ERROR, "headers: an integer without an end")
+        raise Http2Error(ErrorCode.COMPRESSION_ERROR, "headers: unterminated integer")
     return None
 
 
@@ -299,44 +316,45 @@ def _head(headers: Sequence[tuple[bytes, bytes]], list_bytes_max: int) -> Head:
     own: dict[bytes, bytes] = {}
     metadata: list[tuple[str, MetadataValue]] = []
     if sum(len(name) + len(value) + _ENTRY_BYTES for name, value in headers) > list_bytes_max:
-        return Head(is_too_large=True)  # whatever it says, and before all of it is looked at
+        # Checked before anything else, so a huge list costs no further work.
+        return Head(is_too_large=True)
 
     for name, value in headers:
         if name[:1] == b":":
             if name in pseudo or own or metadata or not _is_pseudo(name, value):
                 return _MALFORMED
             pseudo[name] = value
-        elif not _is_sound(name, value) or (name in own and name in _SINGLE):
+        elif not _is_valid(name, value) or (name in own and name in _SINGLE):
             return _MALFORMED
         elif name in _OWN:
             own[name] = value
         else:
             try:
-                metadata.append(_metadatum(name, value))
+                metadata.append(_decode_metadata(name, value))
             except ValueError:
                 return _MALFORMED
-    return _judged(pseudo, own, tuple(metadata)) if pseudo else _TRAILERS
+    return _validate(pseudo, own, tuple(metadata)) if pseudo else _TRAILERS
 
 
 def _is_pseudo(name: bytes, value: bytes) -> bool:
-    return name in _PSEUDO and _is_of(_PSEUDO_BYTES[name], value)
+    return name in _PSEUDO and _has_only(_PSEUDO_BYTES[name], value)
 
 
-def _is_sound(name: bytes, value: bytes) -> bool:
-    if not name or not _is_of(_NAME_BYTES, name) or name in _OF_HOPS:
+def _is_valid(name: bytes, value: bytes) -> bool:
+    if not name or not _has_only(_NAME_BYTES, name) or name in _HOP_BY_HOP:
         return False
     if name == b"te" and value != b"trailers":
         return False
     has_blank_ends = value[:1] in _BLANKS or value[-1:] in _BLANKS
-    return _is_of(_VALUE_BYTES, value) and not has_blank_ends
+    return _has_only(_VALUE_BYTES, value) and not has_blank_ends
 
 
-def _is_of(allowed: bytes, value: bytes) -> bool:
-    """Return whether all bytes of a value are among those that are allowed."""
+def _has_only(allowed: bytes, value: bytes) -> bool:
+    """Return whether all bytes of a value are allowed."""
     return not value.translate(None, allowed)
 
 
-def _metadatum(name: bytes, value: bytes) -> tuple[str, MetadataValue]:
+def _decode_metadata(name: bytes, value: bytes) -> tuple[str, MetadataValue]:
     if not name.endswith(b"-bin"):
         return name.decode("ascii"), value.decode("latin-1")
     try:
@@ -346,10 +364,13 @@ def _metadatum(name: bytes, value: bytes) -> tuple[str, MetadataValue]:
     return name.decode("ascii"), decoded
 
 
-def _judged(pseudo: Mapping[bytes, bytes], own: Mapping[bytes, bytes], metadata: Metadata) -> Head:
+def _validate(
+    pseudo: Mapping[bytes, bytes], own: Mapping[bytes, bytes], metadata: Metadata
+) -> Head:
     method, path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
     if not method or not pseudo.get(b":scheme") or not _is_path(method, path):
         return _MALFORMED
+
     authority = pseudo.get(b":authority")
     if authority is not None and own.get(b"host", authority).lower() != authority.lower():
         return _MALFORMED
@@ -363,13 +384,16 @@ def _judged(pseudo: Mapping[bytes, bytes], own: Mapping[bytes, bytes], metadata:
         )
     except ValueError:
         return _MALFORMED
+
     if method != b"POST":
         return replace(head, http_status=405)
+
     kind = own.get(b"content-type", b"")
     if kind != b"application/grpc" and not kind.startswith(
         (b"application/grpc+", b"application/grpc;")
     ):
         return replace(head, http_status=415)
+
     return head
 
 
@@ -378,7 +402,7 @@ def _is_path(method: bytes, path: bytes) -> bool:
 
 
 def _length(value: bytes | None) -> int | None:
-    """Return a number of bytes; raises ValueError."""
+    """Return a number of bytes. Raises ValueError."""
     if value is None:
         return None
     if not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
@@ -387,7 +411,7 @@ def _length(value: bytes | None) -> int | None:
 
 
 def _timeout(value: bytes | None) -> float | None:
-    """Return a timeout in seconds; raises ValueError."""
+    """Return a timeout in seconds. Raises ValueError."""
     if value is None:
         return None
     text = value.decode("ascii")
@@ -425,7 +449,7 @@ ACCEPTED_ENCODINGS: Metadata = (("grpc-accept-encoding", "identity"),)
 """Names the encodings of messages that are accepted: none compresses."""
 
 STATUS_OK = literal(b"grpc-status", b"0")
-"""Block that ends a call which was answered."""
+"""Prefix of the next block after the client has requested a smaller table."""
 
 
 def refusal_head(http_status: int) -> bytes:
@@ -436,7 +460,7 @@ def refusal_head(http_status: int) -> bytes:
 def status(
     code: int, message: str = "", metadata: Iterable[tuple[str, MetadataValue]] = ()
 ) -> bytes:
-    """Return the block that ends a call, without that of its begin."""
+    """Return the block that ends a call, without the block of its beginning."""
     parts = [STATUS_OK if not code else literal(b"grpc-status", str(code).encode())]
     if message:
         parts.append(literal(b"grpc-message", _escaped(message)))
@@ -445,7 +469,10 @@ def status(
 
 
 def metadata_block(metadata: Iterable[tuple[str, MetadataValue]]) -> bytes:
-    """Return the block of some metadata; bytes belong to names that end in `-bin`."""
+    """Return the block of some metadata.
+
+    Values of type bytes belong to names that end in `-bin`.
+    """
     return b"".join(
         literal(
             name.encode("ascii"),
@@ -461,6 +488,6 @@ def _escaped(message: str) -> bytes:
     if raw.isascii() and b"%" not in raw and message.isprintable():
         return raw
     return b"".join(
-        bytes((each,)) if 0x20 <= each <= 0x7E and each != 0x25 else b"%%%02X" % each
-        for each in raw
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
+        for byte in raw
     )

@@ -40,13 +40,13 @@ from streammeta.controller.grpc_server.outflow import (
 from streammeta.controller.grpc_server.stream import Stream
 
 CONNECTION_WINDOW = 8 << 20
-"""Bytes that may be on their way to all streams together; taken ones are granted anew."""
+"""Bytes that may be in flight to all streams together. Consumed bytes are granted again."""
 
 CONTINUATIONS_MAX = 64
-"""Frames of one block of headers, beside one for each 8 KiB of it."""
+"""Frames of one block of headers, in addition to one per 8 KiB of the block."""
 
 SKIPPED_BYTES_MAX = 4 << 20
-"""Bytes of a block that is too long, and passed over, beyond which the connection ends."""
+"""Maximum size of a skipped block. A longer one ends the connection."""
 
 _SETTINGS_A_UNIT = 32
 """Settings of a frame that are as much work as a frame."""
@@ -59,7 +59,8 @@ SETTINGS_CHANGES = (1_000, 10.0)
 PINGS = (10_000, 1_000.0)
 WASTED_FRAMES = (10_000, 1_000.0)
 """Streams that the client resets or has reset, settings, pings between which nothing is answered,
-and frames without effect: at once, and a second."""
+and frames without effect: at once, and a second.
+"""
 
 LEFT_OPEN_MAX = 4_096
 """Streams ended here, and not by their clients, of which late frames are passed over."""
@@ -80,7 +81,7 @@ class Allowance:
         self._at = float("-inf")
 
     def take(self, now: float, what: str) -> None:
-        """Count one; raises Http2Error if that is too often."""
+        """Count one event. Raises Http2Error if they are too frequent."""
         if self._left < 1.0:
             self._left = min(self._most, self._left + (now - self._at) * self._per_s)
             self._at = now
@@ -95,11 +96,11 @@ class User(Protocol):
     """What hears of a connection's streams."""
 
     def on_head(self, stream: Stream, head: Head) -> None:
-        """Take a new stream; whether it has ended already is in it."""
+        """Handle a new stream. The stream states whether it has already ended."""
         ...
 
     def on_data(self, stream: Stream, data: bytes) -> None:
-        """Take bytes of a stream; whether they are its last is in it."""
+        """Handle bytes of a stream. The stream states whether they are its last."""
         ...
 
     def on_sent(self, stream: Stream) -> None:
@@ -107,11 +108,11 @@ class User(Protocol):
         ...
 
     def on_closed(self, stream: Stream, *, by_client: bool) -> None:
-        """Hear that a stream is no more: it has ended, or one of both has reset it."""
+        """Handle the end of a stream, by its last frame or by a reset of either side."""
         ...
 
     def on_end_heard(self) -> None:
-        """Hear that the client knows that it is to open no more streams."""
+        """Handle the client's confirmation that it opens no more streams."""
         ...
 
 
@@ -128,7 +129,7 @@ class _Block:
 
 
 class Session(Outflow):
-    """State of one connection; what is to be sent is in `out`."""
+    """State of one connection. `out` contains the bytes to be sent."""
 
     def __init__(
         self, user: User, *, streams_max: int, stream_window: int, header_list_bytes: int
@@ -147,6 +148,7 @@ class Session(Outflow):
         self._final_id: int | None = None
         self._block: _Block | None = None
         self.spent = 0
+
         """Units of work that the last call of `work` took, for frames and for their effects."""
         self.has_settings = False
         """The client has sent its preface and its first frame."""
@@ -164,7 +166,7 @@ class Session(Outflow):
             (Setting.INITIAL_WINDOW_SIZE, stream_window),
             (Setting.MAX_HEADER_LIST_SIZE, header_list_bytes),
         )
-        said = b"".join(_SETTING.pack(*each) for each in settings)
+        said = b"".join(_SETTING.pack(*setting) for setting in settings)
         self.out += (
             frame(Kind.SETTINGS, 0, 0, said),
             frame(Kind.WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - DEFAULT_WINDOW)),
@@ -173,13 +175,15 @@ class Session(Outflow):
     # -- what comes
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; `work` handles them."""
+        """Buffer received bytes, which `work` handles."""
         self._parser.feed(data)
 
     def work(self, now: float, units: int) -> bool:
-        """Send what may go and handle frames, for so many units; return whether there may be more.
+        """Send pending bytes and handle frames, for at most `units`.
 
-        A frame's work is never cut short, so the last one may take more than was left.
+        Return whether more may follow.
+
+        The work of a frame is never cut short, so the last one may exceed the units.
 
         Raises:
             Http2Error: the connection must end.
@@ -203,6 +207,7 @@ class Session(Outflow):
                 self._on_headers(now, flags, stream_id, payload)
             else:
                 self._on_other(now, kind, flags, stream_id, payload)
+
         return True
 
     def _on_other(self, now: float, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
@@ -257,6 +262,7 @@ class Session(Outflow):
         assert block is not None
         if kind != Kind.CONTINUATION or stream_id != block.stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "another frame amid headers")
+
         block.size += len(payload)
         block.frames += 1
         if block.size > SKIPPED_BYTES_MAX or block.frames > CONTINUATIONS_MAX + block.size // 8192:
@@ -269,6 +275,7 @@ class Session(Outflow):
                 block.skipper = self._headers.skipper()
                 self._pass_over(block.skipper, b"".join(block.parts))
                 block.parts.clear()
+
         if flags & Flag.END_HEADERS:
             self._block = None
             if block.skipper is None:
@@ -297,14 +304,17 @@ class Session(Outflow):
         if stream is not None:
             self._on_trailers(now, stream, is_last, head)
             return
+
         if stream_id <= self.last_id:
             if not is_last or stream_id not in self._left_open:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} is not new")
             del self._left_open[stream_id]
             self._wasted.take(now, "frames of closed streams")
             return
+
         if not stream_id & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client's stream has an odd number")
+
         self.last_id = stream_id
         if self._final_id is not None and stream_id > self._final_id:
             self._wasted.take(now, "streams after the last one")  # its client knows which one is
@@ -342,25 +352,32 @@ class Session(Outflow):
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"data of stream {stream_id}: idle")
             self._on_late_data(now, flags, stream_id)
             return
+
         if stream.is_ended_there:
             self._break(now, stream, ErrorCode.STREAM_CLOSED)
             return
+
         if size > stream.granted:
             self._break(now, stream, ErrorCode.FLOW_CONTROL_ERROR)
             return
+
         stream.granted -= size
         if flags & Flag.PADDED:
             payload = unpadded(flags, payload)
+
         is_last = bool(flags & Flag.END_STREAM)
         if not stream.count(len(payload), is_last=is_last):
             self._break(now, stream, ErrorCode.PROTOCOL_ERROR)
             return
+
         if is_last:
             stream.is_ended_there = True
         elif not payload:
             self._wasted.take(now, "empty frames")
+
         if len(payload) < size:
             self.grant(stream, size - len(payload))
+
         self._user.on_data(stream, payload)
 
     def _count_data(self, size: int) -> None:
@@ -375,7 +392,10 @@ class Session(Outflow):
             self._taken = 0
 
     def _on_late_data(self, now: float, flags: int, stream_id: int) -> None:
-        """Pass data over that was on its way when the stream ended; no client may send other."""
+        """Skip data that was in flight when the stream ended.
+
+        A client may send no other data for it.
+        """
         if stream_id not in self._left_open:
             self._resets.take(now, "data of closed streams")
             self._reset(stream_id, ErrorCode.STREAM_CLOSED)
@@ -391,12 +411,14 @@ class Session(Outflow):
                 code = ErrorCode.FLOW_CONTROL_ERROR if grant else ErrorCode.PROTOCOL_ERROR
                 raise Http2Error(code, f"a window of {self.window} bytes")
             return
+
         stream = self.streams.get(stream_id)
         if stream is None:
             if stream_id > self.last_id:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a window of stream {stream_id}: idle")
             self._wasted.take(now, "frames of closed streams")
             return
+
         if not grant or stream.window + grant + self._initial_window > WINDOW_MAX:
             code = ErrorCode.FLOW_CONTROL_ERROR if grant else ErrorCode.PROTOCOL_ERROR
             self._break(now, stream, code)
@@ -416,6 +438,7 @@ class Session(Outflow):
         if flags & Flag.ACK:
             self._wasted.take(now, "acknowledgements")
             return
+
         self._changes.take(now, "settings")
         self.spent += len(payload) // (_SETTING.size * _SETTINGS_A_UNIT)
         window = self._initial_window
@@ -432,8 +455,10 @@ class Session(Outflow):
                 self._table_notice = NO_TABLE
             elif key == Setting.ENABLE_PUSH and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
+
         if window > self._initial_window:
             self._require_windows(window)
+
         # A client applies its settings once they are acknowledged: until then data that only they
         # allow breaks its rules (RFC 9113, 6.5.3).
         self.out.append(frame(Kind.SETTINGS, Flag.ACK, 0))
@@ -454,7 +479,7 @@ class Session(Outflow):
             self.out.append(frame(Kind.WINDOW_UPDATE, 0, stream.id, U32.pack(size)))
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """End a stream at once, and drop what is unsent of it."""
+        """End a stream at once, and drop its unsent bytes."""
         self._reset(stream.id, code)
         self._forget(stream, by_client=False)
 
@@ -476,15 +501,15 @@ class Session(Outflow):
         self.out.append(frame(Kind.PING, 0, 0, _ALIVE_PING))
 
     def announce_end(self) -> None:
-        """Tell the client to open no more streams, and ask whether it has heard.
+        """Ask the client to open no more streams and to confirm that.
 
-        Those that it has opened until then are served.
+        Streams that it has opened until then are served.
         """
         self._go_away(STREAM_ID_MAX, ErrorCode.NO_ERROR, "")
         self.out.append(frame(Kind.PING, 0, 0, _END_PING))
 
     def take_no_more(self) -> None:
-        """Tell the client which stream is the last that is served; later ones are passed over."""
+        """Announce the last stream that is served. Later streams are ignored."""
         if self._final_id is None:
             self._final_id = self.last_id
             self._go_away(self.last_id, ErrorCode.NO_ERROR, "")
@@ -499,7 +524,7 @@ class Session(Outflow):
         return self._final_id is not None and not self.streams
 
     def close(self, units: int) -> bool:
-        """Forget streams, now that the connection is gone; return whether more are left."""
+        """Forget streams of a closed connection. Return whether more are left."""
         self.spent = 0
         while self.streams and self.spent < units:
             self._forget(next(iter(self.streams.values())), by_client=True)

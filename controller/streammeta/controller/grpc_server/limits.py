@@ -11,23 +11,24 @@ ANSWER_BYTES_MAX = 4 << 20
 """Largest answer: clients of gRPC accept as much unless they are set up otherwise."""
 
 STREAMS_MAX = 1_024
-"""Calls under way on one connection; any more wait at their client, or are refused unread."""
+"""Calls in flight on one connection. Further calls wait at their client, or are rejected unread."""
 
 CONNECTIONS_MAX = 4_096
-"""Connections of one listener; any more are closed at once."""
+"""Connections of one listener. Further connections are closed at once."""
 
 CALLS_MAX = 25_000
-"""Calls under way at one server, in equal parts for its listeners; any more are refused.
+"""Calls in flight on one server, in equal parts for its listeners. Further calls are rejected.
 
-This is the line behind admission control.
+This limit protects the server where admission control does not apply.
 """
 
 WAITING_SOME, WAITING_MOST = 1_000, 2_000
-"""Calls of a listener that wait to be begun: beyond the first some are refused, then all.
+"""Calls of a listener that wait to begin: above the first number some are rejected, above the
+second all.
 
-They are refused unread (REFUSED_STREAM), which costs next to nothing. To let them in and refuse
-them would cost half of what serving them does. As many as wait are served in about a second; all
-watches of a controller may come at once.
+Rejecting a call unread (REFUSED_STREAM) costs almost nothing, while rejecting it in a handler costs
+half of serving it. A full queue is served in about a second. All watches of a controller may arrive
+at once.
 """
 
 LOOKAHEAD_BYTES = 1 << 20
@@ -49,9 +50,9 @@ class Limits:
     waiting_some: int = WAITING_SOME
     waiting_most: int = WAITING_MOST
     begun_a_turn: int = 32
-    """Calls begun in one turn of the event loop, so that whatever comes at once leaves it turns.
+    """Calls begun in one turn of the event loop, so that a burst leaves turns for other work.
 
-    As many again are begun of the methods that overload must not hold up.
+    The same number of prioritized calls begins in addition.
     """
     work_a_turn: int = 1_024
     """Units of work that all connections together may cause in one turn of the event loop.
@@ -71,17 +72,17 @@ class Limits:
     header_list_bytes: int = 16 << 10
     """Headers of one call, each with 32 bytes more than it has."""
     handshake_s: float = 10.0
-    """Time for a handshake of TLS, and for the first frame behind it."""
+    """Time for the TLS handshake, and for the first frame after it."""
     handshakes: int = 1_024
-    """Handshakes of TLS under way at a listener; more are closed."""
+    """TLS handshakes in flight on a listener. Further ones are closed."""
     handshakes_of_host: int = 512
     """The same of one host, so that one that shows nothing leaves room for the others."""
     keepalive_s: float = 30.0
-    """Silence after which a connection is pinged; finds dead hosts that hold watches."""
+    """Silence after which a connection is pinged, to detect dead hosts with open watches."""
     keepalive_timeout_s: float = 10.0
-    """Time for anything to come after a ping; then the connection ends."""
+    """Time for an answer to a ping, after which the connection ends."""
     age_s: float | None = None
-    """Age at which a connection takes no more calls; None: it never does."""
+    """Age at which a connection accepts no more calls. None: no limit."""
     age_grace_s: float = AGE_GRACE_S
     unread_s: float = 10.0
     """Time for the last bytes of an ended stream to be taken, before it is reset."""

@@ -42,7 +42,7 @@ class MessageReader:
         self._bytes_max = bytes_max
         self._buffer = bytearray()
         self.needs = 0
-        """Bytes that the message under way still lacks; 0 while its length is not known."""
+        """Missing bytes of the current message, 0 while its length is unknown."""
 
     @property
     def held(self) -> int:
@@ -50,7 +50,7 @@ class MessageReader:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes; return the messages that they complete.
+        """Add bytes and return the messages that they complete.
 
         Raises:
             MessageTooLargeError: from its length, before its bytes are kept.
@@ -62,6 +62,7 @@ class MessageReader:
             end = PREFIX_BYTES + self._length(data, 0)
             if len(data) == end:
                 return [data[PREFIX_BYTES:]]
+
         buffer += data
         found: list[bytes] = []
         at, self.needs = 0, 0
@@ -72,8 +73,10 @@ class MessageReader:
                 break
             found.append(bytes(buffer[at + PREFIX_BYTES : end]))
             at = end
+
         if at:
             del buffer[:at]
+
         return found
 
     def _length(self, data: bytes | bytearray, at: int) -> int:

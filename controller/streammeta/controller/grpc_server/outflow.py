@@ -65,7 +65,7 @@ class Outflow(ABC):
         self._put_headers(stream.id, block, 0)
 
     def send(self, stream: Stream, data: bytes) -> bool:
-        """Send bytes of an answer, as far as windows allow; return whether all are on their way."""
+        """Send bytes of an answer as far as windows allow. Return whether all are on their way."""
         size = len(data)
         if (
             not stream.unsent
@@ -81,14 +81,16 @@ class Outflow(ABC):
             self.out.append(frame_header(size, Kind.DATA, 0, stream.id))
             self.out.append(data)
             return True
+
         stream.unsent.append(memoryview(data))
         stream.unsent_bytes += size
         if len(stream.unsent) == 1:  # else it waits already
             self._send_unsent(stream)
+
         return not stream.unsent
 
     def end(self, stream: Stream, block: bytes) -> None:
-        """Send the headers that end a stream, behind what is unsent of it."""
+        """Send the headers that end a stream, after its unsent bytes."""
         if stream.unsent:
             stream.last = block
         else:
@@ -119,7 +121,7 @@ class Outflow(ABC):
             self._stalled.clear()
 
     def _send_next(self) -> int:
-        """Send unsent bytes of the stream whose turn it is; return the frames that this took."""
+        """Send unsent bytes of the next stream. Return the number of frames."""
         stream = next(iter(self._ready.values()))
         sent = self._send_unsent(stream)
         if not stream.unsent:
@@ -130,7 +132,7 @@ class Outflow(ABC):
         return sent
 
     def _send_unsent(self, stream: Stream) -> int:
-        """Send as much of a stream as windows and room allow; return the number of frames."""
+        """Send as much of a stream as windows and buffer allow. Return the number of frames."""
         unsent, out, sent = stream.unsent, self.out, 0
         self._ready.pop(stream.id, None)
         while unsent:
@@ -154,6 +156,7 @@ class Outflow(ABC):
                 unsent.popleft()
             else:
                 unsent[0] = first[size:]
+
         return sent
 
     def _drop_unsent(self, stream: Stream) -> None:
@@ -179,6 +182,7 @@ class Outflow(ABC):
                 frame_header(len(block), Kind.HEADERS, flags | Flag.END_HEADERS, stream_id) + block
             )
             return
+
         kind = Kind.HEADERS
         for at in range(0, len(block), FRAME_BYTES_MAX):
             part = block[at : at + FRAME_BYTES_MAX]

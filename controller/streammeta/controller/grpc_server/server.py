@@ -1,7 +1,7 @@
-"""Server of clients: gRPC over HTTP/2 on the event loop, with no thread of its own.
+"""gRPC server over HTTP/2 on the event loop, without threads.
 
-Takes the handlers that gRPC's generated code registers. Begins calls in the order in which they
-come, some in each turn of the event loop; refuses those beyond its bounds unread.
+Accepts the handlers that gRPC's generated code registers. Begins calls in the order of arrival, a
+limited number in each turn of the event loop, and rejects calls above its limits unread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streammeta.tls.server_certificates import ServerCertificates
 _BACKLOG = 1_024
 
 _ABORT_S = 1.0
-"""Time for transports to tell that they are aborted, in seconds."""
+"""Time for transports to report that they are aborted, in seconds."""
 _LOOK_S = 0.005
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
@@ -59,7 +59,7 @@ class Server:
         self._methods: dict[str, Method] = {}
         self._listeners: list[Listener] = []
         self._shares: list[Share] = []
-        self._begun = self._begun_apart = 0
+        self._begun = self._begun_priority = 0
         self.budget = Budget(limits.work_a_turn, limits.work_a_turn_s)
         """Work that may still be done in this turn."""
         self._queue = TurnQueue()
@@ -87,10 +87,10 @@ class Server:
         for name, handler in handlers.items():
             self._methods[f"/{service}/{name}"] = Method.of(handler)
 
-    def set_apart(self, paths: Sequence[str]) -> None:
+    def prioritize(self, paths: Sequence[str]) -> None:
         """Begin calls of these methods, such as `/a.Service/Method`, whatever else waits.
 
-        They have a number of calls a turn of their own, and are not refused.
+        They have their own number of calls per turn and are never rejected for other calls.
 
         Raises:
             ValueError: none of the services has such a method.
@@ -99,7 +99,7 @@ class Server:
             handler = self._handler(path)
             if handler is None:
                 raise ValueError(f"{path} is no method of the services")
-            self._methods[path] = Method.of(handler, is_apart=True)
+            self._methods[path] = Method.of(handler, is_priority=True)
 
     def method(self, path: str) -> Method | None:
         """Return the method at a path, None if there is none."""
@@ -110,7 +110,7 @@ class Server:
 
     def _handler(self, path: str) -> grpc.RpcMethodHandler[Any, Any] | None:
         details: Any = _Details(path)
-        return next(filter(None, (each.service(details) for each in self._handlers)), None)
+        return next(filter(None, (handler.service(details) for handler in self._handlers)), None)
 
     # -- listening
 
@@ -121,14 +121,16 @@ class Server:
         *,
         asks_clients: bool = True,
     ) -> int:
-        """Take `address`, HOST:PORT; return the port, chosen if it is 0. `start` serves there.
+        """Listen on `address`, HOST:PORT, and return the port, chosen if it is 0.
+
+        `start` begins to serve.
 
         With `tls` every client must show a certificate of the authorities, unless `asks_clients` is
-        False: then each call must name its caller. Without `tls` it is plain text.
+        False: then each call must carry a token. Without `tls` the listener is plain text.
 
         Raises:
-            OSError: the address is taken, or is none of this host's.
-            TlsError: the files for TLS are of no use.
+            OSError: the address is in use, or does not belong to this host.
+            TlsError: the TLS files are invalid.
         """
         shown = ServerCertificates(tls.load()) if isinstance(tls, TlsFiles) else tls
         limits, share = self.limits, self.add_share()
@@ -147,10 +149,11 @@ class Server:
         )
         port = listener.bind(address)
         self._listeners.append(listener)
+
         return port
 
     def add_share(self) -> Share:
-        """Return an equal part of the bounds, for one more listener."""
+        """Return an equal part of the limits for one more listener."""
         self._shares.append(Share(self.limits))
         for share in self._shares:
             share.divide(len(self._shares))
@@ -169,9 +172,9 @@ class Server:
             listener.begin()
 
     async def stop(self, grace: float | None, hurried: asyncio.Event | None = None) -> None:
-        """Take no more connections and calls; give those under way `grace` seconds to end.
+        """Accept no more connections and calls. Calls in flight have `grace` seconds to end.
 
-        Once `hurried` is set they have no more time.
+        They have no more time once `hurried` is set.
         """
         self.is_stopping = True
         for listener in self._listeners:
@@ -195,12 +198,12 @@ class Server:
     def enqueue(self, call: Call, share: Share) -> None:
         """Begin a call now, in a later turn, or never."""
         limits, waiting = self.limits, len(share.waiting)
-        if call.method.is_apart:
-            if share.apart or self._begun_apart >= limits.begun_a_turn:
-                share.apart.append(call)
+        if call.method.is_priority:
+            if share.priority or self._begun_priority >= limits.begun_a_turn:
+                share.priority.append(call)
                 self._do_calls_wait = True
             else:
-                self._begun_apart += 1
+                self._begun_priority += 1
                 call.start()
         elif not waiting and self._begun < limits.begun_a_turn:
             self._begun += 1
@@ -215,6 +218,7 @@ class Server:
         else:
             share.waiting.append(call)
             self._do_calls_wait = True
+
         self.note_turn()
 
     def ask(self, connection: Connection) -> None:
@@ -237,26 +241,26 @@ class Server:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Begin calls that wait, and go on with connections that do."""
-        self._begun = self._begun_apart = 0
+        """Begin waiting calls, and continue the work of waiting connections."""
+        self._begun = self._begun_priority = 0
         self._is_turn_due = False
         self.budget.renew()
         if self._do_calls_wait:
             self._begin_calls()
         if self._queue:
             self._work()
-        if self._begun or self._begun_apart or self._queue:
+        if self._begun or self._begun_priority or self._queue:
             self.note_turn()
 
     def _begin_calls(self) -> None:
         most, shares = self.limits.begun_a_turn, self._shares
-        for call in take_calls((share.apart for share in shares), most):
-            self._begun_apart += 1
+        for call in take_calls((share.priority for share in shares), most):
+            self._begun_priority += 1
             call.start()
         for call in take_calls((share.waiting for share in shares), most):
             self._begun += 1
             call.start()
-        self._do_calls_wait = any(share.apart or share.waiting for share in shares)
+        self._do_calls_wait = any(share.priority or share.waiting for share in shares)
 
     def _work(self) -> None:
         while self._queue and not self.budget.is_spent:
@@ -282,7 +286,7 @@ class _ClientTls:
 
     @property
     def listening(self) -> ssl.SSLContext | None:
-        """Context of a connection that comes now; None: plain text."""
+        """Return the TLS context for a new connection, None for plain text."""
         if self._shown is None:
             return None
         return self._shown.context(asks_clients=self._asks_clients)
@@ -295,9 +299,9 @@ def _keep_quiet(host: str, event: str, reason: str) -> None:
 def new_server(connection_age_ms: int | None = None, connections_max: int | None = None) -> Server:
     """Return a server without services and addresses.
 
-    Each of its listeners has at most `connections_max` connections, `CONNECTIONS_MAX` for None.
-    A connection takes no call once it is as old as `connection_age_ms`, and ends after a grace, so
-    that clients come again with the certificates that they have by then; None: it never does.
+    Each listener has at most `connections_max` connections, `CONNECTIONS_MAX` for None. A
+    connection of age `connection_age_ms` accepts no more calls and ends after a grace period, so
+    clients reconnect with their current certificates. None: there is no age limit.
     """
     limits = DEFAULT
     if connection_age_ms is not None:

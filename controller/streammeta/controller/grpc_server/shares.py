@@ -21,17 +21,17 @@ _MOST = 7 / 8
 """Share of a turn's work that is enough for another one."""
 
 _DEBT_TURNS = 16
-"""Turns without work that can follow work beyond the bound of one."""
+"""Idle turns that may follow work above the limit of one turn."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
 class Share:
-    """One listener's part of the bounds of its server; no other listener uses it up."""
+    """One listener's part of the limits of its server, which no other listener uses up."""
 
     def __init__(self, limits: Limits) -> None:
-        """Take the bounds of the server, all of them until others share."""
+        """Use the limits of the server, all of them until other listeners share them."""
         self._limits = limits
         self.connections = 0
         self.calls = 0
@@ -40,14 +40,14 @@ class Share:
         """Bytes of requests that are not complete, or not taken by their handlers."""
         self.waiting: deque[Call] = deque()
         """Calls that wait to be begun."""
-        self.apart: deque[Call] = deque()
+        self.priority: deque[Call] = deque()
         """The same of calls that other calls do not hold up."""
         self.divide(1)
 
     def divide(self, listeners: int) -> None:
-        """Take an equal part of the bounds that belong to so many listeners together.
+        """Use an equal part of the limits that `listeners` share.
 
-        The number of connections is not one of them: each listener has a bound of its own.
+        The number of connections is not shared: each listener has its own limit.
         """
         self.calls_max = max(1, self._limits.calls // listeners)
         self.held_max = self._limits.held_bytes // listeners
@@ -65,25 +65,25 @@ class Budget:
     """
 
     def __init__(self, units: int, seconds: float) -> None:
-        """Allow so many units a turn, and no more than so many seconds for them."""
+        """Allow `units` per turn, and at most `seconds` for them."""
         self._units, self._seconds = units, seconds
         self._low_units, self._low_s = units * _MOST, seconds * _MOST
         self.units = units
-        """Units left; below zero if the last piece of work took more."""
+        """Remaining units, negative if the last piece of work exceeded them."""
         self._left_s = seconds
 
     def renew(self) -> None:
-        """Begin another turn, which makes up for work beyond the bound of the one before."""
+        """Begin another turn, which pays for excess work of the previous one."""
         self.units = min(0, self.units) + self._units
         self._left_s = min(0.0, self._left_s) + self._seconds
 
     @property
     def is_spent(self) -> bool:
-        """Whether no more may be done in this turn."""
+        """Whether no more work may be done in this turn."""
         return self.units <= 0 or self._left_s <= 0
 
     def spend(self, units: int, seconds: float = 0.0) -> bool:
-        """Count work that was done; return whether the next turn must be renewed."""
+        """Count work. Return whether the next turn must be renewed."""
         self.units -= units
         self._left_s = max(self._left_s - seconds, -_DEBT_TURNS * self._seconds)
         return self.units < self._low_units or self._left_s < self._low_s
@@ -102,7 +102,7 @@ class TurnQueue:
         return bool(self._shares)
 
     def push(self, connection: Connection) -> None:
-        """Have a connection wait behind the others of its caller."""
+        """Queue a connection after the others of its caller."""
         callers = self._shares.setdefault(connection.share, {})
         callers.setdefault(connection.caller, deque()).append(connection)
 

@@ -31,17 +31,20 @@ class Stream:
         self.granted = granted
         """Bytes that the client may still send."""
         self.window = 0
-        """Bytes that may be sent, beside what settings give to every stream; may be negative."""
+        """Bytes that may be sent, relative to the initial window of every stream.
+
+        May be negative.
+        """
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
         self.last: bytes | None = None
-        """Block of headers that ends it, behind what is unsent."""
+        """Block of headers that ends the stream, sent after its unsent bytes."""
         self.is_ended_there = False
         self.length: int | None = None
         """Bytes that its client has still to send, if it said how many there are."""
 
     def count(self, size: int, *, is_last: bool) -> bool:
-        """Count bytes of its client; return whether they are as many as it said."""
+        """Count received bytes. Return whether they match the announced length."""
         if self.length is None:
             return True
         self.length -= size

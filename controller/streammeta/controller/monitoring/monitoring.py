@@ -75,16 +75,16 @@ class Parts:
 
 
 class Monitoring:
-    """Probes and metrics of a controller; a caller gets what the door allows."""
+    """Probes and metrics of a controller; a caller gets what the authenticator allows."""
 
-    def __init__(self, parts: Parts, door: Authenticator) -> None:
+    def __init__(self, parts: Parts, authenticator: Authenticator) -> None:
         self._parts = parts
         pages = {
             "/livez": Route("livez", self._livez),
             "/readyz": Route("readyz", self._readyz),
             "/metrics": Route("metrics", self._metrics),
         }
-        self._plane = HttpPlane(parts.tls.http, door, pages)
+        self._plane = HttpPlane(parts.tls.http, authenticator, pages)
         sources = self._sources()
         registry = new_registry(ControllerCollector(sources))
         self._loop_lag = LoopLag(registry)

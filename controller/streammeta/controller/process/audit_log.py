@@ -60,7 +60,7 @@ class Auditing:
         self._is_pipe = config.audit_log == STANDARD_OUTPUT
         if config.audit_log is not None:
             self.writer = AuditWriter(_opened(config.audit_log))
-            self.auditor = Auditor(self.writer, clock, self._office, config.audit_failure)
+            self.auditor = Auditor(self.writer, clock, self._leadership, config.audit_failure)
 
     def look(self) -> None:
         """Go on in a file of the log's name: the one until now may have been renamed."""
@@ -76,14 +76,14 @@ class Auditing:
         """Return the end of the log that no crash takes back; None without a log in a file."""
         return None if self.writer is None or self._is_pipe else self.writer.durable_head
 
-    def _office(self) -> LeadershipState:
+    def _leadership(self) -> LeadershipState:
         leader, node_id = self._driver.leader, self._node_id
         leads = leader is not None and leader[0] == node_id
         return LeadershipState(node_id, self._driver.epoch, leads)
 
     async def _heads(self) -> Mapping[int, Chain]:
         """Return the ends of the controllers' logs, as far as they answer, while this one leads."""
-        if not self._office().leads:
+        if not self._leadership().leads:
             return {}
         seen = self._driver.describe()
         endpoints: dict[int, str] = {

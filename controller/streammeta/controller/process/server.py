@@ -81,7 +81,7 @@ from streammeta.controller.tls.manager import TlsManager, check_advertised, warn
 from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
 from streammeta.controller.trust.reloading import Reloading
-from streammeta.controller.trust.setup import Doors
+from streammeta.controller.trust.setup import http_authenticator, read_policy, rpc_authenticator
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
@@ -90,7 +90,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _log = structlog.get_logger(component="server")
 
-_APART = ("/streammeta.v1.NodeService/Heartbeat", "/grpc.health.v1.Health/Check")
+_PRIORITY = ("/streammeta.v1.NodeService/Heartbeat", "/grpc.health.v1.Health/Check")
 """Calls that overload must not hold up: brokers whose are not heard are fenced, and controllers
 that do not answer probes are ended."""
 
@@ -104,7 +104,7 @@ Python's own is 5 ms: an acknowledgement that waits for the disk's thread would 
 """
 
 COLLECTED_EVERY = 10_000
-"""New objects between two collections; Python's own number, 700, is that of a few calls."""
+"""New objects between two collections. A few calls create Python's default of 700."""
 
 
 class PortInUseError(OSError):
@@ -130,14 +130,13 @@ def check(config: ControllerConfig) -> None:
     The directory may be in use: its identity is read without its lock.
 
     Raises:
-        ConfigError: a store's URI does not parse, or a file for TLS, policy, tokens or audit can't
-            be used.
+        ConfigError: a store's URI, or a file for TLS, policy, tokens or audit is invalid.
         JournalError: the data directory is missing, not formatted, damaged or another node's.
         StorageError: the bucket can't be used.
     """
     TlsManager(config)
     check_advertised(config)
-    Doors(config)
+    rpc_authenticator(config, read_policy(config))
     check_audit_log(config)
     identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
     check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
@@ -279,10 +278,11 @@ class ControllerNode:
         )
         self._memory = ProcessMemory(_memory_limit(config))
         self._auditing = Auditing(config, clock, self._driver, self._controller, self._tls)
-        self._doors = Doors(config)
-        if self._doors.policy is not None:
-            self._deny_peers(self._doors.policy.current)
-            self._doors.policy.on_change(self._deny_peers)
+        self._policy = read_policy(config)
+        self._authenticator, self._token_keys = rpc_authenticator(config, self._policy)
+        if self._policy is not None:
+            self._deny_peers(self._policy.current)
+            self._policy.on_change(self._deny_peers)
         self._request_memory = MemoryBudget(config.request_memory_mb << 20, self._memory.took)
         self._phase = Phase.STARTING
         self._health_tasks: set[asyncio.Task[None]] = set()
@@ -355,8 +355,8 @@ class ControllerNode:
         signals.on_asked = stopping
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._look_again)
         self._tls.tell(self._auditing.changed)
-        if self._doors.policy is not None:
-            self._doors.policy.told = self._auditing.changed
+        if self._policy is not None:
+            self._policy.told = self._auditing.changed
         async with self._auditing, self._listening(signals), self._lifecycle_running() as lifecycle:
             _log.info("memory", limit_bytes=self._memory.limit_bytes)
             await self._set_health("leader", serving=False)
@@ -389,7 +389,7 @@ class ControllerNode:
         """Look at files that may have been replaced, or moved away."""
         self._auditing.look()
         self._reloading.ask()
-        for files in (self._doors.policy, self._doors.token_keys):
+        for files in (self._policy, self._token_keys):
             if files is not None:
                 files.look_now()
 
@@ -401,7 +401,7 @@ class ControllerNode:
         _log.info("descriptors", limit=limit, connections_a_listener=connections)
         clients = new_server(self._config.connection_age_ms, connections)
         clients.add_generic_rpc_handlers(self._handlers())
-        clients.set_apart(_APART)
+        clients.prioritize(_PRIORITY)
         for each in self._tls.listeners:
             try:
                 clients.listen(each.address, each.certificates, asks_clients=not each.by_token)
@@ -461,7 +461,7 @@ class ControllerNode:
             # Names and tags of streams are not for every caller that reaches a port in plain text.
             status=status if config.shows_pages else None,
         )
-        monitoring = Monitoring(parts, self._doors.of_pages())
+        monitoring = Monitoring(parts, http_authenticator(self._config, self._policy))
         try:
             await monitoring.start(address)
         except OSError as error:
@@ -473,7 +473,7 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
-        files = (self._reloading, self._doors.policy, self._doors.token_keys)
+        files = (self._reloading, self._policy, self._token_keys)
         watching = (part for part in files if part is not None)
         parts = (*self._lifecycle, *watching, self._memory, self._uncalled)
         tasks = [asyncio.create_task(part.run()) for part in parts]
@@ -500,11 +500,11 @@ class ControllerNode:
         spool.remove_left_over()
         metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(
-            *(self._driver, self._config.cluster_id, features, self._doors.policy),
+            *(self._driver, self._config.cluster_id, features, self._policy),
             self._auditing.head,
         )
         entrance = CallPipeline(
-            *(self._doors.of_calls, self._auditing.auditor, memory, rates, guard),
+            *(self._authenticator, self._auditing.auditor, memory, rates, guard),
             connections=self._uncalled,
             tally=self._requests,
         )

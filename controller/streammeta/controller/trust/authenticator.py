@@ -1,4 +1,4 @@
-"""The door: a call's principal, and whether its role may make the call.
+"""The authenticator: a call's principal, and whether its role may make the call.
 
 Judges every call before its request is parsed and before a leader is named. A certificate names
 the caller; over a connection that asks for none, a token does. A connection in plain text has no
@@ -125,7 +125,7 @@ class LongCall:
         self.context = context
         self.ended_by: ApiError | None = None
 
-    def let_end(self) -> None:
+    def uncancel(self) -> None:
         """Let the cancelled task go on to its end."""
         task = asyncio.current_task()
         assert task is not None
@@ -168,79 +168,79 @@ class Authenticator:
         self.learn_keys: Callable[[], Awaitable[None]] = _learn_nothing
         """Asks for keys of tokens, after an UnknownKeyError."""
         self._known: dict[tuple[str, bytes], Caller] = {}
-        self._stays: dict[asyncio.Task[Any], LongCall] = {}
+        self._long_calls: dict[asyncio.Task[Any], LongCall] = {}
 
-    def enter(self, method: str, context: CallContext) -> Caller:
+    def authenticate(self, method: str, context: CallContext) -> Caller:
         """Judge a call of `method`, e.g. `streammeta.v1.KVService.PutKVs`; remember its caller.
 
         Raises:
             NoIdentityError: its certificate or token names no caller of this cluster, or is denied.
             RoleLacksCallError: the caller's role may not make it.
         """
-        caller = self._judge(method, context)
+        caller = self._check(method, context)
         _caller.set(caller)
         return caller
 
     @contextlib.contextmanager
-    def staying(self, method: str, context: CallContext) -> Iterator[LongCall]:
+    def long_call(self, method: str, context: CallContext) -> Iterator[LongCall]:
         """Cancel the present task while the block runs once its caller may be here no more.
 
         That is so when another policy refuses it, and when its token expires or the key of it is
-        removed. The stay then says why.
+        removed. The call then says why.
         """
         task = asyncio.current_task()
         assert task is not None
-        stay = self._stays[task] = LongCall(method, context)
-        timer = self._ending(task, stay)
+        call = self._long_calls[task] = LongCall(method, context)
+        timer = self._schedule_end(task, call)
         try:
-            yield stay
+            yield call
         finally:
-            del self._stays[task]
+            del self._long_calls[task]
             if timer is not None:
                 timer.cancel()
 
-    def take(self, policy: Policy) -> None:
+    def use_policy(self, policy: Policy) -> None:
         """Judge by another policy from now on, and end the calls under way that it refuses."""
         self._policy = policy
-        self._judge_stays()
+        self._recheck_calls()
 
-    def take_tokens(
+    def accept_tokens(
         self, verifier: TokenVerifier, learn_keys: Callable[[], Awaitable[None]]
     ) -> None:
         """Take tokens that `verifier` finds good, over connections that ask for no certificate.
 
-        `learn_keys` asks for keys that the issuer may have begun to use, and calls `take_keys`.
+        `learn_keys` asks for keys that the issuer may have begun to use, and calls `use_keys`.
         """
         self._tokens = verifier
         self.learn_keys = learn_keys
 
-    def take_keys(self, keys: Mapping[str, IssuerKey]) -> None:
+    def use_keys(self, keys: Mapping[str, IssuerKey]) -> None:
         """Judge tokens by other keys from now on, and end the calls under way that they refuse."""
         assert self._tokens is not None
         self._tokens.use(keys)
-        self._judge_stays()
+        self._recheck_calls()
 
-    def _judge_stays(self) -> None:
+    def _recheck_calls(self) -> None:
         self._known.clear()
-        for task, stay in self._stays.items():
-            self._judge_stay(task, stay)
+        for task, call in self._long_calls.items():
+            self._recheck_call(task, call)
 
-    def _judge_stay(self, task: asyncio.Task[Any], stay: LongCall) -> None:
+    def _recheck_call(self, task: asyncio.Task[Any], call: LongCall) -> None:
         try:
-            self._judge(stay.method, stay.context)
+            self._check(call.method, call.context)
         except ApiError as error:
-            stay.ended_by = error
+            call.ended_by = error
             task.cancel()
 
-    def _ending(self, task: asyncio.Task[Any], stay: LongCall) -> asyncio.TimerHandle | None:
-        """Arrange the end of a stay when the token of its caller expires."""
+    def _schedule_end(self, task: asyncio.Task[Any], call: LongCall) -> asyncio.TimerHandle | None:
+        """Arrange the end of a call when the token of its caller expires."""
         expires_at = _caller.get(ANONYMOUS).expires_at
         if expires_at is None or self._tokens is None:
             return None
         left_s = self._tokens.seconds_until(expires_at)
-        return asyncio.get_running_loop().call_later(left_s, _expire, task, stay)
+        return asyncio.get_running_loop().call_later(left_s, _expire, task, call)
 
-    def _judge(self, method: str, context: CallContext) -> Caller:
+    def _check(self, method: str, context: CallContext) -> Caller:
         proven = context.auth_context()
         if list(proven.get("transport_security_type", ())) == [_PLAIN_TEXT]:
             return ANONYMOUS
@@ -251,15 +251,15 @@ class Authenticator:
         caller = self._known.get(known_by)
         if caller is None:
             if proof is None:
-                caller = self._let_in(method, pem, proven)
+                caller = self._authenticate_certificate(method, pem, proven)
             else:
-                caller = self._let_in_by_token(method, proof)
+                caller = self._authenticate_token(method, proof)
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
             self._known[known_by] = caller
         return caller
 
-    def _let_in_by_token(self, method: str, proof: Proof) -> Caller:
+    def _authenticate_token(self, method: str, proof: Proof) -> Caller:
         try:
             principal = self._policy.principal_of_token(proof.claims, self._clusters.own)
         except IdentityError as error:
@@ -277,7 +277,9 @@ class Authenticator:
             expires_at=proof.expires_at,
         )
 
-    def _let_in(self, method: str, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Caller:
+    def _authenticate_certificate(
+        self, method: str, pem: bytes, proven: Mapping[str, Iterable[bytes]]
+    ) -> Caller:
         principal, certificate = self._read(pem, proven), _der(pem)
         if self._policy.denials.cover(principal, certificate):
             raise NoIdentityError(f"that of {principal} is denied by the policy")
@@ -315,8 +317,8 @@ async def _learn_nothing() -> None:
     """Know no issuer."""
 
 
-def _expire(task: asyncio.Task[Any], stay: LongCall) -> None:
-    stay.ended_by = BadTokenError("it has expired")
+def _expire(task: asyncio.Task[Any], call: LongCall) -> None:
+    call.ended_by = BadTokenError("it has expired")
     task.cancel()
 
 

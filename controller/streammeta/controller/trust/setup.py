@@ -1,6 +1,6 @@
-"""Doors of one controller: that of calls and that of pages, under one policy.
+"""Authenticators of one controller, for RPCs and for HTTP, under one policy.
 
-Reads the files that doors judge by: the policy, and the keys of tokens.
+Reads the policy and the keys of tokens.
 """
 
 from __future__ import annotations
@@ -20,35 +20,41 @@ if TYPE_CHECKING:
     from streammeta.controller.trust.issuer_keys import IssuerKeys
 
 
-class Doors:
-    """Doors that judge by the policy in force."""
+def rpc_authenticator(
+    config: ControllerConfig, policy: PolicyFile | None
+) -> tuple[Authenticator, IssuerKeys | None]:
+    """Return the authenticator of RPCs, and the keys that verify callers' tokens.
 
-    def __init__(self, config: ControllerConfig) -> None:
-        """Read the files.
+    The keys are None if tokens are not accepted.
 
-        Raises:
-            ConfigError: one is of no use.
-        """
-        self._clusters = config.known_clusters
-        self.policy = _policy_file(config)
-        """None: there is none."""
-        self.of_calls = self._new(RPC_RULES)
-        self.token_keys = _token_keys(config, self.of_calls)
-        """Keys that verify tokens of callers; None: tokens are not taken."""
-
-    def of_pages(self) -> Authenticator:
-        """Return the door of the listener for HTTP."""
-        return self._new(HTTP_RULES)
-
-    def _new(self, rules: Mapping[str, Access]) -> Authenticator:
-        if self.policy is None:
-            return Authenticator(self._clusters, rules=rules)
-        door = Authenticator(self._clusters, self.policy.current, rules)
-        self.policy.on_change(door.take)
-        return door
+    Raises:
+        ConfigError: the file of the keys is invalid.
+    """
+    authenticator = _new(config, policy, RPC_RULES)
+    return authenticator, _token_keys(config, authenticator)
 
 
-def _policy_file(config: ControllerConfig) -> PolicyFile | None:
+def http_authenticator(config: ControllerConfig, policy: PolicyFile | None) -> Authenticator:
+    """Return the authenticator of the HTTP listener."""
+    return _new(config, policy, HTTP_RULES)
+
+
+def _new(
+    config: ControllerConfig, policy: PolicyFile | None, rules: Mapping[str, Access]
+) -> Authenticator:
+    if policy is None:
+        return Authenticator(config.known_clusters, rules=rules)
+    authenticator = Authenticator(config.known_clusters, policy.current, rules)
+    policy.on_change(authenticator.use_policy)
+    return authenticator
+
+
+def read_policy(config: ControllerConfig) -> PolicyFile | None:
+    """Return the policy file, None if none is configured.
+
+    Raises:
+        ConfigError: the file is invalid.
+    """
     if config.policy is None:
         return None
     try:
@@ -57,8 +63,8 @@ def _policy_file(config: ControllerConfig) -> PolicyFile | None:
         raise ConfigError(f"policy: {error}") from error
 
 
-def _token_keys(config: ControllerConfig, door: Authenticator) -> IssuerKeys | None:
-    """Let callers with tokens in; return the keys that verify these. None: tokens are not taken."""
+def _token_keys(config: ControllerConfig, authenticator: Authenticator) -> IssuerKeys | None:
+    """Accept callers with tokens and return the keys that verify them; None without a listener."""
     if config.token_listen is None:
         return None
     from streammeta.controller.trust.issuer_keys import IssuerKeys, KeysAddress, KeysFile
@@ -71,10 +77,11 @@ def _token_keys(config: ControllerConfig, door: Authenticator) -> IssuerKeys | N
         if is_file
         else KeysAddress(config.oidc_issuer, given)
     )
-    keys = IssuerKeys(source, door.take_keys)
+    keys = IssuerKeys(source, authenticator.use_keys)
     verifier = TokenVerifier(config.oidc_issuer, config.oidc_audience)
-    door.take_tokens(verifier, keys.read_again)
-    if is_file:  # an issuer out of reach is no reason not to start
+    authenticator.accept_tokens(verifier, keys.read_again)
+    # A controller starts although the issuer can't be reached; a file is validated now.
+    if is_file:
         try:
             keys.take(source.read())
         except KeysError as error:

@@ -1,4 +1,4 @@
-"""Caller of an HTTP request as the door knows callers: by the connection's certificate."""
+"""Caller of an HTTP request as the authenticator knows callers: by the connection's certificate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""HTTP listener for probes and scrapes: bounds what a caller can take, asks the door for each page.
+"""HTTP listener for probes and scrapes, with bounds on connections and requests.
 
-A connection carries one request and ends a few seconds after it was made, so that neither slow
-senders nor slow readers hold anything for long. Knows no page.
+Every request is authenticated. A connection carries one request and ends within a few seconds, so
+slow senders and readers hold no resources for long.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Maker of a page, given the query of the request, and the name of its rule at the door."""
+    """Function that makes a page from the query of a request, and the name of its access rule."""
 
     rule: str
     make: Callable[[Mapping[str, str]], Awaitable[Page]]
@@ -81,9 +81,9 @@ CONTENT_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame
 class HttpPlane:
     """Serves pages at one address."""
 
-    def __init__(self, tls: ListenerTls, door: Authenticator, pages: Pages) -> None:
+    def __init__(self, tls: ListenerTls, authenticator: Authenticator, pages: Pages) -> None:
         self._tls = tls
-        self._door = door
+        self._authenticator = authenticator
         self._pages = pages
         self._listener: Listener | None = None
         self._server: _Server | None = None
@@ -167,8 +167,9 @@ class HttpPlane:
         if route is None:
             return Page(f"there are {', '.join(self._pages)}\n".encode(), 404)
         assert request.transport is not None
+        rule, context = f"streammeta.http.{route.rule}", HttpContext(request.transport)
         try:
-            self._door.enter(f"streammeta.http.{route.rule}", HttpContext(request.transport))
+            self._authenticator.authenticate(rule, context)
         except ApiError as error:
             return Page(f"{error}\n".encode(), 403)
         try:

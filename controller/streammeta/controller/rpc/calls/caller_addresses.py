@@ -1,7 +1,7 @@
-"""Addresses of controllers as a caller can use them.
+"""Addresses of controllers that a caller can use.
 
-A listener takes either certificates or tokens, so a caller with a token is told of the listeners
-for tokens alone. Knows no particular request.
+A listener accepts either certificates or tokens, so a caller with a token only learns token
+listeners.
 """
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ OBSERVERS_MAX = 1_000
 
 
 def described(driver: QuorumDriver) -> QuorumDescription:
-    """Return the quorum with the addresses that this task's caller can use; empty if unknown."""
+    """Return the quorum with addresses that the current caller can use. Unknown ones are empty."""
     seen = driver.describe()
     seen = replace(seen, observers=seen.observers[:OBSERVERS_MAX])
     if not came_by_token():
         return seen
 
-    def told(replicas: Sequence[ReplicaDescription]) -> tuple[ReplicaDescription, ...]:
+    def with_token_endpoints(
+        replicas: Sequence[ReplicaDescription],
+    ) -> tuple[ReplicaDescription, ...]:
         return tuple(
-            replace(each, endpoint=driver.endpoints(each.key.node_id).tokens or "")
-            for each in replicas
+            replace(replica, endpoint=driver.endpoints(replica.key.node_id).tokens or "")
+            for replica in replicas
         )
 
-    return replace(seen, voters=told(seen.voters), observers=told(seen.observers))
+    return replace(
+        seen,
+        voters=with_token_endpoints(seen.voters),
+        observers=with_token_endpoints(seen.observers),
+    )
 
 
 def leader_endpoint(driver: QuorumDriver) -> str:
-    """Return where this task's caller reaches the leader; empty if that is not known."""
+    """Return the leader's address for the current caller, empty if it is unknown."""
     leader = driver.leader
     if leader is None:
         return ""

@@ -1,8 +1,8 @@
-"""Connections of clients that end without a call, told of in the log once a minute.
+"""Client connections that end without a call, logged once a minute.
 
-gRPC does not tell of handshakes that fail: of plain text, of a foreign certificate, of half a
-handshake. It tells of each that begins, and each call of the connection it came by, so that those
-which no call ever came by can be counted. Knows neither their reason nor where they come from.
+gRPC does not report failed handshakes: plain text, a foreign certificate, an incomplete handshake.
+It reports every connection that begins and the connection of every call, so connections without
+calls can be counted. Their reasons and origins are unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ INTERVAL_S = 60.0
 """Time between two lines of the log, in seconds."""
 
 KNOWN_MAX = 16_384
-"""Connections remembered, far more than may be open; the oldest is forgotten first."""
+"""Maximum number of remembered connections, far more than may be open.
+
+The oldest is dropped first.
+"""
 
 _log = structlog.get_logger(component="rpc")
 

@@ -30,8 +30,8 @@ from streammeta.controller.trust.authenticator import came_by_token
 from streammeta.rpc.failures import Reason, details_trailer
 
 _DEADLINE_PASSED = (
-    "no answer within the call's deadline; the outcome of a write is unknown, it may still take "
-    "effect: repeat it with the same request id or object id"
+    "no answer within the call's deadline. A write may still take effect: "
+    "repeat it with the same request id or object id"
 )
 _VOTER_CHANGE_CODES = {
     QuorumError.REQUEST_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -61,7 +61,7 @@ async def abort(
     error: Exception,
     extra: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """End the call with the status that `error` stands for; `extra` joins its metadata."""
+    """End the call with the status of `error`. `extra` is added to the status's metadata."""
     code, reason, metadata = classify(error)
     note_failure(code.name, reason)
     refused[reason] += 1
@@ -71,14 +71,17 @@ async def abort(
     }
     if isinstance(error, errors.NotLeaderError) and came_by_token():
         metadata["leader_endpoint"] = error.token_endpoint  # the other asks for a certificate
+
     message = str(error) or (_DEADLINE_PASSED if isinstance(error, TimeoutError) else "")
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
-        message = f"defect in the controller ({type(error).__name__}); nothing was changed"
+        message = f"defect in the controller ({type(error).__name__}), nothing was changed"
+
     message = _shorten(message, MESSAGE_BYTES_MAX)
     retry_after_ms = None
     if isinstance(error, errors.BusyError | errors.RateExceededError):
         retry_after_ms = error.retry_after_ms
+
     details = details_trailer(code, message, reason, metadata, retry_after_ms)
     await context.abort(code, message, details)
     raise AssertionError("abort returned")
@@ -280,7 +283,7 @@ def parsed(
 
 
 READ_AFTER_KEY = "streammeta-read-after"
-"""Metadata of a read: an offset, decimal; the answer must hold everything below it."""
+"""Metadata of a read: a decimal offset. The answer contains at least everything below it."""
 
 OFFSET_KEY = "streammeta-offset"
 """Trailing metadata of an answer: the offset it holds at, decimal."""
@@ -295,10 +298,10 @@ _WAIT_MS_MAX = 60_000
 
 
 def read_after(context: Context) -> int | None:
-    """Return the offset that a read asks for, None for a linearizable read.
+    """Return the minimum offset of a read, None for a linearizable read.
 
     Raises:
-        InvalidRequestError: it is no offset, or there are several.
+        InvalidRequestError: the value is not an offset, or is given twice.
     """
     metadata = context.invocation_metadata() or ()
     values = [value for key, value in metadata if key == READ_AFTER_KEY]
@@ -310,7 +313,7 @@ def read_after(context: Context) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= OFFSET_MAX):
         raise errors.InvalidRequestError(
             READ_AFTER_KEY,
-            f"{text[:40]!r}; must be an offset, 0 to {OFFSET_MAX}, in decimal digits",
+            f"{text[:40]!r}, must be an offset, 0 to {OFFSET_MAX}, in decimal digits",
         )
     return int(text)
 

@@ -1,7 +1,6 @@
-"""The way of every call into its handler, whatever it is of and whichever service.
+"""Call pipeline: authentication, rates, memory budgets, auditing and metrics around every handler.
 
-A call is let in by the door before anything of it is read. What else is to be done about every
-call, before or after it, is done here.
+A call is authenticated before any part of its request is read.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class CallPipeline:
 
     def __init__(
         self,
-        door: Authenticator,
+        authenticator: Authenticator,
         auditor: Auditor | None = None,
         memory: MemoryBudget | None = None,
         rates: Rates | None = None,
@@ -79,13 +78,13 @@ class CallPipeline:
         connections: UncalledConnections | None = None,
         tally: RequestTally | None = None,
     ) -> None:
-        """Without an `auditor` no call is recorded; without a `guard` memory refuses none.
+        """Build the pipeline. Without an `auditor` or a `guard` it omits their steps.
 
-        `memory` is the budget of requests, `answers` that of answers that are not sent.
-        `connections` hears of the connection of each call that does not come in plain text: only
-        over TLS are those counted that have begun. `tally` counts all calls by method.
+        `memory` is the budget of requests, `answers` the budget of unsent answers. `connections`
+        learns the connection of each call over TLS, because only TLS connections are counted when
+        they begin. `tally` counts all calls by method.
         """
-        self._door = door
+        self._authenticator = authenticator
         self._auditor = auditor
         self._memory = MemoryBudget() if memory is None else memory
         self._rates = Rates() if rates is None else rates
@@ -97,11 +96,11 @@ class CallPipeline:
     def wrap(
         self, method: str, handler: Handler[_Input, _Result], *, lasts: bool = False
     ) -> Handler[_Input, _Result]:
-        """Return a handler of calls that are let in first.
+        """Return a handler that authenticates calls first.
 
-        One that `lasts` is ended once another policy lets its caller in no more.
+        With `lasts` a call ends when a new policy no longer admits its caller.
         """
-        handle = _until_shown_out(self._door, method, handler) if lasts else handler
+        handle = _until_denied(self._authenticator, method, handler) if lasts else handler
         facts, guard, connections = SERVED_METHODS[method], self._guard, self._connections
         # A broker whose heartbeats are rejected would be fenced.
         is_rated = facts.work is None or facts.work.kind is not RequestClass.HEARTBEAT
@@ -110,18 +109,20 @@ class CallPipeline:
         async def call(data: _Input, context: Context) -> _Result:
             try:
                 try:
-                    caller = self._door.enter(method, context)
+                    caller = self._authenticator.authenticate(method, context)
                 except UnknownKeyError:
-                    await self._door.learn_keys()
-                    caller = self._door.enter(method, context)
+                    await self._authenticator.learn_keys()
+                    caller = self._authenticator.authenticate(method, context)
             except ApiError as error:
                 if connections is not None:
                     connections.called(context.peer())
                 if self._auditor is not None:
                     note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
                 await abort(context, error)
+
             if connections is not None and caller.principal is not None:
                 connections.called(context.peer())
+
             note_caller(caller.name, caller.fingerprint)
             if answers_much:
                 await self._require_read(caller, context)
@@ -131,6 +132,7 @@ class CallPipeline:
                 await self._rated(data, context, caller)
             if isinstance(data, bytes) and len(data) > SMALL_BYTES:
                 return await self._in_memory(handle, data, context, caller)
+
             return await handle(data, context)
 
         recorded = call if self._auditor is None else _recorded(self._auditor, method, call)
@@ -197,22 +199,22 @@ async def _guarded(guard: MemoryGuard, memory: MemoryClass, data: object, contex
         await abort(context, error)
 
 
-def _until_shown_out(
-    door: Authenticator, method: str, handler: Handler[_Input, _Result]
+def _until_denied(
+    authenticator: Authenticator, method: str, handler: Handler[_Input, _Result]
 ) -> Handler[_Input, _Result]:
-    """Return a handler of calls that end when the door's policy refuses their caller."""
+    """Return a handler of calls that end when the authenticator's policy refuses their caller."""
 
-    async def staying(data: _Input, context: Context) -> _Result:
-        with door.staying(method, context) as stay:
+    async def cancellable(data: _Input, context: Context) -> _Result:
+        with authenticator.long_call(method, context) as call:
             try:
                 return await handler(data, context)
             except asyncio.CancelledError:
-                if stay.ended_by is None:
+                if call.ended_by is None:
                     raise
-                stay.let_end()
-                await abort(context, stay.ended_by)
+                call.uncancel()
+                await abort(context, call.ended_by)
 
-    return staying
+    return cancellable
 
 
 def _recorded(

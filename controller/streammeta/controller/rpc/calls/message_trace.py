@@ -1,4 +1,4 @@
-"""The trace of one message of a commit pipeline: a span of its own in its callers' traces."""
+"""Trace of one message of a commit pipeline: one span in the traces of its callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls by method: those that have ended, by their result, and the time that unary ones took."""
+"""Counts of calls by method and result, and durations of unary calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 _Handler = Callable[[_Input, Any], Awaitable[_Result]]
 
 RESULTS = ("answered", "failed", "abandoned")
-"""Results of a call; an abandoned one was given up by its caller, or this controller stopped."""
+"""Results of a call. An abandoned call was cancelled by its caller, or this controller stopped."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class MethodTally:
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULTS, 0))
     under_way: int = 0
     times: Times | None = None
-    """Times of calls, however they ended; None for a method whose calls last."""
+    """Durations of calls with any result. None for methods with long calls."""
 
 
 class RequestTally:
@@ -42,7 +42,7 @@ class RequestTally:
     def wrap(
         self, method: str, handler: _Handler[_Input, _Result], *, lasts: bool
     ) -> _Handler[_Input, _Result]:
-        """Return a handler whose calls are counted; one that `lasts` is not timed."""
+        """Return a handler whose calls are counted. With `lasts` they are not timed."""
         tally = MethodTally(times=None if lasts else Times())
         self._methods[".".join(method.split(".")[-2:])] = tally
 

@@ -29,6 +29,7 @@ def adoption_in(message: admin_pb2.AdoptObjectsRequest) -> AdoptObjects:
             raise InvalidRequestError(f"objects[{index}].ranges", "none; must be one or more")
         for place, part in enumerate(item.ranges):
             _require_set(part, f"objects[{index}].ranges[{place}]", "stream_id", "stream_epoch")
+
     ranges = [part for item in message.objects for part in item.ranges]
     return AdoptObjects(
         object_id=_column(message.objects, "object_id"),

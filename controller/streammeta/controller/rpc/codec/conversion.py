@@ -25,7 +25,7 @@ from streammeta.controller.ids import NONE_ID
 EnumT = TypeVar("EnumT", bound=IntEnum)
 
 Read: TypeAlias = Callable[[Any, str], Any]
-"""Returns the value for a field's content; its path goes into errors.
+"""Function that returns the value of a field's content. Errors contain its path.
 
 Raises:
     InvalidRequestError: the content is none of the field's values.
@@ -36,11 +36,11 @@ Write: TypeAlias = Callable[[Any], Any]
 
 
 class Conversion:
-    """Plans readers and writers, with the rules of some kinds.
+    """Plans readers and writers, with special rules for some kinds.
 
-    `reads` and `writes` are used for fields of a kind instead of what is planned; the kind of a
-    repeated field may be that of the whole or of one item. `checks` are given each value of a kind
-    that was read.
+    `reads` and `writes` replace the planned conversion for fields of a kind. The kind of a repeated
+    field is the kind of the whole field or of one item. `checks` validate each value of a kind
+    after it is read.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Conversion:
     def reader(
         self, kind: type, message_class: type[Message], *unread: str, **given: object
     ) -> Callable[..., Any]:
-        """Return a function from a message, and its path, to a `kind`.
+        """Return a function that reads a `kind` from a message and its path.
 
-        The message's fields `unread` are passed over; `given` are constants of the `kind`.
+        The message's fields `unread` are ignored. `given` are constants of the `kind`.
 
         Raises:
             TypeError: a field of either has no counterpart.
@@ -187,14 +187,14 @@ def _as_it_is(content: Any, _: str) -> Any:
 
 
 def not_set(path: str) -> InvalidRequestError:
-    """Return the refusal of a field that must be set; zero, too, has to be said."""
-    return InvalidRequestError(path, "not set; wanted a value, 0 or more")
+    """Return the error for a field that must be set, even to zero."""
+    return InvalidRequestError(path, "not set, must be 0 or more")
 
 
 def not_negative(value: int, path: str) -> int:
-    """Return `value`; raises InvalidRequestError if it is below 0."""
+    """Return `value`. Raises InvalidRequestError if it is below 0."""
     if value < 0:
-        raise InvalidRequestError(path, f"{value}; must be 0 or more")
+        raise InvalidRequestError(path, f"{value}, must be 0 or more")
     return value
 
 
@@ -207,16 +207,16 @@ def enum_in(kind: type[EnumT], number: int, path: str) -> EnumT:
     # To call the enum would take several times as long.
     if (member := kind._value2member_map_.get(number)) is not None:
         return cast(EnumT, member)
-    known = ", ".join(f"{one.name} ({one.value})" for one in kind)
+    known = ", ".join(f"{member.name} ({member.value})" for member in kind)
     given = number or "not set"
-    raise InvalidRequestError(path, f"{given}; wanted one of {known}")
+    raise InvalidRequestError(path, f"{given}, must be one of {known}")
 
 
 def checked(check: Callable[[str, Any], None], value: Any, path: str) -> Any:
-    """Return `value` once a check of the configuration has passed it.
+    """Return `value` if it passes a check of the configuration.
 
     Raises:
-        InvalidRequestError: it is no such setting.
+        InvalidRequestError: the check failed.
     """
     try:
         check(path, value)

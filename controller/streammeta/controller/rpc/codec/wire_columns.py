@@ -38,7 +38,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def parse_commit(data: bytes) -> pb.PackedCommitStreamSetObjectRequest:
-    """Parse a CommitStreamSetObjectRequest, however its columns are encoded.
+    """Parse a CommitStreamSetObjectRequest with any encoding of its columns.
 
     Raises:
         InvalidRequestError: the bytes are no such message.
@@ -51,7 +51,7 @@ def parse_commit(data: bytes) -> pb.PackedCommitStreamSetObjectRequest:
 
 
 def parse_batch(data: bytes) -> pb.PackedCommitPipelineRequest:
-    """Parse a CommitBatchRequest, however its columns are encoded.
+    """Parse a CommitBatchRequest with any encoding of its columns.
 
     Raises:
         InvalidRequestError: the bytes are no such message.
@@ -121,6 +121,7 @@ def commit_stream_set_object_out(
             trim_errors=bytes(len(answer.trim_errors)),
             trim_start_offsets=answer.trim_start_offsets,
         )
+
     response = objects_pb2.CommitStreamSetObjectResponse(
         error=_error(answer.error),
         range_errors=answer.range_errors.tolist(),
@@ -133,7 +134,7 @@ def commit_stream_set_object_out(
 
 
 def uploads_out(answer: answers.CommitUploadsAnswer, message: objects_pb2.UploadErrors) -> None:
-    """Write the answer to the uploads of a CommitBatchRequest; all NONE is left out."""
+    """Encode the answer to the uploads of a CommitBatchRequest. All-NONE columns are omitted."""
     message.SetInParent()
     if np.count_nonzero(answer.errors):
         message.errors.extend(answer.errors.tolist())
@@ -182,7 +183,7 @@ class _Columns:
         self._pieces = attrgetter(*names)
 
     def read(self, message: Message, prefix: str) -> dict[str, values.Int64Column]:
-        """Return the columns by name; `prefix` goes before each name in an error's path."""
+        """Return the columns by name. `prefix` precedes each name in an error's path."""
         return {
             name: _column(pieces, prefix, name) if pieces else values.EMPTY_COLUMN
             for name, pieces in zip(self._names, self._pieces(message), strict=True)
@@ -197,7 +198,10 @@ _UPLOADS = _Columns("object_id", "object_size", "range_count", *FACT_COLUMNS)
 
 
 def _column(pieces: Sequence[bytes], prefix: str, name: str) -> values.Int64Column:
-    """Lay a read-only column over received bytes; only several pieces are copied."""
+    """Return a read-only column over received bytes.
+
+    They are copied only if they arrive in pieces.
+    """
     if not pieces:
         return values.EMPTY_COLUMN
     data = pieces[0] if len(pieces) == 1 else _joined(pieces)
@@ -230,12 +234,12 @@ def _optional(message: Message, field: str) -> int:
     if not message.HasField(field):
         return NONE_ID
     if value < 0:
-        raise InvalidRequestError(field, f"{value}; wanted 0 or more, or no value")
+        raise InvalidRequestError(field, f"{value}, must be 0 or more, or not set")
     return value
 
 
 def _error(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
-    """Write an outcome; both enums have the same numbers."""
+    """Encode an outcome. Both enums have the same numbers."""
     return cast(common_pb2.ErrorCode.ValueType, code)
 
 

@@ -13,9 +13,7 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import NamedTuple, TypeAlias, cast
-
-import numpy as np
+from typing import cast
 
 from streammeta.controller.errors import (
     AuditUnavailableError,
@@ -25,11 +23,10 @@ from streammeta.controller.errors import (
 )
 from streammeta.controller.metadata.api.answer_budget import commit_bytes
 from streammeta.controller.metadata.api.answers import (
-    Answer,
     CommitStreamSetObjectAnswer,
     CommitUploadsAnswer,
 )
-from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.metadata.api.requests import CommitStreamSetObject
 from streammeta.controller.metadata.api.upload_batches import join_uploads, split_answers
 from streammeta.controller.rpc.calls.error_mapping import Context, abort
 from streammeta.controller.rpc.calls.interceptors import holder_of
@@ -41,7 +38,12 @@ from streammeta.controller.rpc.codec.wire_columns import (
     commit_stream_set_object_out,
     parse_batch,
     uploads_in,
-    uploads_out,
+)
+from streammeta.controller.rpc.services.pipeline_messages import (
+    DecidedMessage,
+    PipelineCommit,
+    PipelineMessage,
+    RejectedMessage,
 )
 from streammeta.controller.runtime.load.admission import TurnBudget
 from streammeta.controller.runtime.writer.controller import MetadataController
@@ -87,101 +89,24 @@ PIPELINES_PER_PRINCIPAL = 4
 PIPELINES_PER_CONNECTION = 100
 """Maximum number of pipelines open on one connection."""
 
-_Commit: TypeAlias = CommitStreamSetObject | CommitUploads
-
-
-class _Message(NamedTuple):
-    """A message that was read: commits to be decided in order, `rows` of work in all."""
-
-    sequence: int
-    commits: Sequence[_Commit]
-    rows: int
-    with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
-    """Commits that put values or trim streams, each with its place."""
-    trace: MessageTrace | None = None
-
-    @property
-    def uploads(self) -> CommitUploads | None:
-        """Its uploads, which come last."""
-        last = self.commits[-1] if self.commits else None
-        return last if isinstance(last, CommitUploads) else None
-
-
-class _Decided(NamedTuple):
-    """A message whose commits are decided and appended."""
-
-    sequence: int
-    submissions: Sequence[Submission]
-    commits: Sequence[Answer]
-    uploads: Answer | None
-    with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
-    decided_at: float = 0.0
-    """Time of the decision, in seconds of `time.perf_counter`."""
-    trace: MessageTrace | None = None
-
-    def verdicts(self) -> tuple[int, int]:
-        """Return (commits, commits refused)."""
-        commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
-        calls, refused = len(commits), sum(1 for answer in commits if answer.error)
-        if self.uploads is not None:
-            uploads = cast(CommitUploadsAnswer, self.uploads)
-            calls += len(uploads.errors)
-            refused += int(np.count_nonzero(uploads.errors))
-        return calls, refused
-
-    def tally(self) -> tuple[int, int, int, int]:
-        """Return (commits, rows, commits refused, end of the log that holds them)."""
-        calls, refused = self.verdicts()
-        commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
-        rows = sum(len(one.range_errors) + len(one.stream_object_errors) for one in commits)
-        if self.uploads is not None:
-            rows += len(cast(CommitUploadsAnswer, self.uploads).range_errors)
-        return calls, rows, refused, max((one.offset for one in self.submissions), default=-1)
-
-    async def response(self) -> bytes:
-        """Return the answer once all commits are committed; it is encoded while they are not."""
-        response = pb.PackedCommitPipelineResponse(sequence=self.sequence)
-        if self.uploads is not None:
-            uploads_out(cast(CommitUploadsAnswer, self.uploads), response.uploads)
-        for answer in self.commits:
-            commit = commit_stream_set_object_out(cast(CommitStreamSetObjectAnswer, answer))
-            response.commits.append(commit)
-        encoded = response.SerializeToString()
-        for submission in self.submissions:
-            await submission.committed()
-        if self.trace is not None:
-            self.trace.committed(*self.tally())
-        return encoded
-
-
-class _Refused(NamedTuple):
-    """A message that ends the stream; `sequence` None if it could not be read."""
-
-    sequence: int | None
-    error: Exception
-
-    async def response(self) -> bytes:
-        """Raise the error."""
-        raise self.error
-
 
 class _Taken:
-    """Messages decided or refused, in order, for the task that answers them; None is the end.
+    """Decided and rejected messages in order, for the task that answers them. None is the end.
 
-    An `asyncio.Queue` does the same in three times as many calls, for each message.
+    An `asyncio.Queue` needs three times as many calls per message.
     """
 
     def __init__(self) -> None:
-        self._messages: deque[_Decided | _Refused | None] = deque()
+        self._messages: deque[DecidedMessage | RejectedMessage | None] = deque()
         self._arrival: asyncio.Future[None] | None = None
 
-    def put(self, message: _Decided | _Refused | None) -> None:
+    def put(self, message: DecidedMessage | RejectedMessage | None) -> None:
         """Add a message."""
         self._messages.append(message)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def get(self) -> _Decided | _Refused | None:
+    async def get(self) -> DecidedMessage | RejectedMessage | None:
         """Return the next message when there is one."""
         if not self._messages:
             self._arrival = asyncio.get_running_loop().create_future()
@@ -190,7 +115,7 @@ class _Taken:
 
 
 class _Ahead:
-    """Messages read and not answered yet; those not yet decided are queued in order."""
+    """Messages that are read and not answered. Undecided ones are queued in order."""
 
     def __init__(
         self,
@@ -211,7 +136,7 @@ class _Ahead:
         self._undecided: deque[bytes] = deque()
         self._came: deque[int] = deque()
         self.came_ns = 0
-        """Time at which the message taken last was read, in ns since 1970; 0: nothing is traced."""
+        """Time when the last message was read, in ns since 1970. 0: tracing is off."""
         self._is_over = False
         self.is_awaited = False
         """Whether the task that decides messages waits for one."""
@@ -236,17 +161,17 @@ class _Ahead:
         self._rests.arrived(len(data))
 
     def wake(self) -> None:
-        """Let the task that decides messages go on."""
+        """Resume the task that decides messages."""
         self.is_awaited = False
         self._more.set()
 
     def end(self) -> None:
-        """Note that no more messages will come."""
+        """Signal the end of the messages."""
         self._is_over = True
         self.wake()
 
     async def wait(self) -> bool:
-        """Wait until there is a message to decide; return False at the end."""
+        """Wait for a message to decide. Return False at the end."""
         while not (self._undecided or self._is_over):
             self._more.clear()
             self.is_awaited = True
@@ -280,7 +205,7 @@ class _Ahead:
 
 
 class CommitPipeline:
-    """The handler of ObjectService.CommitPipeline; messages are bytes in and out."""
+    """Handler of ObjectService.CommitPipeline. Messages are bytes in both directions."""
 
     def __init__(
         self,
@@ -301,7 +226,7 @@ class CommitPipeline:
         self._open_of: Counter[str] = Counter()
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        """Serve one stream until its caller has no more messages, or one ends it."""
+        """Serve one stream until its caller ends it, or a message fails."""
         try:
             opened = self._counted(context.peer(), current_holder())
             if (record := current_record()) is not None:
@@ -314,7 +239,10 @@ class CommitPipeline:
     def _counted(
         self, connection: str, holder: str | None
     ) -> contextlib.AbstractContextManager[None]:
-        """Count a pipeline as open until the context ends; those of a principal have a limit."""
+        """Count a pipeline as open until the context ends.
+
+        The pipelines of a principal have a limit.
+        """
         name, given = f"of {holder}", current_quota().pipelines
         own = PIPELINES_PER_PRINCIPAL if given is None else given
         for count, limit, place in (
@@ -324,8 +252,8 @@ class CommitPipeline:
         ):
             if count >= limit:
                 raise TooManyPipelinesError(
-                    f"{count} commit pipelines are open on this {place}, and no more may be; "
-                    "commit on one that is open, or close one"
+                    f"{count} commit pipelines are open on this {place}, the maximum. "
+                    "Commit on an open one, or close one"
                 )
         return self._held(connection, name)
 
@@ -371,8 +299,8 @@ class CommitPipeline:
             finally:
                 ahead.drop()
 
-    def _count(self, message: _Decided | _Refused, answered_at: float) -> None:
-        if isinstance(message, _Decided):
+    def _count(self, message: DecidedMessage | RejectedMessage, answered_at: float) -> None:
+        if isinstance(message, DecidedMessage):
             self._controller.commits.add(*message.verdicts(), answered_at - message.decided_at)
 
     async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead, taken: _Taken) -> None:
@@ -413,9 +341,9 @@ class CommitPipeline:
             taken.put(None)
 
     async def _decide_batch(self, ahead: _Ahead, taken: _Taken, *, is_alone: bool = False) -> bool:
-        """Decide the messages that wait; return False if one of them ends the stream.
+        """Decide waiting messages. Return False if one of them ends the stream.
 
-        One that came alone is replicated at once, since none will join it.
+        A single message is replicated at once, since no other will join it.
         """
         refusal = await self._turn()
         self._rests.began()
@@ -424,7 +352,7 @@ class CommitPipeline:
             self._controller.flush()
         for message in decided:
             taken.put(message)
-        return not isinstance(decided[-1], _Refused) if decided else True
+        return not isinstance(decided[-1], RejectedMessage) if decided else True
 
     async def _turn(self) -> Exception | None:
         try:
@@ -439,14 +367,14 @@ class CommitPipeline:
 
     async def _decide_waiting(
         self, ahead: _Ahead, refusal: Exception | None
-    ) -> list[_Decided | _Refused]:
-        """Decide the messages that wait; the last may be one that ends the stream."""
-        waiting: list[_Message] = []
+    ) -> list[DecidedMessage | RejectedMessage]:
+        """Decide waiting messages. The last one may end the stream."""
+        waiting: list[PipelineMessage] = []
         rows = 0
-        refused: _Refused | None = None
+        refused: RejectedMessage | None = None
         while refused is None and rows < ROWS_A_PART and (data := ahead.take()) is not None:
             message = _read(data, refusal, ahead.came_ns)
-            if isinstance(message, _Refused):
+            if isinstance(message, RejectedMessage):
                 refused = message
             else:
                 waiting.append(message)
@@ -454,15 +382,20 @@ class CommitPipeline:
         decided = await self._decide_together(waiting, ahead.held_to) if len(waiting) > 1 else None
         if decided is None:
             decided = await self._decide_each(waiting, ahead.held_to)
-        if refused is not None and not (decided and isinstance(decided[-1], _Refused)):
+        if refused is not None and not (decided and isinstance(decided[-1], RejectedMessage)):
             decided.append(refused)
         return decided
 
     async def _decide_together(
-        self, messages: Sequence[_Message], held_to: Principal | None
-    ) -> list[_Decided | _Refused] | None:
-        """Decide messages that have only uploads as one request; None if they are not decided."""
-        uploads = [part for each in messages if len(each.commits) == 1 and (part := each.uploads)]
+        self, messages: Sequence[PipelineMessage], held_to: Principal | None
+    ) -> list[DecidedMessage | RejectedMessage] | None:
+        """Decide messages that contain only uploads as one request.
+
+        None if they are not decided.
+        """
+        uploads = [
+            part for message in messages if len(message.commits) == 1 and (part := message.uploads)
+        ]
         joined = join_uploads(uploads) if len(uploads) == len(messages) else None
         if joined is None:
             return None
@@ -474,7 +407,7 @@ class CommitPipeline:
         answers = split_answers(cast(CommitUploadsAnswer, submission.answers[0]), uploads)
         now = time.perf_counter()
         return [
-            _Decided(
+            DecidedMessage(
                 message.sequence,
                 *((submission,), (), answer, ()),
                 now,
@@ -484,18 +417,18 @@ class CommitPipeline:
         ]
 
     async def _decide_each(
-        self, messages: Sequence[_Message], held_to: Principal | None
-    ) -> list[_Decided | _Refused]:
-        decided: list[_Decided | _Refused] = []
+        self, messages: Sequence[PipelineMessage], held_to: Principal | None
+    ) -> list[DecidedMessage | RejectedMessage]:
+        decided: list[DecidedMessage | RejectedMessage] = []
         for message in messages:
             try:
                 decided.append(await self._decide(message, held_to))
             except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
-                decided.append(_Refused(message.sequence, error))
+                decided.append(RejectedMessage(message.sequence, error))
                 break
         return decided
 
-    async def _decide(self, message: _Message, held_to: Principal | None) -> _Decided:
+    async def _decide(self, message: PipelineMessage, held_to: Principal | None) -> DecidedMessage:
         submissions: list[Submission] = []
         if held_to is not None:
             # All of it at first, so that one that speaks for another's node changes nothing.
@@ -510,18 +443,20 @@ class CommitPipeline:
         uploads = answers.pop() if message.uploads is not None else None
         effects, now = message.with_effects, time.perf_counter()
         trace = message.trace and message.trace.decided(submissions)
-        return _Decided(message.sequence, submissions, answers, uploads, effects, now, trace)
+        return DecidedMessage(message.sequence, submissions, answers, uploads, effects, now, trace)
 
 
-def _read(data: bytes, refusal: Exception | None, came_ns: int) -> _Message | _Refused:
-    """Parse a message; all of it before any commit is decided: a malformed one changes nothing."""
+def _read(
+    data: bytes, refusal: Exception | None, came_ns: int
+) -> PipelineMessage | RejectedMessage:
+    """Parse a message completely before its commits are decided, so it changes all or nothing."""
     sequence: int | None = None
     try:
         message = parse_batch(data)
         sequence = message.sequence
         if refusal is not None:
             raise refusal
-        commits: list[_Commit] = [
+        commits: list[PipelineCommit] = [
             _read_commit(index, commit) for index, commit in enumerate(message.commits)
         ]
         if message.HasField("uploads"):
@@ -534,9 +469,9 @@ def _read(data: bytes, refusal: Exception | None, came_ns: int) -> _Message | _R
         trace = None
         if came_ns and message.traceparents:
             trace = MessageTrace(tuple(message.traceparents), came_ns)
-        return _Message(sequence, commits, sum(map(_size, commits)), with_effects, trace)
+        return PipelineMessage(sequence, commits, sum(map(_size, commits)), with_effects, trace)
     except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
-        return _Refused(sequence, error)
+        return RejectedMessage(sequence, error)
 
 
 def _read_commit(
@@ -551,9 +486,9 @@ def _read_commit(
     return request
 
 
-def _record(message: _Decided | _Refused) -> None:
+def _record(message: DecidedMessage | RejectedMessage) -> None:
     """Note a message's commits in the record of the call, before they are answered."""
-    if isinstance(message, _Decided) and (record := current_record()) is not None:
+    if isinstance(message, DecidedMessage) and (record := current_record()) is not None:
         tally = message.tally()
         record.counted(*tally)
         for place, commit in message.with_effects:
@@ -561,7 +496,7 @@ def _record(message: _Decided | _Refused) -> None:
             record.carried(commit, commit_stream_set_object_out(answer), tally[-1])
 
 
-async def _answer(message: _Decided | _Refused, context: Context) -> bytes:
+async def _answer(message: DecidedMessage | RejectedMessage, context: Context) -> bytes:
     try:
         return await message.response()
     except Exception as error:  # noqa: BLE001 - every failure of a message is a status
@@ -569,7 +504,7 @@ async def _answer(message: _Decided | _Refused, context: Context) -> bytes:
         await abort(context, error, where)
 
 
-def _parts(message: _Message) -> Iterator[tuple[Sequence[_Commit], int]]:
+def _parts(message: PipelineMessage) -> Iterator[tuple[Sequence[PipelineCommit], int]]:
     """Divide commits into parts that hold the event loop for milliseconds at most.
 
     Each comes with its work in rows.
@@ -578,7 +513,7 @@ def _parts(message: _Message) -> Iterator[tuple[Sequence[_Commit], int]]:
         if message.commits:
             yield message.commits, message.rows
         return
-    part: list[_Commit] = []
+    part: list[PipelineCommit] = []
     rows = 0
     for commit in message.commits:
         size = _size(commit)
@@ -590,7 +525,7 @@ def _parts(message: _Message) -> Iterator[tuple[Sequence[_Commit], int]]:
     yield part, rows
 
 
-def _size(commit: _Commit) -> int:
+def _size(commit: PipelineCommit) -> int:
     """Return the work that a commit is, in rows."""
     rows = ROWS_A_COMMIT + len(commit.ranges.stream_id)
     if isinstance(commit, CommitStreamSetObject):

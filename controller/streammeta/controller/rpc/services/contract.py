@@ -1,6 +1,6 @@
-"""Services of the contract, but for what the map, CommitPipeline, Watch and the quorum answer.
+"""Handlers of services, except metadata routes, CommitPipeline, Watch and the quorum.
 
-Translates and waits; decides nothing.
+They translate and wait. All decisions are made elsewhere.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from streammeta.rpc.methods import METHODS, facts_of
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
-"""Takes messages as bytes; answers by `context.write`, in bytes too."""
+"""Handler of messages as bytes that answers by `context.write`, also in bytes."""
 
 
 _PARSERS: Mapping[str, Callable[[bytes], Message]] = {
@@ -80,7 +80,7 @@ def service_handler(
     streams: Mapping[str, StreamHandler] | None = None,
     pipelines: Mapping[str, PipelineHandler] | None = None,
 ) -> grpc.GenericRpcHandler:
-    """Return a handler for a service; `unary`, `streams` and `pipelines` are by method name.
+    """Return a handler for a service. `unary`, `streams` and `pipelines` are by method name.
 
     Every call passes the `entrance` before its request is parsed.
 
@@ -108,11 +108,12 @@ def service_handler(
             )
         elif method.full_name in METHODS:
             raise ValueError(f"{method.full_name} has no handler")
+
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
 def _serialized(message: Message | bytes) -> bytes:
-    """Return the bytes of a message; messages that go to many watches are bytes already."""
+    """Return the bytes of a message. Messages for many watches are already encoded."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
@@ -127,11 +128,14 @@ OBSERVER_PRESENT_MS = 10_000
 """Maximum time since an observer's last fetch for it to be listed, in milliseconds."""
 
 TRANSFER_TIMEOUT_MS = 30_000
-"""Maximum time of a transfer, in milliseconds; the driver gives up a slow successor earlier."""
+"""Maximum time of a transfer, in milliseconds. The driver abandons a slow successor earlier."""
 
 
 class AdminHandlers:
-    """AdminService: answers from this controller's own state, leader or not, but for transfers."""
+    """AdminService, answered from this controller's own state.
+
+    Only the leader transfers leadership.
+    """
 
     def __init__(
         self,
@@ -242,7 +246,10 @@ def _undecided(bounds: tuple[int, int] | None) -> admin_pb2.UndecidedIds | None:
 
 
 def _controllers(seen: QuorumDescription, versions: PeerVersions) -> list[admin_pb2.Controller]:
-    """Voters, and observers that fetch; a leader remembers those that are gone for a while."""
+    """Return voters, and observers that fetch.
+
+    A leader remembers departed observers for a while.
+    """
     present = [(voter, True) for voter in seen.voters]
     present += [
         (observer, False)
@@ -291,7 +298,7 @@ class NodeHandlers:
                 require_own_node(held_to, node.node_id)
             if request.session_timeout_ms < 0:
                 raise InvalidRequestError(
-                    "session_timeout_ms", f"{request.session_timeout_ms}; must not be negative"
+                    "session_timeout_ms", f"{request.session_timeout_ms}, must not be negative"
                 )
             answer = await self._heartbeats.heartbeat(
                 node,
@@ -299,6 +306,7 @@ class NodeHandlers:
                 closes=request.closes,
                 session_timeout_ms=request.session_timeout_ms,
             )
+
         return cast(nodes_pb2.HeartbeatResponse, _write_heartbeat(answer))
 
 
@@ -383,6 +391,7 @@ class MetadataHandlers:
             note_offset(frozen.id.end_offset)
             self._on_copied()
             total = await asyncio.to_thread(frozen.write, file)
+
         patience_s = SNAPSHOT_S_MIN + total / SNAPSHOT_BYTES_PER_S_MIN
         try:
             async with asyncio.timeout(patience_s):
@@ -397,24 +406,24 @@ class MetadataHandlers:
                     await context.write(chunk)
         except TimeoutError:
             raise SlowReaderError(
-                f"{total} bytes of a snapshot were not read in {patience_s:.0f} s; read faster"
+                f"{total} bytes of a snapshot were not read in {patience_s:.0f} s, read faster"
             ) from None
 
     async def _require_offset(self, wanted: int) -> None:
-        """Check first of all, so that a refused call leaves no hold behind."""
+        """Validate the offset first, so that a rejected call leaves no hold."""
         if wanted <= self._controller.committed_end:
             return
         end_offset = (await self._controller.frozen()).id.end_offset  # the newest, by a majority
         if wanted > end_offset:
             raise InvalidRequestError(
-                "not_before_offset", f"{wanted}; the log is committed up to {end_offset} only"
+                "not_before_offset", f"{wanted}, but the log is committed up to {end_offset} only"
             )
 
     async def _hold_deletions(self, request: metadata_pb2.GetSnapshotRequest) -> None:
         """Hold deletions before the snapshot, so that no object in it loses its bytes."""
         hold_ms = request.hold_ms
         if not 0 <= hold_ms <= HOLD_MS_MAX:
-            raise InvalidRequestError("hold_ms", f"{hold_ms}; wanted 0 to {HOLD_MS_MAX}, a week")
+            raise InvalidRequestError("hold_ms", f"{hold_ms}, must be 0 to {HOLD_MS_MAX}, a week")
         require_fields(current_caller(), "MetadataService.GetSnapshot", request)
         if hold_ms:
             await self._controller.write(HoldDeletions(hold_ms=hold_ms))

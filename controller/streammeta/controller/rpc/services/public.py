@@ -1,4 +1,4 @@
-"""Health and reflection, gRPC's own services, by the same entrance as those of the contract."""
+"""Handlers of health and reflection, gRPC's own services, behind the same call pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 def health_handler(
     servicer: health.aio.HealthServicer, entrance: CallPipeline
 ) -> grpc.GenericRpcHandler:
-    """Return a handler for the states that `servicer` is told."""
+    """Return a handler for the states that are set on `servicer`."""
     return service_handler(_HEALTH, entrance, {"Check": servicer.Check}, {"Watch": servicer.Watch})
 
 

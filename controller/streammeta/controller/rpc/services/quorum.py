@@ -30,7 +30,7 @@ from streammeta.v1 import quorum_pb2 as pb
 Context = grpc.aio.ServicerContext[Any, Any]
 
 CHANGE_TIMEOUT_MS_DEFAULT = 30_000
-"""Time limit of a voter change without one of its own, in milliseconds."""
+"""Default time limit of a voter change, in milliseconds."""
 
 CHANGE_TIMEOUT_MS_MAX = 600_000
 """Maximum time limit of a voter change, in milliseconds: a new voter catches up first."""
@@ -40,7 +40,10 @@ REQUESTS_MAX = 32
 """Maximum number of voter changes in flight."""
 
 DIRECTORY_ID_CHARS_MAX = 64
-"""More than any UUID has; ids are compared, stored in every voter set and shown, never parsed."""
+"""Maximum length of a directory id, longer than any UUID.
+
+Ids are compared and shown, never parsed.
+"""
 
 
 class _Room:
@@ -51,7 +54,7 @@ class _Room:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Take one place while the block runs; raises BusyError if there is none."""
+        """Occupy one place while the block runs. Raises BusyError if there is none."""
         if self._taken >= REQUESTS_MAX:
             raise BusyError(
                 f"{self._taken} requests of operators are under way, as many as may be; "
@@ -106,6 +109,7 @@ class QuorumServicer:
                 end_offset = await self._driver.add_voter(voter, timeout_ms)
         except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
             await abort(context, error)
+
         return pb.AddVoterResponse(end_offset=end_offset)
 
     async def RemoveVoter(
@@ -128,6 +132,7 @@ class QuorumServicer:
         """Return the quorum as this node knows it."""
         if request.leader_only and not self._driver.is_leader:
             await abort(context, self._driver.leader_hint())
+
         seen = described(self._driver)
         audited = self._audit_head()
         description: pb.DescribeQuorumResponse = _write_description(

@@ -1,7 +1,6 @@
-"""RPCs that the map answers: which request and answer of it stand behind each.
+"""RPCs answered by the metadata: the request and answer types of each.
 
-Decodes, submits and encodes; decides nothing. Answers of GetObjects, which have thousands of rows,
-are written by hand.
+Decodes, submits and encodes. Answers of GetObjects, with thousands of rows, are encoded by hand.
 """
 
 from __future__ import annotations
@@ -82,10 +81,10 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "DeleteKVs": (requests.DeleteKVs, answers.KVResultsAnswer),
     "ListKVs": (requests.ListKVs, answers.ListKVsAnswer),
 }
-"""Request and answer of the map by method; CommitStreamSetObject has its own way, in columns."""
+"""Request and answer types by method. CommitStreamSetObject is converted in columns instead."""
 
 FEW_QUERIES = 8
-"""Queries up to which a GetObjects is answered one by one; more are answered in columns."""
+"""Maximum number of queries that a GetObjects answers row by row. More are answered in columns."""
 
 PIECE_SLICES = 1_000
 """Size of a piece of a large answer, in results and slices together."""
@@ -109,7 +108,7 @@ _TIME_FIELDS = {
 
 
 Encode: TypeAlias = Callable[..., Message | Iterator[Message]]
-"""Encodes an answer, a large one in pieces, whose bytes behind each other are those of it."""
+"""Function that encodes an answer. The concatenated pieces of a large answer are its encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """The leader's knowledge of a node beside the map: state, last heartbeat, compacting node."""
+    """The leader's own knowledge of a node: state, last heartbeat, compacting node."""
 
     state_of: Callable[[int], NodeState]
     compacted_by: Callable[[int], int]
@@ -168,6 +167,7 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
                     encode = _in_pieces(encode, items.field)
             name = method.full_name.removeprefix(f"{PACKAGE}.")
             table[method.full_name] = Route(name, decode, partial(encode, **given))
+
     return table
 
 
@@ -185,7 +185,7 @@ def _in_pieces(encode: Encode, items: str) -> Encode:
 
 
 def routed(route: Route, controller: MetadataController) -> UnaryHandler:
-    """Return the handler that submits a route's requests to the loop; reads may name an offset."""
+    """Return the handler that submits a route's requests. Reads may name a minimum offset."""
     write = CommitBatcher(controller).write if route.joins else controller.write
 
     turns = controller.answer_turns
@@ -199,6 +199,7 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
         require_fields(caller, route.method, decoded)
         if route.joins:
             note_rows(len(decoded.ranges.stream_id))
+
         kind = class_of(work, decoded)
         async with controller.gate.admitted(kind, context.time_remaining()):
             if not facts.is_read:
@@ -222,7 +223,7 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
 
 
 async def _joined(pieces: Iterator[Message], turns: TurnBudget) -> bytes:
-    """Encode an answer piece by piece, each in a turn of the event loop of its own."""
+    """Encode an answer piece by piece, each in its own turn of the event loop."""
     encoded: list[bytes] = []
     await turns.take(1)
     for piece in pieces:
@@ -254,10 +255,12 @@ def _object_queries(messages: Sequence[objects_pb2.ObjectQuery], path: str) -> r
         return tuple(
             _object_query(query, f"{path}[{index}]") for index, query in enumerate(messages)
         )
+
     queries = list(messages)
     for index, query in enumerate(queries):
         if not query.HasField("stream_id"):
             raise not_set(f"{path}[{index}].stream_id")
+
     ends = [query.end_offset if query.HasField("end_offset") else NONE_ID for query in queries]
     return requests.ObjectQueryColumns(
         column([query.stream_id for query in queries]),
@@ -314,8 +317,10 @@ def _fill_list(
     if stream_start_offset != NONE_ID:
         message.stream_start_offset = stream_start_offset
         message.stream_end_offset = stream_end_offset
+
     if lost_end_offset != NONE_ID:
         message.lost_end_offset = lost_end_offset
+
     add: Callable[[], Any] = message.objects.add
     for object_id, kind, start_offset, end_offset, size, attributes in places:
         one = add()
@@ -325,6 +330,7 @@ def _fill_list(
         one.end_offset = end_offset
         one.object_size = size
         one.attributes = attributes
+
     # Without facts of any object there are none to go through.
     for one, (min_timestamp_ms, max_timestamp_ms, crc32c) in zip(message.objects, facts):  # noqa: B905
         if max_timestamp_ms >= 0:
@@ -365,7 +371,7 @@ PLAIN = Conversion(
     },
     checks={requests.CommitStreamObject: _check_operations},
 )
-"""Conversion of the map's requests and answers, but for what the leader adds to descriptions."""
+"""Conversion of requests and answers, without the leader's additions to descriptions."""
 
 _write_object = PLAIN.writer(
     answers.ObjectDescription, objects_pb2.ObjectDescription, *_TIME_FIELDS.values()

@@ -1,8 +1,8 @@
-"""Spool of snapshots on their way to callers: files in the data directory, without a name.
+"""Spool files of snapshots that are being sent: unnamed files in the data directory.
 
-A file's name is removed as soon as it is open, so its space is free again when its reader has gone
-or the process has ended; a crash in between leaves a name, which the next start removes. Files of
-other names are never touched. Snapshots leave some of the disk to the log.
+A file's name is removed once it is open, so its space is freed when its reader leaves or the
+process ends. A crash in between leaves a name, which the next start removes. Files with other names
+are never touched. Snapshots leave part of the disk to the log.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SnapshotSpool:
         self._numbers = itertools.count()
 
     def remove_left_over(self) -> None:
-        """Remove what a crash has left; no other process may use the directory."""
+        """Remove files of a crashed process. No other process may use the directory."""
         for path in sorted(self._directory.iterdir()):
             if _NAME.match(path.name):
                 path.unlink()
@@ -80,7 +80,7 @@ class SpoolFile:
         self._until_check = 0
 
     def write(self, data: bytes) -> int:
-        """Append bytes; return how many.
+        """Append bytes and return their number.
 
         Raises:
             NoDiskSpaceError: no more room may be taken.
@@ -94,6 +94,7 @@ class SpoolFile:
                     f"a snapshot needs room, and the disk has {max(0, room)} bytes beyond the "
                     f"{FREE_BYTES_MIN} that are left to the log; make room on the disk"
                 )
+
         try:
             return self._file.write(data)
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Encoded Watch messages: cut and encoded once for all watches with the same selection.
+"""Encoded Watch messages, cut and encoded once for all watches with the same selection.
 
-Watches that keep up stand at the same offsets, so a message is found by where it begins. Recent
-messages and recent decoded entries are kept within a bound; a watch that lags has its own encoded.
-Knows neither connections nor turns of the event loop.
+Watches that keep up stand at the same offsets, so a message is found by its first offset. Recent
+messages and decoded entries are cached within a limit. A lagging watch has its own messages
+encoded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT_BYTES = 16 << 20
 
 _KEPT_OVERHEAD_BYTES = 256
 _INDEX_FROM = 4
-"""Number of selections from which on an entry is indexed instead of searched for each."""
+"""Number of selections above which an entry is indexed instead of matched with every selection."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -52,7 +52,7 @@ class Batch:
     message: bytes | None
     next_offset: int
     needs_snapshot: bool = False
-    """Whether the next change is larger than a message; a snapshot brings it."""
+    """Whether the next change exceeds a message and needs a snapshot."""
 
 
 class WatchMessages:
@@ -152,7 +152,7 @@ class _Entry:
         """Of the selection asked for last: watches of one selection come one after the other."""
 
     def cut(self, selection: Selection, *, is_indexed: bool) -> bytes:
-        """Return the selected records as a RecordSet; empty if there are none."""
+        """Return the selected records as a RecordSet, empty if there are none."""
         if self._last_cut is not None and self._last_cut[0] is selection:
             return self._last_cut[1]
         if is_indexed:
@@ -177,7 +177,7 @@ def _is(one: object, other: object) -> bool:
 
 
 class _Recent(Generic[Key, Value]):
-    """Cache of values by key; evicts the oldest beyond `KEPT_BYTES`."""
+    """Cache of values by key, which evicts the oldest above `KEPT_BYTES`."""
 
     def __init__(self) -> None:
         self._values: dict[Key, tuple[Value, int]] = {}

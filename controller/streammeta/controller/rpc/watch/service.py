@@ -1,13 +1,12 @@
 """MetadataService.Watch: fan-out of committed changes in bounded turns of the event loop.
 
-A watch that waits for changes stands in a queue. A turn serves the first few and then leaves the
-event loop to everything else for as long as it held it itself, messages sent included; so commits
-and the quorum's own messages always come between, however many watch. Nothing waits for a slow
-connection: a watch costs a cursor and the one message that is being sent. While changes come all
-the time, a watch that keeps up and takes several in a message rests between two messages: sending
-costs the same however much is in it. A watch whose next change has left the ring is cut off and
-told where to resume. Any controller serves watches, leader or not; `watch_messages` encodes what is
-sent.
+Watches with pending changes wait in a queue. A turn serves the first few and then yields the event
+loop for as long as it used it, sending included, so commits and the quorum's messages always run in
+between, however many watches there are. A slow connection holds up nothing: a watch costs a cursor
+and the one message in flight. Under constant change a watch that keeps up and accepts combined
+messages pauses between two messages, because a message costs the same whatever its size. A watch
+whose next change has left the ring ends with the offset to resume at. Any controller serves
+watches.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ PROGRESS_S = 1.0
 """Maximum time between two messages to an idle watch, in seconds, unless others wait."""
 
 REST_PER_WATCH_S = 0.00075
-"""Time that a watch rests after a message, for each watch there is, in seconds.
+"""Pause of a watch after a message, in seconds per open watch.
 
-However many there are, they are sent no more than 1333 messages a second together while changes
-come all the time; changes after a longer silence come at once. Only those rest that may be sent
-several changes in a message, and that one message brings up to date.
+All watches together receive at most 1333 messages a second while changes are constant. Changes
+after a longer silence are sent at once. Only watches with combined messages that are up to date
+pause.
 """
 
 REST_S_MAX = 0.5
@@ -53,7 +52,7 @@ PAUSE_S_MAX = 0.02
 """Maximum pause between two turns, in seconds."""
 
 SENDING_BYTES_MAX = 64 << 20
-"""Bytes of messages being sent beyond which no further watch is served."""
+"""Bytes of messages in flight above which no further watch is served."""
 
 SENDING_S_MAX = 5.0
 """Maximum time to send a message while other watches wait for memory, in seconds."""
@@ -83,7 +82,7 @@ class Follower:
         self.needs_snapshot = False
 
     async def next(self) -> bytes | None:
-        """Return the next message; None if the feed can't send the next change."""
+        """Return the next message, None if the feed can't send the next change."""
         self.message = asyncio.get_running_loop().create_future()
         self._fanout.enqueue(self)
         return await self.message
@@ -92,7 +91,8 @@ class Follower:
         """Wait until the message is sent.
 
         Raises:
-            WatcherTooSlowError: it was not, and what comes next is gone, or others wait for room.
+            WatcherTooSlowError: it was not sent while its successor was dropped or others needed
+                memory.
         """
         try:
             async with asyncio.timeout(None) as self._sending:
@@ -174,6 +174,7 @@ class Fanout:
             self._has_news = False
             self._queue.extend(self._idle)
             self._idle.clear()
+
         self._wake_rested(began)
         self._wake_due(began)
         has_room = True
@@ -184,6 +185,7 @@ class Fanout:
             self._serve(self._queue.popleft(), began)
             if loop.time() - began >= TURN_S:
                 break
+
         # The watches served now go on in the next turn of the event loop, before this call.
         loop.call_soon(self._pause, began, 0.0 if has_room else PAUSE_S_MAX)
 
@@ -207,18 +209,22 @@ class Fanout:
     def _serve(self, follower: Follower, now: float) -> None:
         if follower.message is None or follower.message.done():
             return  # its caller has gone
+
         cursor = follower.cursor
         if cursor.is_lost:
             follower.message.set_result(None)
             return
+
         if now < follower.rests_until and self._may_rest(follower):
             self._resting.append(follower)
             return
+
         batch = self.messages.following(follower.group, cursor.next_offset)
         if batch.needs_snapshot:
             follower.needs_snapshot = True
             follower.message.set_result(None)
             return
+
         has_moved = batch.next_offset > cursor.next_offset
         cursor.next_offset = batch.next_offset
         if batch.message is not None:
@@ -264,7 +270,7 @@ class Fanout:
                 self._set_alarm(follower, self._on_alarm(follower, now))
 
     def _on_alarm(self, follower: Follower, now: float) -> float:
-        """Handle a follower's alarm; return the time of its next one."""
+        """Handle a follower's alarm and return the time of its next one."""
         if follower in self._sending and follower.cursor.is_lost:
             follower.cut_off(WatcherTooSlowError(follower.cursor.next_offset))
         if follower in self._idle:
@@ -309,7 +315,7 @@ _KINDS = {
 
 
 class WatchHandler:
-    """Handler of MetadataService.Watch; messages out are bytes."""
+    """Handler of MetadataService.Watch. Answers are bytes."""
 
     def __init__(self, changes: ChangeFeed) -> None:
         self._changes = changes
@@ -359,23 +365,26 @@ def read_selection(request: pb.WatchRequest) -> Selection:
     for limit in facts_of("MetadataService.Watch").request_lists:
         if (count := len(getattr(request, limit.field))) > limit.most:
             raise InvalidRequestError(
-                limit.field, f"got {count}, at most {limit.most}; leave the field empty to get all"
+                limit.field, f"got {count}, at most {limit.most}. Leave the field empty to get all"
             )
+
     for field, ids in (("stream_ids", request.stream_ids), ("node_ids", request.node_ids)):
-        if any(each < 0 for each in ids):
-            raise InvalidRequestError(field, f"{min(ids)}; an id is 0 or more")
+        if any(entity_id < 0 for entity_id in ids):
+            raise InvalidRequestError(field, f"{min(ids)}, must be 0 or more")
+
     for kind in request.kinds:
         if kind not in _KINDS:
-            raise InvalidRequestError("kinds", f"{kind} is no kind of entity known here")
+            raise InvalidRequestError("kinds", f"{kind} is not a known kind of entity")
+
     return Selection(
         kinds=frozenset(_KINDS[kind] for kind in request.kinds),
         stream_ids=frozenset(request.stream_ids),
         node_ids=frozenset(request.node_ids),
-        kv_prefixes=frozenset((one.namespace, one.prefix) for one in request.kv_prefixes),
+        kv_prefixes=frozenset((chosen.namespace, chosen.prefix) for chosen in request.kv_prefixes),
     )
 
 
 def _cursor(changes: ChangeFeed, from_offset: int) -> Cursor:
     if from_offset < 0:
-        raise InvalidRequestError("from_offset", f"{from_offset}; an offset is 0 or more")
+        raise InvalidRequestError("from_offset", f"{from_offset}, must be 0 or more")
     return changes.cursor(from_offset)

@@ -269,13 +269,13 @@ class Auditor:
         self,
         writer: Writer,
         clock: Clock,
-        office: Callable[[], LeadershipState],
+        leadership: Callable[[], LeadershipState],
         on_failure: AuditFailure = AuditFailure.BLOCK_ADMIN,
     ) -> None:
         self.clock = clock
         self.denials = DenialLimit()
         self._writer = writer
-        self._office = office
+        self._leadership = leadership
         self._on_failure = on_failure
         self._sums = Sums()
         self._sums_since_ms = clock.wall_ms()
@@ -295,7 +295,7 @@ class Auditor:
     ) -> None:
         """Record what happened to the process, e.g. `policy.reload`; `reason` if it failed."""
         verdict = Verdict.FAILED if reason else Verdict.OK
-        origin = Origin(f"controller/{self._office().node}")
+        origin = Origin(f"controller/{self._leadership().node}")
         self.put(self.line(name, verdict, origin=origin, reason=reason, target=target or {}))
 
     async def run(self) -> None:
@@ -328,12 +328,12 @@ class Auditor:
 
     def line(self, call: str, verdict: Verdict, **members: Any) -> AuditLine:
         """Return a line of now."""
-        office = self._office()
+        leadership = self._leadership()
         return AuditLine(
             ts_ms=self.clock.wall_ms(),
-            node=office.node,
-            epoch=office.epoch,
-            leader=office.leads,
+            node=leadership.node,
+            epoch=leadership.epoch,
+            leader=leadership.leads,
             call=call,
             verdict=verdict,
             **members,

@@ -1,0 +1,107 @@
+"""Messages of a commit pipeline: read, decided, and rejected ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from streammeta.controller.metadata.api.answers import (
+    Answer,
+    CommitStreamSetObjectAnswer,
+    CommitUploadsAnswer,
+)
+from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.rpc.calls.message_trace import MessageTrace
+from streammeta.controller.rpc.codec.wire_columns import (
+    commit_stream_set_object_out,
+    uploads_out,
+)
+from streammeta.controller.runtime.writer.submission import Submission
+from streammeta.v1 import columns_pb2 as pb
+
+PipelineCommit: TypeAlias = CommitStreamSetObject | CommitUploads
+
+
+class PipelineMessage(NamedTuple):
+    """A message that was read: commits to be decided in order, `rows` of work in all."""
+
+    sequence: int
+    commits: Sequence[PipelineCommit]
+    rows: int
+    with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
+    """Commits that put values or trim streams, each with its place."""
+    trace: MessageTrace | None = None
+
+    @property
+    def uploads(self) -> CommitUploads | None:
+        """Its uploads, which come last."""
+        last = self.commits[-1] if self.commits else None
+        return last if isinstance(last, CommitUploads) else None
+
+
+class DecidedMessage(NamedTuple):
+    """A message whose commits are decided and appended."""
+
+    sequence: int
+    submissions: Sequence[Submission]
+    commits: Sequence[Answer]
+    uploads: Answer | None
+    with_effects: Sequence[tuple[int, pb.PackedCommitStreamSetObjectRequest]] = ()
+    decided_at: float = 0.0
+    """Time of the decision, in seconds of `time.perf_counter`."""
+    trace: MessageTrace | None = None
+
+    def verdicts(self) -> tuple[int, int]:
+        """Return (commits, rejected commits)."""
+        commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
+        calls, refused = len(commits), sum(1 for answer in commits if answer.error)
+        if self.uploads is not None:
+            uploads = cast(CommitUploadsAnswer, self.uploads)
+            calls += len(uploads.errors)
+            refused += int(np.count_nonzero(uploads.errors))
+        return calls, refused
+
+    def tally(self) -> tuple[int, int, int, int]:
+        """Return (commits, rows, rejected commits, end of the log that contains them)."""
+        calls, refused = self.verdicts()
+        commits = cast(Sequence[CommitStreamSetObjectAnswer], self.commits)
+        rows = sum(
+            len(answer.range_errors) + len(answer.stream_object_errors) for answer in commits
+        )
+        if self.uploads is not None:
+            rows += len(cast(CommitUploadsAnswer, self.uploads).range_errors)
+
+        end = max((submission.offset for submission in self.submissions), default=-1)
+        return calls, rows, refused, end
+
+    async def response(self) -> bytes:
+        """Return the encoded answer once all commits are committed.
+
+        It is encoded while they are not.
+        """
+        response = pb.PackedCommitPipelineResponse(sequence=self.sequence)
+        if self.uploads is not None:
+            uploads_out(cast(CommitUploadsAnswer, self.uploads), response.uploads)
+        for answer in self.commits:
+            commit = commit_stream_set_object_out(cast(CommitStreamSetObjectAnswer, answer))
+            response.commits.append(commit)
+        encoded = response.SerializeToString()
+
+        for submission in self.submissions:
+            await submission.committed()
+        if self.trace is not None:
+            self.trace.committed(*self.tally())
+        return encoded
+
+
+class RejectedMessage(NamedTuple):
+    """A message that ends the stream. `sequence` is None if it could not be read."""
+
+    sequence: int | None
+    error: Exception
+
+    async def response(self) -> bytes:
+        """Raise the error."""
+        raise self.error
