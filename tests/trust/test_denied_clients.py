@@ -27,13 +27,13 @@ async def server(
     """Yield a leader, and the calls that come to its authenticator."""
     async with trusting(authority) as server:
         entered: list[str] = []
-        enter = server.authenticator.authenticate
+        authenticate = server.authenticator.authenticate
 
         def counted(method: str, context: Any) -> Any:
             entered.append(method)
-            return enter(method, context)
+            return authenticate(method, context)
 
-        monkeypatch.setattr(server.authenticator, "enter", counted)
+        monkeypatch.setattr(server.authenticator, "authenticate", counted)
         yield server, entered
 
 
