@@ -61,7 +61,7 @@ from streammeta.controller.trust.field_access import require_fields
 from streammeta.controller.trust.node_binding import require_own_node
 from streammeta.controller.trust.quotas import Places
 from streammeta.rpc.method_facts import RequestClass
-from streammeta.rpc.methods import METHODS, facts_of
+from streammeta.rpc.methods import facts_of
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
@@ -83,9 +83,6 @@ def service_handler(
     """Return a handler for a service. `unary`, `streams` and `pipelines` are by method name.
 
     Every call passes the `entrance` before its request is parsed.
-
-    Raises:
-        ValueError: a method of the contract has no handler.
     """
     streams, pipelines = streams or {}, pipelines or {}
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
@@ -106,8 +103,6 @@ def service_handler(
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(
                 entrance.wrap(method.full_name, pipeline, lasts=True)
             )
-        elif method.full_name in METHODS:
-            raise ValueError(f"{method.full_name} has no handler")
 
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
