@@ -256,7 +256,7 @@ async def test_lists_are_appended_to_and_subtracted_from(place: Place) -> None:
     assert await place.alter((name, _SUBTRACT, "0:2")) == (0, "")
     assert await place.settings() == {name: "0:1,0:3"}
     code, message = await place.alter(("retention.ms", _APPEND, "5"))
-    assert (code, message.startswith("retention.ms is no list")) == (Code.INVALID_CONFIG, True)
+    assert (code, message.startswith("retention.ms is not a list")) == (Code.INVALID_CONFIG, True)
     code, _ = await place.alter(("cleanup.policy", _APPEND, "compact"))
     assert code == Code.INVALID_CONFIG
 

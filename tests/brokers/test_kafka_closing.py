@@ -112,7 +112,7 @@ async def test_request_is_not_begun_once_the_server_closes() -> None:
         assert await _error_code(reader) == 0
         assert await reader.read() == b""
         assert served.begun == [_LIST_GROUPS[0]]
-        assert served.server._held == 0
+        assert served.server._request_memory == 0
 
 
 async def test_requests_that_wait_for_others_do_not_hold_up_the_end() -> None:
@@ -125,7 +125,7 @@ async def test_requests_that_wait_for_others_do_not_hold_up_the_end() -> None:
 
 
 async def test_answers_that_do_not_come_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWERED_WITHIN_S", 0.01)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.01)
     async with _served() as (served, reader, writer):
         _send(writer, _LIST_GROUPS, {})
         await served.until(lambda: len(served.begun) == 1)
@@ -140,4 +140,4 @@ async def test_client_that_leaves_is_owed_nothing() -> None:
         writer.close()
         await served.server.close()
         assert not served.answered.is_set()
-        assert not served.server._owed
+        assert not served.server._unanswered

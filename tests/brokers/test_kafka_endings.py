@@ -22,7 +22,7 @@ _FENCED = nodes_pb2.NODE_STATE_FENCED
 async def test_a_broker_ends_without_its_controllers_and_names_what_is_not_committed(
     controllers: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "CLOSED_WITHIN_S", 0.05)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
     cluster = Cluster()
     await cluster.make_topic(partitions=2)
     broker = await cluster.join(1)
@@ -37,8 +37,8 @@ async def test_a_broker_ends_without_its_controllers_and_names_what_is_not_commi
         cluster.controllers.held = asyncio.Event()
     await broker.close()
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "without closing 2 partitions" in message
-    assert "t-0, t-1 (2 offsets are not committed)" in message
+    assert "with 2 partitions not closed" in message
+    assert "t-0, t-1 (2 uncommitted offsets)" in message
     assert not any(log.is_writable for log in logs)
 
 
@@ -57,7 +57,7 @@ async def test_a_broker_that_closes_in_good_order_names_nothing(
 async def test_one_partition_that_can_not_be_closed_does_not_hold_up_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "CLOSED_WITHIN_S", 0.2)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.2)
     cluster = Cluster()
     await cluster.make_topic(partitions=3)
     broker = await cluster.join(1)
@@ -66,7 +66,7 @@ async def test_one_partition_that_can_not_be_closed_does_not_hold_up_the_others(
     await stuck._appending.acquire()
     await broker.close()
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "without closing 1 partitions" in message
+    assert "with 1 partitions not closed" in message
     for log in others:
         assert not any(cluster.table.streams[stream_id].is_open for stream_id in log.stream_ids)
 

@@ -178,7 +178,7 @@ async def _turns() -> None:
 async def test_the_largest_unfinished_frame_goes_when_all_hold_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "HELD_MAX", 8 * _MIB)
+    monkeypatch.setattr(module, "REQUEST_MEMORY_MAX", 8 * _MIB)
     crowd = Crowd()
     small = await crowd.arrives(_MIB)
     large = await crowd.arrives(5 * _MIB)
@@ -190,16 +190,16 @@ async def test_the_largest_unfinished_frame_goes_when_all_hold_too_much(
     for one in (small, middle):
         one.cancel()
     await asyncio.wait([small, middle])
-    assert crowd.server._held == 0
+    assert crowd.server._request_memory == 0
 
 
 async def test_frame_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FRAME_WITHIN_S", 0.02)
+    monkeypatch.setattr(module, "FRAME_TIMEOUT_S", 0.02)
     crowd = Crowd()
     late: Awaitable[bytes] = await crowd.arrives(100)
     with pytest.raises(TimeoutError):
         await late
-    assert crowd.server._held == 0
+    assert crowd.server._request_memory == 0
 
 
 async def test_requests_of_strangers_are_not_read_but_for_those_that_authenticate(

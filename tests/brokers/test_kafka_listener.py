@@ -21,7 +21,7 @@ from tests.kit.certificates import Authority
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOKED_AT_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.01)
 
 
 @pytest.fixture

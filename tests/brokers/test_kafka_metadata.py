@@ -79,10 +79,10 @@ async def test_names_and_ids_do_not_multiply_the_work_of_a_request(
 @pytest.fixture(params=["they refuse", "they are silent"])
 def outage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begin an outage of a cluster's controllers."""
-    monkeypatch.setattr(topic_calls, "FOUND_WITHIN_S", 0.01)
+    monkeypatch.setattr(topic_calls, "LOOKUP_TIMEOUT_S", 0.01)
     monkeypatch.setattr(topic_changes, "CHANGED_WITHIN_S", (0.01, 0.01))
-    monkeypatch.setattr("streammeta.brokers.kafka.groups.group_calls.OFFSETS_WITHIN_S", 0.01)
-    monkeypatch.setattr("streammeta.brokers.kafka.calls.topic_calls.PRODUCER_ID_WITHIN_S", 0.01)
+    monkeypatch.setattr("streammeta.brokers.kafka.groups.group_calls.OFFSETS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("streammeta.brokers.kafka.calls.topic_calls.PRODUCER_ID_TIMEOUT_S", 0.01)
 
     def begin(cluster: Cluster) -> None:
         if request.param == "they refuse":
@@ -190,7 +190,7 @@ async def test_metadata_waits_for_the_leader_of_a_topic_that_it_creates() -> Non
 async def test_metadata_does_not_wait_for_a_leader_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic_calls, "LED_WITHIN_S", 0.01)
+    monkeypatch.setattr(topic_calls, "LEADER_WAIT_S", 0.01)
     cluster = Cluster()
     await cluster.join(1)
     broker = await cluster.join(2)

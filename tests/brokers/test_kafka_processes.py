@@ -307,7 +307,7 @@ def test_a_broker_without_controllers_ends_on_a_signal_and_says_what_it_leaves(
     producer = _produce(address, "left", range(100, 200))
     producer.poll(1)
     assert brokers.children[1].stop(120) == 0
-    assert "without closing 4 partitions" in brokers.children[1].log_tail()
+    assert "with 4 partitions not closed" in brokers.children[1].log_tail()
     producer.purge(in_queue=True, in_flight=True, blocking=True)
 
 

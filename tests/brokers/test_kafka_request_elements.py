@@ -25,7 +25,7 @@ from streammeta.brokers.kafka.protocol.request_elements import (
     count_elements,
     item_type,
 )
-from streammeta.brokers.kafka.protocol.request_turns import WORK_A_TURN, RequestTurns
+from streammeta.brokers.kafka.protocol.request_turns import TURN_WORK_MAX, RequestTurns
 from streammeta.brokers.kafka.protocol.wire import (
     SERVED,
     MalformedRequestError,
@@ -191,7 +191,7 @@ async def test_turn_of_the_event_loop_begins_bounded_work_over_all_connections()
     sizes = [100, ELEMENTS_MAX // 2, ELEMENTS_MAX // 3, ELEMENTS_MAX, 32 * 1024 * 1024]
     await asyncio.gather(*map(send, sizes))
     assert sum(begun_in_turn) == 10 * sum(min(size, ELEMENTS_MAX) for size in sizes)
-    assert max(begun_in_turn) <= WORK_A_TURN
+    assert max(begun_in_turn) <= TURN_WORK_MAX
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
@@ -216,7 +216,7 @@ async def test_connection_ends_with_a_clear_line_and_others_stay(
         assert await hostile[0].read() == b""
     assert "API 1 in version 11 has more than 32768 elements" in caplog.text
     assert await _exchange(*honest)
-    assert served._held == 0
+    assert served._request_memory == 0
     honest[1].close()
     hostile[1].close()
     listener.close()
@@ -233,16 +233,16 @@ async def test_elements_hold_memory_until_the_answer() -> None:
         await released.wait()
         return {"responses": ()}
 
-    served._calls = {**served._calls, _FETCH: server.answered_later(wait)}
+    served._calls = {**served._calls, _FETCH: server.answer_concurrently(wait)}
     listener = await asyncio.start_server(served.serve, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
     frame = request_bytes(_FETCH, 11, _fetch(1, 1000))
     writer.write(framed(frame))
     await begun.wait()
-    assert served._held == len(frame) + 1001 * ELEMENT_BYTES
+    assert served._request_memory == len(frame) + 1001 * ELEMENT_BYTES
     released.set()
     await reader.readexactly(4)
-    assert served._held == 0
+    assert served._request_memory == 0
     writer.close()
     listener.close()
     await served.close()
@@ -283,5 +283,5 @@ async def test_fetch_of_many_partitions_takes_several_turns() -> None:
     loop.call_soon(next_turn)
     responses, _, _ = await record_calls._fetch_once(broker, request.body)
     assert sum(len(topic["partitions"]) for topic in responses) == 10_000
-    assert turns >= 10_000 // record_calls._ROWS_A_TURN
+    assert turns >= 10_000 // record_calls._TURN_ROWS_MAX
     await broker.abandon()

@@ -178,7 +178,7 @@ def test_nothing_is_served_before_and_everything_after(guarded: Guarded) -> None
 async def test_refused_client_may_read_why_before_its_connection_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "REFUSAL_HEARD_WITHIN_S", 300.0)
+    monkeypatch.setattr(module, "REJECTION_READ_TIMEOUT_S", 300.0)
     users = tmp_path / "users"
     users.write_text(user_entry("alice", _SECRET))
     broker = cast(Broker, None)
@@ -265,6 +265,6 @@ def test_entry_is_made_of_a_password_on_standard_input(
     monkeypatch.setattr("sys.stdin", StringIO(f"{_SECRET}\nmore\n"))
     made = streammeta("kafka-user", "alice")
     assert made["ok"], made
-    assert parse_users(made["entry"])["alice"].is_of(_SECRET.encode())
+    assert parse_users(made["entry"])["alice"].matches(_SECRET.encode())
     monkeypatch.setattr("sys.stdin", StringIO("\n"))
     assert streammeta("kafka-user", "alice")["exit_code"] == 2

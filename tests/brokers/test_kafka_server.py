@@ -15,7 +15,11 @@ from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.groups.group_calls import Groups
 from streammeta.brokers.kafka.protocol.wire import Request
 from streammeta.brokers.kafka.service import server as module
-from streammeta.brokers.kafka.service.server import FRAME_MAX, FRAME_MAX_BEFORE, KafkaServer
+from streammeta.brokers.kafka.service.server import (
+    FRAME_MAX,
+    UNAUTHENTICATED_FRAME_MAX,
+    KafkaServer,
+)
 from streammeta.brokers.kafka.service.users import Users, user_entry
 from tests.kit.kafka_wire import framed, request_bytes
 
@@ -143,7 +147,7 @@ async def test_answers_come_in_the_order_of_requests_whichever_is_ready_first() 
             place.calls.released[number].set()
         assert [await peer.answered() for _ in range(3)] == [1, 2, 3]
         await _turns()
-        assert place.server._held == 0
+        assert place.server._request_memory == 0
 
 
 async def test_no_more_requests_wait_for_answers_than_may() -> None:
@@ -164,7 +168,7 @@ async def test_calls_of_a_connection_that_ends_are_given_up() -> None:
             await place.calls.until(lambda: len(place.calls.begun) == 3)
         await place.calls.until(lambda: sorted(place.calls.cancelled) == [1, 2, 3])
         await _turns()
-        assert place.server._held == 0
+        assert place.server._request_memory == 0
 
 
 async def test_a_call_that_fails_unforeseen_ends_its_own_connection() -> None:
@@ -172,7 +176,7 @@ async def test_a_call_that_fails_unforeseen_ends_its_own_connection() -> None:
         peer.ask(666)
         assert await peer.ends() == b""
         await _turns()
-        assert place.server._held == 0
+        assert place.server._request_memory == 0
         place.calls.released[1] = asyncio.Event()
         place.calls.released[1].set()
         other.ask(1)
@@ -197,7 +201,7 @@ async def test_a_refusal_without_an_answer_ends_its_connection_in_its_turn(
 
 async def test_requests_behind_one_that_is_answered_later_begin_meanwhile() -> None:
     async with _place() as place, place.peer() as peer:
-        place.server._calls = {_LIST_GROUPS[0]: module.answered_later(place.calls.answer)}
+        place.server._calls = {_LIST_GROUPS[0]: module.answer_concurrently(place.calls.answer)}
         for number in (1, 2):
             peer.ask(number)
         await place.calls.until(lambda: place.calls.begun == [1, 2])
@@ -211,7 +215,7 @@ async def test_a_frame_of_a_size_that_no_request_has_ends_its_connection_unread(
     async with _place() as place, place.peer() as peer:
         peer.writer.write(size.to_bytes(4, "big", signed=True))
         assert await peer.ends() == b""
-        assert place.server._held == 0
+        assert place.server._request_memory == 0
 
 
 async def test_a_stranger_is_served_nothing(users: Users) -> None:
@@ -242,7 +246,7 @@ async def test_a_user_is_served_after_the_right_password(users: Users) -> None:
 
 async def test_a_stranger_may_send_small_frames_alone(users: Users) -> None:
     async with _place(users) as place, place.peer() as peer:
-        peer.writer.write((FRAME_MAX_BEFORE + 1).to_bytes(4, "big"))
+        peer.writer.write((UNAUTHENTICATED_FRAME_MAX + 1).to_bytes(4, "big"))
         assert await peer.ends() == b""
         assert place.server._tally.connections_refused == 1, "by its size, not for its silence"
 
@@ -250,7 +254,7 @@ async def test_a_stranger_may_send_small_frames_alone(users: Users) -> None:
 async def test_a_stranger_that_says_nothing_is_sent_away(
     users: Users, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "AUTHENTICATED_WITHIN_S", 0.05)
+    monkeypatch.setattr(module, "AUTHENTICATION_TIMEOUT_S", 0.05)
     async with _place(users) as place, place.peer() as peer:
         assert await peer.ends() == b""
         assert place.server.connections == 0

@@ -53,21 +53,21 @@ def _remove(path: Path) -> None:
 async def test_password_is_that_of_its_user_alone(path: Path) -> None:
     users = Users(path)
     for _ in range(2):  # the second time it is known
-        assert await users.are("alice", "wonder land: é")
-        assert not await users.are("alice", "wonder land: e")
-        assert not await users.are("alice", "")
-        assert not await users.are("bob", "wonder land: é")
+        assert await users.verify_password("alice", "wonder land: é")
+        assert not await users.verify_password("alice", "wonder land: e")
+        assert not await users.verify_password("alice", "")
+        assert not await users.verify_password("bob", "wonder land: é")
 
 
 async def test_file_counts_as_it_is_now(path: Path) -> None:
     users = Users(path)
-    assert await users.are("alice", "wonder land: é")
+    assert await users.verify_password("alice", "wonder land: é")
     _replace(path, user_entry("alice", "another") + "\n" + user_entry("bob", "builder"))
-    assert not await users.are("alice", "wonder land: é")
-    assert await users.are("alice", "another")
-    assert await users.are("bob", "builder")
+    assert not await users.verify_password("alice", "wonder land: é")
+    assert await users.verify_password("alice", "another")
+    assert await users.verify_password("bob", "builder")
     _replace(path, user_entry("bob", "builder"))
-    assert not await users.are("alice", "another")
+    assert not await users.verify_password("alice", "another")
 
 
 async def test_file_that_can_not_be_read_changes_nothing(
@@ -80,7 +80,7 @@ async def test_file_that_can_not_be_read_changes_nothing(
         else:
             _replace(path, "alice:plain-secret")
         with caplog.at_level(logging.WARNING):
-            assert await users.are("alice", "wonder land: é")
+            assert await users.verify_password("alice", "wonder land: é")
     assert "line 1" in caplog.text
     assert "plain-secret" not in caplog.text
 
@@ -88,15 +88,15 @@ async def test_file_that_can_not_be_read_changes_nothing(
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("alice", "no NAME:HASH"),
-        (":x", "no NAME:HASH"),
-        ("alice:secret", "by scrypt"),
+        ("alice", "NAME:HASH"),
+        (":x", "NAME:HASH"),
+        ("alice:secret", "scrypt hash"),
         (_ALICE.replace("scrypt$16384", "scrypt$16385"), "bounds"),
-        ("alice:scrypt$secret$8$1$secret$secret", "by scrypt"),
+        ("alice:scrypt$secret$8$1$secret$secret", "scrypt hash"),
         (_ALICE.replace("$16384$", "$536870912$"), "bounds"),
         (_ALICE[:-6], "base64"),
         (_ALICE.rpartition("$")[0] + "$c2hvcnQ=", "length"),
-        (f"{_ALICE}\n{_ALICE}", "there already"),
+        (f"{_ALICE}\n{_ALICE}", "already in use"),
     ],
     # Salts differ from one process to the next, and names of tests must not.
     ids=[
@@ -126,7 +126,7 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
 def test_hashes_of_one_password_differ_and_do_not_show_it() -> None:
     first, second = (PasswordHash.of(b"secret") for _ in range(2))
     assert first.encode() != second.encode()
-    assert first.is_of(b"secret")
+    assert first.matches(b"secret")
     assert PasswordHash.decode(first.encode()) == first
     assert "secret" not in repr(first) + first.encode()
 
@@ -136,7 +136,7 @@ def test_hashes_of_one_password_differ_and_do_not_show_it() -> None:
     [("", "x"), ("a:b", "x"), (" a", "x"), ("#a", "x"), ("a\nb", "x"), ("a", ""), ("a", "x\0y")],
 )
 def test_entry_is_refused_that_could_not_be_used(name: str, password: str) -> None:
-    with pytest.raises(ValueError, match="wanted"):
+    with pytest.raises(ValueError, match="expected"):
         user_entry(name, password)
 
 
@@ -225,8 +225,8 @@ async def test_nothing_else_is_served_before(path: Path) -> None:
 async def test_old_handshake_is_followed_by_bare_tokens(path: Path) -> None:
     one = Authentication(Users(path))
     await one.answer(_handshake(version=0))
-    assert one.takes_bare_tokens
-    await one.take(b"\0alice\0" + "wonder land: é".encode())
+    assert one.expects_bare_token
+    await one.verify_token(b"\0alice\0" + "wonder land: é".encode())
     assert one.user == "alice"
 
 
@@ -234,7 +234,7 @@ async def test_guesses_are_hashed_a_few_at_a_time_and_hold_up_no_known_client(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = Users(path)
-    assert await users.are("alice", "wonder land: é")
+    assert await users.verify_password("alice", "wonder land: é")
     under_way: list[int] = [0]
     most: list[int] = [0]
     begun, release = asyncio.Event(), asyncio.Event()
@@ -248,9 +248,11 @@ async def test_guesses_are_hashed_a_few_at_a_time_and_hold_up_no_known_client(
         return False
 
     monkeypatch.setattr(asyncio, "to_thread", hashed)
-    guesses = [asyncio.create_task(users.are("alice", f"guess {at}")) for at in range(20)]
+    guesses = [
+        asyncio.create_task(users.verify_password("alice", f"guess {at}")) for at in range(20)
+    ]
     await begun.wait()
-    assert await users.are("alice", "wonder land: é")
+    assert await users.verify_password("alice", "wonder land: é")
     release.set()
     assert not any(await asyncio.gather(*guesses))
     assert most[0] == 2
@@ -258,6 +260,6 @@ async def test_guesses_are_hashed_a_few_at_a_time_and_hold_up_no_known_client(
 
 def test_remembered_password_is_no_attribute_in_the_clear(path: Path) -> None:
     users = Users(path)
-    asyncio.run(users.are("alice", "wonder land: é"))
+    asyncio.run(users.verify_password("alice", "wonder land: é"))
     assert "wonder" not in repr(vars(users))
     assert all(one.name != "password" for one in dataclasses.fields(PasswordHash))

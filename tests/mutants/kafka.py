@@ -15,7 +15,7 @@ _CALLS = (
         "a request with partitions on streams of different speed",
         """
         streammeta.brokers.kafka.calls.record_calls:
-        - one.appended.durable.add_done_callback(lambda durable: _note_failed(broker, one, durable))
+        - item.appended.durable.add_done_callback(partial(_note_failed, broker, item))
         """,
         Tested(f"{_RECORDS}::test_no_batch_overtakes_one_that_failed_beside_a_slow_partition"),
     ),
@@ -71,9 +71,9 @@ _CALLS = (
         "a timeout that counts as an answer",
         """
         streammeta.brokers.kafka.calls.record_calls:
-        - if not one.appended.durable.done():
+        - if not item.appended.durable.done():
         -     return Code.REQUEST_TIMED_OUT
-        + if not one.appended.durable.done():
+        + if not item.appended.durable.done():
         +     return Code.NONE
         """,
         Tested(
@@ -87,7 +87,7 @@ _CALLS = (
         """
         streammeta.brokers.kafka.calls.record_calls:
         - _check_acks(body)
-          await _admit(broker, one)
+          await _admit(broker, item)
         + _check_acks(body)
         """,
         Tested(f"{_RECORDS}::test_acks_0_has_no_answer_and_other_acks_write_nothing"),
@@ -192,6 +192,8 @@ _CLUSTER = (
         """
         streammeta.brokers.kafka.cluster.keys:
           value=_ID.pack(first + PRODUCER_BLOCK),
+        - # The version makes the reservation exclusive; the loser of a race reads the key
+        - # again.
         - expected_version=found.version,
         + overwrite=True,
         """,
@@ -203,8 +205,8 @@ _CLUSTER = (
         "a conditional put whose answer nobody compares",
         """
         streammeta.brokers.kafka.cluster.keys:
-        - one.error == ERROR_CODE_NONE or one.value == item.value
-        + one.error == ERROR_CODE_NONE or one.found
+        - result.error == ERROR_CODE_NONE or result.value == item.value
+        + result.error == ERROR_CODE_NONE or result.found
         """,
         Tested(f"{_BROKER}::test_a_topic_is_made_once_and_not_by_a_look"),
     ),
@@ -214,8 +216,8 @@ _CLUSTER = (
         "liveness by node id alone",
         """
         streammeta.brokers.kafka.cluster.cluster:
-        - {node: one for node, one in brokers.items() if alive.get(node) == one.node_epoch},
-        + {node: one for node, one in brokers.items() if node in alive},
+        - if alive.get(node) == endpoint.node_epoch
+        + if node in alive
         """,
         Tested(f"{_BROKER}::test_only_the_process_that_gave_the_address_lives"),
     ),
@@ -225,8 +227,8 @@ _CLUSTER = (
         "a recovery by a broker of another shape",
         """
         streammeta.brokers.kafka.cluster.cluster:
-        - if one.HasField("recovered_by") and one.wal_config in ("", NO_LOG):
-        + if one.HasField("recovered_by"):
+        - if node.HasField("recovered_by") and node.wal_config in ("", NO_LOG):
+        + if node.HasField("recovered_by"):
         """,
         Tested(f"{_BROKER}::test_a_node_with_a_log_in_the_bucket_is_not_for_this_shape_to_recover"),
     ),
@@ -438,8 +440,9 @@ _GROUPS = (
         "versions that outlive the term they were read in",
         """
         streammeta.brokers.kafka.groups.group_calls:
-        - for name in [one for one in self._offsets if self._refusal(one) is not Code.NONE]:
         -     del self._offsets[name]
+        +     pass
+          for name, group in list(self.groups.items()):
         """,
         Tested(
             f"{_GROUP_CALLS}"
@@ -492,7 +495,7 @@ _CONNECTIONS = (
         "one bound for all connections",
         """
         streammeta.brokers.kafka.service.server:
-        - frame = await reader.readexactly(await _size(reader, FRAME_MAX_BEFORE, 0))
+        - frame = await reader.readexactly(await _size(reader, UNAUTHENTICATED_FRAME_MAX, 0))
         + frame = await reader.readexactly(await _size(reader, FRAME_MAX, 0))
         """,
         Tested(f"{_SERVER}::test_a_stranger_may_send_small_frames_alone"),
@@ -525,9 +528,8 @@ _CONNECTIONS = (
         """
         streammeta.brokers.kafka.service.server:
           except BaseException:
-        -     self._held -= size
+        -     self._request_memory -= size
               raise
-          task = asyncio.ensure_future(answer)
         """,
         Tested(f"{_SERVER}::test_a_call_that_fails_unforeseen_ends_its_own_connection"),
     ),

@@ -91,7 +91,7 @@ _ELEMENTS_OF_REQUESTS = (
         "memory that counts the bytes of frames alone",
         """
         streammeta.brokers.kafka.service.server:
-        - size += self._hold(request.elements * ELEMENT_BYTES)
+        - size += self._reserve(request.elements * ELEMENT_BYTES)
         """,
         Tested(f"{_ELEMENTS}::test_elements_hold_memory_until_the_answer"),
     ),
@@ -112,7 +112,7 @@ _ELEMENTS_OF_REQUESTS = (
         "a bound on what is read, and none on what is written",
         """
         streammeta.brokers.kafka.service.server:
-        - if request.elements + rows <= ROWS_ON_THE_LOOP:
+        - if request.elements + rows <= LOOP_ROWS_MAX:
         + if True:
               return write_response(request, tree)
         """,
@@ -124,7 +124,7 @@ _ELEMENTS_OF_REQUESTS = (
         "awaits that never wait",
         """
         streammeta.brokers.kafka.calls.record_calls:
-        - await asyncio.sleep(0)  # a partition without news is read without a pause
+        - await asyncio.sleep(0)  # reading an unchanged partition never yields
         + pass
         """,
         Tested(f"{_ELEMENTS}::test_fetch_of_many_partitions_takes_several_turns"),
@@ -166,7 +166,7 @@ _ANSWERS = (
         streammeta.brokers.kafka.calls.topic_calls:
         - except (BrokerClientError, TimeoutError) as error:
         + except TimeoutError as error:
-              _log.warning("%d topics were not found: %s", len(names), error or "timeout")
+              _log.warning("looking up %d topics failed: %s", len(names), error or "timeout")
         """,
         Tested(
             f"{_METADATA}::test_metadata_is_answered_from_the_last_view_while_controllers_are_gone"
@@ -178,7 +178,7 @@ _ANSWERS = (
         "kafka-python, whose metadata is 300 s old before it looks again",
         """
         streammeta.brokers.kafka.calls.topic_calls:
-        - await _until_led(broker, [*absent, *filter(partial(_is_new, broker), names)])
+        - await _wait_for_leaders(broker, [*absent, *filter(partial(_is_new, broker), names)])
         """,
         Tested(f"{_METADATA}::test_metadata_waits_for_the_leader_of_a_topic_that_it_creates"),
     ),
@@ -188,8 +188,8 @@ _ANSWERS = (
         "a deadline of one request that cancels what all of them need",
         """
         streammeta.brokers.kafka.cluster.broker:
-        - await asyncio.shield(self._due)
-        + await self._due
+        - await asyncio.shield(self._next_refresh)
+        + await self._next_refresh
         """,
         Tested(f"{_METADATA}::test_a_caller_that_gives_up_does_not_stop_the_reading"),
     ),

@@ -16,7 +16,7 @@ CLIENT, SERVERS, AUTHORITIES, USER, PASSWORD = sys.argv[1:6]
 PROTOCOL = "SASL_SSL" if AUTHORITIES else "SASL_PLAINTEXT"
 TOPIC = f"sasl-{CLIENT}"
 PATIENCE_S = 60.0
-ANSWERED_WITHIN_S = 60.0
+CLOSE_TIMEOUT_S = 60.0
 LOGGED = io.StringIO()
 logging.basicConfig(stream=LOGGED, level=logging.WARNING)
 
@@ -37,7 +37,7 @@ def confluent() -> Any:
     if AUTHORITIES:
         settings["ssl.ca.location"] = AUTHORITIES
     producer = Producer(settings)
-    deadline = time.monotonic() + ANSWERED_WITHIN_S
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
     while True:  # it tries a wrong password again until its caller's patience ends
         try:
             producer.list_topics(timeout=1)

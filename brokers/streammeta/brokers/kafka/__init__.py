@@ -1,4 +1,4 @@
-"""A broker that Kafka's stock clients accept: partition logs on streams, groups, topics in keys.
+"""Broker for stock Kafka clients: partition logs on streams, groups, topics in metadata keys.
 
-Needs the extra `kafka`. Transactions and compaction by key are refused.
+Needs the extra `kafka`. Transactions and compaction by key are not supported.
 """

@@ -177,6 +177,7 @@ class PartitionLog:
         active = state.segments[-1]
         if rules.must_roll(active, batch.size, last, now, self.config.segment):
             await self._roll(base)
+
         data = rebased(batch.data, base, self.epoch)
         timestamp = batch.max_timestamp if batch.max_timestamp >= 0 else None
         future = await writer.append(
@@ -188,6 +189,7 @@ class PartitionLog:
         self._since_checkpoint += batch.size
         if self._since_checkpoint >= self.config.checkpoint_bytes:
             await self._checkpoint()
+
         return Appended(base, settled)
 
     def _follow(self, future: asyncio.Future[int], next_offset: int) -> asyncio.Future[None]:
@@ -278,6 +280,7 @@ class PartitionLog:
             }
         )
         _ignore(written)
+
         return written
 
     def _snapshots_with(self, end: int) -> dict[int, bytes]:

@@ -103,6 +103,7 @@ async def _recovered(
     is_ahead = partition["r"] > log.next_offset
     if is_ahead:  # batches before the checkpoint were not committed
         segments = cut(segments, log.next_offset, times.next_offset, now_ms)
+
     state = LogState(
         log_id=log.stream_id,
         time_id=times.stream_id,
@@ -118,6 +119,7 @@ async def _recovered(
         await _read_producers(streams, state, offset, now_ms)
     else:
         await _read_tail(streams, state, max(partition["r"], log.start_offset), now_ms)
+
     return state
 
 

@@ -48,32 +48,38 @@ def check_produced(payload: bytes, max_bytes: int = MAX_BATCH_BYTES) -> KafkaBat
     """
     if len(payload) > max_bytes:
         raise BatchTooLargeError(f"the batch has {len(payload)} bytes, wanted at most {max_bytes}")
+
     _require_whole(payload)
     batches = read_batches(payload)
     if len(batches) != 1:
         raise InvalidBatchError(f"{len(batches)} batches for a partition, wanted one")
+
     (batch,) = batches
     if not batch.is_intact:
         raise CorruptBatchError(
             f"CRC-32C of the batch is {batch.computed_checksum:#010x}, its header has"
             f" {batch.checksum:#010x}"
         )
+
     if batch.is_control:
         raise InvalidBatchError("the batch is a control batch, which only brokers write")
     if batch.is_transactional:
         raise UnsupportedBatchError("the batch is part of a transaction; they are not offered")
     if batch.attributes & _CODEC_MASK > _CODEC_MAX:
         raise InvalidBatchError(f"the batch has codec {batch.compression_name}, wanted 0..4")
+
     if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
         raise InvalidBatchError(
             f"the batch says {batch.record_count} records and last offset delta"
             f" {batch.last_offset_delta}, wanted at least one record and one offset for each"
         )
+
     if batch.producer_id >= 0 and (batch.producer_epoch < 0 or batch.base_sequence < 0):
         raise InvalidBatchError(
             f"the batch of producer {batch.producer_id} has epoch {batch.producer_epoch} and"
             f" sequence {batch.base_sequence}, wanted both >= 0"
         )
+
     return batch
 
 

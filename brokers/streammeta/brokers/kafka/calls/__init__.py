@@ -1,1 +1,1 @@
-"""Kafka's calls about records, topics and configurations."""
+"""Handlers of Kafka's APIs for records, topics and configurations."""

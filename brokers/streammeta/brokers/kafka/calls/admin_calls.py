@@ -1,4 +1,4 @@
-"""Calls of administration tools about log directories and ACLs, which are not Kafka's here."""
+"""Handlers of APIs for log directories and ACLs, which have no counterpart here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.brokers.kafka.protocol.wire import Request, Tree
 
 LOG_DIR = "bucket"
-"""Name of the one place in which all logs lie."""
+"""Name of the only log directory."""
 
 
 async def describe_log_dirs(broker: Broker, request: Request) -> Tree:
-    """Return the bytes of the partitions that this broker leads, all of them in the bucket."""
+    """Return the size of the partitions led by this broker. All their bytes are in the bucket."""
     asked = request.body.topics
     wanted = None if asked is None else {item.topic: set(item.partitions) for item in asked}
     rows: defaultdict[str, list[Tree]] = defaultdict(list)
@@ -29,11 +29,13 @@ async def describe_log_dirs(broker: Broker, request: Request) -> Tree:
             "is_future_key": False,
         }
         rows[topic.name].append(row)
+
     topics: Any = [{"name": name, "partitions": found} for name, found in rows.items()]
     result = {"error_code": Code.NONE, "log_dir": LOG_DIR, "topics": topics}
+
     return {"error_code": Code.NONE, "results": [result]}
 
 
 async def describe_acls(_: Broker, __: Request) -> Tree:
-    """Return no ACLs: there are none, and every client may do everything."""
+    """Return no ACLs: every client may do everything."""
     return {"error_code": Code.NONE, "error_message": None, "resources": ()}

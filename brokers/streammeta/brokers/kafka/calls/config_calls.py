@@ -1,6 +1,6 @@
-"""Calls about settings of topics: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
+"""Handlers of topic settings: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
 
-Brokers have no settings of Kafka's: they are described without any, and can't be altered.
+Brokers have none of Kafka's settings: they are described without any, and can't be altered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
 async def describe_configs(broker: Broker, request: Request) -> Tree:
-    """Return the settings of topics, those of a topic that is named twice once."""
+    """Return the settings of topics. A topic that is named twice is described once."""
     resources = {(item.resource_type, item.resource_name): item for item in request.body.resources}
     rows = []
     for item in resources.values():
@@ -39,11 +39,12 @@ async def describe_configs(broker: Broker, request: Request) -> Tree:
                 topic = broker.topic(item.resource_name)
                 row["configs"] = _config_rows(topic, item.configuration_keys)
             elif item.resource_type != _BROKER:
-                message = f"resource type {item.resource_type} is not known, wanted 2 or 4"
+                message = f"resource type {item.resource_type} is unknown; expected 2 or 4"
                 raise KafkaError(Code.INVALID_REQUEST, message)
         except KafkaError as error:
             row |= {"error_code": error.code, "error_message": str(error)}
         rows.append(row)
+
     return {"results": rows}
 
 
@@ -65,7 +66,7 @@ def _config_rows(topic: Topic, names: Sequence[str] | None) -> Sequence[Tree]:
 
 
 async def alter_configs(broker: Broker, request: Request) -> Tree:
-    """Replace all settings of topics; those that are not named get their defaults."""
+    """Replace all settings of topics. Unnamed settings get their defaults."""
 
     def replaced(topic: Topic, configs: Sequence[Any]) -> Mapping[str, str]:
         return checked({config.name: _value(config) for config in configs})
@@ -86,15 +87,15 @@ async def incremental_alter_configs(broker: Broker, request: Request) -> Tree:
 
 
 async def _alter(broker: Broker, request: Request, settings: Any) -> Tree:
-    """Put the settings that `settings` makes of a topic and a request."""
+    """Put the settings that the callback `settings` derives from a topic and a request."""
     body = request.body
     times = Counter((item.resource_type, item.resource_name) for item in body.resources)
 
     async def alter(item: Any) -> None:
         if times[item.resource_type, item.resource_name] > 1:
-            raise KafkaError(Code.INVALID_REQUEST, "the resource is named twice, wanted once")
+            raise KafkaError(Code.INVALID_REQUEST, "the resource is named twice; name it once")
         if item.resource_type != _TOPIC:
-            message = f"settings of resource type {item.resource_type} can't be altered, wanted 2"
+            message = f"settings of resource type {item.resource_type} can't be altered; expected 2"
             raise KafkaError(Code.INVALID_REQUEST, f"{message}: topics")
         _require_once(config.name for config in item.configs)
         topic = broker.topic(item.resource_name)
@@ -116,18 +117,18 @@ async def _alter(broker: Broker, request: Request, settings: Any) -> Tree:
 
 
 def _require_once(names: Iterable[str]) -> None:
-    """Raise `KafkaError` that names a setting which is there more than once."""
+    """Raise `KafkaError` for a setting that occurs more than once."""
     for name, count in Counter(names).items():
         if count > 1:
             raise KafkaError(
-                Code.INVALID_REQUEST, f"{name[:100]} is set {count} times, wanted once"
+                Code.INVALID_REQUEST, f"{name[:100]} is set {count} times; set it once"
             )
 
 
 def _value(config: Any) -> str:
-    """Return the value of a setting. Raises `KafkaError` if it has none."""
+    """Return the value of a setting. Raises `KafkaError` if it is missing."""
     if config.value is None:
-        raise KafkaError(Code.INVALID_REQUEST, f"{config.name[:100]} has no value, wanted one")
+        raise KafkaError(Code.INVALID_REQUEST, f"{config.name[:100]} needs a value")
     return str(config.value)
 
 
@@ -141,17 +142,18 @@ def _apply(values: dict[str, str], config: Any) -> None:
     elif operation in (_APPEND, _SUBTRACT):
         if name not in LISTS:
             raise KafkaError(
-                Code.INVALID_CONFIG, f"{name[:100]} is no list, wanted one of {', '.join(LISTS)}"
+                Code.INVALID_CONFIG,
+                f"{name[:100]} is not a list; expected one of {', '.join(LISTS)}",
             )
-        values[name] = _changed_list(
+        values[name] = _change_list(
             values.get(name, DEFAULTS.get(name, "")), _value(config), is_added=operation == _APPEND
         )
     else:
-        raise KafkaError(Code.INVALID_REQUEST, f"operation {operation} is not known, wanted 0..3")
+        raise KafkaError(Code.INVALID_REQUEST, f"operation {operation} is unknown; expected 0 to 3")
 
 
-def _changed_list(before: str, change: str, *, is_added: bool) -> str:
-    """Return a list, as text, with or without the items of a change."""
+def _change_list(before: str, change: str, *, is_added: bool) -> str:
+    """Return a list, as text, with the items of a change added or removed."""
     present, named = (list(filter(None, text.split(","))) for text in (before, change))
     if is_added:
         return ",".join([*present, *(item for item in named if item not in present)])

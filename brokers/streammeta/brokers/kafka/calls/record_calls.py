@@ -1,7 +1,7 @@
-"""Calls about records: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
+"""Handlers of record APIs: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
 
-A call that takes time comes in two parts: what is done in the order of the connection, and a
-coroutine of the answer, which others need not wait for.
+A handler that waits has two parts: the part that runs in the order of the connection, and a
+coroutine of the answer, which later requests need not wait for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -25,36 +26,36 @@ from streammeta.rpc import tracing
 from streammeta.rpc.tracing import OpenSpan
 
 FAILURES = (KafkaError, PartitionError, BrokerClientError, StorageError)
-"""Errors that an item of a request is answered with."""
+"""Errors that become the answer of an item."""
 
 _RETRIED = frozenset(
     (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.STORAGE_ERROR)
 )
-"""Refusals that an idempotent producer sends the same batch again for."""
+"""Errors after which an idempotent producer resends the same batch."""
 _LATEST, _EARLIEST = -1, -2
-_ROWS_A_TURN = 500
+_TURN_ROWS_MAX = 500
 """Partitions of a Fetch that are read in one turn of the event loop."""
 _FETCH_MAX_BYTES = 55 * 1024 * 1024
 _NAMED_MAX = 5
 UNANSWERED_WITHIN_S = 30.0
-"""Least time that batches with acks=0 have to be stored: their timeout is for replicas alone."""
-_UNANSWERED = "the connection ended before the answer"
+"""Minimum time to store batches with acks=0, in seconds. Their timeout concerns replicas only."""
+_CONNECTION_ENDED = "the connection ended before the answer"
 
 Answer = Coroutine[Any, Any, Tree | None]
 
 
 class UnansweredRefusalError(Exception):
-    """Batches without an answer (acks 0) are not stored: their connection has to end."""
+    """Batches without an answer (acks 0) were not stored. Their connection must be closed."""
 
     def __init__(self, refused: Sequence[str]) -> None:
         named = ", ".join(refused[:_NAMED_MAX])
-        super().__init__(f"{len(refused)} batches with acks=0 are not stored: {named}")
+        super().__init__(f"{len(refused)} batches with acks=0 were not stored: {named}")
 
 
 async def produce(broker: Broker, request: Request) -> Answer:
-    """Admit batches in order; the answer comes when they are durable, none for acks 0.
+    """Append batches in order. The answer comes when they are durable, and not at all for acks 0.
 
-    With acks 0 the answer raises `UnansweredRefusalError` if a batch is refused or lost.
+    With acks 0 the answer raises `UnansweredRefusalError` if a batch is rejected or lost.
     """
     body = request.body
     items = [
@@ -64,18 +65,23 @@ async def produce(broker: Broker, request: Request) -> Answer:
     ]
     span = tracing.begin("streammeta.kafka.Produce")
     with span.current():
-        for one in items:
+        for item in items:
             try:
                 _check_acks(body)
-                await _admit(broker, one)
+                await _admit(broker, item)
             except FAILURES as error:
-                one.refused = error
-    return _traced(span, broker, body, items) if tracing.is_on() else _produced(broker, body, items)
+                item.refused = error
+
+    return (
+        _answer_traced(span, broker, body, items)
+        if tracing.is_on()
+        else _answer_produce(broker, body, items)
+    )
 
 
 @dataclass(slots=True)
 class _Produced:
-    """A batch for a partition: admitted to its log, or refused."""
+    """A batch for a partition: appended to its log, or rejected."""
 
     topic: str
     partition: int
@@ -85,30 +91,30 @@ class _Produced:
     refused: Exception | None = None
 
 
-async def _admit(broker: Broker, one: _Produced) -> None:
-    """Append a batch, unless it was sent behind one that was refused and has not come again."""
-    if broker.refused and broker.refused.is_overtaking(one.topic, one.partition, one.records):
-        broker.refused.note(one.topic, one.partition, one.records)
+async def _admit(broker: Broker, item: _Produced) -> None:
+    """Append a batch, unless it follows a rejected one that was not resent."""
+    if broker.refused and broker.refused.is_overtaking(item.topic, item.partition, item.records):
+        broker.refused.note(item.topic, item.partition, item.records)
         raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER, "an earlier batch of the producer is missing")
     try:
-        log = broker.log_of(one.topic, one.partition)
-        one.log, one.appended = log, await log.append(one.records)
+        log = broker.log_of(item.topic, item.partition)
+        item.log, item.appended = log, await log.append(item.records)
     except FAILURES as error:
         if code_of(error) in _RETRIED:
-            broker.refused.note(one.topic, one.partition, one.records)
+            broker.refused.note(item.topic, item.partition, item.records)
         raise
-    broker.tally.produced_bytes += len(one.records)
-    one.appended.durable.add_done_callback(lambda durable: _note_failed(broker, one, durable))
+    broker.tally.produced_bytes += len(item.records)
+    item.appended.durable.add_done_callback(partial(_note_failed, broker, item))
 
 
-def _note_failed(broker: Broker, one: _Produced, durable: asyncio.Future[None]) -> None:
-    """Note a batch that its log could not keep, at once.
+def _note_failed(broker: Broker, item: _Produced, durable: asyncio.Future[None]) -> None:
+    """Record immediately that a log failed to store a batch.
 
-    The answer may be given much later, for other partitions of the request, or have been given when
-    its time was over. By then the log may be open again, and takes the batches behind this one.
+    The answer may come much later, because of other partitions of the request, or may have been
+    sent at its timeout. By then the log may be open again and accept the following batches.
     """
     if durable.cancelled() or durable.exception() is not None:
-        broker.refused.note(one.topic, one.partition, one.records)
+        broker.refused.note(item.topic, item.partition, item.records)
 
 
 def _check_acks(body: Any) -> None:
@@ -118,17 +124,21 @@ def _check_acks(body: Any) -> None:
         raise KafkaError(Code.INVALID_REQUEST, NO_TRANSACTIONS)
 
 
-async def _produced(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tree | None:
+async def _answer_produce(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tree | None:
     if body.acks == 0:
         _require_stored([item for item in items if item.refused is not None])
-    futures = [one.appended.durable for one in items if one.appended is not None]
+
+    futures = [item.appended.durable for item in items if item.appended is not None]
     if futures:
+        # Zero would make asyncio.wait return before it looks at finished futures.
         least_s = UNANSWERED_WITHIN_S if body.acks == 0 else 0.001
         await asyncio.wait(futures, timeout=max(body.timeout.total_seconds(), least_s))
     if body.acks == 0:
         _require_stored(items)
         return None
-    rows = [(one.topic, _produce_row(one)) for one in items]
+
+    rows = [(item.topic, _produce_row(item)) for item in items]
+
     return {
         "responses": [
             {"name": name, "partition_responses": [row for _, row in of_topic]}
@@ -149,65 +159,66 @@ def _require_stored(items: Sequence[_Produced]) -> None:
         raise UnansweredRefusalError(refused)
 
 
-async def _traced(
+async def _answer_traced(
     span: OpenSpan, broker: Broker, body: Any, items: Sequence[_Produced]
 ) -> Tree | None:
-    """Give the answer to a Produce, and end its span with what came of each batch."""
-    errors = _UNANSWERED
+    """Answer a Produce, and end its span with the outcomes of its batches."""
+    errors = _CONNECTION_ENDED
     try:
-        tree = await _produced(broker, body, items)
+        tree = await _answer_produce(broker, body, items)
         errors = _names(map(_outcome, items))
     finally:
-        sent = sum(len(one.records) for one in items)
+        sent = sum(len(item.records) for item in items)
         span.end(errors, {"partitions": len(items), "bytes": sent})
     return tree
 
 
 def _names(codes: Iterable[Code]) -> str:
-    """Return the names of the errors among the codes of partitions, each once."""
+    """Return the distinct names of the errors among the codes."""
     return ", ".join(code.name for code in sorted(set(codes) - {Code.NONE}))
 
 
-def _outcome(one: _Produced) -> Code:
-    """Return what has come of a batch by now."""
-    if one.appended is None:
-        assert one.refused is not None
-        return code_of(one.refused)
-    if not one.appended.durable.done():
+def _outcome(item: _Produced) -> Code:
+    """Return the current outcome of a batch."""
+    if item.appended is None:
+        assert item.refused is not None
+        return code_of(item.refused)
+    if not item.appended.durable.done():
         return Code.REQUEST_TIMED_OUT
-    failed = one.appended.durable.exception() is not None
+    failed = item.appended.durable.exception() is not None
     return Code.NOT_LEADER_OR_FOLLOWER if failed else Code.NONE
 
 
-def _produce_row(one: _Produced) -> Tree:
-    code = _outcome(one)
-    if one.log is None or one.appended is None:
+def _produce_row(item: _Produced) -> Tree:
+    code = _outcome(item)
+    if item.log is None or item.appended is None:
         return {
-            "index": one.partition,
+            "index": item.partition,
             "error_code": code,
             "base_offset": -1,
-            "error_message": str(one.refused),
+            "error_message": str(item.refused),
         }
     return {
-        "index": one.partition,
+        "index": item.partition,
         "error_code": code,
-        "base_offset": one.appended.base_offset if code is Code.NONE else -1,
-        "log_start_offset": one.log.start_offset,
+        "base_offset": item.appended.base_offset if code is Code.NONE else -1,
+        "log_start_offset": item.log.start_offset,
     }
 
 
 async def fetch(broker: Broker, request: Request) -> Answer:
-    """Read from many partitions; wait until there are `min_bytes`, or time is over."""
-    return _fetched(broker, request.body)
+    """Read from many partitions. Wait for `min_bytes` or the timeout."""
+    return _answer_fetch(broker, request.body)
 
 
-async def _fetched(broker: Broker, body: Any) -> Tree:
+async def _answer_fetch(broker: Broker, body: Any) -> Tree:
     changed = asyncio.Event()
     deadline = asyncio.get_running_loop().time() + body.max_wait.total_seconds()
     span = tracing.begin("streammeta.kafka.Fetch")
     with contextlib.ExitStack() as stack:
         stack.enter_context(span.current())
         for log in _logs(broker, body):
+            # Watch before the first read: a record appended in between must wake this call.
             stack.enter_context(log.watched(changed.set))
         while True:
             changed.clear()
@@ -219,13 +230,15 @@ async def _fetched(broker: Broker, body: Any) -> Tree:
                     await changed.wait()
             except TimeoutError:
                 break
+
     _end_fetch(span, responses, size)
     broker.tally.fetched_bytes += size
+
     return {"error_code": Code.NONE, "session_id": 0, "responses": responses}
 
 
 def _end_fetch(span: OpenSpan, responses: Sequence[Tree], size: int) -> None:
-    """End a Fetch that found records or an error; leave one out that waited in vain."""
+    """End the span of a Fetch that returned records or an error. Drop an empty one."""
     if not tracing.is_on():
         return
     rows = [row for topic in responses for row in topic["partitions"]]
@@ -252,13 +265,14 @@ async def _fetch_once(broker: Broker, body: Any) -> tuple[Sequence[Tree], int, b
         rows = []
         for item in topic.partitions:
             asked += 1
-            if asked % _ROWS_A_TURN == 0:
-                await asyncio.sleep(0)  # a partition without news is read without a pause
+            if asked % _TURN_ROWS_MAX == 0:
+                await asyncio.sleep(0)  # reading an unchanged partition never yields
             row = await _fetch_row(broker, topic.topic, item, left - size, is_first=size == 0)
             size += len(row["records"])
             has_error = has_error or row["error_code"] is not Code.NONE
             rows.append(row)
         responses.append({"topic": topic.topic, "partitions": rows})
+
     return responses, size, has_error
 
 
@@ -278,6 +292,8 @@ async def _fetch_row(broker: Broker, topic: str, item: Any, left: int, *, is_fir
         wanted = min(item.partition_max_bytes, left)
         data = b""
         if wanted > 0 or is_first:
+            # KIP-74: the first batch is returned even if it exceeds the limit, so that a consumer
+            # progresses.
             data = await log.read(item.fetch_offset, max(wanted, 1))
         row |= {
             "high_watermark": log.high_watermark,
@@ -287,11 +303,12 @@ async def _fetch_row(broker: Broker, topic: str, item: Any, left: int, *, is_fir
         }
     except FAILURES as error:
         row["error_code"] = code_of(error)
+
     return row
 
 
 async def list_offsets(broker: Broker, request: Request) -> Tree:
-    """Return offsets by time, and the first and the next of partitions."""
+    """Return offsets by time, or the first and the next offset of partitions."""
     topics = []
     for topic in request.body.topics:
         rows = [await _offset_row(broker, topic.name, item) for item in topic.partitions]
@@ -316,7 +333,7 @@ async def _offset_row(broker: Broker, topic: str, item: Any) -> Tree:
 
 
 async def offset_for_leader_epoch(broker: Broker, request: Request) -> Tree:
-    """Return the ends of leader epochs."""
+    """Return the end offsets of leader epochs."""
     topics = []
     for topic in request.body.topics:
         rows = []
@@ -334,7 +351,7 @@ async def offset_for_leader_epoch(broker: Broker, request: Request) -> Tree:
 
 
 async def delete_records(broker: Broker, request: Request) -> Tree:
-    """Delete records below offsets; -1 stands for the high watermark."""
+    """Delete records below offsets. -1 stands for the high watermark."""
     topics = []
     for topic in request.body.topics:
         rows = []

@@ -1,7 +1,7 @@
-"""Calls about the cluster and its topics: Metadata, topics that come, grow and go, producer ids.
+"""Handlers of cluster and topic APIs: Metadata, creation, growth and deletion, producer ids.
 
-Every call is answered in a bounded time, with the error of each item, also while no controller is
-there.
+Every call is answered within a time limit, with an error for each item, also while no controller is
+available.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from streammeta.brokers.partition.log_clock import wall_clock_ms
 from streammeta.client import BrokerClientError
 
 PARTITIONS_MAX = 10_000
-FOUND_WITHIN_S = 5.0
-"""Time in which Metadata finds or creates topics that the view does not have."""
-LED_WITHIN_S = 1.0
-"""Time that new topics have to get their leaders before the call that names them is answered."""
-PRODUCER_ID_WITHIN_S = 5.0
-"""Time in which a producer id is reserved."""
+LOOKUP_TIMEOUT_S = 5.0
+"""Time limit for Metadata to find or create unknown topics, in seconds."""
+LEADER_WAIT_S = 1.0
+"""Time limit for new topics to get leaders before the call that names them is answered, in s."""
+PRODUCER_ID_TIMEOUT_S = 5.0
+"""Time limit for reserving a producer id, in seconds."""
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _BROKERS = 1
-"""Endpoint type of brokers, as DescribeCluster has it."""
+"""Endpoint type of brokers in DescribeCluster."""
 _IDS_FROM, _BY_ID_FROM = 10, 12
-"""Versions of Metadata from which on topics have ids, and may be asked for by these alone."""
+"""First versions of Metadata with topic ids, and with lookups by id alone."""
 _UNKNOWN_OPERATIONS = -(2**31)
 
 
 async def metadata(broker: Broker, request: Request) -> Tree:
-    """Return brokers, and the leaders of topics; topics that are wanted and absent are created.
+    """Return brokers, and the leaders of topics. Missing topics are created if that is allowed.
 
-    While no controller answers, the answer is from the last view. A topic has one row, as in
-    Apache Kafka, however often it is named: its partitions would multiply with the names.
+    While no controller answers, the answer comes from the last view. As in Apache Kafka, a topic
+    has one row however often it is named. Otherwise its partitions would multiply.
     """
     body = request.body
     is_all = body.topics is None or (request.version == 0 and not body.topics)
@@ -62,6 +62,7 @@ async def metadata(broker: Broker, request: Request) -> Tree:
         rows = [_topic_row(broker, name, errors, request.version) for name in named]
         found = _topics_by_id(broker) if by_id and request.version >= _BY_ID_FROM else {}
         rows += [_row_of_id(broker, topic_id, found, request.version) for topic_id in by_id]
+
     return {
         "brokers": _brokers(broker, "node_id"),
         "cluster_id": broker.cluster_id,
@@ -74,25 +75,25 @@ async def metadata(broker: Broker, request: Request) -> Tree:
 async def _find_or_create(
     broker: Broker, names: Sequence[str], ids: Sequence[Any], *, may_create: bool
 ) -> Mapping[str, Code]:
-    """Look for topics that the view does not have, and create those that are named.
+    """Look up unknown topics, and create the named ones.
 
-    Returns errors by name. New topics get a moment to find their leaders.
+    Return errors by name. New topics get a moment to find their leaders.
     """
     absent = [name for name in names if name not in broker.view.topics]
     errors: Mapping[str, Code] = {}
     if absent or (ids and not _topics_by_id(broker).keys() >= set(ids)):
-        errors = await _look_again(broker, absent, may_create=may_create)
-    await _until_led(broker, [*absent, *filter(partial(_is_new, broker), names)])
+        errors = await _refresh_and_create(broker, absent, may_create=may_create)
+    await _wait_for_leaders(broker, [*absent, *filter(partial(_is_new, broker), names)])
     return errors
 
 
-async def _look_again(
+async def _refresh_and_create(
     broker: Broker, names: Sequence[str], *, may_create: bool
 ) -> Mapping[str, Code]:
-    """Read the view again, and create topics that it does not have; return errors by name."""
+    """Refresh the view, create the topics missing in it, and return errors by name."""
     errors: dict[str, Code] = {}
     try:
-        async with asyncio.timeout(FOUND_WITHIN_S):
+        async with asyncio.timeout(LOOKUP_TIMEOUT_S):
             await broker.refresh()
             absent = [name for name in names if name not in broker.view.topics]
             if absent and may_create:
@@ -103,8 +104,9 @@ async def _look_again(
                         errors[name] = error.code
                 await broker.refresh()
     except (BrokerClientError, TimeoutError) as error:
-        _log.warning("%d topics were not found: %s", len(names), error or "timeout")
+        _log.warning("looking up %d topics failed: %s", len(names), error or "timeout")
         return dict.fromkeys(names, Code.LEADER_NOT_AVAILABLE)
+
     return errors
 
 
@@ -122,7 +124,7 @@ def _row_of_id(
     found: Mapping[uuid.UUID | None, Topic],
     version: int,
 ) -> Tree:
-    """Return the row of a topic that is asked for by its id, which is named by `None` if absent."""
+    """Return the row of a topic given by its id. The name of a missing one is None."""
     topic = found.get(topic_id)
     if topic is not None:
         return _topic_row(broker, topic.name, {}, version)
@@ -132,14 +134,14 @@ def _row_of_id(
 
 
 def _is_new(broker: Broker, name: str) -> bool:
-    """Return whether a topic has a partition that nobody has led yet."""
+    """Return whether a topic has a partition that never had a leader."""
     topic = broker.view.topics.get(name)
     places = ((topic.topic_id, partition) for partition in range(topic.partitions)) if topic else ()
     return any(place not in broker.view.leaders for place in places)
 
 
-async def _until_led(broker: Broker, names: Sequence[str]) -> None:
-    """Give new topics a moment to get their leaders: some clients take a topic without for bad."""
+async def _wait_for_leaders(broker: Broker, names: Sequence[str]) -> None:
+    """Wait briefly for leaders of new topics: some clients fail on a topic without one."""
 
     def are_led() -> bool:
         topics = filter(None, map(broker.view.topics.get, names))
@@ -149,13 +151,13 @@ async def _until_led(broker: Broker, names: Sequence[str]) -> None:
             for partition in range(topic.partitions)
         )
 
-    await broker.until(are_led, LED_WITHIN_S)
+    await broker.until(are_led, LEADER_WAIT_S)
 
 
 def _brokers(broker: Broker, id_field: str) -> Sequence[Tree]:
     return [
-        {id_field: node_id, "host": one.host, "port": one.port, "rack": None}
-        for node_id, one in sorted(broker.view.brokers.items())
+        {id_field: node_id, "host": endpoint.host, "port": endpoint.port, "rack": None}
+        for node_id, endpoint in sorted(broker.view.brokers.items())
     ]
 
 
@@ -164,6 +166,7 @@ def _topic_row(broker: Broker, name: str, errors: Mapping[str, Code], version: i
     if topic is None:
         code = errors.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)
         return {"error_code": code, "name": name, "partitions": ()}
+
     rows = []
     for partition in range(topic.partitions):
         leader = broker.view.leader(topic, partition)
@@ -180,6 +183,7 @@ def _topic_row(broker: Broker, name: str, errors: Mapping[str, Code], version: i
                 "offline_replicas": (),
             }
         )
+
     return {
         "error_code": Code.NONE,
         "name": topic.name,
@@ -191,14 +195,16 @@ def _topic_row(broker: Broker, name: str, errors: Mapping[str, Code], version: i
 
 
 async def describe_cluster(broker: Broker, request: Request) -> Tree:
-    """Return the brokers; of the controllers Kafka's clients are told nothing."""
+    """Return the brokers. Controllers are not shown to Kafka clients."""
     asked = getattr(request.body, "endpoint_type", _BROKERS)
     if asked != _BROKERS:
         return {
             "error_code": Code.MISMATCHED_ENDPOINT_TYPE,
-            "error_message": f"endpoint type {asked} is not offered, wanted {_BROKERS}: brokers",
+            "error_message": f"endpoint type {asked} is not supported; expected {_BROKERS}"
+            " (brokers)",
             "endpoint_type": _BROKERS,
         }
+
     return {
         "error_code": Code.NONE,
         "endpoint_type": _BROKERS,
@@ -210,7 +216,7 @@ async def describe_cluster(broker: Broker, request: Request) -> Tree:
 
 
 async def create_topics(broker: Broker, request: Request) -> Tree:
-    """Create topics; leaders are appointed by the broker that is the controller."""
+    """Create topics. Kafka's controller appoints their leaders."""
     body = request.body
 
     async def create(item: Any) -> None:
@@ -221,7 +227,9 @@ async def create_topics(broker: Broker, request: Request) -> Tree:
             await _create(broker, item.name, count, configs)
 
     outcomes = await change_all(broker, body, body.topics, create)
-    await _until_led(broker, [item.name for item, error in outcomes if not error["error_code"]])
+    await _wait_for_leaders(
+        broker, [item.name for item, error in outcomes if not error["error_code"]]
+    )
     return {"topics": [{"name": item.name, **error} for item, error in outcomes]}
 
 
@@ -229,7 +237,7 @@ def _partition_count(broker: Broker, item: Any) -> int:
     if item.assignments:
         return _assigned_count(item)
     if item.replication_factor == 0 or item.replication_factor < -1:
-        message = "the replication factor is ignored, wanted -1 or at least 1"
+        message = "the replication factor is ignored; expected -1 or at least 1"
         raise KafkaError(Code.INVALID_REPLICATION_FACTOR, message)
     count = broker.default_partitions if item.num_partitions == -1 else int(item.num_partitions)
     _check_count(count)
@@ -237,14 +245,16 @@ def _partition_count(broker: Broker, item: Any) -> int:
 
 
 def _assigned_count(item: Any) -> int:
-    """Return the number of assigned partitions; the brokers of the assignments are ignored."""
+    """Return the number of assigned partitions. The assigned brokers are ignored."""
     places = sorted(assignment.partition_index for assignment in item.assignments)
     count = len(places)
     if places != list(range(count)) or not all(row.broker_ids for row in item.assignments):
-        message = f"assignments are of partitions {places[:10]}, wanted 0.. and brokers for each"
+        message = (
+            f"assignments name partitions {places[:10]}; expected 0 and up, with brokers for each"
+        )
         raise KafkaError(Code.INVALID_REPLICA_ASSIGNMENT, message)
     if item.num_partitions not in (-1, count):
-        message = f"{item.num_partitions} partitions and {count} assignments, wanted one of both"
+        message = f"{item.num_partitions} partitions and {count} assignments; give only one of them"
         raise KafkaError(Code.INVALID_REQUEST, message)
     _check_count(count)
     return count
@@ -252,16 +262,16 @@ def _assigned_count(item: Any) -> int:
 
 def _check_count(count: int) -> None:
     if not 1 <= count <= PARTITIONS_MAX:
-        message = f"{count} partitions, wanted 1..{PARTITIONS_MAX}"
+        message = f"{count} partitions; expected 1 to {PARTITIONS_MAX}"
         raise KafkaError(Code.INVALID_PARTITIONS, message)
 
 
 def _check_new(broker: Broker, name: str) -> None:
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        message = f"{name!r} is no name of a topic: 1..249 of a-z, A-Z, 0-9, '.', '_', '-'"
+        message = f"{name!r} is not a topic name; expected 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
         raise KafkaError(Code.INVALID_TOPIC, message)
     if name in broker.view.topics:
-        raise KafkaError(Code.TOPIC_ALREADY_EXISTS, f"there is a topic {name!r}")
+        raise KafkaError(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
 
 
 async def _create(broker: Broker, name: str, count: int, configs: Mapping[str, str]) -> None:
@@ -269,16 +279,17 @@ async def _create(broker: Broker, name: str, count: int, configs: Mapping[str, s
     topic_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     topic = Topic(name, topic_id, count, configs)
     if not await broker.keys.put({topic_key(name): topic.document()}, expected=0):
-        raise KafkaError(Code.TOPIC_ALREADY_EXISTS, f"there is a topic {name!r}")
+        raise KafkaError(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
 
 
 async def delete_topics(broker: Broker, request: Request) -> Tree:
-    """Delete topics by their keys; streams are closed by their leaders, and deleted then."""
+    """Delete topics by their keys. Their leaders close the streams, which are deleted later."""
 
     async def delete(name: str) -> None:
         topic = broker.topic(name)
         places = [(topic.topic_id, partition) for partition in range(topic.partitions)]
         note = {"partitions": topic.partitions, "at_ms": wall_clock_ms()}
+        # The record precedes the deletion, so that a crash in between does not leak the streams.
         await broker.keys.put({deleted_key(topic.topic_id): note})
         await broker.keys.delete([topic_key(name), *(leader_key(*place) for place in places)])
 
@@ -288,14 +299,14 @@ async def delete_topics(broker: Broker, request: Request) -> Tree:
 
 
 async def create_partitions(broker: Broker, request: Request) -> Tree:
-    """Let topics grow."""
+    """Add partitions to topics."""
     body = request.body
 
     async def grow(item: Any) -> None:
         topic = broker.topic(item.name)
         _check_count(item.count)
         if item.count <= topic.partitions:
-            message = f"the topic has {topic.partitions} partitions, wanted more than that"
+            message = f"the topic has {topic.partitions} partitions; ask for more"
             raise KafkaError(Code.INVALID_PARTITIONS, message)
         _check_new_assignments(item, topic.partitions)
         grown = Topic(topic.name, topic.topic_id, int(item.count), topic.configs)
@@ -308,23 +319,24 @@ async def create_partitions(broker: Broker, request: Request) -> Tree:
 
 
 def _check_new_assignments(item: Any, present: int) -> None:
-    """Refuse assignments unless there is one for each new partition; their brokers are ignored."""
+    """Reject assignments unless there is one for each new partition. Their brokers are ignored."""
     new = item.count - present
     if item.assignments is not None and len(item.assignments) != new:
-        message = f"{len(item.assignments)} assignments, wanted {new}: one for each new partition"
+        message = f"{len(item.assignments)} assignments; expected {new}, one for each new partition"
         raise KafkaError(Code.INVALID_REPLICA_ASSIGNMENT, message)
 
 
 async def init_producer_id(broker: Broker, request: Request) -> Tree:
-    """Give out a producer id; those of transactions are refused."""
+    """Assign a producer id. Transactional ids are rejected."""
     if request.body.transactional_id is not None:
         return {
             "error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             "producer_id": -1,
             "producer_epoch": -1,
         }
+
     try:
-        async with asyncio.timeout(PRODUCER_ID_WITHIN_S):
+        async with asyncio.timeout(PRODUCER_ID_TIMEOUT_S):
             producer_id = await broker.next_producer_id()
     except (BrokerClientError, TimeoutError):
         return {
@@ -332,4 +344,5 @@ async def init_producer_id(broker: Broker, request: Request) -> Tree:
             "producer_id": -1,
             "producer_epoch": -1,
         }
+
     return {"error_code": Code.NONE, "producer_id": producer_id, "producer_epoch": 0}

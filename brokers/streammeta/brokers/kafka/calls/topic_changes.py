@@ -1,6 +1,6 @@
-"""Changes that a request asks for, one item after the other, with an error for each.
+"""Changes of topics, one item after the other, with an error for each item.
 
-All of a request is answered in a bounded time, also while no controller is there.
+A request is answered within a time limit, also while no controller is available.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.client import BrokerClientError
 
 CHANGED_WITHIN_S = (1.0, 60.0)
-"""Bounds of the time for all changes of a request."""
+"""Bounds on the time for all changes of a request."""
 _UNLESS_ASKED_S = 30.0
 
 Outcome = dict[str, Any]
-"""The fields of an item's error."""
+"""The error fields of an item."""
 
 
 async def change_all(
     broker: Broker, body: Any, items: Iterable[Any], change: Callable[[Any], Awaitable[None]]
 ) -> list[tuple[Any, Outcome]]:
-    """Change one item after the other, between two readings of the view.
+    """Change one item after the other, between two reads of the view.
 
-    Returns the items with their outcomes. The timeout of the request, if it has one, bounds all of
-    it.
+    Return the items with their outcomes. The timeout of the request, if it has one, bounds the
+    whole call.
     """
     least, most = CHANGED_WITHIN_S
     asked = getattr(body, "timeout", None)
@@ -45,23 +45,23 @@ async def change_all(
 
 
 async def put_topic(broker: Broker, topic: Topic, changed: Topic) -> None:
-    """Put a changed topic in the place of the one that the view has.
+    """Replace a topic of the view with its changed version.
 
     Raises `KafkaError` if another broker has changed it meanwhile.
     """
     key = topic_key(topic.name)
     if not await broker.keys.put({key: changed.document()}, expected=topic.version):
-        raise KafkaError(Code.REQUEST_TIMED_OUT, "the topic has changed; ask again")
+        raise KafkaError(Code.REQUEST_TIMED_OUT, "the topic has changed; retry")
 
 
 async def _failure_of(step: Awaitable[None], deadline: float) -> Outcome | None:
-    """Take a step of a change; return the fields of its error, None if there was none."""
+    """Run one step of a change, and return the fields of its error, None for success."""
     try:
         async with asyncio.timeout_at(deadline):
             await step
     except KafkaError as error:
         return {"error_code": error.code, "error_message": str(error)}
     except (BrokerClientError, TimeoutError) as error:
-        message = f"no controller has answered in time, ask again: {error or 'timeout'}"
+        message = f"no controller answered in time, retry: {error or 'timeout'}"
         return {"error_code": Code.REQUEST_TIMED_OUT, "error_message": message}
     return None

@@ -1,1 +1,1 @@
-"""A broker's part in the cluster: its view, its keys, its topics."""
+"""The broker in its cluster: its view of the metadata, its keys and topics."""

@@ -1,8 +1,8 @@
-"""A broker's part in the cluster: it knows the view, leads partitions, and moves those of the dead.
+"""A broker in its cluster: view, led partitions, and takeover from dead brokers.
 
-Owns the loop that reads the view, recovers nodes that the controllers name, appoints leaders where
-this broker is the one to do so, and opens and closes logs accordingly. A log that has failed is
-opened again under the next epoch.
+Owns the loop that reads the view, recovers nodes named by the controllers, appoints leaders if this
+broker is Kafka's controller, and opens and closes logs accordingly. A failed log is reopened under
+the next epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from streammeta.brokers.kafka.cluster.cluster import ClusterView, Leader, Topic, read_view
-from streammeta.brokers.kafka.cluster.cluster_watch import follow_news
+from streammeta.brokers.kafka.cluster.cluster_watch import watch_cluster
 from streammeta.brokers.kafka.cluster.deleted_topics import delete_streams_of_deleted
 from streammeta.brokers.kafka.cluster.keys import PRODUCER_BLOCK, Keys, leader_key, meta_key
 from streammeta.brokers.kafka.cluster.refused_batches import RefusedBatches
@@ -42,20 +42,20 @@ from streammeta.client import (
 )
 
 VIEW_INTERVAL_S = 0.5
-"""Longest time between two readings of the view; news make it shorter."""
-OPENING_RETRIED_S = 0.05
-"""Time until a partition that could not be opened is tried again, at first."""
+"""Maximum interval between two reads of the view, in seconds. A watch event shortens it."""
+OPENING_BACKOFF_S = 0.05
+"""Initial backoff before a failed opening of a partition is retried, in seconds."""
 HOUSEKEEPING_S = 30.0
 SWEEP_S = 5.0
-"""Time between two looks for streams of deleted topics."""
-CLOSED_WITHIN_S = 10.0
-"""Time in which a broker that ends closes its partitions."""
+"""Interval between two searches for streams of deleted topics, in seconds."""
+CLOSE_TIMEOUT_S = 10.0
+"""Time limit for closing the partitions when the broker stops, in seconds."""
 SETTLED_S = 5.0
-"""Time without brokers that come or go, until partitions move to those that lead less."""
+"""Time without joining or leaving brokers before partitions are rebalanced, in seconds."""
 
 _NAMED_MAX = 10
-_CLOSED_AT_ONCE = 32
-"""Partitions that are closed side by side: they share objects and commits."""
+_CLOSES_MAX = 32
+"""Partitions closed concurrently. They share objects and commits."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ Place = tuple[str, int]
 
 @dataclass
 class Broker:
-    """One broker of a Kafka cluster. Make it with `open`; `close` hands its partitions over."""
+    """One broker of a Kafka cluster. Create it with `open`; `close` hands its partitions over."""
 
     client: StreamClient
     keys: Keys
@@ -80,10 +80,10 @@ class Broker:
     _opening: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
     _failed_openings: Counter[Place] = field(default_factory=Counter)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _view_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _refreshes: set[asyncio.Task[None]] = field(default_factory=set)
-    _due: asyncio.Task[None] | None = None
+    _next_refresh: asyncio.Task[None] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _producer_ids: range = range(0)
     _producer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -96,33 +96,34 @@ class Broker:
     async def open(
         cls, client: StreamClient, host: str, port: int, tally: BrokerTally | None = None
     ) -> Broker:
-        """Join the cluster at the address that clients are told. `client` has a node id."""
+        """Join the cluster with the advertised address. `client` needs a node id."""
         described = await client.controllers.describe_cluster()
         keys = Keys(client.controllers, described.cluster_id)
         node = client.session.node
         broker = cls(client, keys, described.cluster_id, node.node_id, tally or BrokerTally())
-        inherited = [one.stream_id for one in client.inherited]
+        # Streams of a former process of this node block their new leaders until they are closed.
+        inherited = [stream.stream_id for stream in client.inherited]
         if inherited:
             await client.close_streams(inherited)
         address = {"host": host, "port": port, "node_epoch": node.node_epoch}
         await keys.put({f"broker/{node.node_id}": address})
         await broker.refresh()
-        news = follow_news(client.controllers, keys, broker._news.set)
+        news = watch_cluster(client.controllers, keys, broker._view_changed.set)
         broker._tasks = [asyncio.create_task(broker._run()), asyncio.create_task(news)]
         return broker
 
     @property
     def view_age_s(self) -> float:
-        """Time since the view was read, in seconds."""
+        """Age of the view, in seconds."""
         return time.monotonic() - self._read_at
 
     @property
     def unavailable(self) -> int:
-        """Partitions without a leader that lives, and those led here that are not open."""
+        """Number of partitions without a live leader, plus own ones that are not open."""
         return sum(not self.is_available(*place) for place in self.view.partitions())
 
     def is_available(self, topic: Topic, partition: int) -> bool:
-        """Return whether a partition has a leader that lives, and is open if that is this one."""
+        """Return whether a partition has a live leader, and is open if this broker leads it."""
         leader = self.view.leader(topic, partition)
         if leader is None or leader.node_id != self.node_id:
             return leader is not None
@@ -130,53 +131,58 @@ class Broker:
         return log is not None and log.is_writable
 
     async def abandon(self) -> None:
-        """Leave without a word, for another process speaks for the node or its partitions."""
+        """Stop without closing anything: another process owns the node or its partitions now."""
         await self._end_tasks()
         for log in self.logs.values():
             log.give_up()
 
     async def close(self) -> None:
-        """Leave in good order: others may open the partitions at once.
+        """Stop and close the partitions, so that others can open them immediately.
 
-        Partitions that can't be closed in `CLOSED_WITHIN_S` are named in the log, and given up:
-        others open them when the session has ended.
+        Partitions that can't be closed within `CLOSE_TIMEOUT_S` are logged and abandoned. Others
+        open them after the session expires.
         """
         await self._end_tasks()
-        deadline = asyncio.get_running_loop().time() + CLOSED_WITHIN_S
-        room = asyncio.Semaphore(_CLOSED_AT_ONCE)
-        await asyncio.gather(*(self._close_log(log, room, deadline) for log in self.logs.values()))
+        deadline = asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S
+        slots = asyncio.Semaphore(_CLOSES_MAX)
+        await asyncio.gather(*(self._close_log(log, slots, deadline) for log in self.logs.values()))
+        # With open partitions the key stays, and others wait for the session to expire.
         if not self._report_unclosed():
             with contextlib.suppress(BrokerClientError, TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self.keys.delete([f"broker/{self.node_id}"])
         self.logs.clear()
 
-    async def _close_log(self, log: PartitionLog, room: asyncio.Semaphore, deadline: float) -> None:
+    async def _close_log(
+        self, log: PartitionLog, slots: asyncio.Semaphore, deadline: float
+    ) -> None:
         with contextlib.suppress(BrokerClientError, PartitionError, StorageError, TimeoutError):
-            async with asyncio.timeout_at(deadline), room:
+            async with asyncio.timeout_at(deadline), slots:
                 await log.close()
 
     def _report_unclosed(self) -> bool:
-        """Give up the logs that are not closed, and name them; return whether there are any."""
+        """Abandon and log the partitions that are not closed, and return whether there are any."""
         names = {topic.topic_id: topic.name for topic in self.view.topics.values()}
-        unclosed = []
+        open_names = []
         for (topic_id, partition), log in self.logs.items():
             if log.is_released:
                 continue
             log.give_up()
             name = f"{names.get(topic_id, topic_id)}-{partition}"
             lost = log.end_offset - log.high_watermark
-            unclosed.append(f"{name} ({lost} offsets are not committed)" if lost else name)
-        if unclosed:
-            named = ", ".join(sorted(unclosed)[:_NAMED_MAX])
+            open_names.append(f"{name} ({lost} uncommitted offsets)" if lost else name)
+
+        if open_names:
+            named = ", ".join(sorted(open_names)[:_NAMED_MAX])
             _log.warning(
-                "node %d ends without closing %d partitions, such as %s; producers were not"
-                " answered for uncommitted records, and send them again",
+                "node %d stops with %d partitions not closed, such as %s. Producers got no"
+                " acknowledgement for uncommitted records and will resend them",
                 self.node_id,
-                len(unclosed),
+                len(open_names),
                 named,
             )
-        return bool(unclosed)
+
+        return bool(open_names)
 
     async def _end_tasks(self) -> None:
         tasks = [*self._tasks, *self._refreshes, *self._opening.values()]
@@ -185,13 +191,13 @@ class Broker:
         if tasks:
             await asyncio.wait(tasks)
 
-    # -- what requests need
+    # -- lookups for requests
 
     def topic(self, name: str) -> Topic:
         """Return a topic of the view. Raises `KafkaError`."""
         found = self.view.topics.get(name)
         if found is None:
-            raise KafkaError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            raise KafkaError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
         return found
 
     def log_of(self, name: str, partition: int, leader_epoch: int = -1) -> PartitionLog:
@@ -209,7 +215,7 @@ class Broker:
         return log
 
     async def next_producer_id(self) -> int:
-        """Return a producer id that no broker of the cluster gives out again."""
+        """Return a producer id that no other broker of the cluster assigns."""
         async with self._producer_lock:
             if not self._producer_ids:
                 first = await self.keys.reserve_producer_ids()
@@ -222,42 +228,46 @@ class Broker:
     async def refresh(self) -> None:
         """Read the view and act on it: recover, appoint, open, close.
 
-        Those who ask before a reading has begun share it. It goes on when they give up: a stop
-        between two steps would leave streams open that nobody writes.
+        Callers before the read starts share it. It continues if they are cancelled: a stop between
+        two steps would leave streams open that nobody writes.
         """
-        if self._due is None:
-            self._due = asyncio.create_task(self._refresh())
-            self._refreshes.add(self._due)
-            self._due.add_done_callback(self._refreshed)
-        await asyncio.shield(self._due)
+        if self._next_refresh is None:
+            self._next_refresh = asyncio.create_task(self._refresh())
+            self._refreshes.add(self._next_refresh)
+            self._next_refresh.add_done_callback(self._finish_refresh)
+        await asyncio.shield(self._next_refresh)
 
     async def _refresh(self) -> None:
         async with self._reading:
-            self._due = None
+            self._next_refresh = None
             await self._read()
-            owed = self.view.recoveries.get(self.node_id, ())
+            recoveries = self.view.recoveries.get(self.node_id, ())
             controllers, own = self.client.controllers, self.client.session.node
-            self.tally.recovered_streams += await close_streams_of(controllers, own, owed)
+            self.tally.recovered_streams += await close_streams_of(controllers, own, recoveries)
+            # The second read makes this broker open its new partitions without waiting for an
+            # interval.
             if self.view.controller == self.node_id and await self._appoint():
                 await self._read()
+            # Close before open: a lost partition's next leader waits for its streams.
             await self._close_lost()
             self._configure()
             self._open_gained()
 
-    def _refreshed(self, task: asyncio.Task[None]) -> None:
+    def _finish_refresh(self, task: asyncio.Task[None]) -> None:
         self._refreshes.discard(task)
         if not task.cancelled():
             task.exception()  # those who asked may have given up
 
-    async def until(self, is_so: Callable[[], bool], within_s: float) -> None:
-        """Wait until the view or the open logs make `is_so` true, for so long at most."""
+    async def until(self, condition: Callable[[], bool], within_s: float) -> None:
+        """Wait until a change of the view or the open logs makes `condition` true, or a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not is_so():
+                while not condition():
                     await self._changed.wait()
 
     def _note_change(self) -> None:
-        """Wake those who wait `until` something."""
+        """Wake the callers of `until`."""
+        # A fresh event for the next change: waiters of the old one have seen this change.
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -273,8 +283,8 @@ class Broker:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(VIEW_INTERVAL_S):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._view_changed.wait()
+            self._view_changed.clear()
             try:
                 await self.refresh()
                 if time.monotonic() - self._swept_at > SWEEP_S:
@@ -284,20 +294,24 @@ class Broker:
                     self._housekept_at = time.monotonic()
                     await self._housekeep()
             except ControllerUnavailableError as error:
-                _log.warning("the view is not renewed: %s", error)
+                _log.warning("reading the view failed, retrying: %s", error)
             except Exception:  # noqa: BLE001 - partitions must be opened and closed all the same
-                _log.exception("the view is not acted upon, it is read again")
+                _log.exception("acting on the view failed, retrying after the next read")
 
     async def _appoint(self) -> bool:
-        """Name leaders where there are none, or too many of a broker; say if any may be new."""
+        """Appoint missing leaders or rebalance, and return whether any leader may have changed."""
+        # A restarting broker leaves and joins within seconds, and must not move partitions twice.
         is_settled = time.monotonic() - self._changed_at > SETTLED_S
         appointed = self.view.appointments() or (self.view.moves() if is_settled else {})
         await self.keys.put_at(
-            {leader_key(*at): (one.document(), one.version) for at, one in appointed.items()}
+            {
+                leader_key(*at): (leader.document(), leader.version)
+                for at, leader in appointed.items()
+            }
         )
         return bool(appointed)
 
-    def _led(self) -> Mapping[Place, tuple[Topic, Leader]]:
+    def _led_partitions(self) -> Mapping[Place, tuple[Topic, Leader]]:
         return {
             (topic.topic_id, partition): (topic, leader)
             for topic, partition in self.view.partitions()
@@ -305,7 +319,7 @@ class Broker:
         }
 
     async def _close_lost(self) -> None:
-        led = self._led()
+        led = self._led_partitions()
         for place, log in list(self.logs.items()):
             topic_and_leader = led.get(place)
             if topic_and_leader is None or topic_and_leader[1].epoch != log.epoch:
@@ -314,7 +328,7 @@ class Broker:
                 await self._close_streams(log)
 
     def _configure(self) -> None:
-        """Give open logs the settings that their topics have now."""
+        """Apply the current settings of topics to their open logs."""
         for topic in self.view.topics.values():
             config = log_config(topic.configs)
             for partition in range(topic.partitions):
@@ -327,7 +341,7 @@ class Broker:
             await self.client.close_streams(log.stream_ids)
 
     def _open_gained(self) -> None:
-        for place, (topic, leader) in self._led().items():
+        for place, (topic, leader) in self._led_partitions().items():
             log = self.logs.get(place)
             if place not in self._opening and (log is None or log.failure is not None):
                 task = asyncio.create_task(self._open(topic, place, leader))
@@ -335,13 +349,14 @@ class Broker:
                 task.add_done_callback(lambda _, at=place: self._opening.pop(at, None))  # type: ignore[misc]
 
     async def _open(self, topic: Topic, place: Place, leader: Leader) -> None:
-        """Open a log under its epoch; one that has failed, or an epoch that was used, moves on."""
+        """Open a log under its epoch. A failed log or a used epoch moves to the next epoch."""
         try:
             failed = self.logs.pop(place, None)
             if failed is not None:
                 await self._close_streams(failed)
                 await self._next_epoch(place, leader)
                 return
+
             tags = partition_tags(*place)
             config = log_config(topic.configs)
             meta_id = await self._meta_stream(*place)
@@ -351,15 +366,16 @@ class Broker:
         except (StreamFencedError, StreamEpochMismatchError):
             await self._next_epoch(place, leader)
         except (BrokerClientError, PartitionError, StorageError) as error:
-            _log.warning("%s-%d is not open yet: %s", topic.name, place[1], error)
+            _log.warning("opening %s-%d failed, retrying: %s", topic.name, place[1], error)
             self._retry_opening(place)
 
     def _retry_opening(self, place: Place) -> None:
-        """Look again soon, since a former leader's streams may be closed at any moment."""
-        pause_s = OPENING_RETRIED_S * 2 ** self._failed_openings[place]
+        """Read the view again soon: a former leader's streams may be closed at any moment."""
+        # Beyond the regular interval the loop reads the view anyway.
+        pause_s = OPENING_BACKOFF_S * 2 ** self._failed_openings[place]
         if pause_s < VIEW_INTERVAL_S:
             self._failed_openings[place] += 1
-            asyncio.get_running_loop().call_later(pause_s, self._news.set)
+            asyncio.get_running_loop().call_later(pause_s, self._view_changed.set)
 
     async def _next_epoch(self, place: Place, leader: Leader) -> None:
         following = Leader(self.node_id, leader.epoch + 1)
@@ -375,7 +391,7 @@ class Broker:
         return await self.keys.claim_stream_id(key, created)
 
     async def _sweep(self) -> None:
-        """Delete streams of topics that are deleted, if it is this broker that names leaders."""
+        """Delete streams of deleted topics, if this broker is Kafka's controller."""
         if self.view.controller == self.node_id:
             living = {topic.topic_id for topic in self.view.topics.values()}
             await delete_streams_of_deleted(self.client, self.keys, living, wall_clock_ms())
@@ -385,4 +401,6 @@ class Broker:
             try:
                 await log.housekeep()
             except (BrokerClientError, PartitionError, StorageError) as error:
-                _log.warning("retention of %s-%d: %s", *place, error)
+                _log.warning(
+                    "retention of %s-%d failed, retrying at the next round: %s", *place, error
+                )

@@ -1,7 +1,8 @@
-"""View of a Kafka cluster: live brokers, topics, leaders, and appointments where there are none.
+"""View of a Kafka cluster: live brokers, topics, leaders, and appointments of missing leaders.
 
-A view is read from keys and from the controllers' sessions, and is a moment old. Nothing relies on
-its being right: a leader is fenced by the epoch of its streams, a change by the version it read.
+A view is read from keys and from the controllers' sessions, and may be outdated. Correctness does
+not depend on it: the epoch of its streams fences a leader, and the version that was read guards a
+change.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic."""
+    """A topic with its id, partitions and settings."""
 
     name: str
     topic_id: str
@@ -45,7 +46,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Leader of a partition since an epoch; `version` is that of its key."""
+    """Leader of a partition since an epoch. `version` is its key's version."""
 
     node_id: int
     epoch: int
@@ -60,7 +61,7 @@ class Leader:
 class ClusterView:
     """Live brokers by node id, topics by name, leaders by topic id and partition.
 
-    `recoveries` are the processes whose streams a node is to close, by that node's id.
+    `recoveries` are the processes whose streams a node has to close, by that node's id.
     """
 
     brokers: Mapping[int, Endpoint] = field(default_factory=dict)
@@ -75,27 +76,28 @@ class ClusterView:
                 yield topic, partition
 
     def leader(self, topic: Topic, partition: int) -> Leader | None:
-        """Return the leader of a partition if it has one that lives."""
+        """Return the leader of a partition if it is alive."""
         found = self.leaders.get((topic.topic_id, partition))
         return found if found is not None and found.node_id in self.brokers else None
 
     @property
     def controller(self) -> int:
-        """Node id of the broker that names leaders: the smallest that lives, -1 for none."""
+        """Node id of the broker that appoints leaders: the smallest live one, -1 for none."""
         return min(self.brokers, default=-1)
 
     def coordinator(self, group: str) -> int:
-        """Node id of the broker that coordinates a group, -1 for none."""
+        """Return the node id of a group's coordinator, -1 for none."""
         nodes = sorted(self.brokers)
         return nodes[zlib.crc32(group.encode()) % len(nodes)] if nodes else -1
 
     def appointments(self) -> dict[tuple[str, int], Leader]:
-        """Return a leader for each partition without one: brokers that lead least come first.
+        """Return a leader for each partition without one, the least loaded brokers first.
 
-        Each is one epoch above the former leader, with the version that its key has now.
+        Its epoch is one above the former leader's, its version is the key's current one.
         """
         if not self.brokers:
             return {}
+
         load: Counter[int] = Counter(dict.fromkeys(self.brokers, 0))
         vacant = []
         for topic, partition in self.partitions():
@@ -104,6 +106,7 @@ class ClusterView:
                 vacant.append((topic.topic_id, partition))
             else:
                 load[leader.node_id] += 1
+
         chosen = {}
         for place in vacant:
             node_id = min(load, key=lambda one: (load[one], one))
@@ -111,12 +114,14 @@ class ClusterView:
             former = self.leaders.get(place)
             epoch = 0 if former is None else former.epoch + 1
             chosen[place] = Leader(node_id, epoch, 0 if former is None else former.version)
+
         return chosen
 
     def moves(self, most: int = 10) -> dict[tuple[str, int], Leader]:
-        """Return next leaders for partitions of brokers that lead more than others, `most` at once.
+        """Return next leaders for partitions of overloaded brokers, at most `most`.
 
-        None while a partition is without leader. Brokers that lead one more than others keep it.
+        Return none while a partition has no leader. A broker that leads one more than others keeps
+        it.
         """
         led: dict[int, list[tuple[str, int]]] = {node_id: [] for node_id in self.brokers}
         for topic, partition in self.partitions():
@@ -124,6 +129,7 @@ class ClusterView:
             if leader is None:
                 return {}
             led[leader.node_id].append((topic.topic_id, partition))
+
         moved: dict[tuple[str, int], Leader] = {}
         while led and len(moved) < most:
             giver = max(led, key=lambda one: (len(led[one]), -one))
@@ -134,16 +140,17 @@ class ClusterView:
             led[taker].append(place)
             former = self.leaders[place]
             moved[place] = Leader(taker, former.epoch + 1, former.version)
+
         return moved
 
 
 async def read_view(
     keys: Keys, controllers: ControllerClient, own: NodeIdentity | None = None
 ) -> ClusterView:
-    """Read the view of now, as the broker `own` has it.
+    """Read the current view, as seen by the broker `own`.
 
-    A broker that was silent for too long counts for itself as living until its process is replaced
-    or released: it resumes with its partitions, unless the view says that others were appointed.
+    A broker that was silent for too long regards itself as alive until its process is replaced or
+    released. It resumes with its partitions unless the view shows other leaders.
     """
     listed = await keys.list("broker/")
     topics = await keys.list("topic/")
@@ -155,7 +162,11 @@ async def read_view(
         for node, (value, _) in listed.items()
     }
     return ClusterView(
-        {node: one for node, one in brokers.items() if alive.get(node) == one.node_epoch},
+        {
+            node: endpoint
+            for node, endpoint in brokers.items()
+            if alive.get(node) == endpoint.node_epoch
+        },
         {
             name: Topic(name, value["id"], value["partitions"], value["configs"], version)
             for name, (value, version) in topics.items()
@@ -174,17 +185,17 @@ _GONE = (nodes_pb2.NODE_STATE_FENCED, nodes_pb2.NODE_STATE_CONTROLLED_SHUTDOWN)
 
 
 def _recoveries(nodes: Iterable[nodes_pb2.NodeDescription]) -> dict[int, list[NodeIdentity]]:
-    """Return what nodes are to recover; one with a log in the bucket is not for this shape."""
+    """Return the nodes to recover, without nodes that have a log in the bucket."""
     found: dict[int, list[NodeIdentity]] = {}
-    for one in nodes:
-        if one.HasField("recovered_by") and one.wal_config in ("", NO_LOG):
-            owed = NodeIdentity(one.node_id, one.node_epoch)
-            found.setdefault(one.recovered_by, []).append(owed)
+    for node in nodes:
+        if node.HasField("recovered_by") and node.wal_config in ("", NO_LOG):
+            owed = NodeIdentity(node.node_id, node.node_epoch)
+            found.setdefault(node.recovered_by, []).append(owed)
     return found
 
 
 def _living(nodes: Iterable[nodes_pb2.NodeDescription], own: NodeIdentity | None) -> dict[int, int]:
-    """Return the epochs of nodes that no leader knows to be gone."""
+    """Return the epochs of nodes that no leader regards as gone."""
     return {
         node.node_id: node.node_epoch
         for node in nodes

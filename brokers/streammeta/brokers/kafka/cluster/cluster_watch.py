@@ -1,7 +1,7 @@
-"""News of the cluster: a watch that says when the view may have changed, and nothing more.
+"""Watch of the cluster: signals that the view may have changed.
 
-What has changed is read from the leader by others. A watch that fails is set up anew; until then
-the view is renewed by time alone.
+The view itself is read from the leader elsewhere. A failed watch is set up again. Until then the
+view is refreshed periodically.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ _PAUSE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def follow_news(controllers: ControllerClient, keys: Keys, tell: Callable[[], None]) -> None:
-    """Call `tell` at each change of a node, or of a key that the view is made of."""
+async def watch_cluster(
+    controllers: ControllerClient, keys: Keys, on_change: Callable[[], None]
+) -> None:
+    """Call `on_change` after each change of a node or of a key in the view."""
     while True:
         try:
             described = await controllers.describe_cluster()
-            await _follow(controllers, keys, described.high_watermark or 0, tell)
+            await _follow(controllers, keys, described.high_watermark or 0, on_change)
         except BrokerClientError as error:
-            _log.warning("no news of the cluster: %s", error)
+            _log.warning("watching the cluster failed, retrying: %s", error)
         except Exception:  # noqa: BLE001 - the view must be renewed all the same
-            _log.exception("the watch of the cluster failed unexpectedly, it is set up again")
+            _log.exception("watching the cluster failed unexpectedly, retrying")
         await asyncio.sleep(_PAUSE_S)
 
 
 async def _follow(
-    controllers: ControllerClient, keys: Keys, offset: int, tell: Callable[[], None]
+    controllers: ControllerClient, keys: Keys, offset: int, on_change: Callable[[], None]
 ) -> None:
     watch = MetadataWatch(
         controllers,
@@ -44,8 +46,8 @@ async def _follow(
         kv_prefixes=[(keys.namespace, prefix) for prefix in VIEW_PREFIXES],
         combine=True,
     )
-    tell()  # of what has changed before the watch
+    on_change()  # of what has changed before the watch
     async with contextlib.aclosing(watch.follow()) as changes:
         async for change in changes:
             if change is not None:
-                tell()
+                on_change()

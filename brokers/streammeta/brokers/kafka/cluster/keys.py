@@ -1,7 +1,7 @@
-"""Topics, leaders, brokers and offsets as keys of the controllers, in a namespace of the cluster.
+"""Topics, leaders, brokers and offsets as keys of the controllers, in the cluster's namespace.
 
 Owns the names of keys, the JSON of their values, and conditional puts: the loser of a race reads
-what the winner wrote.
+the winner's value.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ID = struct.Struct(">q")
 _BATCH = 5_000
 _PRODUCER_IDS = "producer-ids"
 VIEW_PREFIXES = ("broker/", "topic/", "leader/")
-"""Prefixes of the keys that a view is made of."""
+"""Prefixes of the keys that make up a view."""
 PRODUCER_BLOCK = 1000
-"""Producer ids that a broker reserves at once."""
+"""Number of producer ids that a broker reserves at once."""
 
 
 def topic_key(name: str) -> str:
@@ -33,27 +33,27 @@ def topic_key(name: str) -> str:
 
 
 def leader_key(topic_id: str, partition: int) -> str:
-    """Return the key that names the leader of a partition."""
+    """Return the key of a partition's leader."""
     return f"leader/{topic_id}/{partition}"
 
 
 def deleted_key(topic_id: str = "") -> str:
-    """Return the key that notes the deletion of a topic, or the prefix of all of them."""
+    """Return the key that records the deletion of a topic, or the prefix of all such keys."""
     return f"deleted/{topic_id}"
 
 
 def meta_key(topic_id: str, partition: int) -> str:
-    """Return the key of the stream that holds a partition's map."""
+    """Return the key of a partition's meta stream."""
     return f"{topic_id}/{partition}"
 
 
 def offset_key(group: str, topic: str = "", partition: int | str = "") -> str:
-    """Return the key of a committed offset, or the prefix of all of a group."""
+    """Return the key of a committed offset, or the prefix of all offsets of a group."""
     return f"offset/{quote(group, safe='')}/" + (f"{topic}/{partition}" if topic else "")
 
 
 def fence_key(group: str) -> str:
-    """Return the key that fences former coordinators of a group; no other key begins with it."""
+    """Return the key that fences former coordinators of a group. It is no other key's prefix."""
     return f"fence/{quote(group, safe='')}/"
 
 
@@ -76,7 +76,7 @@ class Keys:
         return self._namespace
 
     async def list(self, prefix: str) -> dict[str, tuple[Any, int]]:
-        """Return the JSON values of keys with a prefix, which is cut off, and their versions."""
+        """Return JSON values and versions by key, for keys with a prefix, which is removed."""
         found: dict[str, tuple[Any, int]] = {}
         request = kv_pb2.ListKVsRequest(namespace=self._namespace, prefix=prefix)
         async for answer in self._controllers.pages(LIST_KVS, request):
@@ -86,7 +86,10 @@ class Keys:
         return found
 
     async def put(self, values: Mapping[str, Any], expected: int | None = None) -> bool:
-        """Put JSON values; with `expected` only at that version, 0: if absent. Say if all are."""
+        """Put JSON values, and return whether all keys now have them.
+
+        `expected` puts only at that version, 0 meaning that the key is absent.
+        """
         items = [
             kv_pb2.KVToPut(
                 namespace=self._namespace,
@@ -97,21 +100,24 @@ class Keys:
             )
             for key, value in values.items()
         ]
+        # A key that already has the same value counts: an earlier attempt may have succeeded
+        # unnoticed.
         results = await self._put(items)
         return all(
-            one.error == ERROR_CODE_NONE or one.value == item.value
-            for item, one in zip(items, results, strict=True)
+            result.error == ERROR_CODE_NONE or result.value == item.value
+            for item, result in zip(items, results, strict=True)
         )
 
     async def put_at(self, values: Mapping[str, tuple[Any, int]]) -> dict[str, int] | None:
-        """Put JSON values, each at the version that it is given with; 0: if the key is absent.
+        """Put each JSON value at its version, 0 meaning that the key is absent.
 
-        Returns the versions that the keys have now, None if one of them was not put.
+        Return the new versions, None if one of the values was rejected.
         """
         versions: dict[str, int] = {}
         items = list(values.items())
+        # A request must stay below the message limit of the controllers.
         for at in range(0, len(items), _BATCH):
-            rows = [_item(self._namespace, *one) for one in items[at : at + _BATCH]]
+            rows = [_item(self._namespace, *entry) for entry in items[at : at + _BATCH]]
             for row, result in zip(rows, await self._put(rows), strict=True):
                 if result.error != ERROR_CODE_NONE:
                     return None
@@ -119,15 +125,15 @@ class Keys:
         return versions
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete keys; those that are absent are no error."""
+        """Delete keys. Absent ones are ignored."""
         named = [kv_pb2.KVKey(namespace=self._namespace, key=key) for key in keys]
         if named:
             await self._controllers.call(DELETE_KVS, kv_pb2.DeleteKVsRequest(keys=named))
 
     async def delete_at(self, versions: Mapping[str, int]) -> bool:
-        """Delete keys, each at a version; those that are absent are no error. Say if all are gone.
+        """Delete each key at its version, and return whether all are gone. Absent ones are ignored.
 
-        One that has another version stays.
+        A key with another version stays.
         """
         named = [
             kv_pb2.KVKey(namespace=self._namespace, key=key, expected_version=version)
@@ -142,20 +148,20 @@ class Keys:
         return is_gone
 
     async def stream_id(self, key: str) -> int | None:
-        """Return the stream id that a key holds, None if it is absent."""
+        """Return the stream id stored in a key, None if the key is absent."""
         named = kv_pb2.KVKey(namespace=self._namespace, key=key)
         answer = await self._controllers.call(GET_KVS, kv_pb2.GetKVsRequest(keys=[named]))
         found = answer.results[0]
         return int(_ID.unpack(found.value)[0]) if found.found else None
 
     async def claim_stream_id(self, key: str, stream_id: int) -> int:
-        """Put a stream id unless the key holds one; return the one that it holds."""
+        """Put a stream id unless the key exists, and return the stored one."""
         item = kv_pb2.KVToPut(namespace=self._namespace, key=key, value=_ID.pack(stream_id))
         (result,) = await self._put([item])
         return int(_ID.unpack(result.value)[0])
 
     async def reserve_producer_ids(self) -> int:
-        """Reserve `PRODUCER_BLOCK` producer ids; return the first."""
+        """Reserve `PRODUCER_BLOCK` producer ids, and return the first."""
         named = kv_pb2.KVKey(namespace=self._namespace, key=_PRODUCER_IDS)
         while True:
             answer = await self._controllers.call(GET_KVS, kv_pb2.GetKVsRequest(keys=[named]))
@@ -165,6 +171,8 @@ class Keys:
                 namespace=self._namespace,
                 key=_PRODUCER_IDS,
                 value=_ID.pack(first + PRODUCER_BLOCK),
+                # The version makes the reservation exclusive; the loser of a race reads the key
+                # again.
                 expected_version=found.version,
             )
             (result,) = await self._put([item])

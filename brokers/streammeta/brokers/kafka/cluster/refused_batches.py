@@ -1,9 +1,10 @@
-"""Batches of idempotent producers that were refused: none that was sent after them overtakes them.
+"""Rejected batches of idempotent producers: no later batch in flight may overtake them.
 
-A producer has up to five batches of a partition under way. When the first is refused, since its
-partition is not open here yet, and the second is taken a moment later, the producer learns that the
-second is stored and concludes that the first is: librdkafka then reports it as delivered. So what
-was under way behind a refused batch is refused as well, until the producer begins anew.
+A producer has up to five batches of a partition in flight. Suppose the first is rejected because
+its partition is not open here yet, and the second is accepted a moment later. Then the producer
+concludes from the second acknowledgement that the first batch is stored too, and librdkafka reports
+it as delivered. Therefore batches in flight after a rejected one are also rejected, until the
+producer resends.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from streammeta.brokers.partition.errors import CorruptBatchError
 from streammeta.brokers.partition.record_batch import read_batches
 
 IN_FLIGHT = 5
-"""Batches of a producer and partition that may be under way; clients allow no more."""
+"""Maximum batches in flight per producer and partition. Clients do not allow more."""
 TOPIC_MAX = 249
-"""Longest name of a topic: no longer one is remembered, whatever a client may send."""
+"""Maximum length of a topic's name. Longer ones are not remembered."""
 PRODUCERS_MAX = 10_000
-"""Producers, by partition, that are remembered: those that were refused last."""
+"""Maximum remembered producers, by partition. The oldest rejection is dropped first."""
 
 _HALF = 2**30
 
@@ -27,7 +28,7 @@ Key = tuple[str, int, int, int]
 
 
 class RefusedBatches:
-    """First sequences of batches refused of late, with the number that may still be behind each."""
+    """First sequences of rejected batches, with the number that may still follow each in flight."""
 
     def __init__(self, producers_max: int = PRODUCERS_MAX) -> None:
         self._producers_max = producers_max
@@ -37,8 +38,8 @@ class RefusedBatches:
         return len(self._refused)
 
     def note(self, topic: str, partition: int, records: bytes) -> None:
-        """Note that a batch is refused, for a reason that its producer tries it again for."""
-        found = _sequenced(topic, partition, records)
+        """Record the rejection of a batch that its producer will retry."""
+        found = _parse_sequence(topic, partition, records)
         if found is None:
             return
         key, sequence = found
@@ -48,25 +49,26 @@ class RefusedBatches:
             self._refused.popitem(last=False)
 
     def is_overtaking(self, topic: str, partition: int, records: bytes) -> bool:
-        """Return whether a batch was under way behind a refused one, and is to be refused too.
+        """Return whether a batch was in flight after a rejected one, and has to be rejected too.
 
-        One that comes again is not: its producer knows of the refusal, and sends in order.
+        A resent batch is not: its producer knows of the rejection, and sends in order.
         """
-        found = _sequenced(topic, partition, records)
+        found = _parse_sequence(topic, partition, records)
         if found is None or found[0] not in self._refused:
             return False
         key, sequence = found
         refused = self._refused[key]
-        is_behind = any(0 < (sequence - one) % 2**31 < _HALF for one in refused)
+        # Sequences wrap around at 2**31, so the nearer half of the circle counts as later.
+        is_behind = any(0 < (sequence - first) % 2**31 < _HALF for first in refused)
         if sequence in refused or not is_behind:
             del self._refused[key]
             return False
-        self._refused[key] = {one: left - 1 for one, left in refused.items() if left > 1}
+        self._refused[key] = {first: left - 1 for first, left in refused.items() if left > 1}
         return True
 
 
-def _sequenced(topic: str, partition: int, records: bytes) -> tuple[Key, int] | None:
-    """Return whose batch it is and its first sequence; None if it has no producer or topic."""
+def _parse_sequence(topic: str, partition: int, records: bytes) -> tuple[Key, int] | None:
+    """Return a batch's key and first sequence, None without a producer or with a long name."""
     if len(topic) > TOPIC_MAX:
         return None
     try:

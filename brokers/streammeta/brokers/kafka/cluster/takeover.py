@@ -1,7 +1,6 @@
-"""Recovery of brokers that the controllers name: their streams are closed, for others to open.
+"""Recovery of brokers named by the controllers: their streams are closed so that others open them.
 
-Brokers of this shape acknowledge what objects hold, so a dead one owes nothing: what it had not
-committed was not acknowledged.
+Brokers of this shape acknowledge only committed records, so a dead one leaves nothing to upload.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _BATCH = 5_000
 async def close_streams_of(
     controllers: ControllerClient, own: NodeIdentity, recoveries: Iterable[NodeIdentity]
 ) -> int:
-    """Fence the nodes of `recoveries` and close what they have open; return the number of streams.
+    """Fence the nodes of `recoveries`, close their open streams, and return the number of streams.
 
-    A node that is no longer this one's to recover is passed over.
+    A node that was reassigned to another broker is skipped.
     """
     closed = 0
     for node in recoveries:
@@ -36,6 +35,8 @@ async def close_streams_of(
             streams.extend(
                 streams_pb2.StreamToClose(stream_id=open_.stream_id, stream_epoch=open_.epoch)
                 for open_ in answer.streams
+                # These streams have records in a log in the bucket. Only a broker that reads such
+                # logs may close them.
                 if not open_.HasField("upload_end_offset")
             )
         for at in range(0, len(streams), _BATCH):
@@ -46,4 +47,5 @@ async def close_streams_of(
             )
             answered = await controllers.call(CLOSE_STREAMS, request)
             closed += sum(error == ERROR_CODE_NONE for error in answered.errors)
+
     return closed

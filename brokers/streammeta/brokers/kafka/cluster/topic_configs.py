@@ -1,8 +1,8 @@
-"""Settings of topics: those of Kafka that are known here, their defaults, and what they mean.
+"""Settings of topics: the supported ones, their defaults, and their meaning.
 
-Kafka's other settings are accepted and kept if they change nothing that a client can rely on: they
-are about replicas, files and caches of a broker's own disk. A setting that Kafka does not know is
-refused, and so is a value that needs a missing feature, such as compaction by key.
+Kafka's other settings are accepted and stored if they change nothing that a client can rely on:
+they concern replicas, files and caches of a broker's own disk. An unknown setting is rejected, and
+so is a value that needs a missing feature, such as compaction by key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LISTS = (
     "follower.replication.throttled.replicas",
     "leader.replication.throttled.replicas",
 )
-"""Settings that are lists, which a client may append to."""
+"""Settings with list values, which a client may append to."""
 
 _FIXED = ("cleanup.policy", "message.timestamp.type")
 _LOWEST = {"message.timestamp.after.max.ms": 0, "retention.ms": -1, "retention.bytes": -1}
@@ -104,12 +104,12 @@ _KEPT: Mapping[str, tuple[Callable[[str], bool], str]] = {
         (_is_flag, "true or false"),
     ),
     **dict.fromkeys((*LISTS[1:], "message.format.version"), (lambda _: True, "a text")),
-    "min.cleanable.dirty.ratio": (_is_share, "a number of 0 to 1"),
+    "min.cleanable.dirty.ratio": (_is_share, "a number from 0 to 1"),
     "compression.type": (_CODECS.__contains__, f"one of {', '.join(_CODECS)}"),
 }
-"""Settings that are accepted and kept, and change nothing; with a check of their values.
+"""Settings that are accepted and stored without effect, with a check of their values.
 
-Batches stay as their producers compressed them, whatever `compression.type` says.
+Batches keep their producers' compression, regardless of `compression.type`.
 """
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = 1, 2, 3, 5, 6, 7
@@ -127,9 +127,9 @@ _NAMED_MAX = 100
 
 
 def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
-    """Return settings of a topic, those left empty dropped.
+    """Return validated settings of a topic, without empty ones.
 
-    Raises `KafkaError` (INVALID_CONFIG) that names a setting which is unknown or has a bad value.
+    Raises `KafkaError` (INVALID_CONFIG), which names the unknown or invalid setting.
     """
     found: dict[str, str] = {}
     for name, value in configs.items():
@@ -139,21 +139,21 @@ def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
             _check_kept(name, value)
         elif name not in DEFAULTS:
             known = ", ".join(sorted({*DEFAULTS, *_KEPT}))
-            raise _invalid(f"{name[:_NAMED_MAX]} is not known, wanted one of {known}")
+            raise _invalid(f"{name[:_NAMED_MAX]} is unknown; expected one of {known}")
         elif name in _FIXED:
             if value != DEFAULTS[name]:
                 raise _invalid(
-                    f"{name} is {value[:_NAMED_MAX]!r}, wanted {DEFAULTS[name]!r}: nothing else is"
-                    " offered"
+                    f"{name} is {value[:_NAMED_MAX]!r}; only {DEFAULTS[name]!r} is supported"
                 )
         else:
             _check_number(name, value)
         found[name] = value
+
     return found
 
 
 def type_of(name: str) -> int:
-    """Return the type of a setting, as DescribeConfigs numbers them."""
+    """Return the type of a setting as numbered by DescribeConfigs."""
     check, _ = _KEPT.get(name, (None, ""))
     if name in LISTS:
         return _LIST
@@ -167,14 +167,14 @@ def type_of(name: str) -> int:
 def _check_kept(name: str, value: str) -> None:
     is_good, wanted = _KEPT[name]
     if len(value) > _VALUE_MAX or not is_good(value):
-        raise _invalid(f"{name} is {value[:_NAMED_MAX]!r}, wanted {wanted}")
+        raise _invalid(f"{name} is {value[:_NAMED_MAX]!r}; expected {wanted}")
 
 
 def _check_number(name: str, value: str) -> None:
     lowest = _LOWEST.get(name, 1)
     if len(value) > _NAMED_MAX or not _is_integer(lowest)(value):
         given = value[:_NAMED_MAX]
-        raise _invalid(f"{name} is {given!r}, wanted an integer of at least {lowest}")
+        raise _invalid(f"{name} is {given!r}; expected an integer of at least {lowest}")
 
 
 def _invalid(message: str) -> KafkaError:
@@ -182,7 +182,7 @@ def _invalid(message: str) -> KafkaError:
 
 
 def log_config(configs: Mapping[str, str]) -> LogConfig:
-    """Return the bounds of the logs of a topic with these settings."""
+    """Return the limits of a topic's logs for these settings."""
     values = {**DEFAULTS, **configs}
     return LogConfig(
         max_batch_bytes=int(values["max.message.bytes"]),

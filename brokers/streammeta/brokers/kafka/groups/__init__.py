@@ -1,1 +1,1 @@
-"""Consumer groups and their offsets."""
+"""Consumer groups and their committed offsets."""

@@ -1,8 +1,8 @@
-"""Calls of consumer groups: the coordinator around the state machine, and offsets in keys.
+"""Handlers of consumer group APIs: the coordinator around the state machine, and offsets in keys.
 
-A group is coordinated by the broker that the view names; another answers NOT_COORDINATOR. Offsets
-are committed when their keys are, so they outlive their coordinator; members join its successor.
-A former coordinator's commit is refused by the versions of the keys.
+The broker named by the view coordinates a group. Others answer NOT_COORDINATOR. A commit of offsets
+succeeds once their keys are committed, so offsets survive their coordinator. Members rejoin at its
+successor. The keys' versions reject a former coordinator's commit.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from streammeta.client import BrokerClientError
 _TICK_S = 0.1
 _METADATA_MAX = 4096
 _PUT_ATTEMPTS = 3
-OFFSETS_WITHIN_S = 5.0
-"""Time in which offsets are put or read."""
+OFFSETS_TIMEOUT_S = 5.0
+"""Time limit for reading or putting offsets, in seconds."""
 _KEY_MAX = 700
-"""Longest key of a group: a topic and a partition follow it, and a key has 1024 bytes."""
+"""Maximum length of a group's key. A topic and a partition follow it, and keys have 1024 bytes."""
 _NEEDS_ID_FROM = 4
 _MEMBERS_FROM, _COORDINATORS_FROM, _GROUPS_FROM = 3, 4, 8
-"""Versions of LeaveGroup, FindCoordinator and OffsetFetch from which on a call is of several."""
+"""First versions of LeaveGroup, FindCoordinator and OffsetFetch with several items per call."""
 _GROUP, _TRANSACTION = 0, 1
-"""Types of keys that a coordinator is looked for by."""
+"""Types of keys in FindCoordinator."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,14 +78,16 @@ class Groups:
             try:
                 self._pass_time(_now_ms())
             except Exception:  # noqa: BLE001 - members of other groups must be timed out too
-                _log.exception("groups were not looked at, they are looked at again")
+                _log.exception("timing out group members failed, retrying")
 
     def _pass_time(self, now_ms: int) -> None:
-        """Drop groups of other coordinators, and time out members of the own ones."""
-        for name in [one for one in self._offsets if self._refusal(one) is not Code.NONE]:
+        """Drop groups of other coordinators, and time out members of own groups."""
+        for name in [
+            group for group in self._offsets if self._check_coordinator(group) is not Code.NONE
+        ]:
             del self._offsets[name]
         for name, group in list(self.groups.items()):
-            if self._refusal(name) is Code.NOT_COORDINATOR:
+            if self._check_coordinator(name) is Code.NOT_COORDINATOR:
                 del self.groups[name]
                 self._send(group.end(Code.NOT_COORDINATOR))
                 continue
@@ -97,8 +99,8 @@ class Groups:
             if future is not None and not future.done():
                 future.set_result(answer)
 
-    def _refusal(self, name: str) -> Code:
-        """Return why this broker does not speak for a group, NONE if it does."""
+    def _check_coordinator(self, name: str) -> Code:
+        """Return why this broker does not coordinate a group, NONE if it does."""
         if not name or len(offset_key(name)) > _KEY_MAX:
             return Code.INVALID_GROUP_ID
         coordinator = self.broker.view.coordinator(name)
@@ -109,7 +111,7 @@ class Groups:
     def _group(self, name: str) -> Group:
         return self.groups.setdefault(name, Group(_new_member_id))
 
-    def _token(self) -> tuple[object, asyncio.Future[Tree]]:
+    def _register_waiter(self) -> tuple[object, asyncio.Future[Tree]]:
         token = object()
         self._waiting[token] = asyncio.get_running_loop().create_future()
         return token, self._waiting[token]
@@ -117,10 +119,10 @@ class Groups:
     # -- membership
 
     async def find_coordinator(self, request: Request) -> Tree:
-        """Return the broker that coordinates a group; transactions have none.
+        """Return the broker that coordinates a group. Transactions have no coordinator.
 
-        They are refused by the one error that every client takes for final: with another one
-        librdkafka asks again until its caller's patience ends.
+        They are rejected with the only error that every client treats as final. With another error
+        librdkafka retries until its caller's timeout.
         """
         body = request.body
         key_type = getattr(body, "key_type", _GROUP)
@@ -139,13 +141,15 @@ class Groups:
         if key_type == _TRANSACTION:
             code, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
         elif key_type != _GROUP:
-            code, message = Code.INVALID_REQUEST, f"key_type is {key_type}, wanted 0, a group"
+            code, message = Code.INVALID_REQUEST, f"key_type is {key_type}; expected 0 (group)"
         elif found is None:
             code = Code.COORDINATOR_NOT_AVAILABLE
+
         if code is not Code.NONE or found is None:
             node_id, host, port = -1, "", -1
         else:
             host, port = found.host, found.port
+
         return {
             "error_code": code,
             "error_message": message,
@@ -155,13 +159,14 @@ class Groups:
         }
 
     async def join(self, request: Request) -> Answer:
-        """Take a member in; the answer comes with the next generation."""
+        """Add a member. The answer comes with the next generation."""
         body = request.body
-        refused = self._refusal(body.group_id)
-        token, future = self._token()
+        refused = self._check_coordinator(body.group_id)
+        token, future = self._register_waiter()
         if refused is not Code.NONE:
             self._send([(token, failed_join(refused, body.member_id))])
             return _wait(future)
+
         session_ms = _ms(body.session_timeout)
         asked = Join(
             member_id=body.member_id,
@@ -170,35 +175,43 @@ class Groups:
             session_ms=session_ms,
             rebalance_ms=_ms(getattr(body, "rebalance_timeout", None)) or session_ms,
             protocol_type=body.protocol_type,
-            protocols=[(one.name, bytes(one.metadata)) for one in body.protocols],
+            protocols=[(protocol.name, bytes(protocol.metadata)) for protocol in body.protocols],
             needs_id=request.version >= _NEEDS_ID_FROM,
         )
         self._send(self._group(body.group_id).join(token, asked, _now_ms()))
+
         return _wait(future)
 
     async def sync(self, request: Request) -> Answer:
-        """Return a member's assignment once the leader has brought it."""
+        """Return a member's assignment once the leader has sent it."""
         body = request.body
-        refused = self._refusal(body.group_id)
-        token, future = self._token()
+        refused = self._check_coordinator(body.group_id)
+        token, future = self._register_waiter()
         if refused is not Code.NONE:
             self._send([(token, {"error_code": refused})])
             return _wait(future)
+
         group = self._group(body.group_id)
         instance = getattr(body, "group_instance_id", None)
         fenced = group.check(body.member_id, body.generation_id, instance)
+        # The state machine does not know instance ids in SyncGroup, so a replaced static member is
+        # stopped here.
         if fenced is Code.FENCED_INSTANCE_ID:
             self._send([(token, {"error_code": fenced})])
             return _wait(future)
-        assignments = {one.member_id: bytes(one.assignment) for one in body.assignments}
+
+        assignments = {
+            assignment.member_id: bytes(assignment.assignment) for assignment in body.assignments
+        }
         replies = group.sync(token, body.member_id, body.generation_id, assignments, _now_ms())
         self._send(replies)
+
         return _wait(future)
 
     async def heartbeat(self, request: Request) -> Tree:
-        """Keep a member in its group."""
+        """Extend a member's session with its group."""
         body = request.body
-        code = self._refusal(body.group_id)
+        code = self._check_coordinator(body.group_id)
         if code is Code.NONE:
             group = self._group(body.group_id)
             instance = getattr(body, "group_instance_id", None)
@@ -208,11 +221,12 @@ class Groups:
         return {"error_code": code}
 
     async def leave(self, request: Request) -> Tree:
-        """Let a member go; several in newer versions."""
+        """Remove a member, in newer versions several."""
         body = request.body
-        code = self._refusal(body.group_id)
+        code = self._check_coordinator(body.group_id)
         if request.version < _MEMBERS_FROM:
             return {"error_code": code or self._leave(body.group_id, body.member_id, None)}
+
         return {
             "error_code": code,
             "members": [
@@ -237,31 +251,34 @@ class Groups:
     async def commit(self, request: Request) -> Tree:
         """Commit offsets."""
         body = request.body
-        code = self._refusal(body.group_id)
+        code = self._check_coordinator(body.group_id)
         if code is Code.NONE:
             code = self._group(body.group_id).check_commit(
                 body.member_id,
                 body.generation_id_or_member_epoch,
                 getattr(body, "group_instance_id", None),
             )
+
         values = {}
         rows = []
         for topic in body.topics:
             parts = []
             for item in topic.partitions:
-                one = self._commit_code(code, topic.name, item)
-                if one is Code.NONE:
+                own = self._commit_code(code, topic.name, item)
+                if own is Code.NONE:
                     key = offset_key(body.group_id, topic.name, item.partition_index)
                     values[key] = _offset_value(item)
-                parts.append({"partition_index": item.partition_index, "error_code": one})
+                parts.append({"partition_index": item.partition_index, "error_code": own})
             rows.append({"name": topic.name, "partitions": parts})
+
         refused = await self._put_offsets(body.group_id, values) if values else Code.NONE
         for part in (part for row in rows for part in row["partitions"]):
             part["error_code"] = part["error_code"] or refused
+
         return {"topics": rows}
 
     async def _put_offsets(self, group: str, values: Mapping[str, Any]) -> Code:
-        """Put offsets; return why they could not be, NONE if they are."""
+        """Put offsets, and return the error, NONE for success."""
 
         async def put(offsets: GroupOffsets) -> bool | None:
             return await offsets.put(values) or None
@@ -275,9 +292,9 @@ class Groups:
         act: Callable[[GroupOffsets], Awaitable[ResultT | None]],
         deadline: float,
     ) -> tuple[Code, ResultT | None]:
-        """Act on offsets until no other coordinator is in the way; return a code and the outcome.
+        """Run `act` until no other coordinator interferes, and return a code and the result.
 
-        The code is NOT_COORDINATOR if this broker is not the coordinator any more, and
+        The code is NOT_COORDINATOR if this broker is no longer the coordinator, and
         COORDINATOR_LOAD_IN_PROGRESS if the controllers have not answered by the deadline.
         """
         try:
@@ -286,8 +303,9 @@ class Groups:
                     found = await act(self._offsets_of(group))
                     if found is not None:
                         return Code.NONE, found
+                    # Another coordinator's write means that this broker's view may be outdated.
                     await self.broker.refresh()
-                    if self._refusal(group) is not Code.NONE:
+                    if self._check_coordinator(group) is not Code.NONE:
                         break
         except (BrokerClientError, TimeoutError):
             return Code.COORDINATOR_LOAD_IN_PROGRESS, None
@@ -307,37 +325,39 @@ class Groups:
         return Code.NONE
 
     async def fetch_offsets(self, request: Request) -> Tree:
-        """Return committed offsets, -1 where there are none; of several groups since version 8.
+        """Return committed offsets, -1 for missing ones, since version 8 of several groups.
 
         A group that is named twice is answered once.
         """
         body, deadline = request.body, _deadline()
         if request.version < _GROUPS_FROM:
-            return await self._fetched_offsets(body.group_id, body.topics, deadline)
+            return await self._fetch_group_offsets(body.group_id, body.topics, deadline)
         return {
             "groups": [
                 {
                     "group_id": asked.group_id,
-                    **await self._fetched_offsets(asked.group_id, asked.topics, deadline),
+                    **await self._fetch_group_offsets(asked.group_id, asked.topics, deadline),
                 }
                 for asked in {group.group_id: group for group in body.groups}.values()
             ]
         }
 
-    async def _fetched_offsets(
+    async def _fetch_group_offsets(
         self, group: str, topics: Sequence[Any] | None, deadline: float
     ) -> Tree:
-        code = self._refusal(group)
+        code = self._check_coordinator(group)
         found: Mapping[str, Any] | None = None
         if code is Code.NONE:
             code, found = await self._as_coordinator(group, GroupOffsets.read, deadline)
         if found is None:
-            return {"error_code": code, "topics": _refused_offsets(topics, code)}
+            return {"error_code": code, "topics": _error_rows(topics, code)}
+
         wanted: Mapping[str, Iterable[int]]
         if topics is None:
             wanted = _by_topic(found)
         else:
             wanted = {topic.name: topic.partition_indexes for topic in topics}
+
         return {
             "error_code": Code.NONE,
             "topics": [
@@ -352,10 +372,11 @@ class Groups:
     async def delete_offsets(self, request: Request) -> Tree:
         """Delete committed offsets of partitions that no member of the group reads."""
         body = request.body
-        code = self._refusal(body.group_id)
+        code = self._check_coordinator(body.group_id)
         kept = self._topics_in_use(body.group_id)
         if code is Code.NONE and kept is None:
             code = Code.NON_EMPTY_GROUP
+
         rows = []
         keys: list[str] = []
         for topic in body.topics:
@@ -366,12 +387,14 @@ class Groups:
                 keys += [offset_key(body.group_id, topic.name, place) for place in places]
             parts = [{"partition_index": place, "error_code": own} for place in places]
             rows.append({"name": topic.name, "partitions": parts})
+
         if code is Code.NONE:
             code = await self._delete_keys(body.group_id, keys, _deadline())
+
         return {"error_code": code, "topics": rows if code is Code.NONE else ()}
 
     def _topics_in_use(self, name: str) -> Collection[str] | None:
-        """Return the topics that members of a group read; None if that is not known."""
+        """Return the topics that members of a group read, None if unknown."""
         group = self.groups.get(name)
         if group is None or not group.members:
             return ()
@@ -397,7 +420,7 @@ class Groups:
         }
 
     async def _delete(self, name: str, deadline: float) -> Code:
-        code = self._refusal(name)
+        code = self._check_coordinator(name)
         if code is Code.NONE and self._has_members(name):
             code = Code.NON_EMPTY_GROUP
         if code is Code.NONE:
@@ -411,7 +434,7 @@ class Groups:
         return group is not None and bool(group.members)
 
     async def _delete_keys(self, name: str, keys: Collection[str] | None, deadline: float) -> Code:
-        """Delete offsets, by default all; GROUP_ID_NOT_FOUND if nothing is known of the group."""
+        """Delete offsets, by default all. GROUP_ID_NOT_FOUND if the group is unknown."""
 
         async def delete(offsets: GroupOffsets) -> tuple[int, int] | None:
             return await offsets.delete(keys)
@@ -423,12 +446,12 @@ class Groups:
     # -- descriptions
 
     async def describe(self, request: Request) -> Tree:
-        """Describe groups, one that is named twice once."""
+        """Describe groups. A group that is named twice is described once."""
         names = dict.fromkeys(request.body.groups)
         return {"groups": [self._description(name) for name in names]}
 
     def _description(self, name: str) -> Tree:
-        code = self._refusal(name)
+        code = self._check_coordinator(name)
         group = self.groups.get(name) or Group(_new_member_id)
         return {
             "error_code": code,
@@ -438,19 +461,19 @@ class Groups:
             "protocol_data": group.protocol if group.state is State.STABLE else "",
             "members": [
                 {
-                    "member_id": one.member_id,
-                    "group_instance_id": one.instance_id,
-                    "client_id": one.client_id,
+                    "member_id": member.member_id,
+                    "group_instance_id": member.instance_id,
+                    "client_id": member.client_id,
                     "client_host": "",
-                    "member_metadata": one.metadata(group.protocol),
-                    "member_assignment": one.assignment,
+                    "member_metadata": member.metadata(group.protocol),
+                    "member_assignment": member.assignment,
                 }
-                for one in group.members.values()
+                for member in group.members.values()
             ],
         }
 
     async def list_groups(self, request: Request) -> Tree:
-        """List the groups that this broker coordinates; newer versions may name their states."""
+        """List the groups coordinated by this broker. Newer versions may filter by state."""
         states = getattr(request.body, "states_filter", ())
         return {
             "error_code": Code.NONE,
@@ -467,7 +490,7 @@ class Groups:
 
 
 def _deadline() -> float:
-    return asyncio.get_running_loop().time() + OFFSETS_WITHIN_S
+    return asyncio.get_running_loop().time() + OFFSETS_TIMEOUT_S
 
 
 async def _wait(future: asyncio.Future[Tree]) -> Tree:
@@ -497,8 +520,8 @@ def _offset_row(partition: int, value: Mapping[str, Any] | None) -> Tree:
     }
 
 
-def _refused_offsets(topics: Sequence[Any] | None, code: Code) -> list[Tree]:
-    """Return rows that carry a refusal in versions whose answer has no code of its own."""
+def _error_rows(topics: Sequence[Any] | None, code: Code) -> list[Tree]:
+    """Return rows with the error in versions whose answer has no code at the top."""
     return [
         {
             "name": topic.name,

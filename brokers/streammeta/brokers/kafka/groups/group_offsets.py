@@ -1,14 +1,15 @@
-"""Committed offsets of a group, which one coordinator writes.
+"""Committed offsets of a group, written by a single coordinator.
 
-A coordinator takes a group over before it answers for it. It puts the group's fence first, lists
-the offsets second, and writes all of them again. A former coordinator then commits nothing more:
+A coordinator takes a group over before it answers for the group. First it puts the group's fence,
+then it lists the offsets, and then it writes all of them again. After that a former coordinator
+can't commit any more:
 
-- It knows older versions of the keys that exist, so the controllers refuse its puts.
-- A key that did not exist has no version. After it has made one, a coordinator reads the fence, and
-  answers that the offset is committed only if the fence is still its own. Its successor put the
-  fence before it listed the offsets, so it has seen that key.
-- A key that a former coordinator makes after that stays in the map, but carries that coordinator's
-  term. It is older than the last term whose takeover was completed, so nobody reads it.
+- It knows outdated versions of the existing keys, so the controllers reject its puts.
+- A key that did not exist has no version. After creating one, a coordinator reads the fence, and
+  reports the offset as committed only if the fence is still its own. Its successor put the fence
+  before it listed the offsets, so it has seen that key.
+- A key created by a former coordinator after that stays in the metadata, but carries that
+  coordinator's term. The term is older than the last completed takeover, so nobody reads the key.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ _COMPLETED = "completed"
 
 
 class VersionedKeys(Protocol):
-    """Keys with versions; `keys.Keys` offers them."""
+    """Keys with versions. `keys.Keys` implements them."""
 
     async def list(self, prefix: str) -> dict[str, tuple[Any, int]]:
-        """Return values and versions by what follows the prefix."""
+        """Return values and versions by key, without the prefix."""
 
     async def put_at(self, values: Mapping[str, tuple[Any, int]]) -> dict[str, int] | None:
-        """Put values at versions; return the new ones, None if one was refused."""
+        """Put values at versions, and return the new versions, None if one was rejected."""
 
     async def delete_at(self, versions: Mapping[str, int]) -> bool:
-        """Delete keys at versions; False if one has another version, and stays."""
+        """Delete keys at versions. Return False if a key has another version and stays."""
 
 
 class GroupOffsets:
-    """Offsets of one group as its coordinator knows them.
+    """Offsets of one group as known to its coordinator.
 
-    The term of a coordinator is the version of the fence with which its takeover began.
+    A coordinator's term is the version of the fence at the start of its takeover.
     """
 
     def __init__(self, keys: VersionedKeys, group: str) -> None:
@@ -52,9 +53,9 @@ class GroupOffsets:
         self._changing = asyncio.Lock()
 
     async def put(self, values: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Put JSON objects by their keys; False if another coordinator has written meanwhile.
+        """Put JSON objects by key. Return False if another coordinator has written meanwhile.
 
-        Some may be put then. The next call takes the group over again.
+        Some may have been put then. The next call takes the group over again.
         """
         async with self._changing:
             if self._versions is None and not await self._take_over():
@@ -72,7 +73,7 @@ class GroupOffsets:
             return True
 
     async def read(self) -> dict[str, Mapping[str, Any]] | None:
-        """Return values by topic and partition; None if another coordinator writes meanwhile."""
+        """Return values by topic and partition, None if another coordinator has written."""
         async with self._changing:
             if self._versions is None and not await self._take_over():
                 return None
@@ -81,10 +82,10 @@ class GroupOffsets:
             return {key: _without_term(value) for key, value in counting.items()}
 
     async def delete(self, keys: Collection[str] | None = None) -> tuple[int, int] | None:
-        """Delete values by their keys, by default all; None if another coordinator has written.
+        """Delete values by key, by default all. Return None if another coordinator has written.
 
-        Returns how many were deleted, and are left. The fence stays: it keeps former coordinators
-        out.
+        Otherwise return the numbers of deleted and of remaining values. The fence stays, because it
+        rejects former coordinators.
         """
         async with self._changing:
             if self._versions is None and not await self._take_over():
@@ -97,30 +98,35 @@ class GroupOffsets:
             return len(gone), len(self._versions)
 
     async def _take_over(self) -> bool:
-        """Fence the coordinator before this one, then write all offsets that count again."""
+        """Fence the previous coordinator, then write all valid offsets again."""
         fence, version = await self._read_fence()
         completed = fence.get(_COMPLETED, 0)
         begun = await self._put_fence(completed, version)
         if begun is None:
             return False
+
         self._term = begun
         listed = await self._keys.list(self._prefix)
         written = await self._keys.put_at(
             {
-                self._prefix + name: (self._taken_over(value, completed), at)
+                self._prefix + name: (self._renew_value(value, completed), at)
                 for name, (value, at) in listed.items()
             }
         )
+        # The second put of the fence completes the takeover: only now values of older terms are
+        # void.
         ended = None if written is None else await self._put_fence(self._term, begun)
         if written is None or ended is None:
             return False
+
         self._versions, self._fence_version = written, ended
+
         return True
 
-    def _taken_over(self, value: Mapping[str, Any], completed: int) -> Mapping[str, Any]:
-        """Return a value with this term; as it is if it came too late to count.
+    def _renew_value(self, value: Mapping[str, Any], completed: int) -> Mapping[str, Any]:
+        """Return a value with this term, or unchanged if it was written too late to be valid.
 
-        That is written again too, so that its former writer does not know its version any more.
+        The latter is written too, so that its former writer no longer knows the current version.
         """
         return self._with_term(value) if _counts(value, completed) else value
 
@@ -132,7 +138,7 @@ class GroupOffsets:
         return (await self._keys.list(self._fence)).get("", ({}, 0))
 
     async def _put_fence(self, completed: int, version: int) -> int | None:
-        """Put the fence at a version; return the new version, None if it had another."""
+        """Put the fence at a version, and return the new version, None if it had another one."""
         put = await self._keys.put_at({self._fence: ({_COMPLETED: completed}, version)})
         return None if put is None else put[self._fence]
 
@@ -145,5 +151,5 @@ def _without_term(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _counts(value: Mapping[str, Any], since: int) -> bool:
-    """Return whether a value was written in the term `since` or later; older brokers note none."""
+    """Return whether a value was written in term `since` or later. Older brokers record none."""
     return int(value.get(_TERM, since)) >= since

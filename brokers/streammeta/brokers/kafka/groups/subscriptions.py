@@ -1,4 +1,4 @@
-"""Topics that a member of a consumer group says it reads, in the metadata of its protocol."""
+"""Topics in a consumer's subscription, parsed from the metadata of its protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LENGTH = struct.Struct(">h")
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """Return the topics of a consumer's subscription; None if it can't be read."""
+    """Return the topics of a consumer's subscription, None if it is unreadable."""
     try:
         _, count = _HEAD.unpack_from(metadata)
         at, topics = _HEAD.size, set()

@@ -1,1 +1,1 @@
-"""Kafka's protocol on the wire."""
+"""Kafka's wire protocol: requests, responses, limits and error codes."""

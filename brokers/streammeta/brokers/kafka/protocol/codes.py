@@ -1,4 +1,4 @@
-"""Error codes of Kafka's protocol that this broker answers, and errors that carry one."""
+"""Error codes of Kafka's protocol that this broker uses, and errors that carry a code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import IntEnum
 
 from streammeta.brokers.partition import errors as partition
 
-NO_TRANSACTIONS = "transactions are not offered; produce without a transactional id"
+NO_TRANSACTIONS = "transactions are not supported. Produce without a transactional id"
 
 
 class Code(IntEnum):
-    """Error codes, by Kafka's names."""
+    """Error codes, with Kafka's names and numbers."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -60,7 +60,7 @@ class Code(IntEnum):
 
 
 class KafkaError(Exception):
-    """A request, or an item of one, is answered with `code`."""
+    """A request, or an item of one, fails with `code`."""
 
     def __init__(self, code: Code, message: str = "") -> None:
         super().__init__(message or code.name)
@@ -83,7 +83,7 @@ _CODES: tuple[tuple[type[Exception], Code], ...] = (
 
 
 def code_of(error: Exception) -> Code:
-    """Return the code for an error; what is not known is a failure of the storage."""
+    """Return the code for an error, `STORAGE_ERROR` for an unknown one."""
     if isinstance(error, KafkaError):
         return error.code
     return next((code for kind, code in _CODES if isinstance(error, kind)), Code.STORAGE_ERROR)

@@ -1,8 +1,8 @@
-"""Number of elements of a request, counted before the library reads them.
+"""Number of elements of a request, counted before the library parses them.
 
-Owns the bound on elements. An element of a list costs time and memory far beyond its bytes: an
-empty name has two bytes, and becomes objects of hundreds. The count follows the schema, charges
-a list before it walks it, and stops at the bound, so its own work is bounded as well.
+Owns the bound on elements. An element of a list costs far more time and memory than its bytes: an
+empty name of two bytes becomes objects of hundreds of bytes. The count follows the schema, charges
+a list before it walks the list, and stops at the bound, so its own work is bounded too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ with optional_packages("the Kafka-shaped broker"):
     )
 
 ELEMENTS_MAX = 32_768
-"""Elements of all lists of one request, such as 10,000 topics of one partition each."""
+"""Maximum elements in all lists of a request, such as 10,000 topics of one partition each."""
 
 _HEADER_BYTES = 8
 """Bytes of a request's header before the client's name."""
@@ -38,9 +38,9 @@ _FIXED: dict[str, int] = {
     "timedelta_i64": 8,
     "uuid": 16,
 }
-"""Sizes of the types that have one."""
+"""Sizes of the types with a fixed size, in bytes."""
 _ONE_BYTE_MAX = 0x7F
-"""Largest number that a varint holds in one byte."""
+"""Largest value of a one-byte varint."""
 _SHORT, _LONG = struct.Struct(">h"), struct.Struct(">i")
 
 
@@ -49,7 +49,7 @@ class TooManyElementsError(Exception):
 
 
 class _Count:
-    """Elements that were found so far."""
+    """Number of elements found so far."""
 
     __slots__ = ("elements",)
 
@@ -63,15 +63,15 @@ class _Count:
 
 
 _Skip = Callable[[bytes, int, _Count], int]
-"""Returns the end of a value that begins at an offset."""
+"""Function that returns the end of a value that begins at an offset."""
 
 
 def count_elements(schema: Any, frame: bytes) -> int:
     """Return the number of elements in the lists of a request, tags included.
 
     Raises:
-        TooManyElementsError: it is beyond the bound.
-        Exception: the frame is no request of this schema.
+        TooManyElementsError: the number exceeds the bound.
+        Exception: the frame is not a request of this schema.
     """
     count = _Count()
     at = _skip_short_bytes(frame, _HEADER_BYTES, count)
@@ -82,7 +82,7 @@ def count_elements(schema: Any, frame: bytes) -> int:
 
 
 def item_type(hint: Any) -> Any:
-    """Return the type of the items of a list, None if a field is none."""
+    """Return the type of a list's items, None for a field that is not a list."""
     for candidate in (hint, *typing.get_args(hint)):
         if typing.get_origin(candidate) is tuple:
             return typing.get_args(candidate)[0]
@@ -125,7 +125,7 @@ def _field_skipper(field: Any, hint: Any, *, is_flexible: bool) -> _Skip:
 
 
 def _fixed_size(schema: Any) -> int | None:
-    """Return the size of every entity of a schema, None if they differ."""
+    """Return the size shared by all entities of a schema, None if sizes vary."""
     hints = typing.get_type_hints(schema)
     fields = dataclasses.fields(schema)
     if schema.__flexible__ or any(item_type(hints[field.name]) for field in fields):
@@ -150,6 +150,7 @@ def _list_of(skip_item: _Skip, *, is_flexible: bool) -> _Skip:
 
     def skip(frame: bytes, at: int, count: _Count) -> int:
         length, at = _length(read_length(frame, at), at)
+        # Charge before the walk: a forged length must not cost its work.
         count.charge(length)
         for _ in range(length):
             at = skip_item(frame, at, count)
@@ -170,7 +171,7 @@ def _list_of_fixed(size: int, *, is_flexible: bool) -> _Skip:
 
 
 def _length(read: tuple[Any, int], at: int) -> tuple[int, int]:
-    """Return the length of a list, 0 if there is none, and the offset of its first item."""
+    """Return the length of a list, 0 for a null one, and the offset of its first item."""
     length, used = read
     return max(0, length or 0), at + used
 

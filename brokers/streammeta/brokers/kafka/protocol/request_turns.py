@@ -1,4 +1,4 @@
-"""Work of requests that begins in one turn of the event loop, over all connections."""
+"""Bound on the work of requests that start in one turn of the event loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 from streammeta.brokers.kafka.protocol.request_elements import ELEMENTS_MAX
 
-WORK_A_TURN = ELEMENTS_MAX
-"""Work that may begin in one turn: one request of the most elements, or many small ones."""
+TURN_WORK_MAX = ELEMENTS_MAX
+"""Maximum work per turn: one request with the most elements, or many small ones."""
 
 
 class RequestTurns:
@@ -18,10 +18,10 @@ class RequestTurns:
         self._begun = 0
 
     async def wait(self, frame_bytes: int) -> None:
-        """Wait until a request of so many bytes may begin; each element has at least one byte."""
+        """Wait until a request of this size may start. Every element has at least one byte."""
         work = min(frame_bytes, ELEMENTS_MAX)
         async with self._order:
-            if self._begun + work > WORK_A_TURN:
+            if self._begun + work > TURN_WORK_MAX:
                 await asyncio.sleep(0)
                 self._begun = 0
             self._begun += work

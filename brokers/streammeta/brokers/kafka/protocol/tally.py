@@ -1,4 +1,4 @@
-"""Counts of one broker process, over all its lives. Pure; knows no system of metrics."""
+"""Counters of one broker process, across rejoins. Pure, without a metrics library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ API_NAMES: Mapping[int, str] = {
     47: "OffsetDelete",
     60: "DescribeCluster",
 }
-"""Names of the APIs that are served."""
+"""Names of the supported APIs."""
 
 
 def _errors() -> dict[int, int]:
@@ -50,11 +50,11 @@ def _errors() -> dict[int, int]:
 
 @dataclass(slots=True)
 class BrokerTally:
-    """Counts of a broker; on its event loop.
+    """Counters of a broker, used on its event loop.
 
-    `requests` is by API key, `errors` by code: one for each item of an answer that has it.
-    `recovered_streams` were open at a broker that died, and were closed here. `lives` counts how
-    often the process joined the cluster.
+    `requests` is by API key. `errors` is by code and counts each item of an answer with an error.
+    `recovered_streams` were open on a dead broker and closed by this one. `lives` counts how often
+    the process joined the cluster.
     """
 
     requests: dict[int, int] = field(default_factory=lambda: dict.fromkeys(SERVED, 0))
@@ -66,7 +66,7 @@ class BrokerTally:
     recovered_streams: int = 0
     lives: int = 0
 
-    def answered(self, tree: Tree) -> None:
+    def count_errors(self, tree: Tree) -> None:
         """Count the errors of an answer."""
         for code in _codes(tree):
             if code:
@@ -74,7 +74,7 @@ class BrokerTally:
 
 
 def _codes(tree: Tree) -> Iterator[Any]:
-    """Give the error codes in a tree."""
+    """Yield the error codes in a tree."""
     for name, value in tree.items():
         if name == "error_code":
             yield value

@@ -1,7 +1,7 @@
-"""Requests and answers of Kafka's protocol: which are served, and their bytes by the library `kio`.
+"""Requests and answers of Kafka's protocol: the supported versions, and encoding by `kio`.
 
-Answers are trees of dicts with the field names of the newest version; what an older version does
-not have is left out, and what a tree leaves out is empty.
+Answers are trees of dicts with the field names of the newest version. Fields unknown to an older
+version are dropped, and missing fields get their empty value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ with optional_packages("the Kafka-shaped broker"):
 METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 3, 17, 18, 36
 
 SERVED: Mapping[int, tuple[int, int]] = {
-    0: (0, 8),  # Produce; 0 to 2 are named for old clients, which compress only then, and refused
+    0: (0, 8),  # Produce. librdkafka compresses only if 0 to 2 are announced; they are rejected
     1: (4, 11),  # Fetch
     2: (1, 5),  # ListOffsets
     3: (0, 12),  # Metadata
@@ -67,11 +67,11 @@ SERVED: Mapping[int, tuple[int, int]] = {
 
 _OLDEST_PRODUCE = 3
 _COMPACT_METADATA = 9
-"""Version of Metadata from which on its arrays are compact."""
+"""First version of Metadata with compact arrays."""
 _PADDING = 3
 _REASON_MAX = 200
 _LARGE = 16 * 1024
-"""Bytes from which on a copy costs more than a write of its own."""
+"""Size from which a copy costs more than a separate write, in bytes."""
 _HEAD = struct.Struct(">hhi")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -79,12 +79,12 @@ Tree = Mapping[str, Any]
 
 
 class MalformedRequestError(Exception):
-    """A frame is no request that is served; its connection is to be closed."""
+    """A frame is not a supported request. Its connection must be closed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """A request: what it asks for, and how it is to be answered."""
+    """A parsed request with the facts needed to answer it."""
 
     api_key: int
     version: int
@@ -92,14 +92,14 @@ class Request:
     client_id: str
     body: Any
     elements: int = 0
-    """Elements of the lists in it, which hold memory beyond its bytes."""
+    """Number of elements in its lists, which need memory in addition to its bytes."""
 
 
 def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
-    """Read a frame without its length. Of an API that is not among `apis` only the head is read.
+    """Parse a frame without its length. For an API not in `apis` only the header is parsed.
 
-    A version of ApiVersions that is not served gives a request without a body. Raises
-    `MalformedRequestError` for anything else that can't be read, and for lists with more than
+    An unsupported version of ApiVersions returns a request without a body. Raises
+    `MalformedRequestError` for anything else that is unreadable, and for lists with more than
     `ELEMENTS_MAX` elements.
     """
     try:
@@ -108,7 +108,7 @@ def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
         if not lowest <= version <= highest or (api_key == 0 and version < _OLDEST_PRODUCE):
             if api_key == API_VERSIONS:
                 return Request(api_key, version, correlation_id, "", None)
-            raise MalformedRequestError(f"API {api_key} in version {version} is not served")
+            raise MalformedRequestError(f"API {api_key} version {version} is not supported")
         schema: Any = load_request_schema(api_key, version)
         elements = count_elements(schema, frame)
         header, size = entity_reader(schema.__header_schema__)(frame, 0)
@@ -117,22 +117,26 @@ def read_request(frame: bytes, apis: Container[int] = SERVED) -> Request:
         raise
     except TooManyElementsError as error:
         raise MalformedRequestError(
-            f"a request of API {api_key} in version {version} has more than {ELEMENTS_MAX} elements"
-            " in its lists; send several smaller requests"
+            f"a request of API {api_key} in version {version} has more than {ELEMENTS_MAX}"
+            " elements in its lists. Send several smaller requests"
         ) from error
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:_REASON_MAX]}"
-        raise MalformedRequestError(f"a request can't be read: {reason}") from error
+        raise MalformedRequestError(f"a request is unreadable: {reason}") from error
+
+    # Unexplained bytes mean that client and broker disagree about the schema: nothing read from
+    # this frame can be trusted.
     over = len(frame) - size - used
     if over and not (_is_padded(api_key, version, body) and over == _PADDING):
         raise MalformedRequestError(
             f"{over} bytes follow a request of API {api_key} in version {version}"
         )
+
     return Request(api_key, version, correlation_id, header.client_id or "", body, elements)
 
 
 def _is_padded(api_key: int, version: int, body: Any) -> bool:
-    """Return whether a stock client sends bytes after such a request; Apache Kafka ignores them.
+    """Return whether a stock client pads such a request. Apache Kafka ignores the padding.
 
     librdkafka asks for all topics with a length of four bytes where the compact form has one.
     """
@@ -140,7 +144,7 @@ def _is_padded(api_key: int, version: int, body: Any) -> bool:
 
 
 class _Pieces(io.BytesIO):
-    """Bytes that are written, in pieces: large ones as they were given, without a copy."""
+    """Output buffer in pieces. Large values become pieces without a copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +158,7 @@ class _Pieces(io.BytesIO):
         return super().write(data)
 
     def end(self) -> None:
-        """End the piece that small writes go to."""
+        """End the current piece of small writes."""
         self.done.append(self.getvalue())
         self.seek(0)
         self.truncate()
@@ -162,6 +166,7 @@ class _Pieces(io.BytesIO):
 
 def write_response(request: Request, tree: Tree) -> list[bytes]:
     """Return the pieces of the frame that answers a request, its length first."""
+    # KIP-511: a client that asked in an unknown version understands version 0 only.
     version = 0 if request.body is None else request.version
     schema: Any = load_response_schema(request.api_key, version)
     out = _Pieces()
@@ -175,12 +180,12 @@ def write_response(request: Request, tree: Tree) -> list[bytes]:
 
 
 def entity_of(schema: Any, tree: Tree) -> Any:
-    """Return the entity of a schema of `kio` that a tree describes."""
+    """Return the entity of a `kio` schema described by a tree."""
     return _builder(schema)(tree)
 
 
 def api_versions(request: Request) -> Tree:
-    """Return the answer to ApiVersions; an unknown version is told what is known."""
+    """Return the answer to ApiVersions. An unknown version gets the supported ones."""
     code = Code.UNSUPPORTED_VERSION if request.body is None else Code.NONE
     keys = [
         {"api_key": key, "min_version": low, "max_version": high}
@@ -191,9 +196,11 @@ def api_versions(request: Request) -> Tree:
 
 @cache
 def _builder(schema: Any) -> Callable[[Tree], Any]:
-    """Return what makes a `schema` of a tree."""
+    """Return a function that builds a `schema` from a tree."""
     hints = typing.get_type_hints(schema)
-    makers = [(one.name, *_maker(one, hints[one.name])) for one in dataclasses.fields(schema)]
+    makers = [
+        (field.name, *_maker(field, hints[field.name])) for field in dataclasses.fields(schema)
+    ]
 
     def build(tree: Tree) -> Any:
         values = {}
@@ -219,7 +226,7 @@ _EMPTY: Mapping[str, Any] = {
 
 
 def _maker(field: Any, hint: Any) -> tuple[Callable[[Any], Any], Any]:
-    """Return what converts a value of a tree, and the value of a field that is left out."""
+    """Return the conversion of a field's value, and the default of a missing field."""
     has_default = field.default is not dataclasses.MISSING
     kind = field.metadata.get("kafka_type")
     item: Any = item_type(hint)

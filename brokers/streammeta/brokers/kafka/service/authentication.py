@@ -1,8 +1,8 @@
-"""Authentication of a connection by SASL/PLAIN, before it may ask for anything else.
+"""SASL/PLAIN authentication of a connection, which precedes every other request.
 
-Owns which requests are allowed until then, what they are answered, and the form of PLAIN's message.
-Answers and endings are those of Apache Kafka: a mechanism that is not offered and a wrong password
-get an error and end the connection, any other request ends it without an answer.
+Owns the requests allowed before authentication, their answers, and the format of PLAIN's message.
+Answers match Apache Kafka's: an unsupported mechanism or a wrong password gets an error and ends
+the connection. Any other request ends it without an answer.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from streammeta.brokers.kafka.protocol.wire import (
 from streammeta.brokers.kafka.service.users import NAME_MAX, PASSWORD_MAX, Users
 
 APIS_BEFORE = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
-"""APIs that are served before authentication. Others are not read: lists in them cost time."""
+"""APIs served before authentication. Others are not parsed, because lists in them cost time."""
 
 MECHANISM = "PLAIN"
 FAILURE_DELAY_S = 0.1
-"""Time that a wrong password waits for its answer."""
+"""Delay before a wrong password is answered, in seconds."""
 
 
 class AuthenticationFailedError(Exception):
-    """The connection is to be closed, after `answer` if there is one."""
+    """The connection must be closed, after sending `answer` if it is set."""
 
     def __init__(self, reason: str, answer: Tree | None = None) -> None:
         super().__init__(reason)
@@ -40,15 +40,15 @@ class AuthenticationFailedError(Exception):
 
 @dataclass
 class Authentication:
-    """Authentication of one connection; `user` is its name once that is known."""
+    """Authentication of one connection. `user` is its name once it is authenticated."""
 
     users: Users
     user: str | None = None
     _handshake: int | None = field(default=None, init=False)
 
     @property
-    def takes_bare_tokens(self) -> bool:
-        """Whether the next frame is a token without a request around it: handshake version 0."""
+    def expects_bare_token(self) -> bool:
+        """Whether the next frame is a bare token without a request header (handshake version 0)."""
         return self._handshake == 0
 
     async def answer(self, request: Request) -> Tree:
@@ -60,32 +60,39 @@ class Authentication:
                 return self._shake(request)
         elif request.api_key == SASL_AUTHENTICATE:
             try:
-                await self.take(request.body.auth_bytes)
+                await self.verify_token(request.body.auth_bytes)
             except AuthenticationFailedError as error:
-                raise AuthenticationFailedError(str(error), _refusal()) from None
+                raise AuthenticationFailedError(str(error), _authentication_failure()) from None
             return {"error_code": Code.NONE, "error_message": None, "auth_bytes": b""}
         raise MalformedRequestError(f"API {request.api_key} is not served before authentication")
 
     def _shake(self, request: Request) -> Tree:
         if request.body.mechanism != MECHANISM:
             code = Code.UNSUPPORTED_SASL_MECHANISM
-            raise AuthenticationFailedError("its mechanism is not offered", _shaken(code))
+            raise AuthenticationFailedError(
+                "the mechanism is not supported; use PLAIN", _handshake_answer(code)
+            )
+        # The version decides how the client sends its token: 0 without a request around it.
         self._handshake = request.version
-        return _shaken(Code.NONE)
+        return _handshake_answer(Code.NONE)
 
-    async def take(self, token: bytes) -> None:
-        """Take a client's token. Raises `AuthenticationFailedError`, after a while."""
+    async def verify_token(self, token: bytes) -> None:
+        """Verify a client's token.
+
+        A wrong one raises `AuthenticationFailedError` after a delay of `FAILURE_DELAY_S`.
+        """
         parts = read_plain(token)
-        if parts is None or not await self.users.are(*parts):
+        if parts is None or not await self.users.verify_password(*parts):
+            # The delay limits how fast one connection can guess passwords.
             await asyncio.sleep(FAILURE_DELAY_S)
-            raise AuthenticationFailedError("it gave no user's name and password")
+            raise AuthenticationFailedError("wrong user name or password")
         self.user = parts[0]
 
 
 def read_plain(token: bytes) -> tuple[str, str] | None:
     """Return name and password of PLAIN's message, None for anything else (RFC 4616).
 
-    Nobody may act for another: the name to act as is empty, or the user's own.
+    A user may not act for another one: the authorization identity is empty, or the user's own name.
     """
     try:
         acting_as, name, password = token.decode("utf-8").split("\0")
@@ -98,20 +105,20 @@ def read_plain(token: bytes) -> tuple[str, str] | None:
     return name, password
 
 
-async def refused_later(request: Request) -> Tree:
-    """Answer what comes when there is nothing to authenticate, or no more."""
+async def reject_authentication(request: Request) -> Tree:
+    """Reject authentication requests on a connection that does not expect any."""
     if request.api_key == SASL_HANDSHAKE:
         return {"error_code": Code.ILLEGAL_SASL_STATE, "mechanisms": ()}
-    message = "this connection takes no authentication now"
+    message = "this connection does not expect authentication now"
     code = Code.ILLEGAL_SASL_STATE
     return {"error_code": code, "error_message": message, "auth_bytes": b""}
 
 
-def _shaken(code: Code) -> Tree:
+def _handshake_answer(code: Code) -> Tree:
     return {"error_code": code, "mechanisms": (MECHANISM,)}
 
 
-def _refusal() -> Tree:
+def _authentication_failure() -> Tree:
     return {
         "error_code": Code.SASL_AUTHENTICATION_FAILED,
         "error_message": "Authentication failed: Invalid username or password",

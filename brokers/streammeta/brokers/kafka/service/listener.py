@@ -1,7 +1,7 @@
-"""Listener for Kafka clients, in plain text or over TLS with files that may be replaced.
+"""Listener for Kafka clients, in plain text or over TLS, with files that are reloaded.
 
-Connections that come later get the certificate, and the authorities, that are in the files by then;
-those that are open stay as they are.
+New connections use the certificate and the authorities that are in the files at that time. Open
+connections are not affected.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from streammeta.client.resources.daemon_threads import run_blocking
 from streammeta.tls.files import TlsError, TlsFiles, WatchedTls
 
-LOOKED_AT_EVERY_S = 5.0
-"""Time between two looks at the files, in seconds."""
+CHECK_INTERVAL_S = 5.0
+"""Interval between two checks of the files, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,10 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class KafkaListener:
-    """Takes connections for `serve`. With `files` over TLS, by a certificate if `is_mutual`."""
+    """Listener that passes connections to `serve`.
+
+    `files` enable TLS, `is_mutual` requires client certificates.
+    """
 
     def __init__(self, serve: Serve, files: TlsFiles | None, *, is_mutual: bool = True) -> None:
         """Read the files. Raises `TlsError`."""
@@ -35,12 +38,12 @@ class KafkaListener:
 
     @property
     def certificate_ends_s(self) -> float | None:
-        """End of the certificate in use, in seconds since 1970; None without a known one."""
+        """End of the current certificate's validity, in seconds since 1970; None if not known."""
         facts = None if self._watched is None else self._watched.contents.facts
         return None if facts is None else facts.not_after.timestamp()
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; return the port, chosen if it is 0. Raises `OSError`."""
+        """Listen and return the port, a free one if `port` is 0. Raises `OSError`."""
         server = await asyncio.start_server(self._serve, host, port, ssl=self._context())
         self._servers = [server]
         if self._watched is not None:
@@ -49,7 +52,7 @@ class KafkaListener:
         return bound
 
     async def close(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])
@@ -66,20 +69,24 @@ class KafkaListener:
 
     async def _look_again(self, watched: WatchedTls) -> None:
         while True:
-            await asyncio.sleep(LOOKED_AT_EVERY_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 if await run_blocking(watched.look):
                     await self._renew()
-                    _log.info("new connections get the certificate that replaced the one before")
+                    _log.info("loaded the new certificate for new connections")
             except (TlsError, OSError) as error:
-                _log.error("certificates not replaced: %s", error)
+                _log.error(
+                    "loading the new certificate failed, keeping the previous one: %s", error
+                )
 
     async def _renew(self) -> None:
-        """Take connections of the same sockets with the files that are in use now."""
+        """Accept connections on the same sockets with the current files."""
+        # A duplicated socket keeps accepting, so clients see no interruption while the server
+        # changes.
         former, context = self._servers, self._context()
-        sockets = [one.dup() for server in former for one in server.sockets]
+        sockets = [sock.dup() for server in former for sock in server.sockets]
         self._servers = [
-            await asyncio.start_server(self._serve, sock=one, ssl=context) for one in sockets
+            await asyncio.start_server(self._serve, sock=sock, ssl=context) for sock in sockets
         ]
         for server in former:
             server.close()

@@ -1,9 +1,10 @@
-"""Metrics of a broker, read at each scrape from what it counts anyway; probes, and their listener.
+"""Metrics of a broker, derived from its counters at each scrape; probes; their HTTP listener.
 
-Serves `/metrics`, `/livez` and `/readyz` in plain text, beside the listener of Kafka's protocol: no
-page names a topic, a group or a client. A live broker answers. A ready one serves Kafka's clients,
-and has had answers from the leading controller of late. `/livez` names what `/readyz` fails for but
-stays 200: a restart would end the connections of clients and bring no controller back.
+Serves `/metrics`, `/livez` and `/readyz` in plain text on a listener separate from Kafka's
+protocol. No page names a topic, a group or a client. A running broker is live. It is ready if it
+serves Kafka clients and the leading controller has answered recently. `/livez` names the reason why
+`/readyz` fails but stays 200: a restart would end the clients' connections and bring no controller
+back.
 """
 
 from __future__ import annotations
@@ -40,63 +41,63 @@ _HEADER_BYTES_MAX = 8 << 10
 
 
 class KafkaCollector(Collector):
-    """Gives the metrics of a broker."""
+    """Prometheus collector of a broker's metrics."""
 
     def __init__(self, tally: BrokerTally, state: Callable[[], BrokerState]) -> None:
         self._tally = tally
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric with its values of now."""
+        """Yield every metric with its current values."""
         tally, state = self._tally, self._state()
         yield _gauge("serving", "1 while clients are served.", state.is_serving)
         yield _counter(
             "requests",
-            "Requests that were read, by API.",
+            "Requests read, by API.",
             "api",
             ((API_NAMES[key], number) for key, number in tally.requests.items()),
         )
         yield _counter(
             "errors",
-            "Errors in answers, one for each topic, partition or group that has it.",
+            "Errors in answers, one for each topic, partition or group that has an error.",
             "error",
             ((Code(code).name, number) for code, number in tally.errors.items()),
         )
-        yield _count("produced_bytes", "Batches of records taken.", tally.produced_bytes)
-        yield _count("fetched_bytes", "Batches of records sent.", tally.fetched_bytes)
+        yield _count("produced_bytes", "Bytes of accepted record batches.", tally.produced_bytes)
+        yield _count("fetched_bytes", "Bytes of sent record batches.", tally.fetched_bytes)
         yield _gauge("connections", "Open connections.", state.connections)
         yield _count("connections_opened", "Connections begun.", tally.connections_opened)
         yield _count(
             "connections_refused",
-            "Connections ended because they did not authenticate, or sent what can't be read.",
+            "Connections ended because they did not authenticate or sent an unreadable request.",
             tally.connections_refused,
         )
-        yield _gauge("partitions_led", "Partitions that are open here.", state.partitions)
+        yield _gauge("partitions_led", "Partitions open on this broker.", state.partitions)
         yield _gauge(
             "partitions_unavailable",
-            "Partitions without a leader, and those led here that are not open.",
+            "Partitions without a leader, and partitions led by this broker that are not open.",
             state.unavailable,
         )
         yield GaugeMetricFamily(
             f"{_PREFIX}tls_certificate_not_after_timestamp_seconds",
-            "End of the certificate that clients are shown; no value without TLS.",
+            "End of validity of the certificate that clients see. Has no value without TLS.",
             value=state.certificate_ends_s,
         )
-        yield _gauge("groups", "Consumer groups coordinated here.", state.groups)
+        yield _gauge("groups", "Consumer groups that this broker coordinates.", state.groups)
         yield _gauge(
             "recoveries_assigned",
-            "Brokers that died and whose streams this one is to close.",
+            "Dead brokers whose streams this broker has to close.",
             state.recoveries,
         )
         yield _count(
             "recovered_streams",
-            "Streams of dead brokers that this broker closed, for others to open. Controllers of"
-            " this version close them themselves.",
+            "Streams of dead brokers that this broker closed so that others can open them."
+            " Controllers of this version close them without a broker.",
             tally.recovered_streams,
         )
         yield _count(
             "joins",
-            "Times that the process joined the cluster; again after it was replaced.",
+            "Times that the process joined the cluster, also after it was replaced.",
             tally.lives,
         )
 
@@ -104,7 +105,8 @@ class KafkaCollector(Collector):
 def registry_of(
     tally: BrokerTally, state: Callable[[], BrokerState], client: Callable[[], ClientMetrics]
 ) -> CollectorRegistry:
-    """Return the metrics of a broker, of its client, of the process and the interpreter."""
+    """Return a registry with metrics of a broker, its client, process and interpreter."""
+    # The `_created` series double the size of a page, and no dashboard uses them.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     registry.register(KafkaCollector(tally, state))
@@ -116,12 +118,12 @@ def registry_of(
 
 
 @asynccontextmanager
-async def serving_http(
+async def serve_http(
     address: tuple[str, int], registry: CollectorRegistry, state: Callable[[], BrokerState]
 ) -> AsyncIterator[int]:
-    """Serve probes and metrics; yield the port, chosen if it is 0.
+    """Serve probes and metrics, and yield the port, a free one if the address has 0.
 
-    Raises `OSError` if the address is taken or none of this host's.
+    Raises `OSError` if the address is in use or does not belong to this host.
     """
 
     async def metrics(_: web.Request) -> web.Response:
@@ -129,6 +131,7 @@ async def serving_http(
         return web.Response(body=generate_latest(registry), headers=headers)
 
     async def livez(_: web.Request) -> web.Response:
+        # Always 200: a restart of the broker does not bring a controller back.
         reason = state().unready
         return web.Response(text="[+] live\n" + (f"[-] serving: {reason}\n" if reason else ""))
 
@@ -169,6 +172,6 @@ def _count(name: str, text: str, number: int) -> Metric:
 
 def _counter(name: str, text: str, label: str, rows: Iterable[tuple[str, int]]) -> Metric:
     family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
-    for of_label, number in rows:
-        family.add_metric([of_label], number)
+    for value, number in rows:
+        family.add_metric([value], number)
     return family

@@ -1,8 +1,7 @@
-"""A whole broker in a process: client of streams, broker, groups and listener, in order.
+"""A complete broker process: stream client, broker, groups and listener, started in order.
 
-A broker whose session has ended while it was silent, and whose partitions others have taken, joins
-again as a new process of its node behind the same listener. One that a newer process has replaced
-ends.
+A broker whose session expired and whose partitions have moved to others rejoins as a new process of
+its node, behind the same listener. A broker replaced by a newer process of its node ends.
 """
 
 from __future__ import annotations
@@ -38,24 +37,26 @@ from streammeta.client.resources.tally import ClientTally, snapshot
 
 DEFAULT_LINGER_S = 0.05
 DEFAULT_SESSION_S = 6.0
-"""Session of a broker: short, since a dead one leaves nothing that others have to upload first."""
-_WRITER_CLOSED_WITHIN_S = 1.0
-"""Time for pending uploads once the partitions are closed or given up."""
-_REJOINED_AFTER_S = 0.5
+"""Session timeout of a broker. It is short because a dead broker leaves no pending uploads to
+others.
+"""
+_WRITER_CLOSE_TIMEOUT_S = 1.0
+"""Time for pending uploads after the partitions are closed or abandoned."""
+_REJOIN_DELAY_S = 0.5
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfig:
-    """Configuration of a broker. `advertised` is the address that clients are told, HOST:PORT.
+    """Configuration of a broker. `advertised` is the address announced to clients, HOST:PORT.
 
-    Records wait up to `linger_s` seconds for others of the same object. A broker that is silent for
-    `session_s` seconds, at least 2, is replaced. Port 0 stands for a free one, also in what is
-    advertised. `listen_tls` are the files by which clients are spoken to: they have to show
+    Records wait up to `linger_s` seconds to share an object with others. A broker that is silent
+    for `session_s` seconds, at least 2, is replaced. Port 0 selects a free port, also in the
+    advertised address. `listen_tls` are the files of the TLS listener. Clients must present
     certificates of its authorities, unless `users` names a file of users: then they authenticate by
-    SASL/PLAIN, and need none. The files may be replaced meanwhile. At `http`, HOST and port, probes
-    and metrics are served.
+    SASL/PLAIN and need no certificate. The files may be replaced at run time. `http`, host and
+    port, is the address of probes and metrics.
     """
 
     controllers: Sequence[str]
@@ -76,10 +77,10 @@ class KafkaConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """A broker that serves at the address that clients are told, until `replaced` is done.
+    """A broker that serves at its advertised address until `replaced` is done.
 
-    The result of `replaced` says which newer process has taken its node id. `http` is the address
-    of probes and metrics, empty without them.
+    The result of `replaced` names the newer process that uses its node id. `http` is the address of
+    probes and metrics, empty without them.
     """
 
     host: str
@@ -90,50 +91,54 @@ class RunningBroker:
 
 @asynccontextmanager
 async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
-    """Run a broker; yield once it serves.
+    """Run a broker, and yield once it serves.
 
-    Raises `OSError` if it can't listen, `TlsError` and `UsersFileError` for files, what
-    `StreamClient.open` raises, and `MissingPackageError` for `http` without its packages.
+    Raises `OSError` if it can't listen, `TlsError` and `UsersFileError` for invalid files, the
+    errors of `StreamClient.open`, and `MissingPackageError` for `http` without its packages.
     """
     users = None if config.users is None else Users(config.users)
-    door = _Door()
-    listener = KafkaListener(door.serve, config.listen_tls, is_mutual=users is None)
-    door.listener = listener
+    router = _ConnectionRouter()
+    listener = KafkaListener(router.serve, config.listen_tls, is_mutual=users is None)
+    router.listener = listener
     bound = await listener.start(config.host, config.port)
     host, port = config.advertised or (config.host, bound)
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    lives = asyncio.create_task(_live(config, users, door, (host, port or bound), ready))
+    incarnations = asyncio.create_task(
+        _run_incarnations(config, users, router, (host, port or bound), ready)
+    )
     http = contextlib.AsyncExitStack()
     try:
-        at = "" if config.http is None else await _serve_http(config.http, door, http)
-        first: list[asyncio.Future[Any]] = [lives, ready]
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        http_address = "" if config.http is None else await _serve_http(config.http, router, http)
+        outcomes: list[asyncio.Future[Any]] = [incarnations, ready]
+        await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            raise await lives
-        yield RunningBroker(host, port or bound, lives, at)
+            # The first incarnation failed before it served: its error is the caller's.
+            raise await incarnations
+
+        yield RunningBroker(host, port or bound, incarnations, http_address)
     finally:
         await listener.close()
         await http.aclose()
-        lives.cancel()
+        incarnations.cancel()
         with contextlib.suppress(asyncio.CancelledError, BrokerClientError, StorageError):
-            await lives
+            await incarnations
 
 
-class _Door:
-    """Leads connections to the server of the present life; they wait while there is none.
+class _ConnectionRouter:
+    """Routes connections to the current server. They wait while the broker rejoins.
 
-    `tally` counts over all lives.
+    `tally` counts across all incarnations.
     """
 
     def __init__(self) -> None:
         self._server: asyncio.Future[KafkaServer] = asyncio.get_running_loop().create_future()
-        self._life: _Life | None = None
+        self._current: _Incarnation | None = None
         self._counted = snapshot(ClientTally(), ReaderStats())
         self.tally = BrokerTally()
         self.listener: KafkaListener | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection, once there is a server; end it if the process ends before that."""
+        """Serve a connection once there is a server. End it if the process ends first."""
         try:
             server = await asyncio.shield(self._server)
         except asyncio.CancelledError:  # asyncio logs a callback that raises
@@ -141,46 +146,48 @@ class _Door:
             return
         await server.serve(reader, writer)
 
-    def open(self, life: _Life) -> None:
-        """Lead to the server of a life."""
-        self._life = life
+    def open(self, incarnation: _Incarnation) -> None:
+        """Route connections to the server of an incarnation."""
+        self._current = incarnation
         self.tally.lives += 1
-        self._server.set_result(life.server)
+        self._server.set_result(incarnation.server)
 
     def close(self) -> None:
-        """Let connections wait."""
+        """Make connections wait for the next server."""
         if self._server.done():
             self._server = asyncio.get_running_loop().create_future()
-        self._life = None
+        self._current = None
 
     def state(self) -> BrokerState:
-        """Return the state of the present life."""
-        life = self._life
+        """Return the state of the current incarnation."""
+        incarnation = self._current
         ends_s = None if self.listener is None else self.listener.certificate_ends_s
-        if life is None:
+        if incarnation is None:
             return BrokerState(certificate_ends_s=ends_s)
-        broker = life.broker
+
+        broker = incarnation.broker
+
         return BrokerState(
             is_serving=True,
             view_age_s=broker.view_age_s,
             leader_silent_s=broker.client.controllers.router.silent_s,
-            connections=life.server.connections,
+            connections=incarnation.server.connections,
             partitions=len(broker.logs),
-            groups=len(life.groups.groups),
+            groups=len(incarnation.groups.groups),
             recoveries=len(broker.view.recoveries.get(broker.node_id, ())),
             unavailable=broker.unavailable,
             certificate_ends_s=ends_s,
         )
 
     def client_metrics(self) -> ClientMetrics:
-        """Return what the client of the present life has counted; of the last one without any."""
-        if self._life is not None:
-            self._counted = self._life.broker.client.metrics()
+        """Return the counters of the current client, or of the last one during a rejoin."""
+        if self._current is not None:
+            self._counted = self._current.broker.client.metrics()
         return self._counted
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
+class _Incarnation:
     """The parts of a broker between joining the cluster and leaving it."""
 
     broker: Broker
@@ -189,30 +196,31 @@ class _Life:
 
 
 async def _serve_http(
-    address: tuple[str, int], door: _Door, closing: contextlib.AsyncExitStack
+    address: tuple[str, int], router: _ConnectionRouter, closing: contextlib.AsyncExitStack
 ) -> str:
-    """Serve probes and metrics until `closing` ends; return the address, HOST:PORT."""
-    from streammeta.brokers.kafka.service.metrics import registry_of, serving_http
+    """Serve probes and metrics until `closing` ends, and return the address, HOST:PORT."""
+    from streammeta.brokers.kafka.service.metrics import registry_of, serve_http
 
-    registry = registry_of(door.tally, door.state, door.client_metrics)
-    port = await closing.enter_async_context(serving_http(address, registry, door.state))
+    registry = registry_of(router.tally, router.state, router.client_metrics)
+    port = await closing.enter_async_context(serve_http(address, registry, router.state))
     return f"{address[0]}:{port}"
 
 
-async def _live(
+async def _run_incarnations(
     config: KafkaConfig,
     users: Users | None,
-    door: _Door,
+    router: _ConnectionRouter,
     address: tuple[str, int],
     ready: asyncio.Future[None],
 ) -> NodeEpochExpiredError:
-    """Live again and again, until cancelled or replaced by a newer process, which is returned.
+    """Join the cluster again after each fencing, until cancelled or replaced by a newer process.
 
-    The first life raises what opening it raises; later ones are tried until they begin.
+    Return the error that names the newer process. The first incarnation raises its startup errors.
+    Later ones are retried until they start.
     """
     while True:
         try:
-            fenced = await _one_life(config, users, door, address, ready)
+            fenced = await _run_incarnation(config, users, router, address, ready)
         except NodeEpochExpiredError as error:
             fenced = error
         except (BrokerClientError, StorageError) as error:
@@ -221,37 +229,41 @@ async def _live(
             fenced = error
         if isinstance(fenced, NodeEpochExpiredError):
             return fenced
-        _log.warning("node %d joins again: %s", config.node_id, fenced)
-        await asyncio.sleep(_REJOINED_AFTER_S)
+        _log.warning("node %d was fenced and joins again: %s", config.node_id, fenced)
+        await asyncio.sleep(_REJOIN_DELAY_S)
 
 
-async def _one_life(
+async def _run_incarnation(
     config: KafkaConfig,
     users: Users | None,
-    door: _Door,
+    router: _ConnectionRouter,
     address: tuple[str, int],
     ready: asyncio.Future[None],
 ) -> Exception:
-    """Serve as a new process of the node; return what fenced it."""
-    writer = WriterConfig(linger_s=config.linger_s, close_deadline_s=_WRITER_CLOSED_WITHIN_S)
+    """Serve as a new process of the node, and return the error that fenced it."""
+    # A fenced process may not upload any more, so closing the writer must not wait long.
+    writer = WriterConfig(linger_s=config.linger_s, close_deadline_s=_WRITER_CLOSE_TIMEOUT_S)
     settings = StreamClientConfig(writer=writer, session_timeout_s=config.session_s)
     client = await StreamClient.open(
         config.controllers, config.store, node_id=config.node_id, tls=config.tls, config=settings
     )
     async with client:
-        broker = await Broker.open(client, *address, door.tally)
+        broker = await Broker.open(client, *address, router.tally)
         broker.default_partitions = config.default_partitions
         broker.creates_topics = config.creates_topics
         async with Groups(broker) as groups:
-            server = KafkaServer(broker, groups, users, door.tally)
-            door.open(_Life(broker, groups, server))
+            server = KafkaServer(broker, groups, users, router.tally)
+            router.open(_Incarnation(broker, groups, server))
             if not ready.done():
                 ready.set_result(None)
             fenced = None
             try:
                 fenced = await client.writer.until_fenced()
             finally:
-                door.close()
+                router.close()
                 await server.close()
+                # A fenced broker has lost its partitions: writing final state would fail, so it
+                # drops them.
                 await (broker.close() if fenced is None else broker.abandon())
+
     return fenced

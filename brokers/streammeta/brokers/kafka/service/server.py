@@ -1,12 +1,12 @@
 """Connections of Kafka clients: bounded frames, answers in the order of requests.
 
-Requests of a connection begin in order; those that wait for something do so side by side, a bounded
-number of them. What can't be read, is too large, or fails unforeseen ends its own connection.
-Memory for requests counts as their bytes arrive and as their elements are read. When it is too
-much, the connection whose unfinished request holds the most ends. Requests of all connections
-share the turns of the event loop. Where there are users, a connection has to authenticate before
-anything else. A server that closes begins no more requests, and answers those that have begun
-before it ends the connections: the answer to a producer's batch reaches it if it can.
+Requests of a connection start in order. Requests that wait run concurrently, up to a bound. A
+request that is unreadable, too large or fails unexpectedly ends its own connection. Memory is
+counted as the bytes of requests arrive and as their elements are parsed. When it exceeds the bound,
+the connection with the largest unfinished request is closed. Requests of all connections share the
+turns of the event loop. With users configured, a connection has to authenticate first. A closing
+server starts no more requests and answers the started ones before it ends the connections, so that
+producers see the result of their batches.
 """
 
 from __future__ import annotations
@@ -38,33 +38,35 @@ from streammeta.brokers.kafka.service.authentication import (
     APIS_BEFORE,
     Authentication,
     AuthenticationFailedError,
-    refused_later,
+    reject_authentication,
 )
 from streammeta.brokers.kafka.service.users import Users
 
 FRAME_MAX = 32 * 1024 * 1024
-"""Largest request in bytes."""
-FRAME_MAX_BEFORE = 64 * 1024
-"""Largest request of a connection that has not authenticated."""
-AUTHENTICATED_WITHIN_S = 10.0
-"""Time that a connection has to authenticate."""
-REFUSAL_HEARD_WITHIN_S = 1.0
-"""Time that a client has to read why it is refused, before its connection ends."""
+"""Maximum size of a request in bytes."""
+UNAUTHENTICATED_FRAME_MAX = 64 * 1024
+"""Maximum size of a request before authentication, in bytes."""
+AUTHENTICATION_TIMEOUT_S = 10.0
+"""Time limit for authentication, in seconds."""
+REJECTION_READ_TIMEOUT_S = 1.0
+"""Time for a client to read an authentication error before its connection ends, in seconds."""
 PENDING_MAX = 32
-"""Requests of a connection that may wait for their answers."""
-HELD_MAX = 256 * 1024 * 1024
-"""Bytes of requests of all connections that are being read or answered."""
+"""Maximum number of requests of a connection that wait for their answers."""
+REQUEST_MEMORY_MAX = 256 * 1024 * 1024
+"""Maximum bytes of requests of all connections that are being read or answered."""
 ELEMENT_BYTES = 256
-"""Memory that an element of a request holds beyond the bytes of its frame."""
-FRAME_WITHIN_S = 60.0
-"""Time in which a request has to arrive, once its size is known."""
-ROWS_ON_THE_LOOP = 1000
-"""Elements and rows of an answer that is written on the event loop; a thread writes larger ones."""
-ANSWERED_WITHIN_S = 5.0
-"""Time for answers of begun requests when the server closes."""
+"""Memory for an element of a request in addition to the bytes of its frame."""
+FRAME_TIMEOUT_S = 60.0
+"""Time limit for a request to arrive after its size, in seconds."""
+LOOP_ROWS_MAX = 1000
+"""Maximum elements and rows of an answer encoded on the event loop. A thread encodes larger ones.
+
+"""
+CLOSE_TIMEOUT_S = 5.0
+"""Time limit for answers of started requests when the server closes, in seconds."""
 _PIECE = 64 * 1024
 _WAITING_APIS = frozenset((1, 11, 14))
-"""Fetch, JoinGroup and SyncGroup wait for others, and change nothing that a client must know of."""
+"""Fetch, JoinGroup and SyncGroup wait for others and change nothing a client must know about."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ Call = Callable[[Request], Awaitable[Any]]
 
 
 class KafkaServer:
-    """Serves one broker, to `users` alone if they are given, and counts in `tally`."""
+    """Server of one broker. `users` restrict it to authenticated clients. `tally` counts."""
 
     def __init__(
         self,
@@ -86,19 +88,19 @@ class KafkaServer:
         self._users = users
         self._connections: set[asyncio.Task[None]] = set()
         self._arriving: dict[asyncio.Task[None], int] = {}
-        self._held = 0
+        self._request_memory = 0
         self._turns = RequestTurns()
-        self._owed: Counter[asyncio.Task[None]] = Counter()
-        self._paid = asyncio.Event()
+        self._unanswered: Counter[asyncio.Task[None]] = Counter()
+        self._answer_written = asyncio.Event()
         self._is_closing = False
 
     @property
     def connections(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection until it ends; a callback of `asyncio.start_server`."""
+        """Serve a connection until it ends. Callback of `asyncio.start_server`."""
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -111,58 +113,59 @@ class KafkaServer:
         except (MalformedRequestError, AuthenticationFailedError) as error:
             self._tally.connections_refused += 1
             peer = writer.get_extra_info("peername")
-            _log.warning("a connection of %s is closed: %s", peer and peer[0], error)
+            _log.warning("closing a connection from %s: %s", peer and peer[0], error)
         except asyncio.CancelledError:
             pass  # the server closes
         finally:
             self._connections.discard(task)
-            self._pay(task, self._owed[task])
+            self._settle_answers(task, self._unanswered[task])
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
 
     async def close(self) -> None:
-        """Begin no more requests, answer what has begun in a bounded time, end all connections."""
+        """Answer the started requests within a time limit, then end all connections."""
         self._is_closing = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWERED_WITHIN_S):
-                while self._owed:
-                    self._paid.clear()
-                    await self._paid.wait()
-        for one in tuple(self._connections):
-            one.cancel()
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._unanswered:
+                    self._answer_written.clear()
+                    await self._answer_written.wait()
+        for connection in tuple(self._connections):
+            connection.cancel()
         if self._connections:
             await asyncio.wait(tuple(self._connections))
 
     async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Return once the client may be served.
+        """Return once the client is authenticated, or immediately if there are no users.
 
         Raises `AuthenticationFailedError`, `MalformedRequestError`, and `TimeoutError`.
         """
         if self._users is None:
             return
+
         authentication = Authentication(self._users)
-        async with asyncio.timeout(AUTHENTICATED_WITHIN_S):
+        async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
             while authentication.user is None:
-                frame = await reader.readexactly(await _size(reader, FRAME_MAX_BEFORE, 0))
-                if authentication.takes_bare_tokens:
-                    await authentication.take(frame)
+                frame = await reader.readexactly(await _size(reader, UNAUTHENTICATED_FRAME_MAX, 0))
+                if authentication.expects_bare_token:
+                    await authentication.verify_token(frame)
                     writer.write(bytes(4))
                 else:
-                    request = _read_secret(frame)
+                    request = _read_unauthenticated(frame)
                     self._tally.requests[request.api_key] += 1
                     try:
                         answer = await authentication.answer(request)
-                        self._tally.answered(answer)
+                        self._tally.count_errors(answer)
                         writer.writelines(write_response(request, answer))
                     except AuthenticationFailedError as error:
                         if error.answer is not None:
-                            self._tally.answered(error.answer)
+                            self._tally.count_errors(error.answer)
                             writer.writelines(write_response(request, error.answer))
                             await writer.drain()
-                            await _heard(reader)
+                            await _wait_for_client(reader)
                         raise
                 await writer.drain()
 
@@ -189,23 +192,27 @@ class KafkaServer:
             size = await _size(reader, FRAME_MAX)
             frame = await self._read_frame(reader, size)
             if self._is_closing:
-                # Read all the same: what lies unread at the end takes answers with it.
+                # Closing a socket with unread bytes resets it, and answers in flight are lost.
+                # So the server keeps reading.
                 self._release(size)
                 continue
+
             try:
                 request = read_request(frame)
-                size += self._hold(request.elements * ELEMENT_BYTES)
+                size += self._reserve(request.elements * ELEMENT_BYTES)
                 self._tally.requests[request.api_key] += 1
-                is_owed = request.api_key not in _WAITING_APIS
-                if is_owed:
-                    self._owed[connection] += 1
+                counts_as_unanswered = request.api_key not in _WAITING_APIS
+                if counts_as_unanswered:
+                    self._unanswered[connection] += 1
                 answer = await self._begin(request)
             except BaseException:
-                self._held -= size
+                self._request_memory -= size
                 raise
+
             task = asyncio.ensure_future(answer)
+            # The default argument binds the size now: the loop changes the variable.
             task.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
-            await answers.put(Answering(request, task, is_owed=is_owed))
+            await answers.put(Answering(request, task, counts_as_unanswered=counts_as_unanswered))
 
     async def _send_answers(
         self,
@@ -213,110 +220,117 @@ class KafkaServer:
         writer: asyncio.StreamWriter,
         connection: asyncio.Task[None],
     ) -> None:
-        """Write answers in order, until cancelled; a failure closes the connection."""
+        """Write answers in order until cancelled. A failure closes the connection."""
         try:
             while True:
-                one = await answers.get()
+                answering = await answers.get()
                 try:
-                    tree = await one.task
+                    tree = await answering.task
                 except asyncio.CancelledError:
-                    one.task.cancel()
+                    answering.task.cancel()
                     raise
                 if tree is not None:
-                    self._tally.answered(tree)
-                    for piece in await _write_answer(one.request, tree):
+                    self._tally.count_errors(tree)
+                    for piece in await _write_answer(answering.request, tree):
                         writer.write(piece)
                         await writer.drain()
-                self._pay(connection, one.is_owed)
+                self._settle_answers(connection, answering.counts_as_unanswered)
         except OSError:
             pass
         except record_calls.UnansweredRefusalError as error:
             peer = writer.get_extra_info("peername")
-            _log.warning("the broker closes a connection of %s: %s", peer and peer[0], error)
+            _log.warning("closing a connection from %s: %s", peer and peer[0], error)
         except Exception:  # noqa: BLE001 - it is logged, and ends no more than this connection
-            _log.exception("an answer could not be made")
+            _log.exception("encoding an answer failed, closing its connection")
+
         writer.close()
         while True:  # the reader of requests ends soon, and must not wait for room until then
             (await answers.get()).task.cancel()
 
-    def _pay(self, connection: asyncio.Task[None], answers: int) -> None:
-        """Note that so many answers are written, or never will be."""
-        self._owed[connection] -= answers
-        if not self._owed[connection]:
-            del self._owed[connection]
-        self._paid.set()
+    def _settle_answers(self, connection: asyncio.Task[None], answers: int) -> None:
+        """Record that this number of answers was written, or never will be."""
+        self._unanswered[connection] -= answers
+        if not self._unanswered[connection]:
+            del self._unanswered[connection]
+        self._answer_written.set()
 
     async def _read_frame(self, reader: asyncio.StreamReader, size: int) -> bytes:
-        """Read a request of a size in its turn, and hold its memory. Raises `TimeoutError`."""
+        """Read a request in its turn and reserve its memory. Raises `TimeoutError`."""
         task = asyncio.current_task()
         assert task is not None
         pieces = []
         self._arriving[task] = 0
         try:
-            async with asyncio.timeout(FRAME_WITHIN_S):
+            async with asyncio.timeout(FRAME_TIMEOUT_S):
                 while (left := size - self._arriving[task]) > 0:
                     piece = await reader.readexactly(min(left, _PIECE))
                     pieces.append(piece)
                     self._arriving[task] += len(piece)
-                    self._held += len(piece)
+                    self._request_memory += len(piece)
                     self._make_room()
                 await self._turns.wait(size)
         except BaseException:
-            self._held -= self._arriving[task]
+            self._request_memory -= self._arriving[task]
             raise
         finally:
             del self._arriving[task]
+
         return b"".join(pieces) if len(pieces) > 1 else pieces[0]
 
     def _make_room(self) -> None:
-        """End the connection whose unfinished request holds the most, if all hold too much."""
-        if self._held > HELD_MAX:
+        """End the connection with the largest unfinished request at the memory bound."""
+        if self._request_memory > REQUEST_MEMORY_MAX:
+            # Only a connection whose request is still arriving can be closed without losing a
+            # result.
             largest = max(self._arriving, key=self._arriving.__getitem__)
-            _log.warning("a connection is closed: requests under way hold too much memory")
+            _log.warning(
+                "closing the connection with the largest unfinished request:"
+                " requests exceed the memory bound"
+            )
             largest.cancel()
 
-    def _hold(self, size: int) -> int:
-        self._held += size
+    def _reserve(self, size: int) -> int:
+        self._request_memory += size
         return size
 
     def _release(self, size: int) -> None:
-        self._held -= size
+        self._request_memory -= size
 
     async def _begin(self, request: Request) -> Awaitable[Tree | None]:
-        """Do what is done in order; return what gives the answer."""
+        """Do the ordered part of a request, and return an awaitable of its answer."""
         if request.api_key == API_VERSIONS:
-            return _given(api_versions(request))
+            return _return_answer(api_versions(request))
         try:
             outcome = await self._calls[request.api_key](request)
         except Exception as error:
             _log.exception("API %d failed", request.api_key)
             raise MalformedRequestError(f"API {request.api_key} failed: {error}") from error
-        return outcome if asyncio.iscoroutine(outcome) else _given(outcome)
+        return outcome if asyncio.iscoroutine(outcome) else _return_answer(outcome)
 
 
 async def _write_answer(request: Request, tree: Tree) -> Sequence[bytes]:
-    """Return the pieces of an answer; other connections are served while a large one is written."""
+    """Return the pieces of an answer. A thread encodes a large one, so that others are served."""
     rows = sum(len(field) for field in tree.values() if isinstance(field, (list, tuple)))
-    if request.elements + rows <= ROWS_ON_THE_LOOP:
+    if request.elements + rows <= LOOP_ROWS_MAX:
         return write_response(request, tree)
     return await asyncio.to_thread(write_response, request, tree)
 
 
-def _read_secret(frame: bytes) -> Request:
-    """Read a request of a client that may send a password; errors have nothing of it."""
+def _read_unauthenticated(frame: bytes) -> Request:
+    """Read a request that may contain a password. Errors do not quote its content."""
     try:
         return read_request(frame, APIS_BEFORE)
     except MalformedRequestError:
-        raise MalformedRequestError("a request before authentication can't be read") from None
+        raise MalformedRequestError("a request before authentication is unreadable") from None
 
 
-async def _heard(reader: asyncio.StreamReader) -> None:
-    """Wait until a refused client leaves, or says more.
+async def _wait_for_client(reader: asyncio.StreamReader) -> None:
+    """Wait until a rejected client leaves or sends more bytes.
 
-    Some clients look at the end of a connection before what came last on it.
+    Some clients notice the end of a connection before they read its last answer.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(REFUSAL_HEARD_WITHIN_S):
+        async with asyncio.timeout(REJECTION_READ_TIMEOUT_S):
             await reader.read(1)
 
 
@@ -324,29 +338,29 @@ async def _size(reader: asyncio.StreamReader, most: int, least: int = 8) -> int:
     """Read the size of the next frame. Raises `MalformedRequestError`."""
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
     if not least <= size <= most:
-        raise MalformedRequestError(f"a request has {size} bytes, wanted {least}..{most}")
+        raise MalformedRequestError(f"a request has {size} bytes; expected {least} to {most}")
     return size
 
 
 class Answering:
-    """A request whose answer is on its way."""
+    """A started request with the task that answers it."""
 
-    __slots__ = ("is_owed", "request", "task")
+    __slots__ = ("counts_as_unanswered", "request", "task")
 
     def __init__(
-        self, request: Request, task: asyncio.Future[Tree | None], *, is_owed: bool
+        self, request: Request, task: asyncio.Future[Tree | None], *, counts_as_unanswered: bool
     ) -> None:
         self.request = request
         self.task = task
-        self.is_owed = is_owed
+        self.counts_as_unanswered = counts_as_unanswered
 
 
-async def _given(tree: Tree | None) -> Tree | None:
+async def _return_answer(tree: Tree | None) -> Tree | None:
     return tree
 
 
-def answered_later(call: Call) -> Call:
-    """Return a call that begins in its turn, and does not delay the requests after it."""
+def answer_concurrently(call: Call) -> Call:
+    """Return a call that starts in order but does not delay the requests after it."""
 
     async def begin(request: Request) -> Any:
         return call(request)
@@ -355,7 +369,7 @@ def answered_later(call: Call) -> Call:
 
 
 def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
-    """Return the calls by API key."""
+    """Return the handlers by API key."""
 
     def on(call: Callable[[Broker, Request], Awaitable[Any]]) -> Call:
         return lambda request: call(broker, request)
@@ -364,7 +378,7 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         0: on(record_calls.produce),
         1: on(record_calls.fetch),
         2: on(record_calls.list_offsets),
-        3: answered_later(on(topic_calls.metadata)),
+        3: answer_concurrently(on(topic_calls.metadata)),
         8: groups.commit,
         9: groups.fetch_offsets,
         10: groups.find_coordinator,
@@ -374,7 +388,7 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         14: groups.sync,
         15: groups.describe,
         16: groups.list_groups,
-        SASL_HANDSHAKE: refused_later,
+        SASL_HANDSHAKE: reject_authentication,
         19: on(topic_calls.create_topics),
         20: on(topic_calls.delete_topics),
         21: on(record_calls.delete_records),
@@ -384,7 +398,7 @@ def _calls(broker: Broker, groups: Groups) -> Mapping[int, Call]:
         32: on(config_calls.describe_configs),
         33: on(config_calls.alter_configs),
         35: on(admin_calls.describe_log_dirs),
-        SASL_AUTHENTICATE: refused_later,
+        SASL_AUTHENTICATE: reject_authentication,
         37: on(topic_calls.create_partitions),
         42: groups.delete,
         44: on(config_calls.incremental_alter_configs),

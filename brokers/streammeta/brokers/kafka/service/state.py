@@ -1,25 +1,25 @@
-"""State of a broker as its probes and metrics tell it. Pure."""
+"""State of a broker for its probes and metrics. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 VIEW_AGE_MAX_S = 10.0
-"""Age of the view of the cluster at which a broker is not ready any more, in seconds."""
+"""Age of the broker's cluster view at which it stops being ready, in seconds."""
 
 LEADER_SILENT_MAX_S = 10.0
-"""Time without an answer of the leader after which a broker is not ready any more, in seconds."""
+"""Time without an answer from the leading controller at which a broker stops being ready, in s."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerState:
-    """State of a broker now; between two lives of the process it serves nothing.
+    """Current state of a broker. While the process rejoins the cluster it serves nothing.
 
-    `partitions` and `groups` are those that it leads and coordinates, `recoveries` the brokers that
-    died and are assigned to it, `unavailable` the partitions without a leader, and those of its own
-    that are not open. `certificate_ends_s` is when the certificate that clients are shown ends, in
-    seconds since 1970; None without one, or if it can't be read for want of cryptography.
-    `leader_silent_s` is how long calls to the leading controller have failed without an answer.
+    `partitions` counts the partitions it leads, `groups` the groups it coordinates, `recoveries`
+    the dead brokers assigned to it, `unavailable` the partitions without a leader plus its own that
+    are not open. `certificate_ends_s` is the end of the server certificate's validity in seconds
+    since 1970, None without a certificate or without the package cryptography. `leader_silent_s` is
+    how long calls to the leading controller have failed without an answer.
     """
 
     is_serving: bool = False
@@ -34,9 +34,9 @@ class BrokerState:
 
     @property
     def unready(self) -> str:
-        """Reason for which clients should go elsewhere; empty if there is none."""
+        """Reason why clients should use another broker, empty if there is none."""
         if not self.is_serving:
-            return "it joins the cluster"
+            return "the broker is joining the cluster"
         if self.view_age_s > VIEW_AGE_MAX_S:
             return f"no controller has answered for {self.view_age_s:.0f} s"
         if self.leader_silent_s > LEADER_SILENT_MAX_S:
