@@ -77,7 +77,7 @@ async def test_a_store_that_can_not_be_listed_is_not_empty() -> None:
 async def test_a_sealed_segment_takes_nothing_and_says_where_it_ends() -> None:
     segment = await ChunkedSegment.open(MemoryObjectStore(), "s")
     await segment.write(0, b"first", _TIMES)
-    with pytest.raises(SegmentWriteError, match="wanted 5") as illegal:
+    with pytest.raises(SegmentWriteError, match="expected 5") as illegal:
         await segment.write(4, b"x", _TIMES)
     await segment.seal()
     with pytest.raises(SegmentWriteError, match="sealed") as sealed:

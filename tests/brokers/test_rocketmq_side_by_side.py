@@ -287,8 +287,8 @@ async def test_a_stream_is_reopened_after_a_lost_answer(lost: str, applied: bool
     streams = LosingStreams(lost, applied=applied)
     keeper = _streams_of(streams)
     with pytest.raises(ConnectionError):
-        await keeper.reopened(_PLACE)
-    opened = await keeper.reopened(_PLACE)
+        await keeper.reopen_stream(_PLACE)
+    opened = await keeper.reopen_stream(_PLACE)
     assert opened.epoch == streams.epoch == keeper.streams[_PLACE].epoch
     assert opened.next_offset == 9
 
@@ -298,7 +298,7 @@ async def test_a_stream_is_reopened_after_a_lost_answer(lost: str, applied: bool
 async def test_a_stream_is_deleted_after_a_lost_answer(lost: str, applied: bool) -> None:
     streams = LosingStreams(lost, applied=applied)
     keeper = _streams_of(streams)
-    interrupted = keeper.delete_stream if lost == "delete" else keeper.reopened
+    interrupted = keeper.delete_stream if lost == "delete" else keeper.reopen_stream
     with pytest.raises(ConnectionError):
         await interrupted(_PLACE)
     await keeper.delete_stream(_PLACE)

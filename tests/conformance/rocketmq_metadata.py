@@ -112,7 +112,7 @@ class MetadataWorld(World):
         base = clause.number(r"base (\d+)", 0)
         clause.skip(r"sealed|segment")
         row = next(one for one in self.table.segments_of("p", _KIND) if one.base_offset == base)
-        self.table.put_segment(row.sealed(NOW_MS))
+        self.table.put_segment(row.with_seal(NOW_MS))
 
     @verb(
         r"sets?|updates?|changes?|(?=second status|third status)",

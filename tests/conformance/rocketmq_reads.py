@@ -403,7 +403,7 @@ def _two_steps(given: Given) -> Answer:
         accepts = {"none": None, "all": lambda _: True, "nothing": lambda _: False}[
             str(content).lower()
         ]
-        found.append(len(result.filtered(codes, accepts)))
+        found.append(len(result.filter(codes, accepts)))
     return Answer({"messages": found, "found": found}, found)
 
 

@@ -321,8 +321,8 @@ LEDGERS = (
         - async with self._storing:
         + if True:
               for begin in self.begins_ms:
-                  one = self._files[begin]
-                  if one.status is IndexStatus.SEALED and one.local is not None:
+                  file = self._files[begin]
+                  if file.status is IndexStatus.SEALED and file.local is not None:
         """,
         Tested(f"{_SIDE_BY_SIDE}::test_an_index_file_is_uploaded_once_and_is_local_no_more"),
     ),
@@ -332,7 +332,7 @@ LEDGERS = (
         "a look before an await and an entry after it",
         """
         streammeta.brokers.rocketmq.cluster.cluster_store:
-        - self.files.setdefault(queue, file)  # another call may have opened it meanwhile
+        - self.files.setdefault(queue, file)
         + self.files[queue] = file
         """,
         Tested(f"{_SIDE_BY_SIDE}::test_two_first_looks_at_a_queue_find_the_same_files"),
@@ -357,7 +357,8 @@ LEDGERS = (
         streammeta.brokers.rocketmq.cluster.cluster_metadata:
         - if not isinstance(time, dict) or time.get("owner") != self._time_value()["owner"]:
         + if not isinstance(time, dict):
-              raise self._fenced(time_key)
+              # Another owner's value: a later process has started.
+              raise self._fence(time_key)
         """,
         Tested(f"{_SIDE_BY_SIDE}::test_a_lost_answer_hides_no_process_that_has_taken_over"),
     ),
@@ -400,7 +401,7 @@ LEDGERS = (
         "a repeated deletion that fails because the first one took effect",
         """
         streammeta.brokers.rocketmq.cluster.cluster_metadata:
-        - await self._delete_streams(await self._epochs([stream.stream_id]))
+        - await self._delete_streams(await self._read_epochs([stream.stream_id]))
         + await self._delete_streams({stream.stream_id: stream.epoch})
         """,
         Tested(f"{_SIDE_BY_SIDE}::test_a_stream_is_deleted_after_a_lost_answer"),

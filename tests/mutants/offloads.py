@@ -30,6 +30,7 @@ OFFLOADS = (
         """
         streammeta.brokers.rocketmq.segments.flat_file:
         - await self._place.keeper.save()
+          # Appended only after the save: the metadata never misses a segment with bytes.
           self.segments.append(segment)
         """,
         Tested(f"{_ROCKETMQ}::test_a_segment_takes_nothing_before_the_metadata_has_it"),
@@ -41,7 +42,7 @@ OFFLOADS = (
         """
         streammeta.brokers.rocketmq.segments.flat_file:
           if size is None:
-        -     raise SizeUnknownError(self.path, one.base_offset)
+        -     raise SizeUnknownError(self.path, metadata.base_offset)
         +     size = 0
         """,
         Tested(f"{_ROCKETMQ}::test_a_segment_of_unknown_size_is_not_taken_for_an_empty_one"),
@@ -140,6 +141,7 @@ OFFLOADS = (
         """
         streammeta.brokers.rocketmq.dispatch:
         -     self.context = None
+
         - return done
         + self.context = None
         + return done
@@ -154,9 +156,9 @@ OFFLOADS = (
         "a move of two steps in the wrong order",
         """
         streammeta.brokers.rocketmq.key_index_service:
-        - await self._shelf.note_uploaded(one.begin_ms)
-          await self._shelf.remove(one.begin_ms)
-        + await self._shelf.note_uploaded(one.begin_ms)
+        - await self._shelf.note_uploaded(file.begin_ms)
+          await self._shelf.remove(file.begin_ms)
+        + await self._shelf.note_uploaded(file.begin_ms)
         """,
         Tested(f"{_ROCKETMQ}::test_an_index_file_is_found_wherever_its_upload_ends"),
     ),
@@ -244,8 +246,8 @@ OFFLOADS = (
         "a close that ends the work and not the waiting",
         """
         streammeta.brokers.rocketmq.cluster.upload_pool:
-        - for one in self._waiting:
-        -     one.done.cancel()
+        - for waiting in self._waiting:
+        -     waiting.done.cancel()
           await self._pipeline.close(0)
         """,
         Tested(f"{_POOL}::test_writes_that_wait_end_with_the_pool"),

@@ -63,6 +63,7 @@ ROCKETMQ = (
         - result = await self.consume_queue.make_room(ITEM_SIZE)
         - if result is not AppendResult.SUCCESS:
         -     return result
+
           result = await self.append_commit_log(message)
         """,
         Tested(f"{_DISPATCH}::test_a_refused_message_ends_the_loop_and_is_appended_once"),
@@ -261,7 +262,7 @@ ROCKETMQ = (
         "the size of the last segment as the backend says it",
         """
         streammeta.brokers.rocketmq.segments.flat_file:
-        - if size < one.size:
+        - if size < metadata.size:
         + if size < 0:
         """,
         Tested(f"{_CHUNKS}::test_a_bucket_that_lost_a_chunk_is_not_taken_for_a_shorter_queue"),

@@ -1,9 +1,9 @@
-"""Moves messages of local queues into flat files, in groups, and indexes what is committed.
+"""Dispatch of local messages into flat files, in groups, with the index of committed ones.
 
-A group is committed as a whole: messages, then items, then keys. What could not be committed keeps
-its keys in a table until it is. Messages above the queue's dispatchable end are never read. A
-message is stored at its own queue offset alone: one that the local store returns for another offset
-ends the group before it.
+A group is committed as a whole: messages, then items, then keys. The keys of an uncommitted group
+wait in a table until its commit succeeds. Messages above the queue's dispatchable end are never
+read. A message is stored only at its own queue offset. If the local store returns a message of
+another offset, the group ends before it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streammeta.brokers.rocketmq.message_file import MessageFile
 from streammeta.brokers.rocketmq.segments.file_segment import AppendResult
 
 START_BEFORE_MS = 2 * 60_000
-"""Age of the first message that a new flat file takes, in ms."""
+"""Maximum age of the first message in a new flat file, in ms."""
 _READ_COUNT = 256
-"""Messages read at a time; other work of the event loop runs in between."""
+"""Messages read at a time. The event loop runs other work in between."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,20 +38,20 @@ class LocalMessage:
     data: bytes
     tags_code: int = 0
     keys: frozenset[str] | None = None
-    """None: the message's own."""
+    """None for the message's own keys."""
 
 
 class LocalQueue(Protocol):
-    """A queue of the local store; all offsets are queue offsets."""
+    """Queue of the local store. All offsets are queue offsets."""
 
     @property
     def min_offset(self) -> int:
-        """Offset of the first message that is there."""
+        """Offset of the first stored message."""
         ...
 
     @property
     def max_offset(self) -> int:
-        """End of what may be dispatched: no failover takes back what lies below."""
+        """End of the dispatchable messages: a failover never removes messages below it."""
         ...
 
     def offset_at(self, timestamp_ms: int) -> int:
@@ -59,13 +59,16 @@ class LocalQueue(Protocol):
         ...
 
     def read(self, offset: int, count: int) -> Sequence[LocalMessage]:
-        """Return messages from an offset on, in order; none if the first one is deleted."""
+        """Return messages from an offset on, in order, or none if the first one is deleted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCommit:
-    """What makes a group due: age in ms, number of messages, bytes. One message always goes."""
+    """Bounds that make a group due: age in ms, number of messages, bytes.
+
+    A group contains at least one message.
+    """
 
     timeout_ms: int = 30_000
     count: int = 4096
@@ -74,7 +77,7 @@ class GroupCommit:
     roll_min_size: int = 16 << 20
 
     def __post_init__(self) -> None:
-        """Refuse bounds that let no message pass."""
+        """Reject bounds that no message can meet."""
         for name in ("count", "size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
@@ -90,7 +93,7 @@ class _KeyPut:
 
 @dataclass(slots=True)
 class GroupContext:
-    """Keys of a group that is not committed yet; its messages end at `end_offset`."""
+    """Keys of an uncommitted group, whose messages end at `end_offset`."""
 
     end_offset: int
     puts: list[_KeyPut] = field(default_factory=list)
@@ -98,7 +101,7 @@ class GroupContext:
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Dispatch of one queue; `is_filtered` tells topics that stay local."""
+    """Dispatch of one queue. `is_filtered` returns True for topics that stay local."""
 
     local: LocalQueue
     file: MessageFile
@@ -113,16 +116,17 @@ class Dispatcher:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def dispatch(self, *, force: bool = False) -> bool:
-        """Move one group if it is due; True: messages were moved, and there is more to move now.
+        """Move one group if it is due. Return True if it moved and the next one is due.
 
-        The first call of a new queue only sets where it begins. Calls at the same time follow each
-        other.
+        The first call for a new queue only sets its first offset. Concurrent calls run one after
+        the other.
         """
         async with self._turn:
             return await self._dispatch(force)
 
     async def _dispatch(self, force: bool) -> bool:
         file, local = self.file, self.local
+        # A topic that became local keeps no tiered messages.
         if self.is_filtered(file.queue.topic):
             await file.destroy()
             return False
@@ -137,6 +141,7 @@ class Dispatcher:
             self.context = None
             return False
 
+        # Finish the earlier group first: its keys are indexed when it is committed.
         if file.commit_offset < file.append_offset or file.commit_log_waits:
             await self.commit()
             return False
@@ -153,25 +158,30 @@ class Dispatcher:
             return False
 
         await self._append_group(current)
+
         done = await self.commit()
+        # Without progress a caller that loops until False would never end.
         has_moved, waiting = file.append_offset > current, local.max_offset - file.append_offset
         return done and has_moved and waiting > 0 and (force or self._is_due(file.append_offset))
 
     async def _begin(self) -> None:
-        """Set the offset that a new file begins at, unless the local queue has none yet."""
+        """Set the first offset of a new file, unless the local queue is still empty."""
         local = self.local
         if local.max_offset < 0:
             return
+
+        # A new queue does not copy old messages that will soon expire anyway.
         start = local.offset_at(self.now_ms() - START_BEFORE_MS)
         await self.file.init_offset(max(0, min(max(start, local.min_offset), local.max_offset)))
 
     async def _skip_lost(self, offset: int, first: int) -> None:
         """Continue at the first message that the local store still has."""
         await self.file.skip_to(first)
+        # The hole stays visible to readers, who then skip it.
         self.holes.append((offset, first))
         _log.warning(
-            "queue %s: the local store deleted the messages %d to %d before they were dispatched;"
-            " keep local messages longer, or dispatch more often",
+            "queue %s: the local store deleted messages %d to %d before they were"
+            " dispatched. Keep local messages longer, or dispatch more often",
             self.file.queue.path,
             offset,
             first - 1,
@@ -180,32 +190,37 @@ class Dispatcher:
     def _is_due(self, offset: int) -> bool:
         if self.local.max_offset - offset > self.groups.count:
             return True
+        # A quiet queue is also moved once its oldest message is old enough.
         oldest = self._read(offset, 1)
         if not oldest:
             return False
         return self.now_ms() - store_timestamp_of(oldest[0].data) > self.groups.timeout_ms
 
     def _read(self, offset: int, count: int) -> list[LocalMessage]:
-        """Return local messages of exactly these offsets, up to the first that is missing."""
+        """Return local messages of exactly these offsets, up to the first missing one."""
         found: list[LocalMessage] = []
         for message in self.local.read(offset, count)[:count]:
+            # The local store may delete messages between the check of its offsets and the read.
             if queue_offset_of(message.data) != offset + len(found):
                 break
             found.append(message)
+
         if not found and offset >= self.local.min_offset:
             # Otherwise the message was deleted meanwhile, and the next call skips it.
             _log.warning(
-                "queue %s: the local store has the messages %d to %d, but did not return the one of"
-                " offset %d; dispatch waits for it, check the local store",
+                "queue %s: the local store contains messages %d to %d, but did not return"
+                " the one at offset %d. Dispatch waits for it, check the local store",
                 self.file.queue.path,
                 self.local.min_offset,
                 self.local.max_offset - 1,
                 offset,
             )
+
         return found
 
     async def _append_group(self, offset: int) -> None:
         end = min(self.local.max_offset, offset + self.groups.count)
+
         total, context = 0, GroupContext(offset)
         try:
             while context.end_offset < end:
@@ -215,12 +230,15 @@ class Dispatcher:
                     return
                 for message in messages:
                     total += len(message.data)
+                    # The first message always moves, whatever its size.
                     if context.puts and total >= self.groups.size:
                         return
                     if not await self._append(message, context):
                         return
+                # Let other tasks run between two blocks of a large group.
                 await asyncio.sleep(0)
         finally:
+            # Also after a failure: messages appended so far are committed and indexed.
             self.context = context
 
     async def _append(self, message: LocalMessage, context: GroupContext) -> bool:
@@ -228,21 +246,25 @@ class Dispatcher:
         result = await self.file.append(message.data, message.tags_code)
         if result is not AppendResult.SUCCESS:
             _log.warning(
-                "queue %s: the message at offset %d was not appended: %s; dispatch tries it again",
+                "queue %s: the message at offset %d was not appended, retrying at the next"
+                " dispatch: %s",
                 self.file.queue.path,
                 context.end_offset,
                 result,
             )
             return False
+
         size = len(message.data)
+        # The message was just appended, so it ends at the end of the log.
         place = self.file.commit_log.append_offset - size
         context.puts.append(_KeyPut(keys, place, size, store_timestamp_of(message.data)))
         context.end_offset += 1
         return True
 
     async def commit(self) -> bool:
-        """Commit what was appended, then index its keys; False: it waits for the next call."""
+        """Commit appended messages, then index their keys. Return False on a partial commit."""
         done = await self.file.commit()
+        # Keys of uncommitted messages would point at missing bytes.
         context = self.context
         if context is not None and self.file.commit_offset >= context.end_offset:
             queue = self.file.queue
@@ -257,4 +279,5 @@ class Dispatcher:
                     put.timestamp_ms,
                 )
             self.context = None
+
         return done

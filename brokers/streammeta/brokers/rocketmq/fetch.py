@@ -1,6 +1,6 @@
 """Reads of a queue by offset, with read-ahead and filters, and look-ups by time and key.
 
-What was read ahead is kept until nobody has asked for it for a while, within a bound of bytes.
+Messages read ahead stay cached, within a bound of bytes, until they are unused for a while.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streammeta.brokers.rocketmq.segments.file_segment import SegmentReadError
 
 
 class FetchStatus(StrEnum):
-    """Outcomes of a read; the names are those of the source."""
+    """Outcomes of a read. The names are the source's."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -32,7 +32,10 @@ class FetchStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Messages of a read; `next_offset` is where the next one goes on, dropped ones counted."""
+    """Messages of a read.
+
+    The next read continues at `next_offset`, which also counts filtered messages.
+    """
 
     status: FetchStatus
     min_offset: int
@@ -40,21 +43,23 @@ class FetchResult:
     next_offset: int
     messages: Sequence[StoredMessage] = ()
 
-    def filtered(
+    def filter(
         self, codes: Collection[int] | None, accepts: Callable[[StoredMessage], bool] | None
     ) -> list[StoredMessage]:
-        """Return the messages that both steps of a filter let pass: tags code, then content.
+        """Return the messages that pass both steps of a filter: tags code, then content.
 
-        A step that is missing lets nothing pass: a subscription always has both.
+        Without one of the steps no message passes, because a subscription always has both.
         """
         if codes is None or accepts is None:
             return []
-        return [one for one in self.messages if one.tags_code in codes and accepts(one)]
+        return [
+            message for message in self.messages if message.tags_code in codes and accepts(message)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """Bounds of one read from the files and of what is kept; `expire_ms` is since the last use."""
+    """Bounds of one read and of the cache. `expire_ms` counts from the last use."""
 
     count: int = 4096
     size: int = 16 << 20
@@ -62,7 +67,7 @@ class ReadAhead:
     cache_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        """Refuse bounds that let no message pass."""
+        """Reject bounds that no message can meet."""
         for name in ("count", "size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
@@ -94,19 +99,22 @@ class MessageCache:
         return kept.message
 
     def put(self, queue: Queue, offset: int, message: StoredMessage) -> None:
-        """Keep a message; the longest unused ones make room."""
+        """Cache a message, evicting the least recently used ones."""
+        # An earlier copy would be counted twice.
         self._forget((queue, offset))
         self._kept[queue, offset] = _Cached(message, self.now_ms())
         self.bytes_held += len(message.data)
+        # The newest message stays even if it exceeds the bound alone.
         while self.bytes_held > self.limits.cache_bytes and len(self._kept) > 1:
             self._forget(next(iter(self._kept)))
 
     def forget_queue(self, queue: Queue) -> None:
-        """Drop all that is kept of a queue."""
-        for place in [one for one in self._kept if one[0] == queue]:
+        """Drop all cached messages of a queue."""
+        for place in [cached for cached in self._kept if cached[0] == queue]:
             self._forget(place)
 
     def _drop_expired(self) -> None:
+        # Messages are sorted by their last use, so the first unexpired one ends the search.
         limit = self.now_ms() - self.limits.expire_ms
         while self._kept and next(iter(self._kept.values())).used_ms < limit:
             self._forget(next(iter(self._kept)))
@@ -134,24 +142,28 @@ class Fetcher:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of messages that are kept."""
+        """Bytes of cached messages."""
         return self._cache.bytes_held
 
     def file(self, queue: Queue) -> MessageFile:
-        """Return the files of a queue; raise `KeyError` if there are none."""
+        """Return the files of a queue. Raise `KeyError` for an unknown queue."""
         return self._files[queue]
 
     def forget(self, queue: Queue) -> None:
-        """Drop the cached messages of a queue that is destroyed."""
+        """Drop the cached messages of a destroyed queue."""
         self._cache.forget_queue(queue)
 
     async def fetch(
         self, queue: Queue, offset: int, max_count: int, codes: Collection[int] | None = None
     ) -> FetchResult:
-        """Return messages of a queue from an offset on; with `codes` only those of these tags."""
+        """Return messages of a queue from an offset on.
+
+        With `codes`, return only messages with these tags.
+        """
         file = self._files.get(queue)
         if file is None:
             return FetchResult(FetchStatus.NO_MATCHED_LOGIC_QUEUE, MISSING, MISSING, offset)
+
         first, end = await file.first_offset(), file.commit_offset
         if end == 0 or max_count <= 0:
             return FetchResult(FetchStatus.NO_MESSAGE_IN_QUEUE, first, end, offset)
@@ -166,22 +178,26 @@ class Fetcher:
     async def read_matching(
         self, file: MessageFile, offset: int, max_count: int, codes: Collection[int] | None
     ) -> FetchResult:
-        """Read on until enough messages match or the end is met, within the bounds of one read."""
+        """Read until enough messages match or the queue ends, within the bounds of one read."""
         first, end, found, size = await file.first_offset(), file.commit_offset, 0, 0
         messages: list[StoredMessage] = []
         while offset < end and len(messages) < max_count and found < self.limits.count:
             kept = self._cache.get(file.queue, offset)
             if kept is None:
                 kept = await self._read_ahead(file, offset, max_count)
+            # Messages committed after this call began belong to the next read.
             if kept is None or kept.queue_offset >= end:
                 offset = end
                 break
             size += len(kept.data)
+            # At least one message is returned, whatever its size.
             if size > self.limits.size and found:
                 break
+
             found += 1
             if codes is None or kept.tags_code in codes:
                 messages.append(kept)
+            # A message's own offset counts: a hole may lie before it.
             offset = kept.queue_offset + 1
         status = FetchStatus.FOUND if messages else FetchStatus.NO_MATCHED_MESSAGE
         return FetchResult(status, first, end, offset, tuple(messages))
@@ -189,11 +205,13 @@ class Fetcher:
     async def _read_ahead(
         self, file: MessageFile, offset: int, max_count: int
     ) -> StoredMessage | None:
-        """Fill the cache from an offset on; return the first message found, None: there is none."""
+        """Fill the cache from an offset on. Return the first message found, if any."""
+        # A single read is often a look-up, which needs little read-ahead.
         count = 32 if max_count == 1 else self.limits.count
         read = await file.read(offset, count, self.limits.size)
-        for one in reversed(read):  # the one that is wanted next is the last to make room
-            self._cache.put(file.queue, one.queue_offset, one)
+        # The next message to be read is put last, so that it is evicted last.
+        for message in reversed(read):
+            self._cache.put(file.queue, message.queue_offset, message)
         return read[0] if read else None
 
     async def timestamp_of(self, queue: Queue, offset: int) -> int:
@@ -207,7 +225,7 @@ class Fetcher:
         return MISSING if file is None else await file.timestamp_of(await file.first_offset())
 
     async def offset_at(self, queue: Queue, timestamp_ms: int, *, upper: bool = False) -> int:
-        """Return the offset of a time, -1 of an unknown queue; see `MessageFile.offset_at`."""
+        """Return the offset of a time, -1 for an unknown queue (see `MessageFile.offset_at`)."""
         file = self._files.get(queue)
         return MISSING if file is None else await file.offset_at(timestamp_ms, upper=upper)
 
@@ -218,7 +236,7 @@ class Fetcher:
         max_count: int,
         times: TimeRange = ALL_TIMES,
     ) -> list[bytes]:
-        """Return messages of a topic with a key; others whose hash is the same are left out."""
+        """Return messages of a topic with a key. Messages that only share its hash are left out."""
         by_place = {
             queue.queue_id: file for queue, file in self._files.items() if queue.topic == topic
         }
@@ -230,10 +248,13 @@ class Fetcher:
             try:
                 data = await file.commit_log.read(item.offset, item.size)
             except SegmentReadError:
+                # The index may still contain messages whose segment has expired.
                 if file.commit_log.min_offset <= item.offset:
                     raise
                 continue  # the message has expired
+            # Items contain only a hash of the key, which other keys may share.
             message = decode_message(data)
             if key in message.keys and times.begin_ms <= message.store_timestamp_ms <= times.end_ms:
                 found.append(data)
+
         return found

@@ -1,7 +1,7 @@
-"""The key index of a broker: files by their begin, of which the newest takes puts.
+"""Key index of a broker: files by their begin time. The newest file accepts puts.
 
-Sealed files are compacted and uploaded as one segment each, the oldest first. Local files are kept
-in a shelf across restarts; a start opens a file of its own and seals those it found.
+Sealed files are compacted and uploaded as one segment each, the oldest first. A shelf stores local
+files across restarts. A start opens a new file and seals the files of earlier runs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.segments.file_segment import FileSegment, SegmentReadError
 from streammeta.brokers.rocketmq.segments.storage import SegmentStore
 
+# Each attempt opens a file. More of them would not make room for more keys than a file has places.
 _PUT_ATTEMPTS = 3
 
 
@@ -38,10 +39,10 @@ class IndexStatus(IntEnum):
 
 
 class IndexShelf(Protocol):
-    """Keeps local index files by their begin, in ms since 1970."""
+    """Store of local index files by their begin, in ms since 1970."""
 
     async def save(self, begin_ms: int, data: bytes) -> None:
-        """Keep a local file, replacing what was kept of it."""
+        """Store a local file, replacing its earlier form."""
         ...
 
     async def load(self) -> dict[int, bytes]:
@@ -49,27 +50,27 @@ class IndexShelf(Protocol):
         ...
 
     async def remove(self, begin_ms: int) -> None:
-        """Drop a local file; one that is not there counts as dropped."""
+        """Drop a local file. A missing file counts as dropped."""
         ...
 
-    async def uploaded(self) -> list[int]:
+    async def list_uploaded(self) -> list[int]:
         """Return the begins of uploaded files."""
         ...
 
     async def note_uploaded(self, begin_ms: int) -> None:
-        """Note that a file is uploaded; may be repeated."""
+        """Note that a file is uploaded. May be repeated."""
         ...
 
     async def note_deleted(self, begin_ms: int) -> None:
         """Note that an uploaded file is deleted, before its bytes are."""
         ...
 
-    async def deleted(self) -> list[int]:
+    async def list_deleted(self) -> list[int]:
         """Return the begins of deleted files whose bytes may still be stored."""
         ...
 
     async def forget(self, begin_ms: int) -> None:
-        """Forget a deleted file; may be repeated."""
+        """Forget a deleted file. May be repeated."""
         ...
 
 
@@ -82,7 +83,7 @@ class MemoryShelf:
     marked: list[int] = field(default_factory=list)
 
     async def save(self, begin_ms: int, data: bytes) -> None:
-        """Keep a local file."""
+        """Store a local file."""
         self.local[begin_ms] = data
 
     async def load(self) -> dict[int, bytes]:
@@ -93,7 +94,7 @@ class MemoryShelf:
         """Drop a local file."""
         self.local.pop(begin_ms, None)
 
-    async def uploaded(self) -> list[int]:
+    async def list_uploaded(self) -> list[int]:
         """Return the begins of uploaded files."""
         return list(self.done)
 
@@ -106,7 +107,7 @@ class MemoryShelf:
         self.done.remove(begin_ms)
         self.marked.append(begin_ms)
 
-    async def deleted(self) -> list[int]:
+    async def list_deleted(self) -> list[int]:
         """Return the begins of deleted files."""
         return list(self.marked)
 
@@ -117,7 +118,7 @@ class MemoryShelf:
 
 @dataclass(frozen=True, slots=True)
 class IndexSizes:
-    """Numbers of slots, and of places for items with the empty first one."""
+    """Numbers of slots and of places for items, including the empty first place."""
 
     slots: int = 5_000_000
     max_items: int = 20_000_000
@@ -137,7 +138,7 @@ class _IndexFile:
 
 
 class KeyIndexService:
-    """Puts and queries over all index files; make it with `open`."""
+    """Puts and queries over all index files. Create it with `open`."""
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class KeyIndexService:
         self._files: dict[int, _IndexFile] = {}
         self._deleted: dict[int, FileSegment] = {}
         self._storing = asyncio.Lock()
-        """Held by what writes or deletes stored files: one such work at a time."""
+        """Held while stored files are written or deleted, one change at a time."""
 
     @classmethod
     async def open(
@@ -166,9 +167,11 @@ class KeyIndexService:
         now_ms: Callable[[], int],
         sizes: IndexSizes | None = None,
     ) -> KeyIndexService:
-        """Take over the files of earlier runs and open a new one."""
+        """Load the files of earlier runs and open a new one."""
         service = cls(path, store, shelf, now_ms, sizes or IndexSizes())
-        for begin in await shelf.uploaded():
+
+        # Uploaded files are read first: a file that is also local was uploaded before a crash.
+        for begin in await shelf.list_uploaded():
             segment = service._segment(begin)
             size = await segment.storage.size() or 0
             segment.commit_position = segment.append_position = size
@@ -176,6 +179,7 @@ class KeyIndexService:
             service._files[begin] = _IndexFile(
                 begin, IndexStatus.UPLOAD, header.end_ms, segment=segment
             )
+
         for begin, data in (await shelf.load()).items():
             local = LocalIndex.decode(data, service._sizes.slots, service._sizes.max_items)
             service._files.setdefault(
@@ -189,6 +193,7 @@ class KeyIndexService:
         return FileSegment(SegmentType.INDEX, begin_ms, storage)
 
     def _open_file(self) -> _IndexFile:
+        # Begins identify files, so two files of one millisecond need different ones.
         begin = max(self._now_ms(), max(self._files, default=-1) + 1)
         local = LocalIndex(begin, self._sizes.slots, self._sizes.max_items)
         self._files[begin] = _IndexFile(begin, IndexStatus.UNSEALED, 0, local)
@@ -216,7 +221,7 @@ class KeyIndexService:
     ) -> PutResult:
         """Index a message in the newest file, or in a new one if that is full.
 
-        FILE_FULL: no file has room for so many keys.
+        Returns FILE_FULL if no file has room for so many keys.
         """
         keys = list(keys or ())
         current = self._files[max(self._files)]
@@ -225,6 +230,7 @@ class KeyIndexService:
             result = current.local.put(topic, topic_id, queue_id, keys, offset, size, timestamp_ms)
             if result is not PutResult.FILE_FULL or not current.local.item_count:
                 return result
+
             current.status = IndexStatus.SEALED
             current = self._open_file()
         return PutResult.FILE_FULL
@@ -232,18 +238,19 @@ class KeyIndexService:
     async def query(
         self, topic: str, key: str, max_items: int, times: TimeRange = ALL_TIMES
     ) -> list[IndexItem]:
-        """Return items of a key from all files that may hold messages of these times.
+        """Return items of a key from all files that may contain messages of these times.
 
-        Files are asked newest first. A message that two files hold, because it was dispatched
-        again after a crash, is returned once.
+        Files are queried newest first. A message in two files, because it was dispatched twice
+        around a crash, is returned once.
         """
         found: dict[tuple[int, int, int], IndexItem] = {}
         for begin in reversed(self.begins_ms):
-            one = self._files.get(begin)
-            if one is None or begin > times.end_ms or one.last_ms < times.begin_ms:
+            file = self._files.get(begin)
+            # A file contains only messages between its begin and its last time.
+            if file is None or begin > times.end_ms or file.last_ms < times.begin_ms:
                 continue
             try:
-                items = await self._query_file(one, topic, key, max_items, times)
+                items = await self._query_file(file, topic, key, max_items, times)
             except SegmentReadError:
                 if begin in self._files:
                     raise
@@ -252,42 +259,46 @@ class KeyIndexService:
                 found.setdefault((item.topic_id, item.queue_id, item.offset), item)
             if len(found) >= max_items:
                 break
+
         return list(found.values())[:max_items]
 
     async def _query_file(
-        self, one: _IndexFile, topic: str, key: str, max_items: int, times: TimeRange
+        self, file: _IndexFile, topic: str, key: str, max_items: int, times: TimeRange
     ) -> list[IndexItem]:
-        if one.local is not None:
-            return one.local.query(topic, key, max_items, times)
-        assert one.segment is not None
+        if file.local is not None:
+            return file.local.query(topic, key, max_items, times)
+        assert file.segment is not None
         return await query_compacted(
-            one.segment.read, self._sizes.slots, topic, key, max_items, one.begin_ms, times
+            file.segment.read, self._sizes.slots, topic, key, max_items, file.begin_ms, times
         )
 
     async def compact_oldest(self) -> bool:
-        """Compact and upload the oldest sealed file; False: there is none, or the upload failed."""
+        """Compact and upload the oldest sealed file. Return False without one, or on a failure."""
         async with self._storing:
             for begin in self.begins_ms:
-                one = self._files[begin]
-                if one.status is IndexStatus.SEALED and one.local is not None:
-                    return await self._upload(one, one.local)
+                file = self._files[begin]
+                if file.status is IndexStatus.SEALED and file.local is not None:
+                    return await self._upload(file, file.local)
         return False
 
-    async def _upload(self, one: _IndexFile, local: LocalIndex) -> bool:
-        """Replace a local file by its compacted form: uploaded, noted, and only then removed."""
-        segment = self._segment(one.begin_ms)
+    async def _upload(self, file: _IndexFile, local: LocalIndex) -> bool:
+        """Replace a local file with its compacted form: uploaded, noted, and only then removed."""
+        segment = self._segment(file.begin_ms)
+        # A failed upload may have left bytes, which would precede the new ones.
         await segment.storage.destroy()
         segment.append(local.compact(), local.end_ms)
         if not await segment.commit():
             return False
-        await self._shelf.note_uploaded(one.begin_ms)
-        await self._shelf.remove(one.begin_ms)
-        one.end_ms = local.end_ms
-        one.segment, one.local, one.status = segment, None, IndexStatus.UPLOAD
+
+        # A crash before the removal leaves both forms, and a start prefers the uploaded one.
+        await self._shelf.note_uploaded(file.begin_ms)
+        await self._shelf.remove(file.begin_ms)
+        file.end_ms = local.end_ms
+        file.segment, file.local, file.status = segment, None, IndexStatus.UPLOAD
         return True
 
     async def expire(self, before_ms: int) -> int:
-        """Delete files whose newest message, and whose begin, are older; return their number.
+        """Delete files whose begin and newest message are older, and return their number.
 
         The newest file stays. May be repeated after any failure.
         """
@@ -299,6 +310,7 @@ class KeyIndexService:
             file = self._files[begin]
             if max(begin, file.last_ms) >= before_ms:
                 continue
+            # Marked before the deletion, so that a crash leaves the rest to the next call.
             if file.segment is not None:
                 await self._shelf.note_deleted(begin)
                 self._deleted[begin] = file.segment
@@ -306,7 +318,7 @@ class KeyIndexService:
             await self._shelf.remove(begin)
 
         deleted = 0
-        for begin in await self._shelf.deleted():
+        for begin in await self._shelf.list_deleted():
             segment = self._deleted.get(begin) or self._segment(begin)
             await segment.delete()
             await self._shelf.forget(begin)
@@ -317,18 +329,19 @@ class KeyIndexService:
     async def flush(self) -> None:
         """Save the local files, so that the next start finds them."""
         async with self._storing:
-            for one in list(self._files.values()):  # puts may open further ones meanwhile
-                if one.local is not None:
-                    await self._shelf.save(one.begin_ms, one.local.encode())
+            # Puts may open further files during a save.
+            for file in list(self._files.values()):
+                if file.local is not None:
+                    await self._shelf.save(file.begin_ms, file.local.encode())
 
-    async def compacted(self) -> list[tuple[int, int, bytes]]:
+    async def read_compacted(self) -> list[tuple[int, int, bytes]]:
         """Return begin, end and compacted form of all files that have items, oldest first."""
         found = []
         for begin in self.begins_ms:
-            one = self._files[begin]
-            if one.local is not None and one.local.item_count:
-                found.append((begin, one.local.end_ms, one.local.compact()))
-            elif one.segment is not None:
-                data = await one.segment.read(0, one.segment.commit_position)
-                found.append((begin, one.end_ms, data))
+            file = self._files[begin]
+            if file.local is not None and file.local.item_count:
+                found.append((begin, file.local.end_ms, file.local.compact()))
+            elif file.segment is not None:
+                data = await file.segment.read(0, file.segment.commit_position)
+                found.append((begin, file.end_ms, data))
         return found

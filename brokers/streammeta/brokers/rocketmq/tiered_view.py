@@ -1,7 +1,7 @@
-"""Rules of a store of two tiers: which one answers a read, and what stays local.
+"""Rules of a two-tier store: which tier answers a read, and which topics stay local.
 
-Decides only; the reads are the caller's. Source: `TieredMessageStore` and `MessageStoreConfig` of
-RocketMQ's module tieredstore.
+The module only decides, and the caller reads. Source: `TieredMessageStore` and `MessageStoreConfig`
+of RocketMQ's module tieredstore.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 RESERVED_HOURS = 72
 """Hours that segments are kept after their newest message, unless a topic says otherwise."""
 DELETE_INTERVAL_MS = 3_600_000
-"""Time between two looks for expired segments, in ms."""
+"""Time between two checks for expired segments, in ms."""
 
 
 class StorageLevel(IntEnum):
-    """How willingly reads go to tiered storage."""
+    """Cases in which reads go to tiered storage."""
 
     DISABLE = 0
     NOT_IN_DISK = 1
@@ -37,9 +37,9 @@ def reads_tiered(level: StorageLevel, *, on_disk: bool, in_memory: bool) -> bool
 
 
 def min_offset(local: int, tiered: int | None) -> int:
-    """Return the smallest offset of a queue in either tier, -1 if neither has one.
+    """Return the smallest offset of a queue in either tier, -1 if neither contains the queue.
 
-    A negative offset, or None, says that a tier has nothing of the queue.
+    A negative offset or None means that a tier does not contain the queue.
     """
     return min(
         (offset for offset in (local, tiered) if offset is not None and offset >= 0), default=-1
@@ -49,12 +49,13 @@ def min_offset(local: int, tiered: int | None) -> int:
 def split_query(
     times: TimeRange, local_earliest_ms: int
 ) -> tuple[TimeRange | None, TimeRange | None]:
-    """Return the times that the tiered and the local store are asked for, None: not asked.
+    """Return the times to ask the tiered and the local store for, None for a store not to ask.
 
-    A negative `local_earliest_ms` says that the local store has no message.
+    A negative `local_earliest_ms` means that the local store contains no message.
     """
     if local_earliest_ms < 0:
         return times, None
+
     tiered = local = None
     if times.begin_ms < local_earliest_ms:
         tiered = TimeRange(times.begin_ms, min(times.end_ms, local_earliest_ms - 1))
@@ -64,5 +65,5 @@ def split_query(
 
 
 def stays_local(topic: str, excluded: Set[str] = frozenset()) -> bool:
-    """Whether a topic is not tiered: without a name, the system's own, or excluded."""
+    """Whether a topic is not tiered: nameless, a system topic, or excluded."""
     return not topic or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in excluded

@@ -1,9 +1,9 @@
-"""Metadata of a broker as keys of a cluster: one for each topic, queue and segment.
+"""Metadata of a broker as keys of a cluster: one key for each topic, queue and segment.
 
-Owns keys, values and their versions, and the streams that segments lie in. A change is a
-compare-and-set. A start changes the key of the store's time and those of unsealed chunks, so a
-process that was replaced can no longer change either. What a commit of bytes puts beside them is
-noted here, and not put again.
+Owns keys, values and their versions, and the streams of segments. Each change is a compare-and-set.
+A start changes the key of the store's time and the keys of unsealed chunks, so that a replaced
+process can no longer change either. A commit of bytes puts the segment's value itself, and the
+keeper only notes it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from streammeta.v1.common_pb2 import (
 )
 
 TAG = "rocketmq"
-"""Tag of the streams of segments; its value is cluster and broker."""
+"""Tag of the streams of segments. Its value is cluster and broker."""
 _SERIAL = "serial"
 _TIME = "time"
+# Keys in one call, so that requests stay small.
 _BATCH = 1000
 _OPEN_ATTEMPTS = 5
 
@@ -49,7 +50,9 @@ class MetadataFencedError(Exception):
     """Another process of the broker has changed the metadata."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"key {key!r} was changed by another process of the broker; end this one")
+        super().__init__(
+            f"key {key!r} was changed by another process of the broker. Stop this process"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class _Kept:
 
 
 class ClusterKeeper:
-    """Metadata of one broker; make it with `open`. Keys are `<broker>/...` in `namespace`."""
+    """Metadata of one broker. Create it with `open`. Keys are `<broker>/...` in `namespace`."""
 
     def __init__(
         self, client: StreamClient, cluster: str, broker: str, *, new_in_chunks: bool = False
@@ -70,16 +73,16 @@ class ClusterKeeper:
         self._tag = f"{cluster}/{broker}"
         self.table = MetadataTable()
         self.indexed: dict[Queue, int] = {}
-        """End of the messages of each queue whose keys are in saved index files."""
+        """For each queue, the end of the messages whose keys are in saved index files."""
         self.streams: dict[SegmentPlace, OpenedStream] = {}
         self.chunked: set[SegmentPlace] = set()
-        """Segments that lie in chunks of a bucket, and have no stream."""
+        """Segments in chunks of a bucket, without a stream."""
         self.new_in_chunks = new_in_chunks
         self._kept: dict[str, _Kept] = {}
         self._unsettled: set[str] = set()
-        """Keys of calls whose outcome is not known."""
+        """Keys of calls without a known outcome."""
         self._may_change_late: set[str] = set()
-        """Keys whose outcome was read, and that a call without an answer may still change."""
+        """Keys whose outcome was read, but that an unanswered call may still change."""
         self._saving = asyncio.Lock()
         self._replaced: MetadataFencedError | None = None
 
@@ -87,53 +90,63 @@ class ClusterKeeper:
     async def open(
         cls, client: StreamClient, cluster: str, broker: str, *, new_in_chunks: bool = False
     ) -> ClusterKeeper:
-        """Read the metadata, open the streams it names, and delete those that nothing names.
+        """Read the metadata, open the named streams, and delete unnamed ones.
 
-        A segment whose stream is gone was being deleted when a process ended, and is forgotten.
-        Raises what bars the node or a stream.
+        A segment without its stream was being deleted when a process ended, and is forgotten.
+        Raises errors of the node and of streams.
         """
         keeper = cls(client, cluster, broker, new_in_chunks=new_in_chunks)
         for _ in range(_OPEN_ATTEMPTS):
+            # Each attempt starts without the verdict of the one before.
             keeper._replaced = None
             try:
                 await keeper._take_over()
             except MetadataFencedError:
-                continue  # an earlier process wrote meanwhile, for the last time
+                # An earlier process wrote meanwhile. Its next write fails, so try again.
+                continue
             return keeper
+
         assert keeper._replaced is not None
         raise keeper._replaced
 
     async def _take_over(self) -> None:
         named = await self._load()
+        # From here on, writes of earlier processes fail.
         await self.prove_owner()
         self.streams = {place: opened for place, opened in self.streams.items() if place in named}
+        # Streams opened by an earlier attempt stay open.
         missing = {place: id_ for place, id_ in named.items() if place not in self.streams}
         opened = await self._open_existing(list(missing.values()))
         for place, stream_id in missing.items():
             if stream_id in opened:
                 self.streams[place] = opened[stream_id]
             else:
+                # Its stream is gone: an earlier process was deleting the segment.
                 self.table.delete_segments(*place)
-        await self._delete_unnamed()
+
+        await self._delete_unnamed_streams()
         await self.save()
 
     @property
     def owner(self) -> OwnerKey:
-        """A key that is there as long as the broker has metadata."""
+        """A key that exists as long as the broker has metadata."""
         return OwnerKey(self._prefix + _SERIAL, self._namespace)
 
     # -- saving
 
     async def save(self) -> None:
-        """Put what has changed and delete what is gone; segments that are new get a stream.
+        """Put changed keys and delete removed ones. New segments get a stream.
 
         Raises `MetadataFencedError`, and errors of the controllers.
         """
         self.require_owner()
         async with self._saving:
+            # Versions are unknown after an unanswered call, so they are read first.
             await self._settle()
             await self._create_streams()
-            wanted = self._wanted()
+
+            # Streams exist before their keys are put, so a key never names a missing stream.
+            wanted = self._encode_keys()
             changed = [
                 kv_pb2.KVToPut(
                     namespace=self._namespace,
@@ -144,8 +157,10 @@ class ClusterKeeper:
                 for key, value in wanted.items()
                 if key not in self._kept or self._kept[key].value != value
             ]
+
             for at in range(0, len(changed), _BATCH):
                 await self._put(changed[at : at + _BATCH])
+
             gone = [key for key in self._kept if key not in wanted]
             for at in range(0, len(gone), _BATCH):
                 await self._delete(gone[at : at + _BATCH])
@@ -158,12 +173,13 @@ class ClusterKeeper:
     async def prove_owner(self) -> None:
         """Raise `MetadataFencedError` unless this is the newest process of its broker.
 
-        Its proof is a change of the key that each process changes when it starts.
+        The proof is a change of the key that each process changes at its start.
         """
         self.require_owner()
         async with self._saving:
             await self._settle()
             key = self._prefix + _TIME
+            # The put fails if a later process has changed the key.
             proof = kv_pb2.KVToPut(
                 namespace=self._namespace,
                 key=key,
@@ -173,12 +189,13 @@ class ClusterKeeper:
             await self._put([proof])
 
     async def _settle(self) -> None:
-        """Learn what became of calls whose outcome is not known.
+        """Read the outcome of unanswered calls.
 
-        As long as no other process has taken the broker over, any change of its keys is its own.
+        Until another process takes the broker over, every change of its keys is its own.
         """
         if not self._unsettled:
             return
+
         time_key = self._prefix + _TIME
         keys = sorted(self._unsettled | {time_key})
         found: dict[str, kv_pb2.KVResult] = {}
@@ -192,28 +209,31 @@ class ClusterKeeper:
         stored = found[time_key]
         time = parse_json(stored.value) if stored.found else None
         if not isinstance(time, dict) or time.get("owner") != self._time_value()["owner"]:
-            raise self._fenced(time_key)
+            # Another owner's value: a later process has started.
+            raise self._fence(time_key)
         for key in self._unsettled:
             self._kept.pop(key, None)
             if found[key].found:
                 self._kept[key] = _Kept(found[key].value, found[key].version)
+
+        # A call may still be on its way, and change a key after this read.
         self._may_change_late |= self._unsettled
         self._unsettled.clear()
 
     async def _read_late_change(self, key: str) -> None:
-        """Read a key again that a call without an answer has changed after all.
+        """Read a key again after an unanswered call has changed it late.
 
-        Raises `MetadataFencedError` if no such call was made, or another process has taken over.
+        Raises `MetadataFencedError` without such a call, or if another process has taken over.
         """
         if key not in self._may_change_late:
-            raise self._fenced(key)
+            raise self._fence(key)
         self._unsettled.add(key)
         await self._settle()
 
     def _time_value(self) -> dict[str, int]:
         return {"ms": self.table.noted_ms, "owner": self._client.session.node.node_epoch}
 
-    def _fenced(self, key: str) -> MetadataFencedError:
+    def _fence(self, key: str) -> MetadataFencedError:
         self._replaced = MetadataFencedError(key)
         return self._replaced
 
@@ -223,11 +243,13 @@ class ClusterKeeper:
     async def _put(self, items: list[kv_pb2.KVToPut]) -> None:
         request = kv_pb2.PutKVsRequest(items=items)
         keys = {item.key for item in items}
+        # Until the answer arrives, the outcome is unknown.
         self._unsettled |= keys
         answer = await self._client.controllers.call(PUT_KVS, request)
         self._unsettled -= keys
         failed = []
         for item, result in zip(items, answer.results, strict=True):
+            # A retry of an applied put finds its own value.
             is_own = result.error == ERROR_CODE_KEY_EXIST and result.value == item.value
             if result.error != ERROR_CODE_NONE and not is_own:
                 failed.append((item, result.error))
@@ -235,11 +257,13 @@ class ClusterKeeper:
             self._kept[item.key] = _Kept(item.value, result.version)
             self._may_change_late.discard(item.key)
 
+        # Raised after the loop, so that the results of the other items are noted.
         for item, error in failed:
             if error != ERROR_CODE_KEY_EXIST:
                 raise refusal(error, f"key {item.key!r}")
             await self._read_late_change(item.key)
             item.expected_version = self._version(item.key)
+        # The versions are read again, so the retry can only fail once another process writes.
         if failed:
             await self._put([item for item, _ in failed])
 
@@ -268,34 +292,35 @@ class ClusterKeeper:
         if left := [key for key, _ in failed if key in self._kept]:
             await self._delete(left)
 
-    # -- what commits put
+    # -- values in commits
 
-    def grown(self, place: SegmentPlace, size: int, times: tuple[int, int]) -> ValueToPut:
+    def encode_growth(self, place: SegmentPlace, size: int, times: tuple[int, int]) -> ValueToPut:
         """Return the value of a segment that has grown to `size`, for the commit of its bytes.
 
-        The commit is refused to a process that was replaced, so no version is compared.
+        The controller rejects commits of a replaced process, so no version is compared.
         """
-        segment = self._grown(place, size, times)
+        segment = self._grow(place, size, times)
         key = self._segment_key(place)
         return ValueToPut(
             key=key, value=self._segment_value(segment), namespace=self._namespace, overwrite=True
         )
 
-    def note_grown(
+    def note_growth(
         self, place: SegmentPlace, size: int, times: tuple[int, int], put: ValueToPut, version: int
     ) -> None:
-        """Take over what a commit has put."""
-        self.table.put_segment(self._grown(place, size, times))
+        """Note the value that a commit has put."""
+        self.table.put_segment(self._grow(place, size, times))
         self._kept[put.key] = _Kept(put.value, version)
 
-    def _grown(self, place: SegmentPlace, size: int, times: tuple[int, int]) -> SegmentMetadata:
+    def _grow(self, place: SegmentPlace, size: int, times: tuple[int, int]) -> SegmentMetadata:
         begin_ms, end_ms = times
         return replace(self.table.segments[place], size=size, begin_ms=begin_ms, end_ms=end_ms)
 
     async def reload(self, place: SegmentPlace) -> None:
-        """Read the value of a segment again, after a commit whose outcome is not known.
+        """Read the value of a segment again, after a commit without a known outcome.
 
-        Only a process that could open the segment's stream again may do so: it was not replaced.
+        Only a process that could open the segment's stream again may call this: it was not
+        replaced.
         """
         named = kv_pb2.KVKey(namespace=self._namespace, key=self._segment_key(place))
         request = kv_pb2.GetKVsRequest(keys=[named])
@@ -305,14 +330,15 @@ class ClusterKeeper:
 
     # -- streams
 
-    async def reopened(self, place: SegmentPlace) -> OpenedStream:
-        """Close the stream of a segment and open it under its next epoch; it has its end then.
+    async def reopen_stream(self, place: SegmentPlace) -> OpenedStream:
+        """Close the stream of a segment and open it under its next epoch, with its final end.
 
-        Its epoch is read first: an earlier attempt may have raised it without an answer. Raises
-        `KeyError` if the segment has none, and what bars the node or the stream.
+        The current epoch is read first, because an unanswered attempt may have raised it. Raises
+        `KeyError` if the segment has no stream, and errors of the node and of the stream.
         """
         session, known = self._client.session, self.streams[place]
-        epochs = await self._epochs([known.stream_id])
+        # An unanswered attempt may have raised the epoch already.
+        epochs = await self._read_epochs([known.stream_id])
         epoch = epochs.get(known.stream_id, known.epoch)
         (await session.close_streams({known.stream_id: epoch})).require_all()
         opened = (await session.open_streams({known.stream_id: epoch + 1})).require_all()
@@ -322,24 +348,26 @@ class ClusterKeeper:
     async def delete_stream(self, place: SegmentPlace) -> None:
         """Delete the stream of a segment with all its bytes, and forget the segment.
 
-        A stream that is gone was deleted by an earlier attempt whose answer was lost.
+        A missing stream was deleted by an earlier attempt whose answer was lost.
         """
         stream = self.streams.get(place)
         if stream is not None:
-            await self._delete_streams(await self._epochs([stream.stream_id]))
+            await self._delete_streams(await self._read_epochs([stream.stream_id]))
             del self.streams[place]
         self.table.delete_segments(*place)
 
     async def _delete_streams(self, epochs: Mapping[int, int]) -> None:
         session = self._client.session
+        # Only closed streams can be deleted.
         (await session.close_streams(epochs)).require_all()
         (await session.delete_streams(epochs)).require_all()
 
     async def _create_streams(self) -> None:
-        """Create and open streams for segments that need one; their keys are put afterwards.
+        """Create and open streams for segments without one. Their keys are put afterwards.
 
-        Segments that come while that is under way are taken along.
+        Includes segments that are added meanwhile.
         """
+        # Segments that were deleted meanwhile need no place.
         self.chunked.intersection_update(self.table.segments)
         if self.new_in_chunks:
             self.chunked.update(self.table.segments.keys() - self.streams.keys())
@@ -352,53 +380,60 @@ class ClusterKeeper:
                 {TAG: self._tag, "path": path, "kind": kind.name, "base": str(base)}
                 for path, kind, base in new
             ]
+            # Streams of a process that ends before it puts their keys are found by these tags.
             ids = await self._client.create_streams(tags)
             opened = (await self._client.session.open_streams(dict.fromkeys(ids, 0))).require_all()
             for place, stream_id in zip(new, ids, strict=True):
                 self.streams[place] = opened[stream_id]
 
-    async def _epochs(self, stream_ids: list[int]) -> dict[int, int]:
-        """Return the epochs that those of the streams have that exist."""
+    async def _read_epochs(self, stream_ids: list[int]) -> dict[int, int]:
+        """Return the epochs of the existing streams."""
         return {
             stream.stream_id: stream.epoch or 0
             async for stream in self._client.controllers.describe_streams(stream_ids)
         }
 
     async def _open_existing(self, stream_ids: list[int]) -> dict[int, OpenedStream]:
-        """Open those of the streams that exist; what an earlier process left open is taken over.
+        """Open the existing streams, and adopt streams that an earlier process left open.
 
-        Raises what bars the node or a stream, such as one that another node has open.
+        Raises errors of the node and of streams, such as one that another node has open.
         """
         if not stream_ids:
             return {}
-        inherited = {one.stream_id: one for one in self._client.inherited}
+
+        inherited = {stream.stream_id: stream for stream in self._client.inherited}
         opened: dict[int, OpenedStream] = {}
         epochs: dict[int, int] = {}
-        async for one in self._client.controllers.describe_streams(stream_ids):
-            if one.is_open and one.stream_id in inherited:
-                opened[one.stream_id] = inherited[one.stream_id]
+        async for stream in self._client.controllers.describe_streams(stream_ids):
+            # The client has adopted streams that this node had open before a restart.
+            if stream.is_open and stream.stream_id in inherited:
+                opened[stream.stream_id] = inherited[stream.stream_id]
             else:
-                epochs[one.stream_id] = 0 if one.epoch is None else one.epoch + 1
+                epochs[stream.stream_id] = 0 if stream.epoch is None else stream.epoch + 1
+
         return opened | (await self._client.session.open_streams(epochs)).require_all()
 
-    async def _delete_unnamed(self) -> None:
-        """Delete streams that a process created for a segment whose key it did not live to put."""
+    async def _delete_unnamed_streams(self) -> None:
+        """Delete streams of segments whose process ended before it put their keys."""
         node_id = self._client.session.node.node_id
-        named = {one.stream_id for one in self.streams.values()}
+        named = {stream.stream_id for stream in self.streams.values()}
         described = self._client.controllers.describe_streams(owner_node_id=node_id)
+
         left = [
-            one.stream_id
-            async for one in described
-            if one.tags.get(TAG) == self._tag and one.stream_id not in named
+            stream.stream_id
+            async for stream in described
+            if stream.tags.get(TAG) == self._tag and stream.stream_id not in named
         ]
         if left:
             opened = await self._open_existing(left)
-            await self._delete_streams({one.stream_id: one.epoch for one in opened.values()})
+            await self._delete_streams(
+                {stream.stream_id: stream.epoch for stream in opened.values()}
+            )
 
     # -- keys and values
 
     async def _load(self) -> dict[SegmentPlace, int]:
-        """Read all keys; return the stream ids of segments."""
+        """Read all keys. Return the stream ids of segments."""
         self.table, self.indexed = MetadataTable(), {}
         self.chunked.clear()
         self._kept.clear()
@@ -409,6 +444,7 @@ class ClusterKeeper:
                 self._kept[entry.key] = _Kept(entry.value, entry.version)
                 value = parse_json(entry.value)
                 sort = entry.key[len(self._prefix) :].partition("/")[0]
+                # The first part of a key names the kind of its value.
                 if sort == "segment":
                     segment = _segment(value)
                     self.table.put_segment(segment)
@@ -419,6 +455,7 @@ class ClusterKeeper:
                         self.chunked.add(place)
                 else:
                     self._take(sort, value)
+
         return named
 
     def _take(self, sort: str, value: Any) -> None:
@@ -438,7 +475,7 @@ class ClusterKeeper:
         elif sort == "indexed":
             self.indexed[Queue(**value["queue"])] = value["end"]
 
-    def _wanted(self) -> dict[str, bytes]:
+    def _encode_keys(self) -> dict[str, bytes]:
         """Return all keys and their values."""
         table = self.table
         wanted: dict[str, Any] = {_SERIAL: table.last_topic_id, _TIME: self._time_value()}
@@ -446,6 +483,7 @@ class ClusterKeeper:
             wanted[f"topic/{topic.topic}"] = {
                 name: getattr(topic, name) for name in TopicMetadata.__slots__
             }
+
         for queue, noted in table.queues.items():
             wanted[f"queue/{queue.path}"] = {
                 "queue": _queue(queue),
@@ -453,6 +491,7 @@ class ClusterKeeper:
                 "update_ms": noted.update_ms,
                 "log_end": noted.log_end,
             }
+
         for queue, end in self.indexed.items():
             wanted[f"indexed/{queue.path}"] = {"queue": _queue(queue), "end": end}
         values = {self._prefix + key: _json(value) for key, value in wanted.items()}
@@ -464,20 +503,23 @@ class ClusterKeeper:
         path, kind, base_offset = place
         return f"{self._prefix}segment/{kind.name}/{path}/{base_offset:020}"
 
-    def _segment_value(self, one: SegmentMetadata) -> bytes:
+    def _segment_value(self, segment: SegmentMetadata) -> bytes:
         value: dict[str, Any] = {
-            "path": one.path,
-            "kind": int(one.kind),
-            "base": one.base_offset,
-            "status": int(one.status),
-            "size": one.size,
-            "times": [one.create_ms, one.begin_ms, one.end_ms, one.seal_ms],
+            "path": segment.path,
+            "kind": int(segment.kind),
+            "base": segment.base_offset,
+            "status": int(segment.status),
+            "size": segment.size,
+            "times": [segment.create_ms, segment.begin_ms, segment.end_ms, segment.seal_ms],
         }
-        place = (one.path, one.kind, one.base_offset)
+        place = (segment.path, segment.kind, segment.base_offset)
         if place not in self.chunked:
             value["stream"] = self.streams[place].stream_id
-        elif one.status is SegmentStatus.NEW:
+        elif segment.status is SegmentStatus.NEW:
+            # Each process changes the keys of unsealed chunks, so a replaced one fails to save
+            # them.
             value["owner"] = self._client.session.node.node_epoch
+
         return _json(value)
 
 

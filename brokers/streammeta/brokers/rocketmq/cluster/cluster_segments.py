@@ -1,8 +1,8 @@
 """Segments as streams of a cluster: a position in a segment is an offset of its stream.
 
-Reads and writes by the client; the pool commits, the keeper knows which stream is whose. After a
-write that failed the stream is opened under its next epoch, which ends whatever was under way, and
-its end then says what of the write has happened.
+The client reads, the upload pool commits, and the keeper knows the streams. After a failed write
+the stream is opened under its next epoch, which ends every write in flight. Its end then says how
+much was written.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ class ClusterSegmentStore:
 
 
 class ClusterSegment:
-    """One segment; one write at a time."""
+    """One segment, with one write at a time."""
 
     def __init__(self, store: ClusterSegmentStore, place: SegmentPlace) -> None:
         self._store = store
         self._place = place
         self._end: int | None = None
         self._is_unsettled = False
-        """Whether a write has no known outcome."""
+        """Whether the outcome of a write is unknown."""
 
     async def size(self) -> int | None:
-        """Return the committed end; None if the cluster does not tell it now.
+        """Return the committed end, None if the cluster does not answer now.
 
         Raises `NodeFencedError` if the process was replaced.
         """
         keeper = self._store.keeper
         if self._is_unsettled:
             try:
-                opened = await keeper.reopened(self._place)
+                # The next epoch ends the unanswered write, so the end is final.
+                opened = await keeper.reopen_stream(self._place)
                 await keeper.reload(self._place)
             except NodeFencedError:
                 raise
@@ -57,16 +58,17 @@ class ClusterSegment:
         elif self._end is None:
             stream = keeper.streams.get(self._place)
             self._end = 0 if stream is None else stream.next_offset
+
         return self._end
 
     async def reload(self) -> int | None:
-        """Return the committed end; a stream has one writer at a time."""
+        """Return the committed end, because a stream has only one writer."""
         return await self.size()
 
     async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
-        """Commit bytes at the end, and with them the segment's size and times.
+        """Commit bytes at the end together with the segment's size and times.
 
-        Raises `SegmentWriteError`, `NodeFencedError` if the process was replaced.
+        Raises `SegmentWriteError`, and `NodeFencedError` if the process was replaced.
         """
         try:
             await self._write(position, data, times)
@@ -77,24 +79,27 @@ class ClusterSegment:
 
     async def _write(self, position: int, data: bytes, times: TimeBounds) -> None:
         keeper = self._store.keeper
+        # A segment gets its stream when the metadata is saved.
         if self._place not in keeper.streams:
             keeper.table.put_segment(SegmentMetadata(*self._place))
             await keeper.save()
         if await self.size() != position:
-            raise SegmentWriteError(f"position is {position}, wanted {self._end}", self._end)
+            raise SegmentWriteError(f"position is {position}, expected {self._end}", self._end)
+
         end = position + len(data)
-        put = keeper.grown(self._place, end, times)
+        put = keeper.encode_growth(self._place, end, times)
+        # Set before the call: it may be cancelled after the commit.
         self._is_unsettled = True
         result = await self._store.pool.write(
             PoolWrite(keeper.streams[self._place], position, data, put, times)
         )
         self._end, self._is_unsettled = end, False
-        keeper.note_grown(self._place, end, times, put, result.version)
+        keeper.note_growth(self._place, end, times, put, result.version)
 
     async def read(self, position: int, length: int) -> bytes:
         """Return committed bytes, fewer at the end.
 
-        Raises what reading a stream raises.
+        Raises the errors of reading a stream.
         """
         stream_id = self._store.keeper.streams[self._place].stream_id
         parts: list[bytes] = []
@@ -104,16 +109,19 @@ class ClusterSegment:
             before = at
             for record in records:
                 base = record.base_offset
+                # The first and the last record may reach beyond the read.
                 parts.append(record.payload[max(0, at - base) : end - base])
                 at = max(at, base + record.count)
+            # The stream ends before the requested range does.
             if at == before:
                 break
+
         return b"".join(parts)
 
     async def seal(self) -> None:
         """Do nothing: compaction merges the objects of streams."""
 
     async def destroy(self) -> None:
-        """Delete the stream and forget the segment; its key goes when the metadata is saved."""
+        """Delete the stream and forget the segment. Saving the metadata deletes its key."""
         await self._store.keeper.delete_stream(self._place)
         self._end, self._is_unsettled = None, False

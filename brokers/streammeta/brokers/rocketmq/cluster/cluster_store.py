@@ -1,7 +1,7 @@
-"""A broker's tiered storage on a cluster: its queues, its key index, and what follows a restart.
+"""A broker's tiered storage on a cluster: its queues, its key index, and the work of a restart.
 
-Composes the parts and owns their order: keys are saved before it is noted how far they reach, and
-a start indexes what was committed behind that. Everything a queue does is `MessageFile`'s.
+Composes the parts and owns their order. Keys are saved before the store notes how far they reach,
+and a start indexes the messages committed after that point. `MessageFile` does all work of a queue.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Backend(StrEnum):
 class StoreConfig:
     """Sizes of segments and index files, bounds of uploads and groups, retention, and backend.
 
-    `backend` says where new segments go; existing ones stay where they are. Chunks need `bucket`,
-    an address as `s3://bucket?options` or a store, which the caller closes. Without `merge_chunks`
-    sealed segments stay in chunks.
+    `backend` selects the place of new segments, existing ones stay in theirs. Chunks need `bucket`:
+    an address such as `s3://bucket?options`, or a store, which the caller closes. Without
+    `merge_chunks`, sealed segments stay in chunks.
 
     An index file is held in memory and saved as a whole, so it is smaller than the peer's: 7 MB.
     """
@@ -71,11 +71,11 @@ class StoreConfig:
     merge_chunks: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse chunks without a bucket."""
+        """Reject chunks without a bucket."""
         if self.backend is Backend.CHUNKS and self.bucket is None:
             raise ValueError(
-                "bucket is None, wanted the bucket for the chunks, such as s3://bucket, or the"
-                " backend 'streams'"
+                "bucket is None, expected the bucket for the chunks, such as s3://bucket, or"
+                " the backend 'streams'"
             )
 
 
@@ -88,7 +88,7 @@ def _timer_ms() -> int:
 
 
 class BrokerSegments:
-    """All segments of a broker: those that have a stream, and those in chunks."""
+    """All segments of a broker, in streams and in chunks."""
 
     def __init__(self, streams: ClusterSegmentStore, chunks: ChunkStore | None) -> None:
         self._streams = streams
@@ -97,6 +97,7 @@ class BrokerSegments:
     def segment(self, path: str, kind: SegmentType, base_offset: int) -> SegmentStorage:
         """Return a segment, whether it exists or not."""
         keeper, place = self._streams.keeper, (path, kind, base_offset)
+        # The place of an existing segment is fixed. New segments go to the configured backend.
         is_chunked = place in keeper.chunked or (
             keeper.new_in_chunks and place not in keeper.streams
         )
@@ -106,7 +107,7 @@ class BrokerSegments:
 
 
 class QueueStore:
-    """The queues of one broker. Make it with `open`, and `close` it before its client.
+    """The queues of one broker. Create it with `open`, and `close` it before its client.
 
     The client has the broker's node id. The cluster must be at feature level 3.
     """
@@ -148,16 +149,19 @@ class QueueStore:
         config: StoreConfig | None = None,
         now_ms: Callable[[], int] = _now_ms,
     ) -> Self:
-        """Take over what earlier processes of the broker committed, and index what they had not.
+        """Load the committed data of earlier processes of the broker, and index the rest of it.
 
-        Expiry and merges of chunks run from then on. Raises what bars the node or a stream, errors
-        of the bucket, `PayloadError` for an index file that is damaged, `ChunkLayoutError` and
-        `SegmentCutError` for lost chunks, `ValueError` for chunks in a bucket that is not named.
+        Starts expiry and merges of chunks. Raises errors of the node and of streams, errors of the
+        bucket, `PayloadError` for a damaged index file, `ChunkLayoutError` and `SegmentCutError`
+        for lost chunks, and `ValueError` for chunks without a configured bucket.
         """
         config = config or StoreConfig()
+        # The keeper fences earlier processes before anything else is opened.
         keeper = await ClusterKeeper.open(
             client, cluster, broker, new_in_chunks=config.backend is Backend.CHUNKS
         )
+
+        # A failure while opening closes the parts opened so far.
         async with contextlib.AsyncExitStack() as closing:
             chunks = await _open_chunks(keeper, cluster, broker, config, closing)
             store = cls(client, keeper, broker, config, now_ms, chunks)
@@ -178,41 +182,46 @@ class QueueStore:
             path, self.segments, shelf, now_ms, self.config.index
         )
         self.fetcher = Fetcher(self.files, self.index, now_ms)
+
         for queue in _queues(keeper):
             await self._index_rest(await self.file(queue.topic, queue.queue_id))
+
         self.expiry = Expiry(
             self.files, self.index, keeper, self._own_time_ms, self.config.retention
         )
 
     async def close(self) -> None:
-        """Stop expiry, merges and uploads; save the key index with `checkpoint` before."""
+        """Stop expiry, merges and uploads. Call `checkpoint` before to save the key index."""
+        # In this order: expiry and merges still use the pool.
         await self.expiry.stop()
         await self._closing.aclose()
         await self.pool.close()
 
     async def set_reserve_time(self, topic: str, hours: int | None) -> None:
-        """Keep the messages of a topic for so many hours, None: as long as the store's others.
+        """Set the retention of a topic in hours, None for the store's default.
 
         The topic need not have a queue yet. Raises `ValueError` below 1 hour.
         """
         if hours is not None and hours < 1:
-            raise ValueError(f"hours is {hours}, wanted at least 1, or None")
+            raise ValueError(f"hours is {hours}, expected at least 1, or None")
         table, now_ms = self.keeper.table, self._own_time_ms()
         table.set_reserve_time(topic, -1 if hours is None else hours, now_ms)
         await self.keeper.save()
 
     async def file(self, topic: str, queue_id: int) -> MessageFile:
-        """Return the files of a queue; of one that is new they have no offset yet."""
+        """Return the files of a queue. Files of a new queue have no offset yet."""
         queue = Queue(self.broker, topic, queue_id)
         if queue not in self.files:
             self.keeper.table.add_topic(topic, now_ms=self._own_time_ms())
+            # The topic is noted first: the index needs its id.
             file = MessageFile(self._place, queue, self.config.files)
             await file.open()
-            self.files.setdefault(queue, file)  # another call may have opened it meanwhile
+            # Another call may have opened it meanwhile, and all must use the same files.
+            self.files.setdefault(queue, file)
         return self.files[queue]
 
     async def dispatcher(self, topic: str, queue_id: int, local: LocalQueue) -> Dispatcher:
-        """Return the dispatch of a queue, which must be the only one that appends to it."""
+        """Return the dispatcher of a queue, the only one that may append to it."""
         file = await self.file(topic, queue_id)
         if file.queue not in self._dispatchers:
             topic_id = self.keeper.table.topics[topic].topic_id
@@ -222,29 +231,34 @@ class QueueStore:
         return self._dispatchers[file.queue]
 
     async def checkpoint(self) -> None:
-        """Save the key index, upload what of it is full, and note how far it reaches.
+        """Save the key index, upload its sealed files, and note how far it reaches.
 
-        Without it a start reads all messages that were committed since the last one.
+        A start reads all messages committed since the last checkpoint.
         """
+        # Taken before the flush: messages committed during it are not in the saved index.
         reached = {
             queue: file.commit_offset
             for queue, file in self.files.items()
             if queue not in self._dispatchers or self._dispatchers[queue].context is None
         }
+
         await self.index.flush()
         while await self.index.compact_oldest():
             pass
+
+        # Noted after the files are saved, so that a crash indexes twice rather than never.
         self.keeper.indexed.update(reached)
         await self.keeper.save()
 
     async def expire(self, before_ms: int) -> None:
-        """Delete segments of all queues whose newest message is older, without reserve times."""
+        """Delete segments of all queues with an older newest message, whatever their retention."""
         for file in list(self.files.values()):
             await file.expire(before_ms)
 
     async def destroy(self, topic: str) -> None:
         """Delete all queues of a topic, and forget it."""
-        for queue in [one for one in self.files if one.topic == topic]:
+        # A list first: the files change during the loop.
+        for queue in [queue for queue in self.files if queue.topic == topic]:
             await self.files.pop(queue).destroy()
             self._dispatchers.pop(queue, None)
             self.fetcher.forget(queue)
@@ -253,22 +267,25 @@ class QueueStore:
         await self.keeper.save()
 
     async def _index_rest(self, file: MessageFile) -> None:
-        """Index what was committed behind the saved index."""
+        """Index the messages committed after the saved index."""
         queue = file.queue
         topic_id = self.keeper.table.topics[queue.topic].topic_id
+        # Messages before the first offset have expired.
         offset = max(self.keeper.indexed.get(queue, 0), await file.first_offset())
         while offset < file.commit_offset:
             read = await file.read(offset, _INDEXED_AT_ONCE, self.config.groups.size)
-            for one in read:
+            for message in read:
                 self.index.put(
                     queue.topic,
                     topic_id,
                     queue.queue_id,
-                    decode_message(one.data).keys,
-                    physical_offset_of(one.data),
-                    len(one.data),
-                    store_timestamp_of(one.data),
+                    decode_message(message.data).keys,
+                    physical_offset_of(message.data),
+                    len(message.data),
+                    store_timestamp_of(message.data),
                 )
+
+            # An empty read means that the rest has expired.
             offset = read[-1].queue_offset + 1 if read else file.commit_offset
 
 
@@ -279,21 +296,23 @@ async def _open_chunks(
     config: StoreConfig,
     closing: contextlib.AsyncExitStack,
 ) -> ChunkStore | None:
-    """Return the chunks of a broker, None without a bucket; `closing` closes them.
+    """Return the chunks of a broker, None without a bucket. `closing` closes them.
 
-    Raises errors of a bucket that is missing or refuses access.
+    Raises errors of a missing bucket, or of one that rejects access.
     """
     bucket = config.bucket
     if bucket is None:
         if keeper.chunked:
             raise ValueError(
-                f"bucket is None, but {len(keeper.chunked)} segments of broker {broker} lie in"
-                " chunks; name the bucket that they are in"
+                f"bucket is None, but {len(keeper.chunked)} segments of broker {broker} lie"
+                " in chunks. Name the bucket of these chunks"
             )
         return None
+
     if isinstance(bucket, str):
         bucket = open_object_store(bucket)
         closing.callback(bucket.close)
+    # Access is verified at the start, not at the first commit.
     await run_blocking(bucket.check)
     chunks = ChunkStore(bucket, keeper, cluster, broker, merges=config.merge_chunks)
     closing.push_async_callback(chunks.close)
@@ -307,4 +326,4 @@ def _queues(keeper: ClusterKeeper) -> list[Queue]:
         if kind is not SegmentType.INDEX:
             broker, topic, queue_id = path.split("/")
             found.add(Queue(broker, topic, int(queue_id)))
-    return sorted(found, key=lambda one: (one.topic, one.queue_id))
+    return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))

@@ -1,9 +1,8 @@
-"""Expiry of a broker's tiered storage: segments and index files that no topic reserves any more.
+"""Expiry of a broker's tiered storage: segments and index files past every topic's retention.
 
-Each topic says for how many hours its messages are kept. A segment is deleted once its newest
-message is older, and the segment itself too, by the store's own time. That time trusts no clock
-beyond a bound, see `stamped_time`. The loop here runs until it is stopped, and a failed look is
-repeated at the next one.
+Each topic has a retention in hours. A segment is deleted once both its newest message and the
+segment itself are older, by the store's own time. The store's time bounds its trust in clocks (see
+`stamped_time`). The loop runs until it is stopped, and the next check repeats a failed one.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long messages are kept unless their topic says otherwise, and how often that is checked.
+    """Default retention of messages, and the interval of checks.
 
-    `check_interval_s` None: only when `Expiry.expire_due` is called.
+    With `check_interval_s` None, segments expire only in calls of `Expiry.expire_due`.
     """
 
     reserved_hours: int = RESERVED_HOURS
     check_interval_s: float | None = DELETE_INTERVAL_MS / 1000
 
     def __post_init__(self) -> None:
-        """Refuse times that delete everything, or check without a pause."""
+        """Reject times that delete everything, or checks without a pause."""
         if self.reserved_hours < 1:
-            raise ValueError(f"reserved_hours is {self.reserved_hours}, wanted at least 1")
+            raise ValueError(f"reserved_hours is {self.reserved_hours}, expected at least 1")
         if self.check_interval_s is not None and not self.check_interval_s > 0:
-            raise ValueError(f"check_interval_s is {self.check_interval_s}, wanted more than 0")
+            raise ValueError(f"check_interval_s is {self.check_interval_s}, expected more than 0")
 
 
 class Expiry:
-    """Expiry of one broker's queues and key index; `now_ms` is the store's own time."""
+    """Expiry of one broker's queues and key index. `now_ms` is the store's own time."""
 
     def __init__(
         self,
@@ -64,38 +63,41 @@ class Expiry:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Check in the background, now and then in each interval, until `stop`."""
+        """Check in the background, now and after each interval, until `stop`."""
         interval_s = self._retention.check_interval_s
         if interval_s is not None and self._task is None:
             self._task = asyncio.create_task(self._run(interval_s))
 
     async def stop(self) -> None:
-        """Stop checking; the next process finishes deletions that are under way."""
+        """Stop checking. The next process finishes deletions under way."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def expire_due(self) -> int:
-        """Delete expired segments and index files now; return their number.
+        """Delete expired segments and index files now. Return their number.
 
-        A queue that fails does not hold up the others: it is logged, and due again next time.
-        Raises `NodeFencedError` or `MetadataFencedError` if the process was replaced, and other
+        A failing queue does not block the others: its error is logged, and the next check retries
+        it. Raises `NodeFencedError` or `MetadataFencedError` if the process was replaced, and other
         errors of the controllers before anything is deleted.
         """
         table, hours, now_ms = self._keeper.table, self._retention.reserved_hours, self._now_ms()
+        # Time must not run backwards, even if the clock does.
         table.noted_ms = max(table.noted_ms, now_ms)
+        # A replaced process must not delete by an outdated table.
         await self._keeper.prove_owner()
 
         deleted = 0
         for queue, file in list(self._files.items()):
             before_ms = now_ms - table.reserve_ms(queue.topic, hours)
-            with _logged(f"queue {queue.path}"):
+            # Creation times count too: times of messages come from producers.
+            with _log_failure(f"queue {queue.path}"):
                 deleted += await file.expire(before_ms, before_ms)
 
         # An index file has the keys of all topics.
         longest_ms = max(table.reserve_ms(topic, hours) for topic in ("", *table.topics))
-        with _logged("the key index"):
+        with _log_failure("the key index"):
             deleted += await self._index.expire(now_ms - longest_ms)
         return deleted
 
@@ -103,22 +105,26 @@ class Expiry:
         while True:
             deleted = 0
             try:
-                with _logged("tiered storage"):
+                with _log_failure("tiered storage"):
                     deleted = await self.expire_due()
             except _REPLACED as error:
-                _log.error("expiry of tiered storage stops: %s", error)
+                _log.error(
+                    "expiry of tiered storage stops, as another process replaced this one: %s",
+                    error,
+                )
                 return
+
             if deleted:
                 _log.info("expiry deleted %d segments and index files", deleted)
             await asyncio.sleep(interval_s)
 
 
 @contextlib.contextmanager
-def _logged(subject: str) -> Iterator[None]:
+def _log_failure(subject: str) -> Iterator[None]:
     """Log a failure instead of raising it, unless the process was replaced."""
     try:
         yield
     except _REPLACED:
         raise
     except Exception:  # noqa: BLE001 - one queue must not hold up the others
-        _log.warning("expiry of %s failed; the next check repeats it", subject, exc_info=True)
+        _log.warning("expiry of %s failed, the next check repeats it", subject, exc_info=True)

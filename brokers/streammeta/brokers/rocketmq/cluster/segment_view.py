@@ -1,7 +1,7 @@
 """View of a broker's queues as a directory of the peer's files, byte for byte.
 
 Renders segments, uploaded index files and the metadata file into an empty directory, which the
-peer's classes then open as their own. Reads only what is committed; nothing of the store changes.
+peer's classes then open. Reads only committed data, and never changes the store.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ _READ_BYTES = 4 << 20
 
 
 async def render(store: QueueStore, cluster: str, directory: Path) -> MetadataTable:
-    """Write all files of a broker below a directory; return the metadata written.
+    """Write all files of a broker below a directory. Return the written metadata.
 
-    Segments lie below `files/`. Raises `FileExistsError` if the directory holds anything, and
-    `SegmentReadError` if a segment has fewer bytes than the metadata says.
+    Segments lie below `files/`. Raises `FileExistsError` if the directory is not empty, and
+    `SegmentReadError` if a segment has fewer bytes than its metadata says.
     """
     _begin(directory)
     known, table = store.keeper.table, MetadataTable(last_topic_id=store.keeper.table.last_topic_id)
     table.topics.update(known.topics)
+
     for queue, file in store.files.items():
         table.queues[queue] = QueueMetadata(queue, file.min_offset, file.commit_offset)
-    for one in known.segments.values():
-        if one.kind is not SegmentType.INDEX and one.status is not SegmentStatus.DELETED:
-            await _copy(store, cluster, directory, one, table)
+    # Index files are copied separately, because their names differ.
+    for segment in known.segments.values():
+        if segment.kind is not SegmentType.INDEX and segment.status is not SegmentStatus.DELETED:
+            await _copy(store, cluster, directory, segment, table)
+
     await _copy_index(store, cluster, directory, table)
     config = directory / METADATA_FILE
     config.parent.mkdir(parents=True)
@@ -46,19 +49,20 @@ async def render(store: QueueStore, cluster: str, directory: Path) -> MetadataTa
 
 def _begin(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
+    # Files of an earlier view would mix with the new ones.
     if any(directory.iterdir()):
-        raise FileExistsError(f"{directory} is not empty; name a new directory")
+        raise FileExistsError(f"{directory} is not empty. Name a new directory")
 
 
 async def _copy_index(
     store: QueueStore, cluster: str, directory: Path, table: MetadataTable
 ) -> None:
-    """Copy uploaded index files; theirs follow each other by bytes, ours are named by their begin.
+    """Copy index files in their compacted form, creating it for local ones.
 
-    One that is not uploaded has no compacted form yet, and is made into it here.
+    The peer names them by the total size of the earlier files, the store by their begin.
     """
     base, path = 0, index_path(store.broker)
-    for begin_ms, end_ms, data in await store.index.compacted():
+    for begin_ms, end_ms, data in await store.index.read_compacted():
         target = directory / "files" / segment_path(cluster, path, SegmentType.INDEX, base)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
@@ -79,17 +83,19 @@ async def _copy_index(
 
 
 async def _copy(
-    store: QueueStore, cluster: str, directory: Path, one: SegmentMetadata, table: MetadataTable
+    store: QueueStore, cluster: str, directory: Path, noted: SegmentMetadata, table: MetadataTable
 ) -> None:
-    segment = store.segments.segment(one.path, one.kind, one.base_offset)
-    target = directory / "files" / segment_path(cluster, one.path, one.kind, one.base_offset)
+    segment = store.segments.segment(noted.path, noted.kind, noted.base_offset)
+    target = directory / "files" / segment_path(cluster, noted.path, noted.kind, noted.base_offset)
     target.parent.mkdir(parents=True, exist_ok=True)
     position = 0
     with target.open("wb") as file:
-        while position < one.size:
-            data = await segment.read(position, min(_READ_BYTES, one.size - position))
+        # In blocks: a segment may be larger than memory.
+        while position < noted.size:
+            data = await segment.read(position, min(_READ_BYTES, noted.size - position))
             if not data:
-                raise SegmentReadError(position, one.size - position, position)
+                raise SegmentReadError(position, noted.size - position, position)
             file.write(data)
             position += len(data)
-    table.put_segment(replace(one))
+
+    table.put_segment(replace(noted))

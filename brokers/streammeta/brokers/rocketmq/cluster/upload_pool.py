@@ -1,8 +1,8 @@
-"""Upload pool of a broker: what the segments of all queues commit, in objects that they share.
+"""Upload pool of a broker: commits of all queues' segments, in shared objects.
 
-Owns admission by bytes, the group that gathers, and one commit of each group. A commit moves the
-ends of streams and puts the metadata that tells of them, all or nothing. A write that is refused
-leaves its group; the others are committed without it. Knows no messages.
+Owns admission by bytes, the open group, and one commit for each group. A commit moves the ends of
+streams and puts the matching metadata, all or nothing. A rejected write leaves its group, and the
+others are committed without it. The pool does not interpret messages.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from streammeta.storage.object_format.object_writer import ObjectWriter
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode
 
+# Object ids expire after this time. An upload with an expired id gets a new one.
 _IDS_TTL_S = 600.0
 _EXPIRED_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """Bounds of the pool; a group is sent when it has `group_bytes` or `linger_s` has passed.
+    """Bounds of the pool. A group is sent at `group_bytes` or after `linger_s`.
 
-    Writes wait while the pool holds `max_bytes`; one that is larger waits until it is empty.
+    Writes wait while the pool contains `max_bytes`. A larger write waits until the pool is empty.
     """
 
     linger_s: float = 0.25
@@ -49,17 +50,17 @@ class PoolConfig:
     record_bytes: int = 64 << 10
 
     def __post_init__(self) -> None:
-        """Refuse bounds that let nothing pass."""
+        """Reject bounds that no write can meet."""
         for name in ("group_bytes", "max_bytes", "record_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.linger_s < 0:
-            raise ValueError(f"linger_s is {self.linger_s}, wanted 0 or more")
+            raise ValueError(f"linger_s is {self.linger_s}, expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolWrite:
-    """Bytes of one segment from `position` on, and the value that tells of them."""
+    """Bytes of one segment from `position` on, and the metadata value that describes them."""
 
     stream: OpenedStream
     position: int
@@ -69,11 +70,11 @@ class PoolWrite:
 
     @property
     def end(self) -> int:
-        """Position behind the last byte."""
+        """Position after the last byte."""
         return self.position + len(self.data)
 
     def records(self, record_bytes: int) -> list[RecordBatch]:
-        """Return the bytes as records of as many offsets as bytes."""
+        """Return the bytes as records with one offset for each byte."""
         stream = self.stream
         pieces = range(0, len(self.data), record_bytes)
         return [
@@ -92,7 +93,7 @@ class _Waiting:
 
 
 class UploadPool:
-    """Commits of one broker process; use it as an async context manager, or `close` it."""
+    """Commits of one broker process. Call `close` at the end."""
 
     def __init__(self, client: StreamClient, config: PoolConfig | None = None) -> None:
         self._config = config or PoolConfig()
@@ -112,139 +113,161 @@ class UploadPool:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are not committed yet; at most `max_bytes`, or one larger write."""
+        """Bytes that are not committed yet: at most `max_bytes`, or one larger write."""
         return self._held
 
     async def write(self, write: PoolWrite) -> PutResult:
-        """Commit bytes with others; return what became of the value.
+        """Commit bytes together with other writes. Return the result for the value.
 
-        A stream has one write at a time. Raises `BrokerClientError` and `StorageError`: whether the
-        bytes are committed is not known then, unless it is a `RefusedError`.
+        A stream has one write at a time. Raises `BrokerClientError` and `StorageError`. Unless the
+        error is a `RefusedError`, the bytes may be committed all the same.
         """
         size = len(write.data)
+
         async with self._room:
             await self._room.wait_for(
                 lambda: not self._held or self._held + size <= self._config.max_bytes
             )
             self._held += size
-        one = _Waiting(write)
+        waiting = _Waiting(write)
         try:
-            self._waiting.append(one)
+            self._waiting.append(waiting)
             self._arrived.set()
-            if sum(len(each.write.data) for each in self._waiting) >= self._config.group_bytes:
+            if (
+                sum(len(waiting.write.data) for waiting in self._waiting)
+                >= self._config.group_bytes
+            ):
                 self._full.set()
+            # Started by the first write, because the constructor has no running loop.
             if self._task is None:
                 self._task = asyncio.create_task(self._run())
-            return await one.done
+            return await waiting.done
         finally:
+            # Also after a failure or a cancellation, so that the bytes are released.
             async with self._room:
                 self._held -= size
                 self._room.notify_all()
 
     async def close(self) -> None:
-        """Stop; what was not committed fails as cancelled."""
+        """Stop. Uncommitted writes are cancelled."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        for one in self._waiting:
-            one.done.cancel()
+        for waiting in self._waiting:
+            waiting.done.cancel()
         await self._pipeline.close(0)
 
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
+            # Wait for more writes to share the object, unless the group is full.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.linger_s):
                     await self._full.wait()
+
             group = self._take_group()
             try:
                 await self._commit_group(group)
             except asyncio.CancelledError:
-                for one in group:
-                    one.done.cancel()
+                for waiting in group:
+                    # Cancelled callers must not wait for a commit that never comes.
+                    waiting.done.cancel()
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+            except Exception as error:  # noqa: BLE001 - every waiting write gets the error
                 _fail(group, error)
 
     def _take_group(self) -> list[_Waiting]:
-        """Take the oldest writes, up to the size of a group, one at least."""
+        """Remove the oldest writes from the queue: at least one, at most a group's bytes."""
         taken, size = 0, 0
-        for one in self._waiting:
-            if taken and size + len(one.write.data) > self._config.group_bytes:
+        for waiting in self._waiting:
+            if taken and size + len(waiting.write.data) > self._config.group_bytes:
                 break
-            size += len(one.write.data)
+            size += len(waiting.write.data)
             taken += 1
+
         group, self._waiting = self._waiting[:taken], self._waiting[taken:]
         self._full.clear()
         if not self._waiting:
             self._arrived.clear()
-        elif sum(len(one.write.data) for one in self._waiting) >= self._config.group_bytes:
+        elif sum(len(waiting.write.data) for waiting in self._waiting) >= self._config.group_bytes:
             self._full.set()
-        return sorted(group, key=lambda one: one.write.stream.stream_id)
+        # Records of an object are sorted by stream.
+        return sorted(group, key=lambda waiting: waiting.write.stream.stream_id)
 
     async def _commit_group(self, group: list[_Waiting]) -> None:
-        """Commit a group; a write that is refused fails by itself, and the rest goes again."""
+        """Commit a group. A rejected write fails alone, and the rest is committed again."""
         attempts = 0
         while group:
             self.groups += 1
-            verdict = await self._commit([one.write for one in group])
+            verdict = await self._commit([waiting.write for waiting in group])
             if verdict.error == ERROR_CODE_NONE:
-                for one, result in zip(group, verdict.put_results, strict=True):
-                    _answer(one, result)
+                for waiting, result in zip(group, verdict.put_results, strict=True):
+                    _answer(waiting, result)
                 return
-            refused = _refused(verdict, len(group))
+            refused = _find_refusals(verdict, len(group))
+
+            # Without a rejected write the whole commit failed, for example on an expired object.
             if not any(refused):
                 error = refusal(verdict.error, f"commit of {len(group)} segments")
                 if not isinstance(error, ObjectExpiredError) or attempts >= _EXPIRED_ATTEMPTS:
                     raise error
+                # The object was not committed in time. Discard the other old ids and upload again.
                 attempts += 1
                 self._ids.discard()
                 continue
-            for one, code in zip(group, refused, strict=True):
+
+            for waiting, code in zip(group, refused, strict=True):
                 if code:
-                    _fail([one], refusal(code, f"write to stream {one.write.stream.stream_id}"))
-            group = [one for one, code in zip(group, refused, strict=True) if not code]
+                    _fail(
+                        [waiting],
+                        refusal(code, f"write to stream {waiting.write.stream.stream_id}"),
+                    )
+            group = [waiting for waiting, code in zip(group, refused, strict=True) if not code]
 
     async def _commit(self, writes: Sequence[PoolWrite]) -> EffectsVerdict:
         """Upload one object of all writes, and commit it with their values."""
+        # Uploads to a wrong bucket would be lost, so it is checked first.
         await self._bucket.require()
         (object_id,) = (await self._ids.take(1)).ids
+
         writer = ObjectWriter(checksum=True)
-        for one in writes:
-            writer.write(one.records(self._config.record_bytes))
+        for write in writes:
+            writer.write(write.records(self._config.record_bytes))
         writer.finish()
         data = b"".join(writer.parts())
         await run_blocking(self._store.put, key_for(object_id, self._namespace), data)
+
         crc32c = writer.summary.crc32c
         assert crc32c is not None
         upload = Upload(
             object_id=object_id,
             object_size=len(data),
-            stream_ids=[one.stream.stream_id for one in writes],
-            stream_epochs=[one.stream.epoch for one in writes],
-            start_offsets=[one.position for one in writes],
-            end_offsets=[one.end for one in writes],
-            min_timestamp_ms=min(one.times[0] for one in writes),
-            max_timestamp_ms=max(one.times[1] for one in writes),
+            stream_ids=[write.stream.stream_id for write in writes],
+            stream_epochs=[write.stream.epoch for write in writes],
+            start_offsets=[write.position for write in writes],
+            end_offsets=[write.end for write in writes],
+            min_timestamp_ms=min(write.times[0] for write in writes),
+            max_timestamp_ms=max(write.times[1] for write in writes),
             crc32c=crc32c,
         )
-        asked = UploadWithEffects(upload, puts=[one.put for one in writes])
+
+        asked = UploadWithEffects(upload, puts=[write.put for write in writes])
         return await (await self._pipeline.upload_with_effects(asked))
 
 
-def _refused(verdict: EffectsVerdict, count: int) -> list[ErrorCode.ValueType]:
-    """Return the error of each write, of its range or else of its value; 0: not its fault."""
+def _find_refusals(verdict: EffectsVerdict, count: int) -> list[ErrorCode.ValueType]:
+    """Return each write's error, of its range or else of its value. 0 means no error."""
     ranges = list(verdict.range_errors) or [ERROR_CODE_NONE] * count
-    puts = [one.error for one in verdict.put_results] or [ERROR_CODE_NONE] * count
+    puts = [result.error for result in verdict.put_results] or [ERROR_CODE_NONE] * count
     return [ranged or put for ranged, put in zip(ranges, puts, strict=True)]
 
 
-def _answer(one: _Waiting, result: PutResult) -> None:
-    if not one.done.done():
-        one.done.set_result(result)
+def _answer(waiting: _Waiting, result: PutResult) -> None:
+    if not waiting.done.done():
+        waiting.done.set_result(result)
 
 
 def _fail(group: Sequence[_Waiting], error: Exception) -> None:
-    for one in group:
-        if not one.done.done():
-            one.done.set_exception(error)
+    for waiting in group:
+        if not waiting.done.done():
+            waiting.done.set_exception(error)

@@ -1,1 +1,1 @@
-"""Formats of RocketMQ's tiered storage. Pure."""
+"""Formats of RocketMQ's tiered storage, without I/O."""

@@ -1,6 +1,6 @@
-"""Items of a consume queue: one of 20 bytes for each message, in the order of queue offsets.
+"""Items of a consume queue: 20 bytes for each message, in the order of queue offsets.
 
-Splits what is read of a commit log into the messages that items point at. Does no I/O.
+Splits bytes of a commit log into the messages that items point at. Does no I/O.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ConsumeQueueItem:
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """Place of a message in bytes that were read, and the number of its item among those given."""
+    """Place of a message in the bytes of a read, and the index of its item."""
 
     start: int
     size: int
@@ -39,18 +39,18 @@ def encode_item(item: ConsumeQueueItem) -> bytes:
 
 
 def decode_items(data: bytes) -> list[ConsumeQueueItem]:
-    """Return the items of a run; raise `ValueError` unless its size is a multiple of 20."""
+    """Return the items of a run. Raise `ValueError` unless its size is a multiple of 20."""
     if len(data) % ITEM_SIZE:
-        raise ValueError(f"consume queue has {len(data)} bytes, wanted a multiple of {ITEM_SIZE}")
+        raise ValueError(f"consume queue has {len(data)} bytes, expected a multiple of {ITEM_SIZE}")
     return [ConsumeQueueItem(*fields) for fields in _ITEM.iter_unpack(data)]
 
 
 def split_messages(items: bytes, messages: bytes) -> list[FoundMessage]:
     """Find the messages of items in a read of the commit log that begins with the first item.
 
-    An item that points at a coda means the message behind it. Items whose place holds no message of
-    their size are left out; the first that ends beyond what was read ends the search. A run of
-    items that is empty or cut has none.
+    An item that points at a coda means the message after it. Items without a message of their size
+    at their place are left out. The search ends at the first item that reaches beyond the read. An
+    empty or cut run of items has no messages.
     """
     if not items or len(items) % ITEM_SIZE:
         return []
@@ -62,12 +62,15 @@ def _split(items: Sequence[ConsumeQueueItem], messages: bytes) -> list[FoundMess
     found = []
     for number, item in enumerate(items):
         start = item.commit_log_offset - origin
+        # Items may be out of order after a failover, and point before the read.
         if start < 0:
             continue
         if start + item.message_size > len(messages):
             break
+        # Older versions let the item point at the coda before the message.
         if is_coda(messages, start):
             start += CODA_SIZE
         if is_message(messages, start, item.message_size):
             found.append(FoundMessage(start, item.message_size, number))
+
     return found

@@ -1,8 +1,8 @@
 """Files of the key index: a hash table of messages by topic and key.
 
-The local form grows by puts and chains the items of a slot; the compacted form, which is uploaded,
-has the items of a slot in one run, newest first, and is found by two reads. Does no I/O. Source:
-`IndexStoreFile` of RocketMQ's module tieredstore.
+The local form grows with each put and chains the items of a slot. The compacted form, which is
+uploaded, has the items of a slot in one run, newest first, and a look-up takes two reads. Does no
+I/O. Source: `IndexStoreFile` of RocketMQ's module tieredstore.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SLOT_SIZE = _SLOT.size
 LOCAL_ITEM_SIZE = _LOCAL_ITEM.size
 ITEM_SIZE = _ITEM.size
 MAX_HOPS = 512
-"""Maximum number of items of a chain that a query looks at."""
+"""Maximum number of items that a query follows in a chain."""
 MAX_RUN_ITEMS = 1024
-"""Maximum number of items of a slot that a query reads of a compacted file."""
+"""Maximum number of items that a query reads from a slot of a compacted file."""
 
 
 class PutResult(StrEnum):
-    """Outcomes of a put; the names are those of the source."""
+    """Outcomes of a put. The names are the source's."""
 
     SUCCESS = "SUCCESS"
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
@@ -41,7 +41,7 @@ class PutResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexItem:
-    """One message under one key; `offset` is its place in the commit log, in bytes."""
+    """One message under one key. `offset` is its place in the commit log, in bytes."""
 
     key_hash: int
     topic_id: int
@@ -54,7 +54,7 @@ class IndexItem:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """The first 28 bytes of an index file; times are ms since 1970."""
+    """The first 28 bytes of an index file. Times are ms since 1970."""
 
     magic: int
     begin_ms: int
@@ -64,7 +64,7 @@ class IndexHeader:
 
     @classmethod
     def decode(cls, data: bytes) -> IndexHeader:
-        """Return the header; raise `PayloadError` if bytes are missing or not an index file's."""
+        """Return the header. Raise `PayloadError` if the bytes are cut or not an index file."""
         if len(data) < HEADER_SIZE:
             raise PayloadError(0, "index header", f"{len(data)} bytes", f"{HEADER_SIZE} bytes")
         header = cls(*_HEADER.unpack_from(data))
@@ -91,16 +91,17 @@ ALL_TIMES = TimeRange()
 
 
 def index_key(topic: str, key: str) -> str:
-    """Return the text of which a key of a topic has its hash."""
+    """Return the text whose hash represents a key of a topic."""
     return f"{topic}#{key}"
 
 
 def key_hash(text: str) -> int:
     """Return the hash of a key, 0..2147483647.
 
-    The one text in four thousand million whose Java hash has no positive counterpart gets 0; their
-    writer gives it a negative slot.
+    One text in four thousand million has a Java hash without a positive counterpart. It gets 0
+    here, and a negative slot in the peer's writer.
     """
+    # The absolute value of -2^31 does not fit into 31 bits.
     value = abs(java_hash(text))
     return value if value <= 0x7FFFFFFF else 0
 
@@ -111,16 +112,18 @@ def slot_position(slot: int) -> int:
 
 
 def item_position(slots: int, number: int) -> int:
-    """Return the position of an item of the local form; they are numbered from 1."""
+    """Return the position of an item of the local form. Items are numbered from 1."""
     return HEADER_SIZE + slots * SLOT_SIZE + number * LOCAL_ITEM_SIZE
 
 
 class LocalIndex:
-    """An index file that is written: `slots` of them, and places for `max_items` - 1 items."""
+    """Index file open for puts, with `slots` slots and places for `max_items` - 1 items."""
 
     def __init__(self, begin_ms: int, slots: int = 5_000_000, max_items: int = 20_000_000) -> None:
         if slots < 1 or max_items < 2:
-            raise ValueError(f"there are {slots} slots and {max_items} places, wanted 1 and 2")
+            raise ValueError(
+                f"index has {slots} slots and {max_items} places, expected at least 1 and 2"
+            )
         self.begin_ms = begin_ms
         self.end_ms = 0
         self.slots = slots
@@ -158,14 +161,17 @@ class LocalIndex:
         size: int,
         timestamp_ms: int,
     ) -> PutResult:
-        """Index a message by its keys, all of them or none."""
+        """Index a message under all of its keys, or under none."""
         if not topic:
             return PutResult.UNKNOWN_ERROR
+
         hashes = [key_hash(index_key(topic, key)) for key in keys or ()]
         if not hashes:
             return PutResult.SUCCESS
+        # All keys of a message go into one file, so that a query finds it once.
         if self.item_count + len(hashes) >= self.max_items:
             return PutResult.FILE_FULL
+        # Clocks may run backwards, and the format has no negative times.
         seconds = max(0, timestamp_ms - self.begin_ms) // 1000
         for value in hashes:
             item = IndexItem(value, topic_id, queue_id, offset, size, seconds)
@@ -178,23 +184,28 @@ class LocalIndex:
     def query(
         self, topic: str, key: str, max_items: int, times: TimeRange = ALL_TIMES
     ) -> list[IndexItem]:
-        """Return at most `max_items` items of a key, newest first; hashes of others may collide."""
+        """Return at most `max_items` items of a key, newest first.
+
+        Items of other keys with the same hash may be among them.
+        """
         wanted = key_hash(index_key(topic, key))
         chain = self._chain(wanted % self.slots, MAX_HOPS)
-        return list(_matching(chain, wanted, self.begin_ms, max_items, times))
+        return list(_match_items(chain, wanted, self.begin_ms, max_items, times))
 
     def _chain(self, slot: int, limit: int | None = None) -> Iterator[IndexItem]:
         number, hops = self._newest.get(slot, 0), 0
+        # A bound on hops keeps a query short if many keys share a slot.
         while number and (limit is None or hops < limit):
             item, number = self._items[number - 1]
             hops += 1
             yield item
 
     def encode(self) -> bytes:
-        """Return the whole local file, its unused places filled with zeros."""
+        """Return the whole local file. Unused places are zeros."""
         slots = bytearray(self.slots * SLOT_SIZE)
         for slot, number in self._newest.items():
             _SLOT.pack_into(slots, slot * SLOT_SIZE, number, 0)
+
         items = bytearray(self.max_items * LOCAL_ITEM_SIZE)
         for number, (item, previous) in enumerate(self._items, start=1):
             _LOCAL_ITEM.pack_into(items, number * LOCAL_ITEM_SIZE, *_fields(item), previous)
@@ -205,27 +216,31 @@ class LocalIndex:
         """Return the index of a local file.
 
         Raises:
-            PayloadError: the file is cut, or an item is chained to one behind it.
+            PayloadError: the file is cut, or an item is chained to a later one.
         """
         header = IndexHeader.decode(data)
         wanted = item_position(slots, max_items)
         if len(data) < wanted or not 0 <= header.item_count < max_items:
             raise PayloadError(0, "index file", f"{len(data)} bytes", f"{wanted} bytes")
+
         index = cls(header.begin_ms, slots, max_items)
         index.end_ms = header.end_ms
         for number in range(1, header.item_count + 1):
             at = item_position(slots, number)
             *fields, previous = _LOCAL_ITEM.unpack_from(data, at)
+            # A chain only leads to earlier items. A cycle would never end a query.
             if not 0 <= previous < number:
                 raise PayloadError(at, "previous item", previous, f"0..{number - 1}")
             item = IndexItem(*fields)
             index._items.append((item, previous))
             index._newest[item.key_hash % slots] = number
+
         return index
 
     def compact(self) -> bytes:
         """Return the compacted form."""
         slots, runs = bytearray(), bytearray()
+        # Runs follow the slots. Each slot contains the position and length of its run.
         start = HEADER_SIZE + self.slots * SLOT_SIZE
         for slot in range(self.slots):
             run = b"".join(_ITEM.pack(*_fields(item)) for item in self._chain(slot))
@@ -246,7 +261,7 @@ async def query_compacted(
     begin_ms: int,
     times: TimeRange = ALL_TIMES,
 ) -> list[IndexItem]:
-    """Return items of a key from a compacted file, by `read(position, length)` of it.
+    """Return items of a key from a compacted file, which `read(position, length)` reads.
 
     Raises:
         PayloadError: a slot or a run is cut.
@@ -256,7 +271,9 @@ async def query_compacted(
     slot = await read(at, SLOT_SIZE)
     if len(slot) != SLOT_SIZE:
         raise PayloadError(at, "index slot", f"{len(slot)} bytes", f"{SLOT_SIZE} bytes")
+
     position, length = _SLOT.unpack(slot)
+
     length = min(length, MAX_RUN_ITEMS * ITEM_SIZE)
     if length <= 0:
         return []
@@ -264,22 +281,23 @@ async def query_compacted(
     if len(run) != length or length % ITEM_SIZE:
         raise PayloadError(position, "run of items", f"{len(run)} bytes", f"{length} bytes")
     items = (IndexItem(*fields) for fields in _ITEM.iter_unpack(run))
-    return list(_matching(items, wanted, begin_ms, max_items, times))
+    return list(_match_items(items, wanted, begin_ms, max_items, times))
 
 
 def _fields(item: IndexItem) -> tuple[int, int, int, int, int, int]:
     return (item.key_hash, item.topic_id, item.queue_id, item.offset, item.size, item.seconds)
 
 
-def _matching(
+def _match_items(
     items: Iterable[IndexItem], wanted: int, begin_ms: int, max_items: int, times: TimeRange
 ) -> Iterator[IndexItem]:
-    """Yield the items of a hash; times are known to the second, so bounds are compared rounded."""
+    """Yield the items of a hash. Their times are whole seconds, so bounds are rounded."""
     found = 0
     for item in items:
         begins = begin_ms + item.seconds * 1000
         if found >= max_items:
             return
+        # An item's second may begin before the range and still overlap it.
         if item.key_hash == wanted and begins <= times.end_ms and begins + 999 >= times.begin_ms:
             found += 1
             yield item

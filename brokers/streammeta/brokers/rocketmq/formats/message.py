@@ -1,7 +1,7 @@
 """Bytes of stored messages: codec, fields at fixed positions, tags and message ids.
 
-Source: `MessageDecoder` of RocketMQ's module common. Integers are big endian. Positions of fields
-behind the born host depend on its size, which the system flag tells.
+Integers are big endian. Positions of fields after the born host depend on its size, which is in the
+system flag. Source: `MessageDecoder` of RocketMQ's module common.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SYS_FLAG_AT = 36
 BORN_HOST_V6 = 16
 STORE_HOST_V6 = 32
 BLANK_MAGIC = 0xCBD43194
-"""Stands at the end of a commit log file, and in a coda, instead of a message's magic."""
+"""Magic at the end of a commit log file and in a coda, in place of a message's magic."""
 CODA_SIZE = _CODA.size
 CRC_PROPERTY = "__CRC32#"
 KEYS_PROPERTY = "KEYS"
@@ -38,7 +38,7 @@ _NAME_END, _VALUE_END = "\x01", "\x02"
 
 
 class Magic(IntEnum):
-    """Versions of the layout; in V1 the topic's length is one byte, in V2 two."""
+    """Versions of the layout. The topic's length is one byte in V1 and two in V2."""
 
     V1 = 0xDAA320A7
     V2 = 0xDAA320AB
@@ -46,9 +46,10 @@ class Magic(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A stored message; times are ms since 1970, hosts an address of 4 or 16 bytes and an i32 port.
+    """Stored message. Times are ms since 1970, hosts an IP address and an i32 port.
 
-    `body_crc` None: the CRC-32 of the body without its highest bit, as brokers write it.
+    An address has 4 or 16 bytes. `body_crc` None stands for the CRC-32 of the body without its
+    highest bit, as brokers write it.
     """
 
     topic: str
@@ -70,13 +71,13 @@ class Message:
 
     @property
     def tags_code(self) -> int:
-        """Java hash of the tags; 0 without tags."""
+        """Java hash of the tags, 0 without tags."""
         tags = self.properties.get(TAGS_PROPERTY)
         return java_hash(tags) if tags else 0
 
     @property
     def keys(self) -> frozenset[str]:
-        """Keys that the message is indexed by: the unique one, and those its producer gave."""
+        """Keys that index the message: its unique key and the producer's keys."""
         keys = set(self.properties.get(KEYS_PROPERTY, "").split())
         keys.add(self.properties.get(UNIQUE_KEY_PROPERTY, ""))
         return frozenset(keys - {""})
@@ -94,16 +95,18 @@ def encode_message(message: Message) -> bytes:
     ):
         if len(host) != _host_size(message.sys_flag, bit):
             raise ValueError(
-                f"{name} has {len(host)} bytes, wanted {_host_size(message.sys_flag, bit)} with"
-                f" sys_flag {message.sys_flag}"
+                f"{name} has {len(host)} bytes, expected {_host_size(message.sys_flag, bit)}"
+                f" with sys_flag {message.sys_flag}"
             )
+
     topic = message.topic.encode()
     properties = encode_properties(message.properties)
     topic_limit = 0x7F if message.magic is Magic.V1 else 0x7FFF
     if len(topic) > topic_limit:
-        raise ValueError(f"topic has {len(topic)} bytes, wanted at most {topic_limit}")
+        raise ValueError(f"topic has {len(topic)} bytes, expected at most {topic_limit}")
     if len(properties) > 0x7FFF:
-        raise ValueError(f"properties have {len(properties)} bytes, wanted at most 32767")
+        raise ValueError(f"properties have {len(properties)} bytes, expected at most 32767")
+
     crc = body_crc(message.body) if message.body_crc is None else message.body_crc
     rest = b"".join(
         (
@@ -114,6 +117,7 @@ def encode_message(message: Message) -> bytes:
                 message.reconsume_times, message.prepared_transaction_offset, len(message.body)
             ),
             message.body,
+            # V1 has one byte for the topic's length.
             struct.pack(">B" if message.magic is Magic.V1 else ">h", len(topic)),
             topic,
             struct.pack(">h", len(properties)),
@@ -138,7 +142,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message:
-    """Return the message that these bytes are.
+    """Return the message in these bytes.
 
     Raises:
         PayloadError: they are not one whole message.
@@ -154,15 +158,18 @@ def decode_message(data: bytes) -> Message:
     born_host = reader.take(_host_size(sys_flag, BORN_HOST_V6), "born host")
     (stored,) = _I64.unpack(reader.take(8, "store timestamp"))
     store_host = reader.take(_host_size(sys_flag, STORE_HOST_V6), "store host")
+    # The layout after the hosts depends on their sizes.
     times, prepared, body_size = _MIDDLE.unpack(reader.take(_MIDDLE.size, "body length"))
     body = reader.take(body_size, "body")
     length_size = 1 if magic == Magic.V1 else 2
     topic = reader.take(int.from_bytes(reader.take(length_size, "topic length"), "big"), "topic")
+
     (properties_size,) = struct.unpack(">h", reader.take(2, "properties length"))
     properties_at = reader.at
     properties = reader.take(properties_size, "properties")
     if reader.at != size:
         raise PayloadError(reader.at, "message end", reader.at, size)
+
     return Message(
         topic=_text(topic, reader.at, "topic"),
         body=body,
@@ -184,18 +191,18 @@ def decode_message(data: bytes) -> Message:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return properties in their order; raise `ValueError` on a separator inside of one."""
+    """Return properties in their order. Raise `ValueError` if one contains a separator."""
     for name, value in properties.items():
         if any(mark in text for mark in (_NAME_END, _VALUE_END) for text in (name, value)):
-            raise ValueError(f"property {name!r} is {value!r}, wanted no bytes 0x01 and 0x02")
+            raise ValueError(f"property {name!r} is {value!r}, expected no bytes 0x01 and 0x02")
     return "".join(
         f"{name}{_NAME_END}{value}{_VALUE_END}" for name, value in properties.items()
     ).encode()
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Return the properties of a text; what has no name is left out, as their reader does."""
-    pairs = (one.partition(_NAME_END) for one in text.split(_VALUE_END))
+    """Return the properties in a text. Values without a name are left out, as in the peer."""
+    pairs = (pair.partition(_NAME_END) for pair in text.split(_VALUE_END))
     return {name: value for name, separator, value in pairs if separator}
 
 
@@ -205,22 +212,23 @@ def body_crc(body: bytes) -> int:
 
 
 def crc_property(crc: int) -> bytes:
-    """Return the 20 bytes of the property with a message's CRC: ten digits, the least first."""
+    """Return the 20 bytes of the CRC property: ten digits, the least significant first."""
     return f"{CRC_PROPERTY}{_NAME_END}{f'{crc:010d}'[::-1]}{_VALUE_END}".encode()
 
 
 def queue_offset_of(message: bytes) -> int:
-    """Return the queue offset in stored bytes of which at least 28 are given."""
+    """Return the queue offset of a stored message, given at least its first 28 bytes."""
     return int(_I64.unpack_from(message, QUEUE_OFFSET_AT)[0])
 
 
 def physical_offset_of(message: bytes) -> int:
-    """Return the physical offset in stored bytes of which at least 36 are given."""
+    """Return the physical offset of a stored message, given at least its first 36 bytes."""
     return int(_I64.unpack_from(message, PHYSICAL_OFFSET_AT)[0])
 
 
 def store_timestamp_of(message: bytes) -> int:
-    """Return the time at which a message was stored, in ms since 1970, for both sizes of hosts."""
+    """Return the store time of a message in ms since 1970, for both sizes of hosts."""
+    # The born host before the timestamp has 8 or 20 bytes.
     sys_flag = int.from_bytes(message[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big")
     return int(_I64.unpack_from(message, _HEAD.size + _host_size(sys_flag, BORN_HOST_V6))[0])
 
@@ -231,7 +239,7 @@ def message_id(store_host: bytes, physical_offset: int) -> str:
 
 
 def with_physical_offset(message: bytes, physical_offset: int) -> bytes:
-    """Return a message as it is stored at this offset of a commit log."""
+    """Return a message as stored at this offset of a commit log."""
     return b"".join(
         (
             message[:PHYSICAL_OFFSET_AT],
@@ -242,7 +250,7 @@ def with_physical_offset(message: bytes, physical_offset: int) -> bytes:
 
 
 def encode_coda(max_store_timestamp_ms: int) -> bytes:
-    """Return what older versions wrote behind the last message of a sealed segment."""
+    """Return the coda that older versions wrote after the last message of a sealed segment."""
     return _CODA.pack(CODA_SIZE, BLANK_MAGIC, max_store_timestamp_ms)
 
 
@@ -260,19 +268,21 @@ def is_message(data: bytes, at: int, size: int) -> bool:
 
 
 def iterate_messages(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and size of the messages that stand back to back, codas left out.
+    """Yield start and size of consecutive messages, without codas.
 
     Raises:
-        PayloadError: neither a message nor a coda stands behind the one before.
+        PayloadError: neither a message nor a coda follows.
     """
     at = 0
     while at < len(data):
+        # Codas of sealed segments may lie between messages.
         if is_coda(data, at):
             at += CODA_SIZE
             continue
         size = int.from_bytes(data[at : at + 4], "big")
         if not is_message(data, at, size):
             raise PayloadError(at, "message", data[at : at + 8].hex(), "size and magic")
+
         yield at, size
         at += size
 
@@ -282,6 +292,7 @@ def java_hash(text: str) -> int:
     value = 0
     units = text.encode("utf-16-be")
     for at in range(0, len(units), 2):
+        # Java hashes UTF-16 units in 32-bit arithmetic.
         value = (31 * value + int.from_bytes(units[at : at + 2], "big")) & 0xFFFFFFFF
     return value - (1 << 32) if value >> 31 else value
 

@@ -1,7 +1,7 @@
-"""Metadata of topics, queues and segments, and the file that the peer keeps them in.
+"""Metadata of topics, queues and segments, and the peer's metadata file.
 
-Values only; where they are kept is the caller's. The peer's file is JSON but for the keys that are
-numbers, which have no quotes. Source: `DefaultMetadataStore` of RocketMQ's module tieredstore.
+Values only: the caller stores them. The peer's file is JSON, except that numeric keys have no
+quotes. Source: `DefaultMetadataStore` of RocketMQ's module tieredstore.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _TABLES = {
     SegmentType.CONSUME_QUEUE: "consumeQueueFileSegmentTable",
     SegmentType.INDEX: "indexFileSegmentTable",
 }
+# Strings are matched first, so that digits inside of them are not taken for keys.
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,])\s*(-?\d+)(?=\s*:)')
 
 
 class SegmentStatus(IntEnum):
-    """Stages of a segment, by the codes of the metadata."""
+    """Stages of a segment, with the codes of the metadata."""
 
     NEW = 0
     SEALED = 1
@@ -50,7 +51,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic; `reserve_time` is in hours, 0 or less for the store's own."""
+    """A topic. `reserve_time` is in hours, 0 or less means the store's default."""
 
     topic_id: int
     topic: str
@@ -68,12 +69,12 @@ class QueueMetadata:
     max_offset: int
     update_ms: int = 0
     log_end: int = 0
-    """End of its commit log, which the peer's file does not have."""
+    """End of the commit log, which the peer's file does not contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentMetadata:
-    """A segment of a flat file; `begin_ms` and `end_ms` bound the times of its messages."""
+    """Segment of a flat file. `begin_ms` and `end_ms` bound the times of its messages."""
 
     path: str
     kind: SegmentType
@@ -85,8 +86,8 @@ class SegmentMetadata:
     end_ms: int = 2**63 - 1
     seal_ms: int = 0
 
-    def sealed(self, now_ms: int) -> SegmentMetadata:
-        """Return the segment as sealed at this time."""
+    def with_seal(self, now_ms: int) -> SegmentMetadata:
+        """Return the segment sealed at this time."""
         return replace(self, status=SegmentStatus.SEALED, seal_ms=now_ms)
 
 
@@ -99,18 +100,19 @@ class MetadataTable:
     segments: dict[tuple[str, SegmentType, int], SegmentMetadata] = field(default_factory=dict)
     last_topic_id: int = -1
     noted_ms: int = 0
-    """Newest time that the store has noted as its own, in ms since 1970."""
+    """Newest time that the store has noted itself, in ms since 1970."""
 
     @property
     def stamps_ms(self) -> list[int]:
-        """Times at which the store itself has written; times of messages are the producers'."""
+        """Times written by the store itself, in contrast to times of messages."""
         stamps = [self.noted_ms, *(queue.update_ms for queue in self.queues.values())]
         for segment in self.segments.values():
             stamps += (segment.create_ms, segment.seal_ms)
         return [stamp for stamp in stamps if stamp > 0]
 
     def add_topic(self, topic: str, reserve_time: int = -1, now_ms: int = 0) -> TopicMetadata:
-        """Return the topic, with a new id if there is none yet; ids are never used again."""
+        """Return the topic, with a new id if it is unknown. Ids are never reused."""
+        # The index identifies topics by id, so an id of a deleted topic is never reused.
         if topic not in self.topics:
             self.last_topic_id += 1
             self.topics[topic] = TopicMetadata(
@@ -119,12 +121,12 @@ class MetadataTable:
         return self.topics[topic]
 
     def set_reserve_time(self, topic: str, hours: int, now_ms: int = 0) -> None:
-        """Set how long the messages of a topic are kept, 0 or less: as the store says."""
+        """Set the retention of a topic in hours, 0 or less for the store's default."""
         known = self.add_topic(topic, now_ms=now_ms)
         self.topics[topic] = replace(known, reserve_time=hours, update_ms=now_ms)
 
     def reserve_ms(self, topic: str, default_hours: int) -> int:
-        """Return how long the messages of a topic are kept, in ms."""
+        """Return the retention of a topic in ms."""
         known = self.topics.get(topic)
         hours = default_hours if known is None or known.reserve_time < 1 else known.reserve_time
         return hours * HOUR_MS
@@ -132,23 +134,28 @@ class MetadataTable:
     def delete_topic(self, topic: str) -> None:
         """Forget a topic and its queues."""
         self.topics.pop(topic, None)
-        for queue in [one for one in self.queues if one.topic == topic]:
+        # A list first: the table changes during the loop.
+        for queue in [queue for queue in self.queues if queue.topic == topic]:
             del self.queues[queue]
 
     def put_segment(self, segment: SegmentMetadata) -> None:
-        """Add a segment, or replace what is known of it."""
+        """Add a segment, or replace its metadata."""
         self.segments[segment.path, segment.kind, segment.base_offset] = segment
 
     def segments_of(self, path: str, kind: SegmentType) -> list[SegmentMetadata]:
         """Return the segments of a flat file by base offset."""
-        found = [one for one in self.segments.values() if (one.path, one.kind) == (path, kind)]
-        return sorted(found, key=lambda one: one.base_offset)
+        found = [
+            segment
+            for segment in self.segments.values()
+            if (segment.path, segment.kind) == (path, kind)
+        ]
+        return sorted(found, key=lambda segment: segment.base_offset)
 
     def delete_segments(self, path: str, kind: SegmentType, base_offset: int | None = None) -> None:
         """Forget one segment of a flat file, or all of them."""
-        for one in self.segments_of(path, kind):
-            if base_offset in (None, one.base_offset):
-                del self.segments[path, kind, one.base_offset]
+        for segment in self.segments_of(path, kind):
+            if base_offset in (None, segment.base_offset):
+                del self.segments[path, kind, segment.base_offset]
 
     # ---- the peer's file ----
 
@@ -157,18 +164,19 @@ class MetadataTable:
         document: dict[str, Any] = {
             "topicSerialNumber": self.last_topic_id,
             "topicMetadataTable": {
-                one.topic: {
-                    "reserveTime": one.reserve_time,
-                    "status": one.status,
-                    "topic": one.topic,
-                    "topicId": one.topic_id,
-                    "updateTimestamp": one.update_ms,
+                topic.topic: {
+                    "reserveTime": topic.reserve_time,
+                    "status": topic.status,
+                    "topic": topic.topic,
+                    "topicId": topic.topic_id,
+                    "updateTimestamp": topic.update_ms,
                 }
-                for one in self.topics.values()
+                for topic in self.topics.values()
             },
             "queueMetadataTable": {},
             **{table: {} for table in _TABLES.values()},
         }
+
         for queue, kept in self.queues.items():
             document["queueMetadataTable"].setdefault(queue.topic, {})[queue.queue_id] = {
                 "maxOffset": kept.max_offset,
@@ -180,9 +188,11 @@ class MetadataTable:
                 },
                 "updateTimestamp": kept.update_ms,
             }
-        for one in self.segments.values():
-            table = document[_TABLES[one.kind]].setdefault(one.path, {})
-            table[one.base_offset] = _segment_document(one)
+        for segment in self.segments.values():
+            # Numeric keys, which the encoder writes without quotes.
+            table = document[_TABLES[segment.kind]].setdefault(segment.path, {})
+            table[segment.base_offset] = _segment_document(segment)
+
         return _text(document)
 
     @classmethod
@@ -190,10 +200,11 @@ class MetadataTable:
         """Return the tables of a peer's file.
 
         Raises:
-            ValueError: it is no such file; the message names the field.
+            ValueError: the text is not such a file. The message names the field.
         """
         try:
-            document = parse_json(_TOKENS.sub(_quoted, text))
+            # Quotes around numeric keys turn the text into JSON.
+            document = parse_json(_TOKENS.sub(_quote_number, text))
             return cls._of(document)
         except (DocumentError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"metadata file: {type(error).__name__} {error}") from error
@@ -201,63 +212,65 @@ class MetadataTable:
     @classmethod
     def _of(cls, document: Mapping[str, Any]) -> MetadataTable:
         table = cls(last_topic_id=document.get("topicSerialNumber", -1))
-        for one in document.get("topicMetadataTable", {}).values():
-            table.topics[one["topic"]] = TopicMetadata(
-                one["topicId"],
-                one["topic"],
-                one["status"],
-                one["reserveTime"],
-                one["updateTimestamp"],
+        for topic in document.get("topicMetadataTable", {}).values():
+            table.topics[topic["topic"]] = TopicMetadata(
+                topic["topicId"],
+                topic["topic"],
+                topic["status"],
+                topic["reserveTime"],
+                topic["updateTimestamp"],
             )
+
         for queues in document.get("queueMetadataTable", {}).values():
-            for one in queues.values():
-                named = one["queue"]
+            for noted in queues.values():
+                named = noted["queue"]
                 queue = Queue(named["brokerName"], named["topic"], named["queueId"])
                 table.queues[queue] = QueueMetadata(
-                    queue, one["minOffset"], one["maxOffset"], one["updateTimestamp"]
+                    queue, noted["minOffset"], noted["maxOffset"], noted["updateTimestamp"]
                 )
+
         for kind, name in _TABLES.items():
             for segments in document.get(name, {}).values():
-                for one in segments.values():
-                    table.put_segment(_segment(kind, one))
+                for segment in segments.values():
+                    table.put_segment(_segment(kind, segment))
         return table
 
 
-def _segment_document(one: SegmentMetadata) -> dict[str, Any]:
+def _segment_document(segment: SegmentMetadata) -> dict[str, Any]:
     return {
-        "baseOffset": one.base_offset,
-        "beginTimestamp": one.begin_ms,
-        "createTimestamp": one.create_ms,
-        "endTimestamp": one.end_ms,
-        "path": one.path,
-        "sealTimestamp": one.seal_ms,
-        "size": one.size,
-        "status": int(one.status),
-        "type": int(one.kind),
+        "baseOffset": segment.base_offset,
+        "beginTimestamp": segment.begin_ms,
+        "createTimestamp": segment.create_ms,
+        "endTimestamp": segment.end_ms,
+        "path": segment.path,
+        "sealTimestamp": segment.seal_ms,
+        "size": segment.size,
+        "status": int(segment.status),
+        "type": int(segment.kind),
     }
 
 
-def _segment(kind: SegmentType, one: Mapping[str, Any]) -> SegmentMetadata:
+def _segment(kind: SegmentType, fields: Mapping[str, Any]) -> SegmentMetadata:
     return SegmentMetadata(
-        one["path"],
+        fields["path"],
         kind,
-        one["baseOffset"],
-        SegmentStatus(one["status"]),
-        one["size"],
-        one["createTimestamp"],
-        one["beginTimestamp"],
-        one["endTimestamp"],
-        one["sealTimestamp"],
+        fields["baseOffset"],
+        SegmentStatus(fields["status"]),
+        fields["size"],
+        fields["createTimestamp"],
+        fields["beginTimestamp"],
+        fields["endTimestamp"],
+        fields["sealTimestamp"],
     )
 
 
-def _quoted(match: re.Match[str]) -> str:
+def _quote_number(match: re.Match[str]) -> str:
     number = match.group(1)
     return match.group(0) if number is None else f'"{number}"'
 
 
 def _text(value: object) -> str:
-    """Return a value as JSON whose number keys have no quotes."""
+    """Return a value as JSON whose numeric keys have no quotes."""
     if not isinstance(value, dict):
         return json.dumps(value, separators=(",", ":"))
     parts = (f"{_key(name)}:{_text(part)}" for name, part in value.items())

@@ -1,4 +1,4 @@
-"""Names and paths of queues and of the files that hold their segments.
+"""Names and paths of queues and of their segment files.
 
 Source: `MessageStoreUtil`, `PosixFileSegment` and the S3 backend of RocketMQ's module tieredstore.
 """
@@ -11,13 +11,13 @@ from enum import IntEnum
 from streammeta.brokers.rocketmq.formats.message import java_hash
 
 INDEX_TOPIC = "rmq_sys_INDEX"
-"""Topic under whose name a broker keeps its key index, in queue 0."""
+"""Topic of a broker's key index, which is its queue 0."""
 _HASH_DIGITS = 8
 _OFFSET_DIGITS = 20
 
 
 class SegmentType(IntEnum):
-    """Contents of a flat file, by the codes of the metadata."""
+    """Contents of a flat file, with the codes of the metadata."""
 
     COMMIT_LOG = 0
     CONSUME_QUEUE = 1
@@ -25,27 +25,28 @@ class SegmentType(IntEnum):
 
     @classmethod
     def of_code(cls, code: int) -> SegmentType:
-        """Return a type; an unknown code is a commit log, as their reader has it."""
-        return cls(code) if code in {one.value for one in cls} else cls.COMMIT_LOG
+        """Return the type of a code. An unknown code means a commit log, as in the peer."""
+        return cls(code) if code in {type_.value for type_ in cls} else cls.COMMIT_LOG
 
 
 def short_hash(text: str) -> str:
-    """Return 8 hexadecimal digits of the MD5 of a text, which spread keys over prefixes."""
+    """Return 8 hexadecimal digits of a text's MD5, which spread keys over prefixes."""
+    # Not for security: the peer spreads its keys by the same digits.
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:_HASH_DIGITS]
 
 
 def segment_file_name(base_offset: int) -> str:
-    """Return the name of the file of a segment; raise `ValueError` on a negative offset."""
+    """Return the name of a segment's file. Raise `ValueError` for a negative offset."""
     if base_offset < 0:
-        raise ValueError(f"base_offset is {base_offset}, wanted 0 or more")
+        raise ValueError(f"base_offset is {base_offset}, expected 0 or more")
     return f"{short_hash(str(base_offset))}{base_offset:0{_OFFSET_DIGITS}d}"
 
 
 def base_offset_of(name: str) -> int:
-    """Return the base offset in a file's name; raise `ValueError` unless it is a segment's name."""
+    """Return the base offset in a segment's file name. Raise `ValueError` for other names."""
     digits = name[_HASH_DIGITS:]
     if not (digits.isascii() and digits.isdigit()) or segment_file_name(int(digits)) != name:
-        raise ValueError(f"file name is {name!r}, wanted 8 digits of a hash and 20 of an offset")
+        raise ValueError(f"file name is {name!r}, expected 8 digits of a hash and 20 of an offset")
     return int(digits)
 
 
@@ -60,7 +61,7 @@ def index_path(broker: str) -> str:
 
 
 def broker_prefix(cluster: str, broker: str) -> str:
-    """Return the prefix of a broker's chunks in a bucket, as the peer's S3 backend has it."""
+    """Return the prefix of a broker's chunks in a bucket, as in the peer's S3 backend."""
     return f"{java_hash(cluster)}/{cluster}/{broker}"
 
 

@@ -1,1 +1,1 @@
-"""Segments of flat files, and the stores that hold them."""
+"""Segments of flat files, and their stores."""

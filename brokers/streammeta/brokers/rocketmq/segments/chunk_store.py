@@ -1,8 +1,8 @@
-"""Segments of a broker as chunks in a bucket, and the merges of those that are sealed.
+"""Segments of a broker as chunks in a bucket, and the merges of sealed ones.
 
-Owns the place of each segment in the bucket, and the task that merges. A merge that fails is
-repeated; those that a crash interrupted are found by one listing when the store is opened. The
-metadata say which segments are sealed, so chunks are merged only after no writer adds to them.
+Owns the place of each segment in the bucket and the merge task. A failed merge is retried. Opening
+the store lists the bucket once and finds merges that a crash interrupted. The metadata says which
+segments are sealed, so chunks are merged only after their last write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streammeta.storage.errors import ObjectNotFoundError, StorageError
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _RETRY_S = (1.0, 60.0)
-"""First and longest pause after a merge that failed, in seconds."""
+"""First and longest pause after a failed merge, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ _Place = tuple[str, SegmentType, int]
 
 
 class ChunkStore:
-    """The segments of one broker in a bucket; `start` its merges, and `close` it.
+    """The segments of one broker in a bucket. `start` its merges, and `close` it.
 
-    Without `merges` sealed segments stay in chunks, until a store that merges is opened.
+    Without `merges`, sealed segments stay in chunks until a store that merges is opened.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class ChunkStore:
 
     def segment(self, path: str, kind: SegmentType, base_offset: int) -> BucketSegment:
         """Return a segment, whether it exists or not."""
+        # One object per segment: it serialises its writes, merges and deletion.
         place = (path, kind, base_offset)
         if place not in self._segments:
             prefix = chunk_prefix(self._cluster, path, kind, base_offset)
@@ -66,30 +67,31 @@ class ChunkStore:
         return self._segments[place]
 
     def forget(self, place: _Place) -> None:
-        """Forget a segment that is deleted."""
+        """Forget a deleted segment."""
         self._segments.pop(place, None)
 
     # -- merges
 
     def start(self) -> None:
-        """Merge in the background, first what earlier processes left, until `close`."""
+        """Merge in the background until `close`, beginning with segments of earlier processes."""
         if self._merges:
             self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop merging; the next process finishes it."""
+        """Stop merging. The next process finishes it."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     def merge_later(self, segment: BucketSegment) -> None:
-        """Merge a segment that is sealed."""
+        """Schedule the merge of a sealed segment."""
         if self._merges:
             self._waiting.append(segment)
             self._sealed.set()
 
     async def _run(self) -> None:
+        # Exponential backoff, reset by each successful merge.
         pause_s, most_s = self._retry_s
         is_recovered = False
         while True:
@@ -110,10 +112,13 @@ class ChunkStore:
                 pause_s = min(2 * pause_s, most_s)
 
     async def _merge_next(self) -> None:
-        """Merge the segment that waits longest; after a failure it is the last one."""
+        """Merge the longest waiting segment. After a failure it waits last."""
+        # Clear before waiting, so that a segment sealed meanwhile wakes the loop.
         while not self._waiting:
             self._sealed.clear()
             await self._sealed.wait()
+
+        # The segment stays in the queue until it is merged: a cancelled merge must not lose it.
         segment = self._waiting[0]
         try:
             await segment.merge()
@@ -123,8 +128,9 @@ class ChunkStore:
         self._waiting.remove(segment)
 
     async def _recover(self) -> None:
-        """Find sealed segments that still have chunks, and drop uploads that nobody completes."""
+        """Find sealed segments that still have chunks, and abort abandoned uploads."""
         prefix = f"{broker_prefix(self._cluster, self._broker)}/"
+
         left = await run_blocking(self._list_unmerged, prefix)
         for place, noted in self.keeper.table.segments.items():
             is_sealed = noted.status is SegmentStatus.SEALED and noted.kind is not SegmentType.INDEX
@@ -133,7 +139,8 @@ class ChunkStore:
 
     def _list_unmerged(self, prefix: str) -> set[str]:
         """Return the prefixes of segments that have chunks."""
-        with contextlib.suppress(StorageError):  # they cost space alone
+        # An abandoned upload only costs space, so a failed abort is not an error.
+        with contextlib.suppress(StorageError):
             for upload in self.store.list_multipart_uploads(prefix):
                 self.store.abort_multipart(upload)
         keys = (found.key.partition("/chunk/chunk-") for found in self.store.list_objects(prefix))
@@ -141,7 +148,7 @@ class ChunkStore:
 
 
 class BucketSegment:
-    """One segment in the bucket; its objects are listed when it is first used."""
+    """One segment in the bucket. Its objects are listed at the first use."""
 
     def __init__(self, owner: ChunkStore, place: _Place, prefix: str) -> None:
         self._owner = owner
@@ -150,8 +157,9 @@ class BucketSegment:
         self._chunks: ChunkedSegment | None = None
         self._changing = asyncio.Lock()
 
-    async def _opened(self) -> ChunkedSegment:
+    async def _open_chunks(self) -> ChunkedSegment:
         if self._chunks is None:
+            # A concurrent call may open it first. Its instance knows about writes, so it wins.
             opened = await ChunkedSegment.open(self._owner.store, self._prefix)
             self._chunks = self._chunks or opened
         return self._chunks
@@ -159,58 +167,62 @@ class BucketSegment:
     async def size(self) -> int | None:
         """Return the number of stored bytes, None if the bucket does not answer."""
         try:
-            return await (await self._opened()).size()
+            return await (await self._open_chunks()).size()
         except StorageError:
             return None
 
     async def reload(self) -> int | None:
         """Return the number of stored bytes, whoever wrote them."""
         try:
-            return await (await self._opened()).reload()
+            return await (await self._open_chunks()).reload()
         except StorageError:
             return None
 
     async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
-        """Store a chunk, and note the segment's size and times in the table of the metadata.
+        """Store a chunk, and note the segment's size and times in the metadata table.
 
-        The caller saves the table. Raises `SegmentWriteError`, and what saving the metadata raises.
+        The caller saves the table. Raises `SegmentWriteError`, and errors of saving the metadata.
         """
         keeper = self._owner.keeper
+        # A replaced process must not add chunks: the merge of its successor would miss them.
         keeper.require_owner()
+        # The metadata names a segment before its first byte, so that expiry always finds it.
         if self._place not in keeper.table.segments:
             keeper.table.put_segment(SegmentMetadata(*self._place))
             await keeper.save()
         async with self._changing:
             try:
-                chunks = await self._opened()
+                chunks = await self._open_chunks()
             except StorageError as error:
                 raise SegmentWriteError(str(error)) from error
             await chunks.write(position, data, times)
 
+        # Times and size are noted only after the chunk is stored.
         noted = keeper.table.segments[self._place]
         begin_ms, end_ms = times
         keeper.table.put_segment(replace(noted, size=chunks.end, begin_ms=begin_ms, end_ms=end_ms))
 
     async def read(self, position: int, length: int) -> bytes:
-        """Return stored bytes, fewer at the end of the segment; raise `StorageError`."""
-        return await (await self._opened()).read(position, length)
+        """Return stored bytes, fewer at the end of the segment. Raise `StorageError`."""
+        return await (await self._open_chunks()).read(position, length)
 
     async def seal(self) -> None:
-        """Let the store merge the chunks later."""
+        """Schedule the merge of the chunks."""
         self._owner.merge_later(self)
 
     async def merge(self) -> None:
-        """Merge the chunks into one object; raise `StorageError` if that has to be repeated."""
+        """Merge the chunks into one object. Raise `StorageError` if that must be repeated."""
         async with self._changing:
             try:
-                await (await self._opened()).seal()
+                await (await self._open_chunks()).seal()
             except ObjectNotFoundError:
-                # Another process of the broker has merged them: they are listed again next time.
+                # Another process of the broker has merged them. The next call lists them again.
                 self._chunks = None
                 raise
 
     async def destroy(self) -> None:
-        """Delete all objects, and forget the segment; raise `StorageError` if one is left."""
+        """Delete all objects and forget the segment. Raise `StorageError` if one is left."""
+        # A merge in progress would write an object again after its deletion.
         async with self._changing:
             await ChunkedSegment(self._owner.store, self._prefix).destroy()
             self._chunks = None

@@ -1,7 +1,7 @@
-"""One segment of a flat file: appends wait in buffers until a commit uploads them together.
+"""Segment of a flat file: appends wait in buffers until one commit uploads them together.
 
-Knows no backend but by `SegmentStorage`. A commit that failed is settled by the backend's size
-before anything else is written, so no byte is written twice and none is left out.
+Uses a backend only through `SegmentStorage`. After a failed commit the backend's size is read
+before the next write, so that no byte is written twice or left out.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from streammeta.brokers.rocketmq.segments.storage import (
 _log = logging.getLogger(__name__)
 
 UNKNOWN_TIME = 2**63 - 1
-"""Bounds of the times of a segment that holds nothing."""
+"""Bounds of the times of an empty segment."""
 
 
 class AppendResult(StrEnum):
-    """Outcomes of an append; the names are those of the source."""
+    """Outcomes of an append. The names are the source's."""
 
     SUCCESS = "SUCCESS"
     """The bytes wait for a commit."""
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
-    """The last segment is full and can't be committed now; append again later."""
+    """The last segment is full and can't be committed now. Append again later."""
     OFFSET_INCORRECT = "OFFSET_INCORRECT"
-    """The source's: an append that does not continue the queue. Dispatch here never makes one."""
+    """An append of the source that does not continue the queue. Dispatch never causes one."""
     BUFFER_FULL = "BUFFER_FULL"
-    """Too many appends wait; commit, then append again."""
+    """Too many appends wait. Commit, then append again."""
     FILE_FULL = "FILE_FULL"
     """The segment, or the largest one of a file, has no room for so many bytes."""
     FILE_CLOSED = "FILE_CLOSED"
-    """The segment is sealed or deleted; its file appends to the next one."""
+    """The segment is sealed or deleted. Its file appends to the next one."""
 
 
 class SegmentReadError(ValueError):
-    """A read names bytes that are not committed."""
+    """A read names uncommitted bytes."""
 
     code = "ILLEGAL_PARAM"
 
     def __init__(self, position: int, length: int, end: int) -> None:
         super().__init__(
-            f"read is of {length} bytes at {position}, wanted at least one byte and a position in"
-            f" 0..{end - 1}"
+            f"read is of {length} bytes at {position}, expected at least one byte and a"
+            f" position in 0..{end - 1}"
         )
 
 
 class UploadBody:
-    """Bytes of one commit, which can be read again from a mark on."""
+    """Bytes of one commit, which can be read again from a mark."""
 
     def __init__(self, position: int, data: bytes) -> None:
         self.position = position
@@ -66,32 +66,32 @@ class UploadBody:
 
     @property
     def end(self) -> int:
-        """Position behind the last byte."""
+        """Position after the last byte."""
         return self.position + len(self.data)
 
     def read(self, size: int = -1) -> bytes:
-        """Read on, to the end with a negative size."""
+        """Return the next bytes, all remaining ones for a negative size."""
         return self._stream.read(size)
 
     def mark(self) -> None:
-        """Remember the place that `reset` goes back to."""
+        """Mark the position for `reset`."""
         self._mark = self._stream.tell()
 
     def reset(self) -> None:
-        """Go back to the mark; raise `OSError` if there is none."""
+        """Return to the mark. Raise `OSError` without one."""
         if self._mark is None:
-            raise OSError("there is no mark to go back to; call mark first")
+            raise OSError("the body has no mark. Call mark first")
         self._stream.seek(self._mark)
 
     def rest_from(self, position: int) -> bytes:
-        """Return what of the body lies at or behind a position of the segment."""
+        """Return the bytes of the body from a position of the segment on."""
         return self.data[position - self.position :]
 
 
 def commit_log_body(
     start_offset: int, messages: list[bytes], position: int = 0, coda: bytes = b""
 ) -> UploadBody:
-    """Return messages with the physical offsets they have from `start_offset` on, then a coda."""
+    """Return messages with their physical offsets from `start_offset` on, then a coda."""
     parts, offset = [], start_offset
     for message in messages:
         parts.append(with_physical_offset(message, offset))
@@ -101,9 +101,9 @@ def commit_log_body(
 
 @dataclass(slots=True, eq=False)
 class FileSegment:
-    """A segment; offsets of the flat file are `base_offset` and a position.
+    """One segment. An offset of the flat file is `base_offset` plus a position.
 
-    `max_size` None: no limit. `start_size` bytes are in the backend already.
+    `max_size` None means no limit. `start_size` bytes are already stored in the backend.
     """
 
     kind: SegmentType
@@ -130,12 +130,12 @@ class FileSegment:
 
     @property
     def commit_offset(self) -> int:
-        """End of what is committed."""
+        """End of the committed bytes."""
         return self.base_offset + self.commit_position
 
     @property
     def append_offset(self) -> int:
-        """End of what was appended."""
+        """End of the appended bytes."""
         return self.base_offset + self.append_position
 
     @property
@@ -144,7 +144,7 @@ class FileSegment:
         return self.append_position > self.commit_position
 
     def check_append(self, size: int) -> AppendResult:
-        """Return the result that an append of so many bytes would have now."""
+        """Return the result of an append of so many bytes now."""
         if self.closed:
             return AppendResult.FILE_CLOSED
         if self.max_size is not None and self.append_position + size > self.max_size:
@@ -154,64 +154,77 @@ class FileSegment:
         return AppendResult.SUCCESS
 
     def append(self, data: bytes, timestamp_ms: int) -> AppendResult:
-        """Take bytes into the buffer; they are readable once they are committed."""
+        """Add bytes to the buffer. They are readable after their commit."""
         result = self.check_append(len(data))
         if result is not AppendResult.SUCCESS:
             return result
         if self.min_timestamp_ms == UNKNOWN_TIME:
             self.min_timestamp_ms = self.max_timestamp_ms = timestamp_ms
         self.max_timestamp_ms = max(self.max_timestamp_ms, timestamp_ms)
+
         self._buffers.append(data)
         self.append_position += len(data)
         return AppendResult.SUCCESS
 
     async def commit(self) -> bool:
-        """Upload what waits; False: another commit is under way, or this one failed."""
+        """Upload appended bytes. Return False on a failure, or if another commit is under way."""
         if self.closed:
             return False
         if not self.needs_commit:
             return True
+        # One commit at a time: a second one would upload the same buffers.
         if not self.hold():
             return False
+
         try:
+            # A failed upload is settled first, so that no byte is written twice.
             return await self._settle() and await self._upload()
         except OtherWriterError as error:
+            # The queue reloads the segment before its next commit.
             self.has_other_writer = True
-            _log.warning("commit to the segment at %d failed: %s", self.base_offset, error)
+            _log.warning(
+                "commit to the segment at %d failed, the next commit repairs it: %s",
+                self.base_offset,
+                error,
+            )
             return False
         finally:
             self.release()
 
     def hold(self) -> bool:
-        """Take the permit to commit; False if it is taken."""
+        """Acquire the permit to commit. Return False if it is in use."""
         if self._committing:
             return False
         self._committing = True
         return True
 
     def release(self) -> None:
-        """Give the permit to commit back."""
+        """Release the permit to commit."""
         self._committing = False
 
     async def _settle(self) -> bool:
-        """Find out what a failed upload left; False if the backend does not say."""
+        """Find out how much a failed upload stored. Return False if the backend does not say."""
         body = self._unsettled
         if body is None:
             return True
         size = await self.storage.size()
+        # A size outside of the body comes from a stale answer or another writer.
         if size is None or not body.position <= size <= body.end:
             return False
+        # A partly stored body continues at the stored size.
         self.commit_position = size
         if size == body.end:
             self._unsettled = None
         return True
 
     async def _upload(self) -> bool:
-        """Send the rest of an unsettled body, or else all that waits."""
+        """Send the rest of an unsettled body, or else all appended bytes."""
         if self._unsettled is None:
+            # New appends go to fresh buffers, so a retry sends exactly the same bytes.
             self._unsettled = self._take_buffers()
         body = self._unsettled
         try:
+            # The backend may already have stored all bytes of an unanswered write.
             data = body.rest_from(self.commit_position)
             if data:
                 times = (self.min_timestamp_ms, self.max_timestamp_ms)
@@ -219,30 +232,39 @@ class FileSegment:
         except OtherWriterError:
             raise
         except SegmentWriteError as error:
+            # The backend has all bytes if its end is the body's end: only the answer was lost.
             if error.position != body.end:
-                _log.warning("commit to the segment at %d failed: %s", self.base_offset, error)
+                _log.warning(
+                    "commit to the segment at %d failed, the next commit repeats it: %s",
+                    self.base_offset,
+                    error,
+                )
                 return False
+
         self.commit_position = body.end
         self._unsettled = None
         return True
 
     def _take_buffers(self) -> UploadBody:
         buffers, self._buffers = self._buffers, []
+        # Messages contain their physical offset, which is known only at the commit.
         if self.kind is SegmentType.COMMIT_LOG:
             return commit_log_body(self.commit_offset, buffers, self.commit_position)
         return UploadBody(self.commit_position, b"".join(buffers))
 
     async def read(self, position: int, length: int) -> bytes:
-        """Return committed bytes, cut at the last committed one.
+        """Return committed bytes, at most up to the last committed one.
 
         Raises:
-            SegmentReadError: the position is not committed, no byte is asked for, the segment is
+            SegmentReadError: the position is not committed, no byte is requested, the segment is
                 deleted, or the backend has lost committed bytes.
         """
+        # A deleted segment rejects new reads, while reads under way may finish.
         end = 0 if self.is_deleted else self.commit_position
         if position < 0 or position >= end or length <= 0:
             raise SegmentReadError(position, length, end)
         length = min(length, end - position)
+        # `delete` waits until no reader is left.
         self._readers += 1
         try:
             data = await self.storage.read(position, length)
@@ -250,18 +272,20 @@ class FileSegment:
             self._readers -= 1
             if not self._readers:
                 self._unread.set()
+
         if len(data) != length:
             raise SegmentReadError(position, length, position + len(data))
         return data
 
     async def delete(self) -> None:
-        """Delete the bytes once the reads under way have ended; may be repeated."""
+        """Delete the bytes once the reads under way have ended. May be repeated."""
         self.closed = self.is_deleted = True
+
         while self._readers:
             self._unread.clear()
             await self._unread.wait()
         await self.storage.destroy()
 
     def close(self) -> None:
-        """Refuse appends and commits from now on; what is committed stays readable."""
+        """Reject appends and commits from now on. Committed bytes stay readable."""
         self.closed = True

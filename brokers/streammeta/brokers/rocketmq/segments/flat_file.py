@@ -1,7 +1,7 @@
-"""A flat file: segments that follow each other, of which the last one takes appends.
+"""Flat file: consecutive segments, of which the last one accepts appends.
 
-Knows nothing of messages. Every change of the segments is in the metadata before it is relied on;
-the size of the last segment is the backend's to say.
+Knows nothing of messages. Every change of the segments is saved in the metadata before it is relied
+on. The size of the last segment comes from the backend.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SizeUnknownError(Exception):
 
     def __init__(self, path: str, base_offset: int) -> None:
         super().__init__(
-            f"size of the segment at {base_offset} of {path} is not known now; open it again"
+            f"size of the segment at {base_offset} of {path} is unknown now. Open it again"
         )
 
 
@@ -38,8 +38,8 @@ class SegmentCutError(Exception):
 
     def __init__(self, path: str, base_offset: int, size: int, wanted: int) -> None:
         super().__init__(
-            f"segment at {base_offset} of {path} has {size} bytes, wanted {wanted}: committed bytes"
-            " are lost; restore them, or destroy the topic"
+            f"segment at {base_offset} of {path} has {size} bytes, expected {wanted}:"
+            " committed bytes are lost. Restore them, or destroy the topic"
         )
 
 
@@ -49,16 +49,16 @@ class NoSegmentError(Exception):
     code = "IllegalState"
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} has no segment; set its first offset before appending")
+        super().__init__(f"{path} has no segment. Set its first offset before appending")
 
 
 class MetadataKeeper(Protocol):
-    """Keeps the metadata of a broker durably."""
+    """Durable store of a broker's metadata."""
 
     table: MetadataTable
 
     async def save(self) -> None:
-        """Make the table durable as it is now."""
+        """Save the current table durably."""
         ...
 
     def require_owner(self) -> None:
@@ -66,7 +66,7 @@ class MetadataKeeper(Protocol):
         ...
 
     async def prove_owner(self) -> None:
-        """Raise unless this is the newest process of its broker; note the store's time."""
+        """Raise unless this is the newest process of its broker, and note the store's time."""
         ...
 
 
@@ -78,20 +78,20 @@ class MemoryKeeper:
     saves: int = 0
 
     async def save(self) -> None:
-        """Count the call: the table is all there is."""
+        """Count the call: the table itself is the store."""
         self.saves += 1
 
     def require_owner(self) -> None:
-        """Do nothing: nobody else has the table."""
+        """Do nothing: no other process has the table."""
 
     async def prove_owner(self) -> None:
-        """Save the time: nobody else has the table."""
+        """Save the time: no other process has the table."""
         await self.save()
 
 
 @dataclass(frozen=True, slots=True)
 class FlatFilePlace:
-    """What flat files of a broker share."""
+    """Objects that the flat files of a broker share."""
 
     store: SegmentStore
     keeper: MetadataKeeper
@@ -100,7 +100,7 @@ class FlatFilePlace:
 
 
 class FlatFile:
-    """Segments of one kind of a queue; offsets are bytes."""
+    """Segments of one kind of a queue. Offsets are bytes."""
 
     smallest_append = 1
     """Smallest append in bytes: a segment with less room is full."""
@@ -116,12 +116,12 @@ class FlatFile:
         self.max_size = max_size
         self.segments: list[FileSegment] = []
         self._deleted: list[FileSegment] = []
-        """Segments that the metadata says are deleted, and whose bytes may still be stored."""
+        """Segments marked as deleted in the metadata, whose bytes may still be stored."""
         self._resume_offset = 0
-        """Where a file without segments goes on."""
+        """Offset at which a file without segments continues."""
 
     async def open(self) -> None:
-        """Take over the segments of the metadata.
+        """Load the segments of the metadata.
 
         Raises:
             SizeUnknownError: the backend does not say the size of the last one.
@@ -130,30 +130,36 @@ class FlatFile:
         noted = self._place.keeper.table.segments_of(self.path, self.kind)
         is_deleted = SegmentStatus.DELETED
         self._deleted = [
-            self._segment(one.base_offset) for one in noted if one.status is is_deleted
+            self._segment(metadata.base_offset)
+            for metadata in noted
+            if metadata.status is is_deleted
         ]
-        listed = [one for one in noted if one.status is not is_deleted]
-        for number, one in enumerate(listed, start=1):
-            segment = self._segment(one.base_offset)
-            size: int | None = one.size
-            if number == len(listed) and one.status is SegmentStatus.NEW:
+
+        listed = [metadata for metadata in noted if metadata.status is not is_deleted]
+        for number, metadata in enumerate(listed, start=1):
+            segment = self._segment(metadata.base_offset)
+            size: int | None = metadata.size
+            # Only an unsealed last segment can have grown after its metadata was saved.
+            if number == len(listed) and metadata.status is SegmentStatus.NEW:
                 size = await segment.storage.size()
+            # Guessing a size could overwrite committed bytes.
             if size is None:
-                raise SizeUnknownError(self.path, one.base_offset)
-            if size < one.size:
-                raise SegmentCutError(self.path, one.base_offset, size, one.size)
+                raise SizeUnknownError(self.path, metadata.base_offset)
+            if size < metadata.size:
+                raise SegmentCutError(self.path, metadata.base_offset, size, metadata.size)
             segment.commit_position = segment.append_position = size
-            segment.min_timestamp_ms, segment.max_timestamp_ms = one.begin_ms, one.end_ms
-            if size != one.size:  # times of the rest were never noted: as late as they can be
+            segment.min_timestamp_ms, segment.max_timestamp_ms = metadata.begin_ms, metadata.end_ms
+            if size != metadata.size:  # times of the rest were never noted: as late as they can be
                 segment.max_timestamp_ms = self._place.now_ms()
-                segment.min_timestamp_ms = min(one.begin_ms, segment.max_timestamp_ms)
-            segment.closed = one.status is SegmentStatus.SEALED
+                segment.min_timestamp_ms = min(metadata.begin_ms, segment.max_timestamp_ms)
+            segment.closed = metadata.status is SegmentStatus.SEALED
             self.segments.append(segment)
         await self._seal_full()
 
     async def _seal_full(self) -> None:
-        """Seal a last segment that takes no further append: a crash came before it was sealed."""
+        """Seal a full last segment, for which a crash came before its seal."""
         if self.segments and self.max_size is not None:
+            # Other segments were sealed before a later one was added.
             last = self.segments[-1]
             if not last.closed and last.commit_position + self.smallest_append > self.max_size:
                 await self.seal()
@@ -164,17 +170,17 @@ class FlatFile:
 
     @property
     def min_offset(self) -> int:
-        """First offset that a segment has."""
+        """First offset of the first segment."""
         return self.segments[0].base_offset if self.segments else self._resume_offset
 
     @property
     def commit_offset(self) -> int:
-        """End of what is committed."""
+        """End of the committed bytes."""
         return self.segments[-1].commit_offset if self.segments else self._resume_offset
 
     @property
     def append_offset(self) -> int:
-        """End of what was appended."""
+        """End of the appended bytes."""
         return self.segments[-1].append_offset if self.segments else self._resume_offset
 
     @property
@@ -188,7 +194,7 @@ class FlatFile:
         return self.segments[-1].max_timestamp_ms if self.segments else -1
 
     def writable(self) -> FileSegment:
-        """Return the segment that takes appends; raise `NoSegmentError` without one."""
+        """Return the segment that accepts appends. Raise `NoSegmentError` without one."""
         if not self.segments:
             raise NoSegmentError(self.path)
         return self.segments[-1]
@@ -204,21 +210,23 @@ class FlatFile:
             await self.roll(offset)
 
     async def roll(self, base_offset: int) -> None:
-        """Add a segment that begins here; raise `ValueError` if it would overlap the last one."""
+        """Add a segment that begins here. Raise `ValueError` if it would overlap the last one."""
         if base_offset < self.append_offset:
             raise ValueError(
-                f"segment of {self.path} begins at {base_offset}, wanted {self.append_offset} or"
-                " more"
+                f"segment of {self.path} begins at {base_offset}, expected"
+                f" {self.append_offset} or more"
             )
+
         segment = self._segment(base_offset)
         self._place.keeper.table.put_segment(
             SegmentMetadata(self.path, self.kind, base_offset, create_ms=self._place.now_ms())
         )
         await self._place.keeper.save()
+        # Appended only after the save: the metadata never misses a segment with bytes.
         self.segments.append(segment)
 
     async def append(self, data: bytes, timestamp_ms: int) -> AppendResult:
-        """Append bytes, in a new segment if the last one is full; see `make_room` for refusals."""
+        """Append bytes, in a new segment if the last one is full (see `make_room` for failures)."""
         result = await self.make_room(len(data))
         if result is not AppendResult.SUCCESS:
             return result
@@ -227,34 +235,39 @@ class FlatFile:
     async def make_room(self, size: int) -> AppendResult:
         """Add a segment unless the last one has room for so many bytes.
 
-        UNKNOWN_ERROR: the last one is full and can't be committed now; FILE_FULL: no segment takes
-        so much. Raises `NoSegmentError`.
+        Returns UNKNOWN_ERROR if the last one is full and can't be committed now, and FILE_FULL if
+        no segment is large enough. Raises `NoSegmentError`.
         """
+        # All segments have expired. The file continues at its old end.
         if not self.segments and self._resume_offset:
             await self.roll(self._resume_offset)
         result = self._check_room(size)
         if result not in (AppendResult.FILE_FULL, AppendResult.FILE_CLOSED):
             return result
+        # No segment is large enough, so a new one would not help.
         if self.max_size is not None and size > self.max_size and not self.takes_larger:
             return AppendResult.FILE_FULL
         if not self.writable().closed and not await self.seal():
             return AppendResult.UNKNOWN_ERROR
+
         await self.roll(self.append_offset)
         return self._check_room(size)
 
     def _check_room(self, size: int) -> AppendResult:
-        """Return whether the last segment has room; an empty one may grow for one larger append."""
+        """Return whether the last segment has room. An empty one may grow for one larger append."""
         segment = self.writable()
         if self.takes_larger and not segment.append_position and segment.max_size is not None:
             segment.max_size = max(segment.max_size, size)
         return segment.check_append(size)
 
     async def seal(self) -> bool:
-        """Commit the last segment and let it take nothing more; False if it can't be committed."""
+        """Commit the last segment and close it. Return False if it can't be committed."""
         segment = self.writable()
+        # A commit may upload only the rest of an earlier body, so commit until none waits.
         while segment.needs_commit:
             if not await segment.commit():
                 return False
+        # Closed before the save, so that no append follows the noted size.
         segment.close()
         self._note(segment)
         await self._place.keeper.save()
@@ -262,12 +275,13 @@ class FlatFile:
         return True
 
     async def commit(self) -> bool:
-        """Upload what waits, then note the sizes; False: not all of it is committed."""
+        """Upload appended bytes, then note the sizes. Return False if some are not committed."""
         if not self.segments:
             return True
         segment = self.segments[-1]
         if segment.closed:
             return True
+
         before = segment.commit_position
         done = await segment.commit()
         if segment.commit_position != before:
@@ -277,6 +291,7 @@ class FlatFile:
 
     def _note(self, segment: FileSegment) -> None:
         table = self._place.keeper.table
+        # Status and creation time stay as they are noted.
         known = table.segments[self.path, self.kind, segment.base_offset]
         noted = replace(
             known,
@@ -286,42 +301,46 @@ class FlatFile:
         )
         is_new = known.status is SegmentStatus.NEW
         table.put_segment(
-            noted.sealed(self._place.now_ms()) if segment.closed and is_new else noted
+            noted.with_seal(self._place.now_ms()) if segment.closed and is_new else noted
         )
 
     @property
     def has_other_writer(self) -> bool:
-        """Whether another process has written where the last segment is to be continued."""
+        """Whether another process has written at the end of the last segment."""
         return bool(self.segments) and self.segments[-1].has_other_writer
 
     async def reload(self) -> None:
-        """Take over the stored bytes of the last segment, and drop bytes that wait.
+        """Load the stored bytes of the last segment, and drop pending bytes.
 
         Raises `SizeUnknownError`.
         """
         if not self.segments or self.segments[-1].closed:
             return
+
         former = self.segments[-1]
         size = await former.storage.reload()
         if size is None:
             raise SizeUnknownError(self.path, former.base_offset)
         segment = self._segment(former.base_offset)
         segment.commit_position = segment.append_position = size
+        # Times of another process's messages are unknown, so the segment expires from now on.
         if size:
             segment.max_timestamp_ms = self._place.now_ms()
             segment.min_timestamp_ms = min(former.min_timestamp_ms, segment.max_timestamp_ms)
+
         self.segments[self.segments.index(former)] = segment
         self._note(segment)
         await self._place.keeper.save()
 
     async def read(self, offset: int, length: int) -> bytes:
-        """Return committed bytes from an offset on, over as many segments as they lie in.
+        """Return committed bytes from an offset on, across segments.
 
         Raises:
-            SegmentReadError: the offset is not committed, or no byte is asked for.
+            SegmentReadError: the offset is not committed, or no byte is requested.
         """
         parts: list[bytes] = []
-        for segment in tuple(self.segments):  # the first ones may expire meanwhile
+        # The first segments may expire during a read, so iterate over a copy.
+        for segment in tuple(self.segments):
             if offset < segment.base_offset or offset >= segment.commit_offset:
                 continue
             part = await segment.read(offset - segment.base_offset, length)
@@ -329,12 +348,13 @@ class FlatFile:
             offset, length = offset + len(part), length - len(part)
             if length <= 0:
                 break
+
         if not parts:
             raise SegmentReadError(offset, length, self.commit_offset)
         return b"".join(parts)
 
     def next_offset(self, offset: int) -> int:
-        """Return the smallest committed offset from `offset` on, behind a hole; or the end."""
+        """Return the smallest committed offset from `offset` on, after a hole, or the end."""
         for segment in self.segments:
             if offset < segment.commit_offset:
                 return max(offset, segment.base_offset)
@@ -343,50 +363,54 @@ class FlatFile:
     def has_expired(self, before_ms: int, created_before_ms: int | None = None) -> bool:
         """Whether the first segment is due: its newest message is older.
 
-        With `created_before_ms` the segment must have been created before that too, so that
-        messages with wrong times are kept as long. The last segment stays while bytes wait in it;
-        an empty one that another follows is always due.
+        With `created_before_ms` the segment must also have been created before that time, so that
+        messages with wrong times are kept equally long. The last segment stays while it has pending
+        bytes. An empty segment before another one is always due.
         """
         if not self.segments:
             return False
+
         head, is_last = self.segments[0], len(self.segments) == 1
         if is_last and head.needs_commit:
             return False
         if not is_last and not head.append_position:
             return True
-        noted = self._noted(head)
+
+        noted = self._find_metadata(head)
         created_ms = 0 if noted is None else noted.create_ms
         if created_before_ms is not None and created_ms >= created_before_ms:
             return False
         return head.max_timestamp_ms < before_ms
 
     async def expire(self, before_ms: int, created_before_ms: int | None = None) -> int:
-        """Delete first segments that are due, see `has_expired`; return the number of them."""
+        """Delete due first segments (see `has_expired`) and return their number."""
         deleted = await self.finish_deletions()
         while self.has_expired(before_ms, created_before_ms):
             deleted += await self.delete_first()
         return deleted
 
     async def destroy(self) -> None:
-        """Delete all segments, and what waits with them."""
+        """Delete all segments with their pending bytes."""
         await self.finish_deletions()
         while self.segments:
             await self.delete_first()
         self._resume_offset = 0
 
     async def delete_first(self) -> int:
-        """Delete the first segment; return 1.
+        """Delete the first segment and return the number of deleted segments.
 
-        The metadata says that it is deleted before a byte is, and forgets it last. So a crash or a
-        failure leaves it to `finish_deletions`, here or after a restart.
+        The metadata marks it as deleted before the first byte is deleted, and forgets it last.
+        After a crash or a failure `finish_deletions` completes it, here or after a restart.
         """
         segment = self.segments[0]
         segment.close()
-        noted = self._noted(segment)
+        noted = self._find_metadata(segment)
         if noted is not None:
             deleted = replace(noted, status=SegmentStatus.DELETED)
             self._place.keeper.table.put_segment(deleted)
             await self._place.keeper.save()
+
+        # A concurrent call may have removed it during the save.
         if segment in self.segments:
             self._resume_offset = segment.append_offset
             self.segments.remove(segment)
@@ -394,16 +418,17 @@ class FlatFile:
         return await self.finish_deletions()
 
     async def finish_deletions(self) -> int:
-        """Delete the bytes of segments marked as deleted; return the number of segments."""
+        """Delete the bytes of segments marked as deleted. Return the number of segments."""
         finished = 0
         for segment in tuple(self._deleted):
             await segment.delete()
             self._place.keeper.table.delete_segments(self.path, self.kind, segment.base_offset)
             await self._place.keeper.save()
-            if segment in self._deleted:  # another call may have finished it meanwhile
+            # Another call may have finished it meanwhile.
+            if segment in self._deleted:
                 self._deleted.remove(segment)
                 finished += 1
         return finished
 
-    def _noted(self, segment: FileSegment) -> SegmentMetadata | None:
+    def _find_metadata(self, segment: FileSegment) -> SegmentMetadata | None:
         return self._place.keeper.table.segments.get((self.path, self.kind, segment.base_offset))

@@ -1,7 +1,7 @@
-"""Where segments are kept: the calls a backend answers, and one in memory.
+"""Interface of segment storage, and a backend in memory.
 
-A backend keeps the bytes of segments and nothing of what they mean. Writes continue what is there;
-after a failed write the backend's size decides what of it has happened.
+A backend stores the bytes of segments and does not interpret them. Writes continue at the stored
+end. After a failed write the backend's size says which bytes were stored.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from streammeta.brokers.rocketmq.formats.names import SegmentType
 
 
 class SegmentWriteError(Exception):
-    """A write failed; `position` is the end of the segment if the backend knows it."""
+    """A write failed. `position` is the end of the segment if the backend knows it."""
 
     def __init__(self, reason: str, position: int | None = None) -> None:
         self.position = position
-        super().__init__(f"segment write failed: {reason}; commit again")
+        super().__init__(f"segment write failed: {reason}. Commit again")
 
 
 class OtherWriterError(SegmentWriteError):
-    """Another process wrote other bytes at the end of the segment; reload it."""
+    """Another process wrote other bytes at the end of the segment. Reload it."""
 
 
 TimeBounds = tuple[int, int]
@@ -28,12 +28,12 @@ TimeBounds = tuple[int, int]
 
 
 class SegmentStorage(Protocol):
-    """The bytes of one segment; positions are bytes from its begin."""
+    """The bytes of one segment. Positions are bytes from its begin."""
 
     async def size(self) -> int | None:
-        """Return the number of stored bytes, None if it is not known now.
+        """Return the number of stored bytes, None if it is unknown now.
 
-        Raises `OtherWriterError` if they are not the caller's.
+        Raises `OtherWriterError` if another process wrote them.
         """
         ...
 
@@ -42,10 +42,10 @@ class SegmentStorage(Protocol):
         ...
 
     async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
-        """Store bytes behind those that are there; `position` is the segment's size.
+        """Store bytes after the stored ones. `position` is the segment's size.
 
-        `times` bound those of all that was appended to the segment. Raises `SegmentWriteError`;
-        what has been stored then is not known.
+        `times` are the bounds for all bytes appended to the segment. Raises `SegmentWriteError`,
+        after which the stored size is unknown.
         """
         ...
 
@@ -54,22 +54,22 @@ class SegmentStorage(Protocol):
         ...
 
     async def seal(self) -> None:
-        """Prepare for no more writes, once the metadata says that the segment is sealed.
+        """Prepare for the end of writes, once the metadata says that the segment is sealed.
 
-        May be repeated. A backend may do its work later, and after a restart.
+        May be repeated. A backend may do its work later, also after a restart.
         """
         ...
 
     async def destroy(self) -> None:
-        """Delete the segment; one that is gone counts as deleted."""
+        """Delete the segment. A missing one counts as deleted."""
         ...
 
 
 class SegmentStore(Protocol):
-    """Backends of the segments of all flat files."""
+    """Storage of the segments of all flat files."""
 
     def segment(self, path: str, kind: SegmentType, base_offset: int) -> SegmentStorage:
-        """Return the backend of a segment, whether it exists or not."""
+        """Return the storage of a segment, whether it exists or not."""
         ...
 
 
@@ -88,7 +88,7 @@ class MemorySegment:
         return len(self.data)
 
     async def write(self, position: int, data: bytes, times: TimeBounds) -> None:
-        """Store bytes at the end; raise `SegmentWriteError` elsewhere."""
+        """Store bytes at the end. Raise `SegmentWriteError` elsewhere."""
         if position != len(self.data):
             raise SegmentWriteError(f"position is {position}", len(self.data))
         self.data += data
