@@ -153,6 +153,7 @@ def as_payload(name: str, value: Any) -> bytes:
     """
     if not isinstance(value, bytes | bytearray | memoryview):
         try:
+            # Accepts every type with the buffer protocol, such as arrays.
             value = memoryview(value)
         except TypeError:
             refuse_type(name, value, "a bytes-like object (encode a str first)")

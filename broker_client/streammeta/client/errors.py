@@ -257,7 +257,7 @@ class ControllerUnavailableError(BrokerClientError):
     ) -> None:
         self.method = method
         self.deadline_s = deadline_s
-        # A copy: the search goes on in other calls.
+        # A copy: other calls continue the search.
         self.tried = dict(tried)
         self.reason = reason
         seen = "; ".join(f"{endpoint}: {failure}" for endpoint, failure in tried.items())
@@ -338,7 +338,7 @@ class WriterClosedError(BrokerClientError):
 
 
 class RecoveryNeededError(BrokerClientError):
-    """The write-ahead log holds records of an earlier process that may not be committed."""
+    """The write-ahead log has records of an earlier process that may not be committed."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,1 +1,1 @@
-"""The broker's client in one object."""
+"""The facade of the broker's client, and its tasks in the background."""

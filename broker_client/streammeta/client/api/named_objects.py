@@ -90,6 +90,7 @@ class NamedObjects:
             object_id=object_id,
             name=name,
             object_size=len(data),
+            # Recorded, so that every later `get` verifies the bytes.
             crc32c=ObjectChecksum.of(data).value,
             metadata=[
                 common_pb2.Tag(key=tag, value=text) for tag, text in (metadata or {}).items()
@@ -119,6 +120,7 @@ class NamedObjects:
         found = [described async for described in self.describe([name])]
         if not found:
             raise refusal(common_pb2.ERROR_CODE_KEY_NOT_EXIST, f"object {name!r}")
+        # Names are unique.
         (described,) = found
         key = key_for(described.object_id, self._session.namespace)
         data = await run_blocking(self._store.get_range, key)

@@ -330,6 +330,7 @@ class StreamClient(ClosedAtExit):
         outcomes = await self.session.close_streams(epochs)
         self.writer.detach(list(outcomes.done))
         for stream_id in outcomes.done:
+            # Failed streams stay open, and may be closed again.
             del self._epochs[stream_id]
         return outcomes
 

@@ -1,1 +1,1 @@
-"""Commits as messages of one stream to the leader."""
+"""Commits, sent to the leader in messages of one stream."""

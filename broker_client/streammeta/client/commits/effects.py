@@ -123,6 +123,7 @@ class EffectsCommit:
         """
         got = (len(answer.kv_results), len(answer.trim_errors))
         wanted = (len(self.asked.puts), len(self.asked.trims))
+        # A rejected upload may have no verdicts on its effects, a committed one must.
         if got != wanted and (answer.error == ERROR_CODE_NONE or got != (0, 0)):
             raise ProtocolViolationError(
                 f"commit of object {self.asked.upload.object_id}",

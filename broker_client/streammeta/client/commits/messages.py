@@ -121,6 +121,7 @@ class PendingUpload:
     ) -> PendingUpload:
         """Encode the columns of `upload`, to be answered by the event loop's time `expires`."""
         names = ("stream_ids", "stream_epochs", "start_offsets", "end_offsets")
+        # Encoded here, once, so that a message that is sent again costs no second encoding.
         columns = tuple(_encode_column(upload, name) for name in names)
         rows = len(upload.stream_ids)
         facts = (upload.min_timestamp_ms, upload.max_timestamp_ms, upload.crc32c)
@@ -226,6 +227,7 @@ class CommitMessage:
         errors = answer.uploads.errors
         range_errors = answer.uploads.range_errors
         got = (answer.sequence, len(answer.commits))
+        # Answers are matched by position, so a shift would settle the wrong commits.
         if got != (self.sequence, len(self.commits)):
             raise ProtocolViolationError(
                 _METHOD,
@@ -296,6 +298,7 @@ class CommitQueue:
         while self._waiting:
             item = self._waiting[0]
             rows, size = rows + item.rows, size + item.size
+            # Checked before the item is added, but the first item always fits.
             full = rows > MESSAGE_ROWS_MAX or size > MESSAGE_BYTES_MAX
             if len(message) and (full or len(message) >= MESSAGE_COMMITS_MAX):
                 break

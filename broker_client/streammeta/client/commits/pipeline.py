@@ -168,6 +168,7 @@ class CommitPipeline(ClosedAtExit):
     def _on_done(self, began: float, done: asyncio.Future[Any]) -> None:
         self._pending -= 1
         if not done.cancelled():
+            # A cancelled commit has no verdict, and is not counted.
             verdict = _verdict_of(done)
             self._client.tally.count_commit(verdict, asyncio.get_running_loop().time() - began)
         self._space_freed.set()

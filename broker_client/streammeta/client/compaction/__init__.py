@@ -1,1 +1,1 @@
-"""Compaction of set objects and of stream objects: read sources, write outputs, commit."""
+"""Compaction of stream set objects and stream objects: read sources, write outputs, commit."""

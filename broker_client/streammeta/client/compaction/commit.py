@@ -145,6 +145,7 @@ class StreamReplacement:
             request.object_id = written.object_id
             request.object_size = written.size
             request.start_offset, request.end_offset = range_.start_offset, range_.end_offset
+            # All sources of a group are in one bucket.
             attributes = ObjectAttributes(kind, self.sources[0].bucket_id)
             request.attributes = encode_attributes(attributes)
             if written.crc32c != ANY_CRC:
@@ -166,6 +167,7 @@ async def prepare_ids(
 ) -> list[int]:
     """Prepare object ids for outputs, in the name of the process that writes them."""
     ids: list[int] = []
+    # One call prepares a limited number of ids.
     while len(ids) < count:
         batch_size = min(_IDS_PER_CALL, count - len(ids))
         request = objects_pb2.PrepareObjectsRequest(

@@ -151,6 +151,7 @@ class CompactionConfig:
         most = min(self.selection.max_group_bytes, self.part_size * MAX_PARTS)
         # A group must be written within the lifetime of its ids.
         if self.write_rate:
+            # A quarter of the lifetime leaves time for reads, retries and the commit.
             most = min(most, int(self.write_rate * self.id_ttl_s / 4))
         return replace(
             self.selection,

@@ -108,6 +108,7 @@ class Listing:
         found: dict[int, Column] = {}
         async for described in self._describe_committed(object_ids, _OBJECTS_PER_CALL):
             ranges = described.ranges
+            # One array per object: planning works on columns.
             columns = (ranges.stream_id, ranges.start_offset, ranges.end_offset)
             found[described.object_id] = np.array(columns, dtype=np.int64).T
         return found
@@ -155,6 +156,7 @@ class Listing:
                 object_ids=object_ids[at : at + per_call],
                 page=common_pb2.PageRequest(page_size=_PAGE_SIZE),
             )
+            # One page: a call has few enough objects for one answer.
             answer = await self._client.call(methods.DESCRIBE_OBJECTS, request)
             for described in answer.objects:
                 if described.state == common_pb2.OBJECT_STATE_COMMITTED:

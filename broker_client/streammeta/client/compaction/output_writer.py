@@ -50,6 +50,7 @@ class ObjectUpload:
         """Start an upload in parts unless it has been started."""
         if self._upload is None:
             store, key = self._calls.store, self._key
+            # Before the call: its answer may be lost, and `abort` must then look for the upload.
             self.has_begun = True
             self._upload = await self._calls.write(0, lambda: store.start_multipart(key))
             self._figures.multiparts += 1
@@ -141,6 +142,7 @@ class OutputWriter:
         """Send the whole parts of `piece`, which begins with `carried`. Carry the rest."""
         whole = len(piece) - len(piece) % self._part_size
         await self._send(piece[:whole], piece[len(self._carried) :])
+        # A copy, as the buffer of the piece is reused.
         self._carried = bytes(piece[whole:])
 
     async def finish(self, piece: memoryview) -> WrittenObject:

@@ -48,6 +48,7 @@ class Figures:
 
     def add(self, other: Figures) -> None:
         """Add the figures of another compaction."""
+        # By name, so that a new figure can't be forgotten here.
         for name in Figures.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 

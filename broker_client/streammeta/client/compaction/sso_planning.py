@@ -152,6 +152,7 @@ class GroupPlanner:
 
     async def _list_starts(self, indexes: Iterable[SourceIndex]) -> dict[int, int]:
         streams = [index.entries.stream_id for index in indexes]
+        # Sources share most streams, so each is looked up once.
         distinct = np.unique(np.concatenate(streams)) if streams else np.empty(0, dtype=np.int64)
         return await self._listing.stream_starts(distinct.tolist())
 

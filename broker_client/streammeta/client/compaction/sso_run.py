@@ -64,6 +64,7 @@ def new_buffer(size: int) -> memoryview:
     """
     if not size:
         return memoryview(b"")
+    # Private and anonymous: the pages are zero until they are written, and cost nothing before.
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= HUGE_PAGE_WORTH:
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -107,6 +108,7 @@ class CommitRun:
         self._figures = figures
         self._checks = SourceChecks(checksums or {})
         self._buffer_limit = context.config.buffer_bytes(len(plan.entries))
+        # Prepared together at the beginning: a run that can't get ids must not read anything.
         self._ids: deque[int] = deque()
         self._unfinished: set[OutputWriter] = set()
         self._split: list[tuple[Output, WrittenObject]] = []

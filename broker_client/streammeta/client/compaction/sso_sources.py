@@ -82,6 +82,8 @@ class SourceIndexes:
         self._listing = listing
         self._key_of = key_of
         self.cache: RecentlyUsed[SourceIndex] = RecentlyUsed(cache_bytes)
+        # Objects whose compaction the controllers rejected: their index may differ from the
+        # metadata.
         self._suspects: set[int] = set()
         self.reads = 0
         self.bytes_read = 0

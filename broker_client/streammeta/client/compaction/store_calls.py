@@ -82,6 +82,7 @@ async def run_each(
     most: int, items: Iterable[ItemT], work: Callable[[ItemT], Coroutine[Any, Any, None]]
 ) -> None:
     """Run `work` for each item in order, for at most `most` at once."""
+    # Shared by the workers, so each item is processed once.
     left = iter(items)
 
     async def run_items() -> None:
@@ -137,6 +138,7 @@ class StoreCalls:
         self._writes = Throttle(config.write_rate)
         self._may_read = asyncio.Semaphore(config.read_threads)
         self._may_write = asyncio.Semaphore(config.write_threads)
+        # One pool with separate limits: reads and writes can't starve each other.
         threads = config.read_threads + config.write_threads
         self._pool = DaemonThreads(threads, "compaction")
         self._running: set[asyncio.Future[Any]] = set()
@@ -183,6 +185,7 @@ class StoreCalls:
         while True:
             # Before each attempt: a retry is no more urgent than a new request.
             await give_way(self._is_busy, WAIT_FOR_OTHERS_MAX_S)
+            # Own calls don't count as others in `is_busy`.
             self._calling += 1
             try:
                 return await self._in_thread(work)

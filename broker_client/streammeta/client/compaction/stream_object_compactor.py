@@ -149,6 +149,7 @@ class StreamObjectCompactor(Compactor):
             if known is None or known.epoch != stream.epoch:
                 known = _Known(stream.epoch, first_turns(stream.stream_id, now_s, schedule))
 
+            # Streams take their turns at different times, which spreads the load.
             kind = due_kind(known.turns, now_s, schedule)
             report = None
             if kind is not None:
@@ -182,6 +183,7 @@ class StreamObjectCompactor(Compactor):
         report = GroupReport(kind, stream.stream_id)
         try:
             plan = await self._plan(stream, kind)
+            # First: expired objects need no bytes to be moved.
             await self._remove(stream, plan.expired, report)
             for group in plan.groups:
                 await self._compact_group(stream, plan, group, report)

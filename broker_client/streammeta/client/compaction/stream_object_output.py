@@ -104,6 +104,7 @@ class StreamObjectOutput:
             )
             for source, table in zip(sources, live, strict=True)
         ]
+        # Its size decides the layout of the parts, so it comes first.
         trailer = await self._calls.compute(lambda: self._trailer(live))
         plan = plan_copy(ranges, len(trailer), self._config.copy_rules)
         job = _MergeJob(self._calls, self._key_of, plan, sources, trailer, moved)
@@ -207,6 +208,7 @@ class _MergeJob:
                 if isinstance(part, WrittenPart):
                     await upload.send(number, await self._assemble(part))
 
+        # Copies need no memory here, so all of them may run at once.
         copies = [
             self._copy(upload, number, part.source)
             for number, part in numbered
@@ -219,6 +221,7 @@ class _MergeJob:
             try:
                 key = self._key_of(source.object_id)
                 await upload.copy(number, key, source.start, source.end)
+            # Only a permanent rejection: a temporary one was retried.
             except StoreRejectedError as error:
                 raise _CopyRefusedError(str(error)) from error
 

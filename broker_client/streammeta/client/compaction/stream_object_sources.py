@@ -177,6 +177,7 @@ class _ObjectLoad:
     def _composite(self) -> Source:
         """Read a link table. Its size is not recorded, so the read is limited."""
         data = self._get(0, self._most_index_bytes + 1)
+        # One byte more than allowed was requested, so a longer table is noticed.
         self._check_index_size(len(data))
         self._check_crc(data)
         decoded = decode_composite(data, source=self._key)

@@ -1,1 +1,1 @@
-"""Controllers as a client finds, calls and watches them."""
+"""Connections to the controllers: discovery, calls and watches."""

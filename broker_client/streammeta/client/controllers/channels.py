@@ -60,6 +60,7 @@ class Channels:
         if channel is None:
             note_connection()
             tls = None if self._watched is None else self._watched.contents
+            # Connects on first use, so an endpoint that is down costs nothing here.
             channel = self._open[endpoint] = client_channel(endpoint, tls)
         return channel
 

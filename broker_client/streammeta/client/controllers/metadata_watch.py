@@ -142,6 +142,7 @@ class MetadataWatch:
         self.high_watermark = max(self.high_watermark, response.high_watermark)
         if response.offset < self.next_offset:
             return None  # only reports the position of the watch
+        # Before the change is yielded: a caller that stops there must not get it again.
         self.next_offset = response.offset + 1
         if not response.records:
             return None

@@ -1,1 +1,1 @@
-"""The broker's own registration: its session and its epochs."""
+"""Registration of a broker: its session and its epochs."""

@@ -51,6 +51,7 @@ async def register(
     if node_epoch is not None:
         return await open_session(node_epoch)
     try:
+        # The usual case needs no lookup of the registered epoch.
         return await open_session(now_ms())
     except NodeEpochExpiredError:
         registered = await _get_registered_epoch(client, node_id)

@@ -105,6 +105,7 @@ class BrokerSession:
         await _register(client, node, wal_config, tags)
         listed = await _list_opening_streams(client, node)
         namespace = await client.object_namespace()
+        # Without inherited streams at first: opening them needs a session.
         session = cls(client, node, namespace, (), timeout_s)
         return replace(session, inherited=await session._take_over(listed))
 
@@ -394,6 +395,7 @@ class Heartbeat(ClosedAtExit):
         is_last = self._task is not None and self._may_beat and not self._is_stopped
         self._is_stopped = True
         if self._task is not None:
+            # A heartbeat in flight could otherwise arrive after the goodbye.
             self._task.cancel()
             await asyncio.wait([self._task])
         if is_last and cleanly:

@@ -38,8 +38,10 @@ class BlockCache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        # Two parts: blocks that no reader expects are evicted first. Both are in order of use.
         self._idle: OrderedDict[BlockKey, _Kept] = OrderedDict()
         self._expected: OrderedDict[BlockKey, _Kept] = OrderedDict()
+        # Blocks by object, to drop all blocks of a deleted object without a scan.
         self._positions: defaultdict[int, set[int]] = defaultdict(set)
         self._kept_bytes = 0
         self._expected_bytes = 0
@@ -89,6 +91,7 @@ class BlockCache:
         Without a `reader` no block that a reader is expected to read is evicted.
         """
         readers: set[Cursor] = set() if reader is None else {reader}
+        # A replaced block keeps its readers: only its form changes, bytes or records.
         before = self._pop(key)
         if before is not None:
             readers |= before.readers
@@ -248,6 +251,7 @@ class Cursors:
         key = (cursor.stream_id, cursor.next_offset)
         other = self._idle_cursors.pop(key, None)
         if other is not None:
+            # The larger window has proven itself, so it is the one that stays.
             self._leave(other if other.window <= cursor.window else cursor)
             cursor = cursor if other.window <= cursor.window else other
         self._idle_cursors[key] = cursor
@@ -272,6 +276,7 @@ class Cursors:
         They are the reading and the most recent readers. The distance is in bytes. Together they
         leave half of the cache to their own prefetches.
         """
+        # Most recent first: old readers may never come back.
         latest = chain(reversed(self._reading), reversed(self._idle_cursors.values()))
         sequential = islice(latest, READERS_BESIDE)
         found = [other for other in sequential if other is not cursor and other.goes_on]

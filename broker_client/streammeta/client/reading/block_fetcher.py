@@ -360,6 +360,8 @@ class BlockFetcher:
         nbytes = wanted.end - wanted.start
         if len(wanted.blocks) > 1:
             nbytes *= 2  # the range, and the blocks cut from it
+        # No space means that the cache is full of expected blocks: prefetching more would evict
+        # them.
         if not self._cache.reserve(nbytes):
             return
 

@@ -52,6 +52,7 @@ class BulkReader:
 
     async def read(self, stream_ids: Iterable[int]) -> AsyncIterator[tuple[int, list[RecordBatch]]]:
         """Yield each stream with all its records, in ascending order of id."""
+        # Neighbouring ids were usually written together, so their blocks share objects.
         wanted = sorted(set(stream_ids))
         for at in range(0, len(wanted), QUERIES_PER_CALL):
             pending = wanted[at : at + QUERIES_PER_CALL]

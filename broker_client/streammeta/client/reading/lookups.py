@@ -134,6 +134,7 @@ class StreamSlices:
         trimmed = bisect_right(self._starts, self.start_offset)
         if trimmed and self._slices[trimmed - 1].end_offset > self.start_offset:
             trimmed -= 1
+        # The last slice may be trimmed in part: it stays as long as one of its offsets is visible.
         del self._starts[:trimmed], self._slices[:trimmed]
         return True
 
@@ -145,6 +146,7 @@ class StreamSlices:
 
     def _find_overlap(self, start: int, end: int) -> tuple[int, int]:
         """Return the positions `[low, high)` of the slices that overlap `[start, end)`."""
+        # The slice before may still reach into the range.
         low = bisect_right(self._starts, start)
         if low and self._slices[low - 1].end_offset > start:
             low -= 1
@@ -180,6 +182,7 @@ class Lookups:
         if self._closed:
             raise ReaderClosedError(query.stream_id)
         answer: Answer = asyncio.get_running_loop().create_future()
+        # The first query of an iteration schedules the call that sends all of them.
         if not self._waiting:
             # Later queries of this iteration join the call.
             asyncio.get_running_loop().call_soon(self._send_waiting)
@@ -214,6 +217,7 @@ class Lookups:
                 located = located_of(query, answer)
                 known = found.get(query.stream_id, located).slices
                 if query.stream_id in found:
+                    # Pages follow each other, so the list stays in offset order.
                     known += located.slices
                 slices = tuple(piece for piece in known if piece.end_offset > located.start_offset)
                 listed = located.slices[-1].end_offset if located.slices else query.start

@@ -123,6 +123,8 @@ class MetadataFollower:
                 if position is None:
                     position = await self._get_committed_end()
                     self._continuity += 1
+                    # Changes between the two watches are lost, so nothing that is cached can be
+                    # trusted.
                     self._slices.on_gap()
                 position = await self._follow_from(position)
                 failures = 0
@@ -170,6 +172,7 @@ class MetadataFollower:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 return watch.next_offset
+            # Raises the error of the watch, if it failed.
             following.result()
             return None
         finally:
@@ -199,6 +202,7 @@ class MetadataFollower:
         while True:
             await asyncio.sleep(_LAG_CHECK_S)
             try:
+                # Asked of any controller: the watch may be at one that has lost its leader.
                 committed = await self._get_committed_end()
             except BrokerClientError:
                 continue  # without a leader there is no lag
@@ -339,6 +343,7 @@ class StreamTail:
     async def _fill(self) -> None:
         """Read the next records. At the end of the stream wait for a change first."""
         if not self._is_open:
+            # On first use: a tail that is never iterated follows nothing.
             self._context.enter_context(self._changes)
             self._is_open = True
             await self._changes.ready()

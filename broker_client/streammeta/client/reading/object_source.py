@@ -121,6 +121,7 @@ class ObjectIndex:
     @property
     def cost(self) -> int:
         """Estimated memory of the index, in bytes."""
+        # An estimate is enough: the cache has a budget, not a guarantee.
         links = _BYTES_PER_LINK * len(self.linked_ids)
         return _BYTES_PER_INDEX + _BYTES_PER_ENTRY * len(self.index) + links
 
@@ -204,6 +205,7 @@ class ObjectSource:
         Raises `CorruptObjectError`, or `streammeta.storage.errors.ObjectNotFoundError` if the
         object is deleted.
         """
+        # No expiry: an object id is never reused, and objects never change.
         cached = self.cache.get(piece.object_id)
         if cached is not None:
             self.stats.index_hits += 1
@@ -259,6 +261,7 @@ class ObjectSource:
                 lambda: _twice(lambda: self._read_index(piece, stream_id, whole=whole))
             )
             tracing.note({"bytes": fetched.received})
+        # After the fetch, so that failures and retries do not count.
         self.stats.indexes_fetched += 1
         self._count(fetched.requests, fetched.received)
         self.cache.put(piece.object_id, fetched.index)
@@ -304,6 +307,7 @@ class ObjectSource:
                 index = ObjectIndex(object_id, decoded.index, linked, decoded.first_ordinals)
                 return _Fetched(index, 1, len(data))
 
+            # The parser asks for ranges, so the same code handles whole objects and partial reads.
             parser = ObjectReader(key, piece.object_size)
             is_small = piece.object_size <= WHOLE_OBJECT_BYTES
             is_whole = whole or (is_small and self._is_verified(piece))
@@ -367,6 +371,7 @@ class ObjectSource:
         at = wanted.start
         # One block needs no copy.
         cut = [data]
+        # Blocks may have gaps between them, which are fetched but not returned.
         if len(wanted.blocks) > 1:
             cut = [
                 data[block.entry.position - at : block.entry.position - at + block.entry.size]

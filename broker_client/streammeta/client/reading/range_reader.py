@@ -123,6 +123,7 @@ class BlockPlanner:
         blocks = index.find(query.stream_id, at, end, left)
         for block in blocks:
             joins = block.entry.start_offset == at
+            # Only the first block of a read may start before the requested offset.
             if not joins and (block is not blocks[0] or at > query.start):
                 raise self._mismatch(piece, query, f"a block starts below offset {at}")
             at = block.entry.end_offset
@@ -259,6 +260,7 @@ class RangeReader:
             return Fetched([], start, located.start_offset, located.end_offset)
 
         wanted = StreamQuery(query.stream_id, start, query.end)
+        # The plan is limited by memory as well as by payload, since records may be tiny.
         blocks = await self._planner.find(wanted, located.slices, max_bytes, self._max_cost)
         if not blocks:
             return Fetched([], start, located.start_offset, located.end_offset)
@@ -286,6 +288,7 @@ class RangeReader:
         wanted = self._cursors.bytes_to_prefetch(cursor)
         if not wanted or cursor.is_read_ahead:
             return
+        # One prefetch per reader at a time, or they would compete for the same blocks.
         cursor.is_read_ahead = True
         self._run_in_background(self._fetch_ahead(cursor, wanted))
 
@@ -350,6 +353,7 @@ def select_batches(
         if end != UNLIMITED:
             last = bisect_left(records, end, key=attrgetter("base_offset"))
         for record in records[first:last]:
+            # After a whole batch, as batches are not split.
             if left <= 0:
                 return selected
             selected.append(record)

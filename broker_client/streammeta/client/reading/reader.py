@@ -89,6 +89,7 @@ class StreamReader(ClosedAtExit):
         self._slices = SliceCache(
             self._lookups, self._stats, config.max_slices, config.max_staleness_s
         )
+        # Cache and follower need each other: the one asks for freshness, the other applies changes.
         self._follower = MetadataFollower(client, self._slices)
         self._slices.follow(self._follower)
         self._source = ObjectSource(
@@ -215,6 +216,7 @@ class StreamReader(ClosedAtExit):
                     if not changes.is_at_end(fetched.next_offset):
                         left = max_bytes - fetched.payload_bytes
                         query = StreamQuery(stream_id, fetched.next_offset)
+                        # Each fetch has the whole deadline, as waiting for data is not part of it.
                         more = await self._fetch_once(query, left, deadline_s)
                         fetched = _join(fetched, more)
                         if more.records:
@@ -355,6 +357,7 @@ class StreamReader(ClosedAtExit):
         if self._closed:
             raise ReaderClosedError(stream_id)
 
+        # Kept to tell this deadline from a `TimeoutError` of the work itself.
         expiry = asyncio.timeout(seconds)
         try:
             async with expiry:

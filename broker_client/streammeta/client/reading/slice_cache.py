@@ -119,6 +119,7 @@ class SliceCache:
         known = self._known.get(stream_id)
         if known is None or not self._is_fresh(stream_id, known):
             return None
+        # In the order of use: `_drop_oldest` takes the first one.
         self._known.move_to_end(stream_id)
         slices = known.slices
         run: list[Slice] = []
@@ -151,6 +152,7 @@ class SliceCache:
     @contextmanager
     def watch_changes(self, stream_id: int) -> Iterator[Event]:
         """Yield an event that every change of the stream sets, until the context ends."""
+        # One event per waiting read, so that each can ignore earlier changes by itself.
         event = Event()
         self._waiting.setdefault(stream_id, set()).add(event)
         if self._freshness is not None:
@@ -262,6 +264,7 @@ class SliceCache:
                     self._close_streams(record.streams_closed)
                 case "streams_deleted":
                     self._invalidate(record.streams_deleted.stream_id)
+                # Abandoned offsets become a gap, which only a new lookup describes.
                 case "uploads_abandoned":
                     self._invalidate(record.uploads_abandoned.stream_id)
 

@@ -120,6 +120,8 @@ class _Search:
         low, high, distance = -1, len(slices), 1
         found: RecordBatch | None = None
         while found is None and low < len(slices) - 1:
+            # The distance doubles: an answer near the front costs few objects, and a far one only a
+            # logarithm of their number.
             high = min(low + distance, len(slices) - 1)
             found = await self._first_in_object(slices[high])
             if found is None:
@@ -139,6 +141,7 @@ class _Search:
         """Find the first record that fits, None if the last one doesn't."""
         # In the direction of the search, so one algorithm serves both bounds.
         blocks = (await self._objects.blocks_of(piece))[:: self._step]
+        # The last record decides for the object: if it does not fit, no earlier one is assumed to.
         if not self._fits((await self._records(blocks[-1]))[-1]):
             return None
         first = (await self._records(blocks[0]))[0]
@@ -155,6 +158,7 @@ class _Search:
         for record in await self._records(blocks[low]):
             if self._fits(record):
                 return record
+        # No record of the lower block fits, so the answer is the first one of the next block.
         return (await self._records(blocks[high]))[0]
 
     async def _records(self, block: Block) -> list[RecordBatch]:
@@ -179,6 +183,7 @@ class TimedStreams:
         self, stream_id: int, timestamp_ms: int, bound: Bound, timestamp_of: TimestampOf
     ) -> OffsetAtTime:
         """Find the first record not older than a time (`lower`), or the last one not newer."""
+        # Objects may be replaced by a compaction between the lookup and the read.
         attempt = 0
         while True:
             try:

@@ -1,1 +1,1 @@
-"""Bounded resources: threads, byte budgets, bandwidth, counts."""
+"""Limited resources: threads, byte budgets, bandwidth, counters."""

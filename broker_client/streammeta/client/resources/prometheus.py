@@ -34,6 +34,7 @@ class ClientCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with its current values."""
+        # One snapshot for all families, so they are consistent.
         seen = self._metrics()
         yield from _of_writes(seen)
         yield from _of_calls(seen)
@@ -72,7 +73,7 @@ def _of_writes(seen: ClientMetrics) -> Iterator[Metric]:
     yield _histogram(
         "commit_duration_seconds",
         "Time from the submission of a commit to its verdict. Unanswered commits had no verdict in"
-        " time, refused ones were rejected in full or in part.",
+        " time. Refused commits were rejected in full or in part.",
         ["verdict"],
         [([verdict], times) for verdict, times in seen.commits.items()],
     )

@@ -38,6 +38,7 @@ def start_in(pool: Executor, work: Callable[[], ResultT]) -> asyncio.Future[Resu
     A pool would drop it at the thread's next call, while the event loop already fills the next
     buffer: for a moment memory would contain one buffer more than planned.
     """
+    # A list, so that the closure itself keeps no reference.
     handed_over = [work]
 
     def run() -> ResultT:
@@ -228,6 +229,7 @@ def warn_unclosed(owner: object, lost: str, how: str) -> None:
     )
 
 
+# glibc has it, musl and macOS do not.
 _TRIM: ctypes._NamedFuncPointer | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 

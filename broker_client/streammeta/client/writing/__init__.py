@@ -1,1 +1,1 @@
-"""Writes: records are buffered, encoded, uploaded and committed in order."""
+"""Writing: records are buffered, encoded, uploaded and committed in order."""

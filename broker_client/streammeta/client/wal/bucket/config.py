@@ -35,6 +35,7 @@ class ObjectLogConfig:
                 "retention_s": seconds(may_be_zero=True),
             },
         )
+        # A full slot must fit, or the log could never upload one.
         if self.max_bytes < self.slot_bytes:
             raise ValueError(
                 f"max_bytes is {self.max_bytes}, wanted at least slot_bytes, {self.slot_bytes}"

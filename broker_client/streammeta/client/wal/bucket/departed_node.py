@@ -119,6 +119,7 @@ class DepartedNode:
         runs = [_run_of(stream_records) for stream_records in records.values()]
         # In a thread: encoding of a chunk would block the event loop, and with it the heartbeats.
         contents = await run_blocking(self._encode, runs)
+        # In this process's name: the ids are only reserved, and the commit names the departed node.
         taken = await self._ids.take(len(contents))
         uploaded = [
             UploadedObject(content, object_id)
@@ -130,6 +131,7 @@ class DepartedNode:
 
         commit = BatchCommit.of(uploaded, ())
         request = commit.request(node_message(self.node))
+        # Without it the controllers reject a commit of a fenced node.
         request.failover = True
         request.recoverer.CopyFrom(node_message(self._session.node))
         answer: objects_pb2.CommitStreamSetObjectResponse = await self._session.client.call(

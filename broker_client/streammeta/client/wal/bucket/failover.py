@@ -162,6 +162,7 @@ async def recover_node(
         attempt = _Attempt(slots, names[-1], departed, pending, chunk_bytes)
         if await attempt.run(sealed):
             report = attempt.report
+            # Streams with only a pending upload are closed already.
             streams = [stream for stream in pending if stream.upload_end is None]
             # The logs are discarded last: until the streams are closed a repeat needs the records.
             await departed.close(streams)
@@ -235,7 +236,7 @@ class _Attempt:
         if not self._knows_newest and asked & self._pending.keys():
             self._knows_newest = True
             for log in logs:
-                # A second pass, but only when another epoch holds a stream, which is rare.
+                # A second pass, but only when another epoch owns a stream, which is rare.
                 async for found in read_log(self._slots, log):
                     for record in found:
                         note_newest(self._newest, record)

@@ -373,6 +373,8 @@ class ObjectLog(ClosedAtExit):
             except StorageError as error:
                 wait = _PATIENCE.wait_s(error, attempt)
                 if wait is None:
+                    # A rejection that can't pass, such as a missing permission: records would never
+                    # be durable.
                     self._end(ObjectLogFailedError(upload.key, str(error)))
                     return
                 _log.warning("slot %s failed, retrying in %g s: %s", upload.key, wait, error)

@@ -98,6 +98,7 @@ class SlotQueue(Generic[AckT]):
         self.end += 1
         group.end = self.end
         self._add_bytes(size)
+        # A full slot is not delayed by the timer.
         if group.size >= self._config.slot_bytes:
             group.is_due = True
         return group

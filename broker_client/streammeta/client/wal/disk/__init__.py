@@ -1,1 +1,1 @@
-"""A broker's local write-ahead log: records survive the process before any object holds them."""
+"""A broker's local write-ahead log: records survive the process before any object contains them."""

@@ -23,6 +23,7 @@ class LogConfig:
     def __post_init__(self) -> None:
         """Reject contradictory limits."""
         check_fields(self, {"group_bytes": at_least(1, 1024 * _MIB)})
+        # One segment is written while the other waits for its trim.
         if self.max_bytes < 2 * self.segment_bytes:
             raise ValueError(
                 f"max_bytes is {self.max_bytes}, wanted at least twice segment_bytes,"

@@ -190,6 +190,7 @@ class DiskLog:
             opened = cls(files, directory, identity, config, state, scanned)
             undo.pop_all()
             undo.callback(opened.release)
+            # After the scan succeeded: a log with a problem must stay as it was found.
             opened._repair(scanned)
             undo.pop_all()
         return opened

@@ -142,6 +142,7 @@ def records_in(header: FrameHeader, body: bytes) -> Iterator[RecordBatch]:
     """Yield the records of a valid frame. Raise `BadFrameError` if their number is not `count`."""
     if header.kind in (FrameKind.LOST, FrameKind.TEXT):
         return
+    # A newer release may have written it, so it is not skipped silently.
     if header.kind != FrameKind.RECORDS:
         raise BadFrameError(f"its kind is {header.kind}, this release knows 1 to 3")
 
@@ -186,6 +187,7 @@ class LogSegment(Segment):
     def create(cls, files: FileSystem, directory: Path, header: FileHeader) -> LogSegment:
         """Create an empty segment, durably."""
         path = segment_path(directory, header.base_offset, SUFFIX)
+        # The header is durable before the file has its name.
         replace_file(files, path, [header.encode()])
         return cls(path, files.open(path), header)
 
@@ -195,6 +197,7 @@ class LogSegment(Segment):
         file = files.open(path)
         try:
             header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SEGMENT_MAGIC, path)
+            # A renamed or copied segment would place its records at wrong offsets.
             if header.base_offset != segment_base(path.name, SUFFIX):
                 raise BadHeaderError(
                     f"its header has first record {header.base_offset}, which its name contradicts"

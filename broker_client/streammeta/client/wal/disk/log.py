@@ -260,6 +260,7 @@ class WriteAheadLog(ClosedAtExit):
         """
         if position > self.end:
             raise ValueError(f"position is {position}, wanted at most the end, {self.end}")
+        # A broken log keeps its records for the next process.
         if position <= self.trimmed or self._broken is not None or self._is_closed:
             return
         self.trimmed = position
@@ -375,6 +376,7 @@ class WriteAheadLog(ClosedAtExit):
         """Complete the groups in order, and start the next work."""
         self._is_working = False
         # Groups are in order: after the first one without space, no later one may succeed.
+        # Any failure of the disk ends the log: which bytes were written is unknown.
         error = running.exception()
         if error is not None:
             self._break(error, groups)

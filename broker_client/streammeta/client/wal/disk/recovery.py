@@ -137,6 +137,7 @@ class RecoveryPlan:
         comparison: Comparison | None = None,
     ) -> None:
         self._held = {stream.stream_id: stream for stream in held}
+        # Advances with each uploaded record, as later records of the log continue there.
         self._next = {stream_id: stream.next_offset for stream_id, stream in self._held.items()}
         self._histories = {} if histories is None else histories
         self._newest = {} if newest is None else newest

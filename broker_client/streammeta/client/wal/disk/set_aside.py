@@ -88,6 +88,7 @@ def _read(path: Path, files: FileSystem | None) -> Iterator[str | RecordBatch]:
                 if frame[0].kind == FrameKind.TEXT:
                     yield frame[1].decode()
                 yield from records_in(*frame)
+                # For the message: the last valid frame ends here.
                 position = frames.position
         except BadHeaderError as error:
             raise DamagedLogError(path, position, str(error)) from None
