@@ -139,7 +139,7 @@ BOUNDS = (
         "plain text: a stranger's hellos hold all 96 places",
         """
         streammeta.controller.peers.server:
-        - (hosts[host], VOTER_HOST_MAX if is_voters else HOST_MAX, "this host has"),
+        - (hosts[host], VOTER_HOST_MAX if is_voters else HOST_MAX, "of this host"),
         """,
         Tested("tests/quorum/test_peer_places.py::test_one_host_takes_no_more_than_its_share"),
     ),
@@ -149,7 +149,7 @@ BOUNDS = (
         "twenty hosts with a few connections each",
         """
         streammeta.controller.peers.server:
-        - (0 if is_voters else others, OTHERS_MAX, "hosts that are no voter's have"),
+        - (0 if is_voters else others, OTHERS_MAX, "of hosts without a voter"),
         """,
         Tested("tests/quorum/test_peer_places.py::test_hosts_of_strangers_leave_places_for_voters"),
     ),

@@ -80,7 +80,7 @@ LEASES = (
         """
         streammeta.controller.runtime.writer.marker_lease:
         - if self._refused_ms is not None and began_ms <= self._refused_ms:
-        -     return  # a later look has found another owner
+        -     return  # a later check has found another owner
         """,
         Tested(f"{_LEASE}::test_an_older_look_does_not_bring_back_what_a_later_one_ended"),
     ),

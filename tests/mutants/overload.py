@@ -13,8 +13,8 @@ OVERLOAD = (
         "our own: two of three controllers ended in an election for want of file descriptors",
         """
         streammeta.controller.peers.server:
-        - (silent[host], SILENT_MAX_PER_HOST, "without a hello this host has"),
-        + (silent[host], CONNECTIONS_MAX, "without a hello this host has"),
+        - (silent[host], SILENT_MAX_PER_HOST, "of this host without a hello"),
+        + (silent[host], CONNECTIONS_MAX, "of this host without a hello"),
         """,
         Tested(
             "tests/quorum/test_peer_server.py::"

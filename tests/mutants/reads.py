@@ -158,7 +158,7 @@ READS = (
         "KAFKA-13100 and KAFKA-13114",
         """
         streammeta.controller.runtime.writer.controller:
-        - self._map.undo_to(self._committed_end)
+        - self._metadata.undo_to(self._committed_end)
           self._log_hash.undo_to(self._committed_end)
         """,
         Tested(
@@ -171,7 +171,7 @@ READS = (
         "KAFKA-14996 is of the family of requests too large to append",
         """
         streammeta.controller.runtime.writer.controller:
-        - self._map.undo_to(offset)
+        - self._metadata.undo_to(offset)
         """,
         Tested("tests/runtime/test_runtime_controller.py::test_a_refused_append_leaves_no_trace"),
     ),

@@ -158,10 +158,10 @@ SNAPSHOTS = (
         "KAFKA-14894",
         """
         streammeta.controller.runtime.writer.controller:
-        + stale = dict(self._map._kvs.snapshot())
+        + stale = dict(self._metadata._kvs.snapshot())
         + present = dict(loaded.cluster_metadata._kvs.snapshot())
         + loaded.cluster_metadata._kvs.load({**stale, **present})
-          self._map = loaded.cluster_metadata
+          self._metadata = loaded.cluster_metadata
         """,
         Tested(
             "tests/runtime/test_runtime_snapshots.py"

@@ -294,9 +294,11 @@ async def test_a_bad_request_fails_and_the_connection_goes_on(
     peer.send(asked(with_field(FETCH, "header.sender.node_id", 7), 2))
     peer.send(asked(VOTE, 3))
     first, second, third = [await peer.frame() for _ in range(3)]
-    assert first == (FrameKind.FAILURE, 1, b"fetch_offset: -1; must be 0 or more")
+    assert first is not None
+    assert (first.kind, first.call_id) == (FrameKind.FAILURE, 1)
+    assert first.payload.startswith(b"fetch_offset: -1")
     assert second is not None
-    assert b"header.sender.node_id: 7; the connection is node 0's" in second.payload
+    assert second.payload.startswith(b"header.sender.node_id: 7")
     assert third is not None
     assert third.kind is FrameKind.VOTE_ANSWER
     assert replica.waiting == []
@@ -310,7 +312,7 @@ async def test_a_flood_of_fetches_leaves_room_for_votes(replica: FakeReplica, po
     refused = await peers[8].frame()
     assert refused is not None
     assert refused.kind is FrameKind.FAILURE
-    assert b"256 fetches are under way" in refused.payload
+    assert b"256 fetches" in refused.payload
     peers[8].send(asked(VOTE, 2))
     voted = await peers[8].frame()
     assert voted is not None

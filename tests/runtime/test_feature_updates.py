@@ -128,11 +128,11 @@ async def test_the_direction_is_that_which_was_asked_for(
     cluster: MemoryCluster, leader: int
 ) -> None:
     features = updates(cluster, leader)
-    assert "not below 1" in str(await refusal(features, 2, is_lower=True))
+    assert "not below" in str(await refusal(features, 2, is_lower=True))
     assert isinstance(await refusal(features, 0), InvalidRequestError)
     await update(features, 2)
-    assert "below 2" in str(await refusal(features, 1))
-    assert "came with level 2" in str(await refusal(features, 1, is_lower=True))
+    assert "is below the current level 2" in str(await refusal(features, 1))
+    assert "data of level 2" in str(await refusal(features, 1, is_lower=True))
 
 
 async def test_the_leader_alone_changes_the_level(cluster: MemoryCluster, leader: int) -> None:

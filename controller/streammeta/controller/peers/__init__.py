@@ -1,1 +1,1 @@
-"""The quorum's own transport between controllers: frames, codec, connections, listener."""
+"""Transport between controllers: frames, codec, connections, listener."""

@@ -1,7 +1,7 @@
-"""Addresses of the peers of one controller, from every source there is.
+"""Addresses of one controller's peers, from all sources.
 
-Addresses change while nodes are away, so all sources of an address are kept; one is in use, and
-when it fails the next is tried. Opens no connection.
+Addresses change while nodes are offline, so all sources of an address are kept. One is in use, and
+when it fails the next one is tried. Opens no connection.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from streammeta.controller.runtime.interfaces import Endpoints
 
 
 class PeerAddresses:
-    """Addresses of the peers of one controller, and where clients reach them.
+    """Addresses of one controller's peers, for other controllers and for clients.
 
-    `own` are the addresses of this controller itself. `seeds` and `overrides` name addresses for
-    peers. An entry of `overrides` is used instead of all others and never published: it is valid
-    from this controller's place in the network alone.
+    `own` are this controller's addresses. `seeds` and `overrides` name addresses of peers. An entry
+    in `overrides` replaces all others and is never published, because it is only valid from this
+    controller's position in the network.
     """
 
     def __init__(
@@ -35,26 +35,26 @@ class PeerAddresses:
         self._overrides = overrides
         self._voters = VoterSet()
         self._leader: tuple[NodeId, Endpoints] | None = None
-        self._told_by_hello: dict[NodeId, str] = {}
+        self._from_hello: dict[NodeId, str] = {}
         self._for_tokens: dict[NodeId, str] = {}
         self._in_use: dict[NodeId, str] = {}
         self._failed: dict[NodeId, set[str]] = {}
         self._known: dict[NodeId, list[str]] = {}
-        """Addresses of a node from all sources, the likeliest first, as far as asked for."""
+        """Addresses of a node from all sources, the likeliest first, computed on demand."""
 
     def set_voters(self, voters: VoterSet) -> None:
-        """Take over the addresses of the voters now in force."""
+        """Use the addresses of the current voters."""
         self._voters = voters
         self._known.clear()
 
     def of_voters(self) -> set[str]:
-        """Return all addresses of voters for peers: in the log, given as seeds, and overrides."""
+        """Return all addresses of voters: those in the log, seeds, and overrides."""
         in_log = {voter.endpoint for voter in self._voters}
         return in_log.union(self._seeds.values(), self._overrides.values())
 
     def learn_leader(self, node_id: NodeId, endpoint: str, client_endpoint: str) -> None:
-        """Note the leader's addresses in an answer; ignore malformed and empty ones."""
-        known = self._told_of_leader(node_id)
+        """Record the leader's addresses from an answer, and ignore malformed and empty ones."""
+        known = self._leader_endpoints(node_id)
         self._leader = (
             node_id,
             Endpoints(
@@ -65,13 +65,13 @@ class PeerAddresses:
         self._known.clear()
 
     def greeted(self, node_id: NodeId, client_endpoint: str) -> None:
-        """Note where clients reach a node that has connected, by its own word."""
+        """Record where clients reach a connected node, according to its hello."""
         endpoint = _if_reachable(client_endpoint)
         if endpoint is not None and node_id <= CONTROLLER_ID_MAX:
-            self._told_by_hello[node_id] = endpoint
+            self._from_hello[node_id] = endpoint
 
     def answered_hello(self, node_id: NodeId, token_endpoint: str) -> None:
-        """Note where clients with tokens reach a node, by its own word; empty: nowhere."""
+        """Record where clients with tokens reach a node, according to its hello. Empty: nowhere."""
         endpoint = _if_reachable(token_endpoint)
         if endpoint is None:
             self._for_tokens.pop(node_id, None)
@@ -79,13 +79,13 @@ class PeerAddresses:
             self._for_tokens[node_id] = endpoint
 
     def in_use(self, node_id: NodeId) -> str | None:
-        """Return the address for requests to this node; None if none is known."""
+        """Return the address for requests to this node, None if none is known."""
         if node_id in self._overrides:
             return self._overrides[node_id]
         return self.published(node_id)
 
     def published(self, node_id: NodeId) -> str | None:
-        """Return the address for peers to publish to others; None if none is known."""
+        """Return the address for peers to publish to others, None if none is known."""
         if node_id == self._local:
             return self._own.peers
         candidates = self._candidates(node_id)
@@ -96,24 +96,24 @@ class PeerAddresses:
         return self._in_use[node_id]
 
     def for_clients(self, node_id: NodeId) -> str | None:
-        """Return where clients reach this node; None if that is not known.
+        """Return where clients reach this node, None if unknown.
 
-        What the leader says of itself is newer than the record of it in the log. An observer, of
-        which there is no record, names it when it connects.
+        The leader's own statement is newer than its record in the log. An observer has no record
+        and states its address when it connects.
         """
         if node_id == self._local:
             return self._own.clients
         voter = self._voters.find(node_id)
         return (
-            self._told_of_leader(node_id).clients
+            self._leader_endpoints(node_id).clients
             or (voter.client_endpoint if voter else None)
-            or self._told_by_hello.get(node_id)
+            or self._from_hello.get(node_id)
         )
 
     def for_tokens(self, node_id: NodeId) -> str | None:
-        """Return where clients with tokens reach this node; None if nowhere, or not known.
+        """Return where clients with tokens reach this node, None if nowhere or unknown.
 
-        Known of every node that this one has connected to, the leader among them.
+        It is known for every node that this one has connected to, including the leader.
         """
         return self._own.tokens if node_id == self._local else self._for_tokens.get(node_id)
 
@@ -124,13 +124,13 @@ class PeerAddresses:
         return endpoint in self._candidates(node_id)
 
     def worked(self, node_id: NodeId) -> None:
-        """Note that the address in use led to the node."""
+        """Record that the address in use led to the node."""
         self._failed.pop(node_id, None)
 
     def failed(self, node_id: NodeId, endpoint: str) -> bool:
-        """Note that an address did not lead to the node, and use another from now on.
+        """Record that an address did not lead to the node, and use another one from now on.
 
-        Returns whether every known address has failed since one worked last.
+        Returns whether every known address has failed since the last success.
         """
         candidates = self._candidates(node_id)
         if node_id in self._overrides or len(candidates) < 2:
@@ -143,25 +143,25 @@ class PeerAddresses:
         return failed.issuperset(candidates)
 
     def _candidates(self, node_id: NodeId) -> list[str]:
-        """Return every address that this node may have, the likeliest first."""
+        """Return all possible addresses of a node, the likeliest first."""
         known = self._known.get(node_id)
         if known is None:
             voter = self._voters.find(node_id)
-            told = [
+            found = [
                 voter.endpoint if voter else None,
-                self._told_of_leader(node_id).peers,
+                self._leader_endpoints(node_id).peers,
                 self._seeds.get(node_id),
             ]
-            known = self._known[node_id] = list(dict.fromkeys(filter(None, told)))
+            known = self._known[node_id] = list(dict.fromkeys(filter(None, found)))
         return known
 
-    def _told_of_leader(self, node_id: NodeId) -> Endpoints:
-        """Return what answers said of this node as the leader."""
+    def _leader_endpoints(self, node_id: NodeId) -> Endpoints:
+        """Return the addresses of this node that answers named for the leader."""
         return self._leader[1] if self._leader and self._leader[0] == node_id else Endpoints()
 
 
 def _if_reachable(endpoint: str) -> str | None:
-    """Return an address that others could connect to, None for anything else."""
+    """Return an address that others can connect to, None for anything else."""
     try:
         check_reachable("endpoint", endpoint)
     except ConfigError:

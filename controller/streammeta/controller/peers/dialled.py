@@ -1,10 +1,10 @@
 """Dialled connection: sends requests to one address of a peer and matches their answers.
 
-Requests wait until the listener has answered the hello. All have the same time limit, so that one
-timer, for the oldest, serves them all; when one passes, the whole connection ends, for TCP tries
-an old connection for minutes after a cut has healed. The limit counts from the last progress, once
-over for each request, and time in which this process did not run does not count. Reports every end
-once, with the requests that get no answer any more.
+Requests wait until the listener has answered the hello. All have the same time limit, so a single
+timer, for the oldest, serves all of them. When it expires the whole connection ends, because TCP
+keeps retrying an old connection for minutes after a network cut has healed. The limit starts again
+with the last progress, once per request. Time in which this process did not run does not count.
+Every end is reported once, with the requests that stay unanswered.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from streammeta.controller.runtime.interfaces import Endpoints
 from streammeta.controller.tls.peer_contexts import PeerTls, StrangerError
 
 IN_FLIGHT_MAX = 32
-"""Maximum number of requests in flight on a connection: one of each kind, and those given up."""
+"""Maximum number of requests in flight on a connection: one of each kind, and abandoned ones."""
 
 OUTPUT_BYTES_MAX = 1 << 20
-"""Bytes of requests that may wait to leave; with more a request fails at once."""
+"""Maximum queued request bytes. Beyond them a request fails immediately."""
 
 _LATE_S = 0.5
-"""Delay of a timer from which on what has arrived is read before anything is given up."""
+"""Delay of a timer above which received data is read before anything is given up."""
 
 
 class End(Enum):
-    """Reason for which a connection ended."""
+    """Reason for the end of a connection."""
 
     REFUSED = auto()
-    """The host refused it: no process listens there."""
+    """The host refused it, because no process listens there."""
     UNREACHABLE = auto()
-    """It could not be made, or broke before the hello was answered."""
+    """It could not be established, or broke before the hello was answered."""
     MISMATCH = auto()
     """Another node, cluster or version answered."""
     SILENT = auto()
@@ -65,7 +65,7 @@ class End(Enum):
 
 
 class Place(NamedTuple):
-    """The peer that a connection is meant for, and the address in use."""
+    """The intended peer of a connection, and the address in use."""
 
     peer: NodeId
     endpoint: str
@@ -76,7 +76,7 @@ class Place(NamedTuple):
 class Identity:
     """Identity of this controller in its hellos.
 
-    `client_endpoint` is where clients reach it, `token_endpoint` where those with tokens do.
+    Clients reach it at `client_endpoint`, clients with tokens at `token_endpoint`.
     """
 
     cluster_id: ClusterId
@@ -87,22 +87,22 @@ class Identity:
 
 
 class Caller(Protocol):
-    """Receiver of the outcomes of a dialled connection."""
+    """Receiver of a dialled connection's outcomes."""
 
     def on_greeted(self, place: Place, token_endpoint: str) -> None:
-        """Take where clients with tokens reach the peer; empty: nowhere, or not told."""
+        """Record where clients with tokens reach the peer, empty if nowhere or unknown."""
         ...
 
     def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
-        """Take an answer."""
+        """Process an answer."""
         ...
 
     def on_failure(self, place: Place, request: Request, reason: str) -> None:
-        """Note that the peer does not answer this request, or not with an answer."""
+        """Record that the peer does not answer this request, or answered with a failure."""
         ...
 
     def on_ended(self, connection: DialledConnection, end: End, unanswered: list[Request]) -> None:
-        """Note that the connection has ended, with the requests that it leaves."""
+        """Record that the connection has ended, with its unanswered requests."""
         ...
 
 
@@ -113,7 +113,7 @@ class _Call(NamedTuple):
 
 
 class DialledConnection(FramedConnection):
-    """Connection for requests to one peer, from the attempt to make it on."""
+    """Connection for requests to one peer, from the first attempt to connect."""
 
     def __init__(
         self,
@@ -124,21 +124,21 @@ class DialledConnection(FramedConnection):
         version: int,
         tls: PeerTls,
     ) -> None:
-        """`version` is that of the hello, and the highest that is spoken."""
+        """`version` is the hello's, and the highest one used on the connection."""
         super().__init__(HELLO_ANSWER_ONLY, OUTPUT_BYTES_MAX)
         self.place = place
         self.version = version
         self.detail = ""
-        """Words for the reason of the end, for the log; empty if it speaks for itself."""
+        """Reason of the end for the log, empty if the kind of end says enough."""
         self.reason = ""
-        """More words for a mismatch."""
+        """Further details of a mismatch."""
         self._identity = identity
         self._tls = tls
         self._caller = caller
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._is_reached = False
-        """Whether the peer's host has taken the connection."""
+        """Whether the peer's host has accepted the connection."""
         self._is_ready = False
         self._is_retired = False
         self._calls: dict[int, _Call] = {}
@@ -149,11 +149,11 @@ class DialledConnection(FramedConnection):
         self._timer_at = 0.0
 
     async def dial(self) -> None:
-        """Connect; the outcome is reported as every other."""
+        """Connect. The outcome is reported like every other."""
         host, _, port = self.place.endpoint.rpartition(":")
         context = self._tls.dialling
         try:
-            opened = await _connected(host.strip("[]"), int(port))
+            opened = await _connect(host.strip("[]"), int(port))
             self._is_reached = True
             self._note_progress()
             name = None if context is None else host.strip("[]")
@@ -165,7 +165,7 @@ class DialledConnection(FramedConnection):
             self._end(End.REFUSED if _is_refused(error) else End.UNREACHABLE)
 
     def ask(self, request: Request) -> bool:
-        """Send a request, once the hello is answered; return whether there was room for it."""
+        """Send a request once the hello is answered. Returns whether there was room for it."""
         if self.is_closed or self.is_congested or len(self._calls) >= IN_FLIGHT_MAX:
             return False
         kind, parts = encode_request(request)
@@ -188,11 +188,11 @@ class DialledConnection(FramedConnection):
             self._end(End.CLOSED)
 
     def shut(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         self._end(End.CLOSED)
 
     def judge(self) -> None:
-        """End the connection if the certificate at its other end is not the peer's, or denied."""
+        """Close the connection if the peer's certificate names another controller, or is denied."""
         if self._transport is None:
             return
         try:
@@ -201,17 +201,17 @@ class DialledConnection(FramedConnection):
             self._end_as_stranger(str(error))
             return
         if certified not in (None, self.place.peer):
-            self._end_as_stranger(f"its certificate is that of controller {certified}")
+            self._end_as_stranger(f"its certificate belongs to controller {certified}")
 
     # -- events of the connection
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames that these bytes complete, and note that there is progress."""
+        """Handle the frames completed by these bytes, and record the progress."""
         self._note_progress()
         super().data_received(data)
 
     def on_connected(self) -> None:
-        """Send the hello, to the controller that the certificate names."""
+        """Send the hello, if the certificate belongs to the intended controller."""
         self._note_progress()
         self.judge()
         if self.is_closed:
@@ -228,13 +228,15 @@ class DialledConnection(FramedConnection):
         self.write(seal(FrameKind.HELLO, 0, [hello.encoded()]))
 
     def on_frame(self, frame: Frame) -> None:
-        """Take the answer to the hello, or to a request."""
+        """Handle the answer to the hello or to a request."""
         if not self._is_ready:
             self._on_hello(frame.payload)
             return
         call = self._calls.pop(frame.call_id, None)
         if call is None:
-            raise ProtocolError(f"{frame.kind.name} to call {frame.call_id}, which does not wait")
+            raise ProtocolError(
+                f"{frame.kind.name} answers call {frame.call_id}, which is not waiting"
+            )
         self._patience.answered(self._progress_at - call.asked_at)
         self._on_answer(call, frame)
         if self._is_retired and not self._calls:
@@ -246,16 +248,16 @@ class DialledConnection(FramedConnection):
         self._end(End.BROKEN)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end, unless this side made it."""
+        """Report the end, unless this side closed the connection."""
         if self.is_closed:
             return
         if not self._is_ready:
             reason = str(exc) if isinstance(exc, ssl.SSLError) else "hello not answered"
-            self.detail = f"{reason}; do both sides speak TLS?"
+            self.detail = f"{reason} (do both sides use TLS?)"
             self._end(End.UNREACHABLE)
         elif exc is None or isinstance(exc, ConnectionError):
             self._end(End.LOST)
-        else:  # TCP gave up on a host that does not answer
+        else:  # TCP gave up because the host does not answer
             self._end(End.SILENT)
 
     def _end_as_stranger(self, reason: str) -> None:
@@ -267,7 +269,9 @@ class DialledConnection(FramedConnection):
             answer = HelloAnswer.decoded(payload)
         except HelloError as error:
             raise ProtocolError(str(error)) from None
-        if (mismatch := _mismatch(answer, self._identity.cluster_id, self.place.peer)) is not None:
+        if (
+            mismatch := _find_mismatch(answer, self._identity.cluster_id, self.place.peer)
+        ) is not None:
             self.detail = mismatch
             self._end(End.MISMATCH)
             return
@@ -284,8 +288,8 @@ class DialledConnection(FramedConnection):
             self._caller.on_failure(self.place, call.request, reason)
             return
         if frame.kind is not call.answer_kind:
-            self._calls[frame.call_id] = call  # it ends with the others
-            raise ProtocolError(f"{frame.kind.name} came for {call.answer_kind.name}")
+            self._calls[frame.call_id] = call  # reported with the other unanswered ones
+            raise ProtocolError(f"expected {call.answer_kind.name}, received {frame.kind.name}")
         try:
             response, leader = decode_answer(frame.kind, frame.payload)
         except InvalidRequestError as error:
@@ -297,7 +301,7 @@ class DialledConnection(FramedConnection):
 
     @property
     def _limit_s(self) -> float:
-        """Time limit of a request: it grows only with a peer whose host is there."""
+        """Time limit of a request. It only grows with a peer whose host is up."""
         return self._patience.limit_s if self._is_reached else self._patience.base_s
 
     def _note_progress(self) -> None:
@@ -308,15 +312,16 @@ class DialledConnection(FramedConnection):
         self._timer = self._loop.call_at(at, self._on_time)
 
     def _deadline(self, call: _Call) -> float:
-        """Return when a request has waited too long: its limit, once more from later progress."""
+        """Return a request's deadline: its limit, extended once by later progress."""
         limit_s = self._limit_s
         return min(max(call.asked_at, self._progress_at), call.asked_at + limit_s) + limit_s
 
     def _on_time(self) -> None:
-        """End the connection if the oldest request has waited too long, or bulk is idle."""
+        """End the connection if the oldest request is overdue, or an idle bulk connection."""
         self._timer = None
         now = self._loop.time()
         if now - self._timer_at > _LATE_S:
+            # The process did not run. An answer may already be in the socket's buffer.
             self._set_timer(now + self._patience.base_s / 2)
             return
 
@@ -352,11 +357,11 @@ ANOTHER_NODE = "wrong_peer_answers"
 ANOTHER_VERSION = "peer_speaks_another_version"
 STRANGER = "peer_shows_a_certificate_of_another"
 REFUSED_CERTIFICATE = "peer_refuses_our_certificate"
-"""Mismatches, which are also events of the log."""
+"""Mismatches, which are also log events."""
 
 
-def _mismatch(answer: HelloAnswer, cluster_id: ClusterId, peer: NodeId) -> str | None:
-    """Return in what an answer to a hello differs from what was wanted."""
+def _find_mismatch(answer: HelloAnswer, cluster_id: ClusterId, peer: NodeId) -> str | None:
+    """Return how an answer to a hello differs from the expected one."""
     if answer.refusal is Refusal.UNKNOWN_VERSION:
         return ANOTHER_VERSION
     if answer.refusal is Refusal.FOREIGN_CLUSTER or answer.cluster_id != cluster_id:
@@ -368,11 +373,11 @@ def _mismatch(answer: HelloAnswer, cluster_id: ClusterId, peer: NodeId) -> str |
     return None
 
 
-async def _connected(host: str, port: int) -> socket.socket:
-    """Connect to the first address of a host that takes the connection.
+async def _connect(host: str, port: int) -> socket.socket:
+    """Connect to the first address of a host that accepts.
 
     Raises:
-        OSError: none does.
+        OSError: no address accepts.
     """
     loop = asyncio.get_running_loop()
     errors: list[OSError] = []
@@ -395,10 +400,10 @@ async def _connected(host: str, port: int) -> socket.socket:
     if len(errors) == 1:
         raise errors[0]
 
-    raise OSError("; ".join(map(str, errors)))
+    raise OSError(", ".join(map(str, errors)))
 
 
 def _is_refused(error: OSError) -> bool:
-    """Return whether the host refused; a name with several addresses has several errors."""
+    """Whether the host refused. A name with several addresses has several errors."""
     text = f"[Errno {errno.ECONNREFUSED}]"
     return isinstance(error, ConnectionRefusedError) or text in str(error)

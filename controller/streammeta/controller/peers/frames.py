@@ -1,9 +1,9 @@
 """Frames of the connections between controllers: a fixed header, then a payload.
 
-The header is the payload's length u32, the kind u8, three reserved bytes of zero, the call id u64,
-and a CRC-32C u32 of all these and the payload; integers are big-endian. The parser is told which
-kinds may come and how long each may be, and refuses everything else from the header alone, before
-any payload is kept. Does no I/O and knows no message.
+The header is the payload's length u32, the kind u8, three reserved zero bytes, the call id u64, and
+a CRC-32C u32 of all these and the payload. Integers are big-endian. The parser knows the allowed
+kinds and their maximum lengths, and rejects everything else from the header alone, before it stores
+any payload. Does no I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import google_crc32c
 
 @unique
 class FrameKind(IntEnum):
-    """Content of a frame. An answer's number is that of its request plus 16."""
+    """Content of a frame. An answer's number is its request's number plus 16."""
 
     HELLO = 1
     HELLO_ANSWER = 2
@@ -35,19 +35,19 @@ class FrameKind(IntEnum):
     FETCH_SNAPSHOT_ANSWER = 36
     UPDATE_VOTER_ANSWER = 37
     FAILURE = 48
-    """No answer will come to this call; the payload is the reason as UTF-8."""
+    """No answer will come to this call. The payload is the reason as UTF-8."""
 
 
 STOPPING = "this replica is stopping"
-"""Reason in the failure of a request that reaches a replica while it stops."""
+"""Failure reason of a request that reaches a stopping replica."""
 
 
 class FrameError(Exception):
-    """Bytes that are no frame, or a frame that may not come here; the connection is of no use."""
+    """Bytes that are not a frame, or a frame that is not allowed here. The connection must end."""
 
 
 class Frame(NamedTuple):
-    """One frame; `call_id` ties an answer to its request, and is 0 in a hello."""
+    """One frame. `call_id` matches an answer to its request, and is 0 in a hello."""
 
     kind: FrameKind
     call_id: int
@@ -55,21 +55,21 @@ class Frame(NamedTuple):
 
 
 PayloadLimits: TypeAlias = Mapping[FrameKind, int]
-"""Kinds that may come, and the maximum length of their payloads in bytes."""
+"""Allowed kinds, and the maximum length of their payloads in bytes."""
 
 HELLO_BYTES_MAX = 1 << 10
 REQUEST_BYTES_MAX = 64 << 10
-"""Every request is a header and a few numbers; the longest names voters and addresses."""
+"""Every request is a header and a few numbers. The longest ones name voters and addresses."""
 SMALL_ANSWER_BYTES_MAX = 4 << 10
 FETCHED_BYTES_MAX = 64 << 20
-"""Room for a Fetch of 8 MiB, or one batch that is larger, with all framing."""
+"""Space for a Fetch of 8 MiB, or for one larger batch, with all framing."""
 CHUNK_BYTES_MAX = 16 << 20
-"""Room for a part of a snapshot, of which 1 MiB is requested at once."""
+"""Space for a snapshot chunk, of which 1 MiB is requested at a time."""
 
 HELLO_ONLY: PayloadLimits = {FrameKind.HELLO: HELLO_BYTES_MAX}
-"""Frames that a listener takes first."""
+"""Frames that a listener accepts first."""
 HELLO_ANSWER_ONLY: PayloadLimits = {FrameKind.HELLO_ANSWER: HELLO_BYTES_MAX}
-"""Frames that a dialler takes first."""
+"""Frames that a dialler accepts first."""
 CONTROL_REQUESTS: PayloadLimits = {
     FrameKind.VOTE: REQUEST_BYTES_MAX,
     FrameKind.BEGIN_QUORUM_EPOCH: REQUEST_BYTES_MAX,
@@ -77,9 +77,9 @@ CONTROL_REQUESTS: PayloadLimits = {
     FrameKind.FETCH: REQUEST_BYTES_MAX,
     FrameKind.UPDATE_VOTER: REQUEST_BYTES_MAX,
 }
-"""Frames that a listener takes after the hello of a connection for control."""
+"""Frames that a listener accepts after the hello of a control connection."""
 BULK_REQUESTS: PayloadLimits = {FrameKind.FETCH_SNAPSHOT: REQUEST_BYTES_MAX}
-"""Frames that a listener takes after the hello of a connection for bulk."""
+"""Frames that a listener accepts after the hello of a bulk connection."""
 ANSWERS: PayloadLimits = {
     FrameKind.VOTE_ANSWER: SMALL_ANSWER_BYTES_MAX,
     FrameKind.BEGIN_QUORUM_EPOCH_ANSWER: SMALL_ANSWER_BYTES_MAX,
@@ -89,7 +89,7 @@ ANSWERS: PayloadLimits = {
     FrameKind.UPDATE_VOTER_ANSWER: SMALL_ANSWER_BYTES_MAX,
     FrameKind.FAILURE: SMALL_ANSWER_BYTES_MAX,
 }
-"""Frames that a dialler takes after the hello was answered."""
+"""Frames that a dialler accepts after its hello was answered."""
 
 _FIELDS = struct.Struct(">IB3sQ")
 _CHECKSUM = struct.Struct(">I")
@@ -99,7 +99,7 @@ HEADER_BYTES = _HEADER.size
 
 
 def seal(kind: FrameKind, call_id: int, parts: Sequence[bytes]) -> bytes:
-    """Return a frame whose payload is `parts`, joined."""
+    """Return a frame whose payload is the concatenation of `parts`."""
     fields = _FIELDS.pack(sum(map(len, parts)), kind, _RESERVED, call_id)
     checksum = google_crc32c.value(fields)
     for part in parts:
@@ -108,39 +108,39 @@ def seal(kind: FrameKind, call_id: int, parts: Sequence[bytes]) -> bytes:
 
 
 class FrameParser:
-    """Takes the bytes of one direction of a connection, gives its frames in order."""
+    """Parser of one direction of a connection: bytes in, frames out in order."""
 
     def __init__(self, limits: PayloadLimits) -> None:
         self._limits = limits
         self._buffer = bytearray()
         self._wanted = HEADER_BYTES
-        """Bytes that must be there before a look at them is worthwhile."""
+        """Buffered bytes needed before parsing can make progress."""
 
     @property
     def buffered(self) -> int:
-        """Bytes that are kept: at most those of one frame, and those fed at once after it."""
+        """Buffered bytes: at most one frame, and the data received along with its end."""
         return len(self._buffer)
 
     def expect(self, limits: PayloadLimits) -> None:
-        """Take these kinds from the next frame on."""
+        """Accept these kinds from the next frame on."""
         self._limits = limits
 
     def feed(self, data: bytes) -> None:
-        """Take further bytes; `next` gives the frames that they complete."""
+        """Add received bytes. `next` returns the frames that they complete."""
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """Return the next whole frame, None while there is none.
+        """Return the next whole frame, None if there is none.
 
         Raises:
-            FrameError: the bytes are no frame, or one that may not come now.
+            FrameError: the bytes are not a frame, or the frame is not allowed now.
         """
         buffer = self._buffer
         if len(buffer) < self._wanted:
             return None
 
         length, number, reserved, call_id, checksum = _HEADER.unpack_from(buffer)
-        kind = self._checked_kind(length, number, reserved)
+        kind = self._check_kind(length, number, reserved)
         end = HEADER_BYTES + length
         if len(buffer) < end:
             self._wanted = end
@@ -154,19 +154,19 @@ class FrameParser:
         self._wanted = HEADER_BYTES
         return Frame(kind, call_id, payload)
 
-    def _checked_kind(self, length: int, number: int, reserved: bytes) -> FrameKind:
-        """Return the kind that a header names; raises FrameError if it may not come."""
+    def _check_kind(self, length: int, number: int, reserved: bytes) -> FrameKind:
+        """Return the kind named by a header. Raises FrameError if it is not allowed."""
         kind = _KINDS.get(number)
         if kind is None:
             raise FrameError(f"frame of unknown kind {number}")
         if reserved != _RESERVED:
-            raise FrameError(f"{kind.name}: reserved bytes are {reserved.hex()}; must be zero")
+            raise FrameError(f"{kind.name}: reserved bytes are {reserved.hex()}, must be zero")
         limit = self._limits.get(kind)
         if limit is None:
-            wanted = ", ".join(one.name for one in self._limits)
-            raise FrameError(f"{kind.name} came where only {wanted} may come")
+            allowed = ", ".join(kind.name for kind in self._limits)
+            raise FrameError(f"{kind.name} is not allowed here, only {allowed}")
         if length > limit:
-            raise FrameError(f"{kind.name} of {length} bytes; at most {limit}")
+            raise FrameError(f"{kind.name} has {length} bytes, the limit is {limit}")
         return kind
 
 

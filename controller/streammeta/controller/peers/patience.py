@@ -1,35 +1,35 @@
 """Time limits of the connections to one peer.
 
-A peer that is starved of processor time needs longer for a handshake, and one that is given up half
-way must begin again. So the limit doubles each time that it has cut off a peer whose host answers,
-and shrinks as soon as answers are quick.
+A peer short of CPU time needs longer for a handshake, and an interrupted handshake must start
+again. The limit therefore doubles each time it cuts off a peer whose host answers, and shrinks as
+soon as answers are fast.
 """
 
 from __future__ import annotations
 
 _DOUBLINGS_MAX = 3
 _SHARE_OF_ANSWER = 4
-"""The limit shrinks to this many times as long as the last answer took, not below its base."""
+"""Factor between the last answer's duration and the limit, when the limit shrinks."""
 
 
 class Patience:
-    """The limit, in seconds."""
+    """The time limit, in seconds."""
 
     def __init__(self, base_s: float) -> None:
         self.base_s = base_s
-        """Limit for a host that does not answer at all, and for a peer that is well."""
+        """Limit for a host that does not answer at all, and for a healthy peer."""
         self._doublings = 0
 
     @property
     def limit_s(self) -> float:
-        """Return the present limit."""
+        """Return the current limit."""
         return self.base_s * (1 << self._doublings)
 
     def cut_off(self) -> None:
-        """Note that a peer whose host was there did not answer within the limit."""
+        """Record that a peer whose host is up did not answer within the limit."""
         self._doublings = min(self._doublings + 1, _DOUBLINGS_MAX)
 
     def answered(self, took_s: float) -> None:
-        """Note an answer."""
+        """Record an answer and its duration."""
         while self._doublings and took_s * _SHARE_OF_ANSWER <= self.limit_s / 2:
             self._doublings -= 1

@@ -1,8 +1,8 @@
-"""Listener for the other controllers: takes their requests to the replica, sends its answers.
+"""Listener for the other controllers: passes their requests to the replica and sends its answers.
 
-Bounds everything a peer can take: connections, their time until the hello, requests in flight on
-each and of each kind, and bytes of answers that wait to leave. A flood of one kind leaves room for
-the others. Answers leave in the step that makes them.
+Bounds everything that a peer can use: connections, their time until the hello, requests in flight
+per connection and kind, and queued answer bytes. A flood of one kind leaves room for the others.
+Answers leave in the step that makes them.
 """
 
 from __future__ import annotations
@@ -50,51 +50,49 @@ from streammeta.controller.tls.peer_contexts import PeerTls, StrangerError
 from streammeta.tls.listener import Listener
 
 CONNECTIONS_MAX = 96
-"""Maximum number of connections; more are closed as soon as they are made.
-
-With the handshakes under way they are fewer than the file descriptors kept from clients.
-"""
+"""Maximum number of connections. Further ones are closed immediately. Together with pending
+handshakes they stay below the file descriptors reserved for peers."""
 
 OTHERS_MAX = 64
-"""The same of all hosts that are no voter's: the rest is for voters."""
+"""The same for all hosts that are not a voter's. The rest is reserved for voters."""
 
 HOST_MAX = 32
-"""The same of one host that is no voter's."""
+"""The same for one host that is not a voter's."""
 
 VOTER_HOST_MAX = 48
-"""The same of one voter's host, where several controllers may run."""
+"""The same for one voter's host, on which several controllers may run."""
 
 SILENT_MAX = 64
-"""Connections whose hello has not come; more are closed as soon as they are made."""
+"""Connections without a hello. Further ones are closed immediately."""
 
 SILENT_MAX_PER_HOST = 32
-"""The same of one host: one that says nothing leaves room for the others."""
+"""The same for one host, so that a silent host leaves room for the others."""
 
 HELLO_TIMEOUT_S = 2.0
 """Time limit for the hello of a connection while many are silent, in seconds."""
 
 HELLO_PATIENCE = 5
-"""Times as long that a starved peer may take while few are silent."""
+"""Multiple of that limit for a starved peer while few connections are silent."""
 
 STOP_TIMEOUT_S = 1.0
 """Time limit for the last answers when the listener stops, in seconds."""
 
 CALLS_MAX = 2 * IN_FLIGHT_MAX
-"""Requests in flight on a connection beyond which nothing is read from it; peers send fewer."""
+"""Requests in flight at which reading from a connection pauses. Correct peers send fewer."""
 
 OUTPUT_BYTES_MAX = 32 << 20
-"""Bytes of answers that may wait to leave: more than a peer has asked for at a time."""
+"""Maximum queued answer bytes, more than a peer requests at a time."""
 
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
-"""TCP's probes find out that the host at the other end is gone, and the connection with it."""
+"""TCP keepalive probes detect that the host at the other end is down."""
 
 _SAID_MAX = 1000
 
 _log = structlog.get_logger(component="quorum")
 
 
-NO_ANSWER = "this replica does not run, or has had the request twice"
-"""Reason of a request without an answer while the replica was not asked to end."""
+NO_ANSWER = "this replica is not running, or received the request twice"
+"""Reason of a request without an answer, unless the replica was asked to stop."""
 
 
 class Replica(Protocol):
@@ -106,11 +104,11 @@ class Replica(Protocol):
         ...
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """Answer a request by a call of `reply`, now or later."""
+        """Answer a request by calling `reply`, now or later."""
         ...
 
     def forget(self, request: Request, reply: Reply) -> None:
-        """Drop a request whose answer is not waited for any more."""
+        """Drop a request that no longer waits for an answer."""
         ...
 
     def endpoints(self, node_id: NodeId) -> Endpoints:
@@ -119,7 +117,7 @@ class Replica(Protocol):
 
 
 class _Room:
-    """Bound on the number of requests of some kinds in flight."""
+    """Limit on the number of requests of some kinds in flight."""
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
@@ -127,18 +125,18 @@ class _Room:
         self._taken = 0
 
     def take(self) -> None:
-        """Take one place; raises _BusyError if there is none."""
+        """Occupy one slot. Raises _BusyError if none is free."""
         if self._taken >= self._limit:
-            raise _BusyError(f"{self._taken} {self._what} are under way, as many as may be")
+            raise _BusyError(f"{self._taken} {self._what} are in flight, which is the limit")
         self._taken += 1
 
     def give(self) -> None:
-        """Give one place back."""
+        """Free one slot."""
         self._taken -= 1
 
 
 class _BusyError(Exception):
-    """Too much is under way."""
+    """Too many requests are in flight."""
 
 
 class PeerServer:
@@ -151,10 +149,9 @@ class PeerServer:
         tls: PeerTls | None = None,
         addresses: PeerAddresses | None = None,
     ) -> None:
-        """Take the replica, and its name for the hello.
+        """`tls` applies to every new connection, None means plain text.
 
-        `tls` is used for every new connection; None: plain text. `addresses` says which hosts are
-        voters', and hears where clients reach a node that has connected.
+        `addresses` knows the voters' hosts, and learns where clients reach a connected node.
         """
         self._addresses = addresses
         self._voter_hosts = VoterHosts(addresses.of_voters if addresses else tuple)
@@ -165,14 +162,14 @@ class PeerServer:
         self.versions = PeerVersions(identity.node_id, identity.software)
         self._listener: Listener | None = None
         self._connections: dict[_AcceptedConnection, str] = {}
-        """Those that are open, each with its host."""
+        """Open connections, each with its host."""
         self._silent: dict[_AcceptedConnection, str] = {}
-        """Those whose hello has not come, each with its host."""
+        """Connections without a hello, each with its host."""
         self._all_left = asyncio.Event()
         self._in_turn: _AcceptedConnection | None = None
         self._said: set[tuple[str, str]] = set()
         self.refused: Counter[str] = Counter()
-        """Connections refused, or closed because the other side broke the protocol, by event."""
+        """Connections rejected, or closed after a protocol error, by event."""
         control = _Room("votes and announcements", 128)
         self.rooms: Mapping[FrameKind, _Room] = {
             FrameKind.VOTE: control,
@@ -184,17 +181,17 @@ class PeerServer:
         }
 
     async def start(self, address: str) -> int:
-        """Listen on HOST:PORT; return the port, chosen if it is 0.
+        """Listen on HOST:PORT. Returns the port, chosen if it is 0.
 
         Raises:
-            OSError: the address is taken, or is none of this host's.
+            OSError: the address is in use, or is not one of this host's.
         """
         self._listener = Listener(self.tls, lambda _: _AcceptedConnection(self), self.complain)
         self._looking = asyncio.create_task(self._voter_hosts.run())
         return await self._listener.start(address)
 
     async def stop(self) -> None:
-        """Stop listening, and disconnect once the answers that were made have left."""
+        """Stop listening, and disconnect once queued answers have been sent."""
         if self._looking is not None:
             self._looking.cancel()
         if self._listener is not None:
@@ -208,31 +205,31 @@ class PeerServer:
             connection.close()
 
     def judge_again(self) -> None:
-        """End the connections of controllers that are denied by now."""
+        """Close the connections of controllers that are denied now."""
         for connection in list(self._connections):
             connection.judge()
 
     @property
     def connections(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     # -- for the connections
 
     def admit(self, connection: _AcceptedConnection, host: str) -> str:
-        """Take a connection, which has said nothing yet; return why there is no room, or ""."""
+        """Add a connection that has sent nothing yet. Returns why there is no room, or ""."""
         silent, hosts = Counter(self._silent.values()), Counter(self._connections.values())
         is_voters = host in self._voter_hosts
         others = sum(count for name, count in hosts.items() if name not in self._voter_hosts)
         for count, limit, what in (
-            (hosts[host], VOTER_HOST_MAX if is_voters else HOST_MAX, "this host has"),
-            (0 if is_voters else others, OTHERS_MAX, "hosts that are no voter's have"),
-            (len(self._connections), CONNECTIONS_MAX, "there are"),
-            (silent.total(), SILENT_MAX, "without a hello there are"),
-            (silent[host], SILENT_MAX_PER_HOST, "without a hello this host has"),
+            (hosts[host], VOTER_HOST_MAX if is_voters else HOST_MAX, "of this host"),
+            (0 if is_voters else others, OTHERS_MAX, "of hosts without a voter"),
+            (len(self._connections), CONNECTIONS_MAX, "in total"),
+            (silent.total(), SILENT_MAX, "without a hello"),
+            (silent[host], SILENT_MAX_PER_HOST, "of this host without a hello"),
         ):
             if count >= limit:
-                return f"{what} {count}"
+                return f"{count} connections {what}, the limit is {limit}"
 
         self._connections[connection] = host
         self._silent[connection] = host
@@ -240,16 +237,16 @@ class PeerServer:
         return ""
 
     def hello_limit_s(self, host: str) -> float:
-        """Return how long a new connection may say nothing: less while its places are scarce."""
+        """Return how long a new connection may stay silent: less while slots are scarce."""
         silent = Counter(self._silent.values())
         is_roomy = silent.total() <= SILENT_MAX // 2 and silent[host] <= SILENT_MAX_PER_HOST // 2
         return HELLO_TIMEOUT_S * (HELLO_PATIENCE if is_roomy else 1)
 
     def takes_turn(self, connection: _AcceptedConnection) -> bool:
-        """Whether a connection's frames may be handled in this turn of the event loop.
+        """Whether a connection's frames may be handled in this event loop turn.
 
-        Those of one may. Followers flush a batch at the same time, so that their Fetches are often
-        read together: the first commits the batch, and the answer to its caller goes ahead of the
+        Only one connection's may. Followers flush a batch at the same time, so their Fetches are
+        often read together. The first commits the batch, and its caller's answer should precede the
         second.
         """
         if self._in_turn is None:
@@ -263,20 +260,20 @@ class PeerServer:
     def greeted(
         self, connection: _AcceptedConnection, sender: NodeId, client_endpoint: str
     ) -> None:
-        """Note that a connection's hello was taken."""
+        """Record that a connection's hello was accepted."""
         self._silent.pop(connection, None)
         if self._addresses is not None:
             self._addresses.greeted(sender, client_endpoint)
 
     def leave(self, connection: _AcceptedConnection) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._connections.pop(connection, None)
         self._silent.pop(connection, None)
         if not self._connections:
             self._all_left.set()
 
     def complain(self, host: str, event: str, reason: str) -> None:
-        """Count an event; log the first of each kind from each host."""
+        """Count an event, and log the first of each kind from each host."""
         self.refused[event] += 1
         if (host, event) not in self._said and len(self._said) < _SAID_MAX:
             self._said.add((host, event))
@@ -290,7 +287,7 @@ class _Call(NamedTuple):
 
 
 class _AcceptedConnection(FramedConnection):
-    """Connection on which one peer's requests arrive."""
+    """Connection that carries one peer's requests."""
 
     def __init__(self, server: PeerServer) -> None:
         super().__init__(HELLO_ONLY, OUTPUT_BYTES_MAX)
@@ -301,7 +298,7 @@ class _AcceptedConnection(FramedConnection):
         self._software = UNTOLD
         self._certified: NodeId | None = None
         self._stranger = ""
-        """Reason for which the other side's certificate is not taken."""
+        """Reason for which the peer's certificate is rejected."""
         self._calls: dict[int, _Call] = {}
         self._last_call_id = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -309,12 +306,12 @@ class _AcceptedConnection(FramedConnection):
     # -- events of the connection
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames that these bytes complete, behind what another's of this turn set off."""
+        """Handle the frames completed by these bytes, unless another connection has this turn."""
         self.parser.feed(data)
         if self._server.takes_turn(self):
-            self.take_frames()
+            self.handle_frames()
         else:
-            self._loop.call_soon(self.take_frames)
+            self._loop.call_soon(self.handle_frames)
 
     def on_connected(self) -> None:
         """Wait for the hello, if there is room for another connection."""
@@ -329,10 +326,11 @@ class _AcceptedConnection(FramedConnection):
         self._timer = self._loop.call_later(limit_s, self._on_no_hello, limit_s)
 
     def on_frame(self, frame: Frame) -> None:
-        """Take the hello or a request."""
+        """Handle the hello or a request."""
         if self._sender is None:
             self._on_hello(frame.payload)
             return
+        # Ascending ids guarantee that no answer can be matched to an earlier call.
         if frame.call_id <= self._last_call_id:
             raise ProtocolError(
                 f"{frame.kind.name} of call {frame.call_id} after call {self._last_call_id}"
@@ -350,7 +348,7 @@ class _AcceptedConnection(FramedConnection):
         self._break("connection_broken", reason)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the requests that wait."""
+        """Drop the waiting requests."""
         self.is_closed = True
         self._server.leave(self)
         if self._sender is not None:
@@ -366,7 +364,7 @@ class _AcceptedConnection(FramedConnection):
         self._break("connection_broken", f"no hello within {limit_s:g} s")
 
     def _on_aged(self) -> None:
-        """End a connection that its dialler should have made anew by now."""
+        """Close a connection that its dialler should have replaced by now."""
         self.close(flush=True)
 
     def _break(self, event: str, reason: str) -> None:
@@ -375,7 +373,7 @@ class _AcceptedConnection(FramedConnection):
             self.close()
 
     def judge(self) -> None:
-        """End the connection if the certificate at its other end is denied by now."""
+        """Close the connection if the peer's certificate is denied now."""
         if self._transport is not None and not self._stranger:
             self._identify(self._transport)
             if self._stranger:
@@ -428,7 +426,7 @@ class _AcceptedConnection(FramedConnection):
         if hello.receiver != self._server.identity.node_id:
             return Refusal.ANOTHER_NODE
         if self._certified not in (None, hello.sender):
-            self._stranger = f"its certificate is that of controller {self._certified}"
+            self._stranger = f"its certificate belongs to controller {self._certified}"
         if self._stranger:
             return Refusal.CERTIFICATE_OF_ANOTHER
         return Refusal.NONE
@@ -439,14 +437,14 @@ class _AcceptedConnection(FramedConnection):
         """Pass a request to the replica.
 
         Raises:
-            InvalidRequestError: it is malformed, or of another node than the hello.
-            _BusyError: too many of its kind are under way.
+            InvalidRequestError: the request is malformed, or its node differs from the hello's.
+            _BusyError: too many requests of its kind are in flight.
         """
         request = decode_request(frame.kind, frame.payload)
         if request.header.sender.node_id != sender:
             raise InvalidRequestError(
                 "header.sender.node_id",
-                f"{request.header.sender.node_id}; the connection is node {sender}'s",
+                f"{request.header.sender.node_id}, but the connection is node {sender}'s",
             )
         room = self._server.rooms[frame.kind]
         room.take()
@@ -470,7 +468,7 @@ class _AcceptedConnection(FramedConnection):
             self._answer(seal(kind, call_id, parts))
 
         if len(self._calls) == CALLS_MAX - 1:
-            # In a turn of its own: the replica is in the middle of the step that answered.
+            # In a separate turn, because the replica is still in the step that answered.
             self._loop.call_soon(self.resume_reading)
 
     def _fail(self, call_id: int, reason: str) -> None:
@@ -478,13 +476,13 @@ class _AcceptedConnection(FramedConnection):
 
     def _answer(self, frame: bytes) -> None:
         if self.is_congested:
-            self._break("connection_broken", "it does not read its answers")
+            self._break("connection_broken", "the peer does not read its answers")
             return
         self.write(frame)
 
 
 def _probe(opened: socket.socket | None) -> None:
-    """Let TCP find out when the other host is gone; other systems name their options otherwise."""
+    """Let TCP detect a dead host. Other systems name these options differently."""
     if opened is None:
         return
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

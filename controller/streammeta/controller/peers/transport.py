@@ -1,8 +1,8 @@
 """Transport of the quorum's requests to the other controllers.
 
-Dials peers when there is something to send, and reports the result of every request to the driver.
-A refused or reset connection is reported apart from silence: the peer's process is probably gone,
-while one that is stopped, or cut off, answers nothing.
+Dials peers when there is something to send, and reports the outcome of every request to the driver.
+A refused or reset connection is reported separately from silence: the peer's process has probably
+ended, while a stopped or unreachable one answers nothing.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _MEANT_FOR_ANOTHER = {
     QuorumError.INCONSISTENT_CLUSTER_ID: FOREIGN_CLUSTER,
     QuorumError.INVALID_VOTER_KEY: "peer_has_another_disk",
 }
-"""Refusals that suggest a wrong address, and their log events."""
+"""Errors that suggest a wrong address, and their log events."""
 
 _OLD_AT = 0.8
-"""Part of a connection's greatest age at which it is made anew."""
+"""Share of a connection's maximum age at which it is replaced."""
 
 _SAID_MAX = 1000
-"""Maximum number of events of peers that are remembered as logged."""
+"""Maximum number of peers' events that are remembered as logged."""
 
 _log = structlog.get_logger(component="quorum")
 
 
 class TcpPeerTransport:
-    """Implements `PeerTransport`; must be created on the event loop that uses it."""
+    """Implementation of `PeerTransport`. Must be created on the event loop that uses it."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class TcpPeerTransport:
         timeout_ms: int,
         tls: PeerTls | None = None,
     ) -> None:
-        """Take what is known of the peers, and the time limit of every request.
+        """`timeout_ms` limits every request.
 
-        `tls` is used for every new connection; None: plain text.
+        `tls` applies to new connections, None means plain text.
         """
         self._addresses = addresses
         self._identity = identity
@@ -74,25 +74,25 @@ class TcpPeerTransport:
         self._dials: dict[DialledConnection, asyncio.Task[None]] = {}
         self._retired: set[DialledConnection] = set()
         self._older: set[Place] = set()
-        """Places whose listener has refused a hello of this version."""
+        """Places whose listener has rejected a hello of this version."""
         self._said: set[tuple[str, NodeId, str]] = set()
         self._stopping: set[NodeId] = set()
-        """Peers that have said that they stop, and no hello since."""
+        """Peers that have announced their stop and sent no hello since."""
         self._leader: tuple[NodeId, Endpoints] | None = None
-        """The leader and its addresses in the last answer that named any."""
+        """The leader and its addresses in the last answer that named one."""
         self._listener: PeerListener | None = None
         self.failed: Counter[NodeId] = Counter()
-        """Requests without an answer since the start, by the peer they were for."""
+        """Requests without an answer since the start, by peer."""
 
     def bind(self, listener: PeerListener) -> None:
         """Set the listener, once, before the first `send`."""
         self._listener = listener
 
     def set_voters(self, voters: VoterSet) -> None:
-        """Take over the addresses of the voters now in force; close connections to former ones."""
+        """Use the addresses of the current voters, and close connections to former addresses."""
         self._addresses.set_voters(voters)
-        others = {one.key.node_id for one in voters} - {self._identity.node_id}
-        self.failed.update(dict.fromkeys(others, 0))  # which adds to what there is
+        others = {voter.key.node_id for voter in voters} - {self._identity.node_id}
+        self.failed.update(dict.fromkeys(others, 0))  # adds 0, so that every voter has a count
         self._drop_unused()
 
     def endpoints(self, node_id: NodeId) -> Endpoints:
@@ -110,15 +110,15 @@ class TcpPeerTransport:
         return {(place.peer, place.endpoint) for place in self._connections}
 
     def send(self, request: Request) -> None:
-        """Start sending to the request's receiver; never blocks, never raises."""
+        """Start sending to the request's receiver. Never blocks and never raises."""
         peer = request.header.receiver.node_id
         connection = self._connection(peer, _purpose(request))
         if connection is None or not connection.ask(request):
-            # In a turn of its own: the caller may be in the middle of others to send.
+            # In a separate turn, because the caller may still be sending other requests.
             asyncio.get_running_loop().call_soon(self._fail, request)
 
     def judge_again(self) -> None:
-        """End the connections to controllers that are denied by now."""
+        """Close the connections to controllers that are denied now."""
         for connection in [*self._connections.values(), *self._retired]:
             connection.judge()
 
@@ -133,24 +133,24 @@ class TcpPeerTransport:
     # -- outcomes of connections
 
     def on_greeted(self, place: Place, token_endpoint: str) -> None:
-        """Note that a peer is there, and where clients with tokens reach it."""
+        """Record that a peer is up, and where clients with tokens reach it."""
         self._stopping.discard(place.peer)
         self._addresses.answered_hello(place.peer, token_endpoint)
 
     def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
         """Pass a peer's answer to the driver, unless another node made it."""
         if response.header.sender != place.peer:
-            self._say_once(ANOTHER_NODE, place, sender=response.header.sender)
+            self._log_once(ANOTHER_NODE, place, sender=response.header.sender)
             self._addresses.failed(place.peer, place.endpoint)
-            self._told().on_request_failed(place.peer, response.header.request_id)
+            self._bound_listener().on_request_failed(place.peer, response.header.request_id)
             return
         self._learn_leader(response.header.leader_id, leader)
         if (event := _MEANT_FOR_ANOTHER.get(response.header.error)) is not None:
             self._addresses.failed(place.peer, place.endpoint)
-            self._say_once(event, place)
+            self._log_once(event, place)
         else:
             self._addresses.worked(place.peer)
-        self._told().on_response(response)
+        self._bound_listener().on_response(response)
 
     def on_failure(self, place: Place, request: Request, reason: str) -> None:
         """Report that a request gets no answer."""
@@ -159,11 +159,11 @@ class TcpPeerTransport:
                 self._stopping.add(place.peer)
                 _log.info("peer_is_stopping", peer=place.peer, endpoint=place.endpoint)
         else:
-            self._say_once("peer_refuses_request", place, reason=reason)
+            self._log_once("peer_refuses_request", place, reason=reason)
         self._fail(request)
 
     def on_ended(self, connection: DialledConnection, end: End, unanswered: list[Request]) -> None:
-        """Report the requests that a connection leaves, and whether the peer has probably ended."""
+        """Report a connection's unanswered requests, and whether the peer has probably ended."""
         place = connection.place
         is_retired = connection in self._retired
         self._forget(connection)
@@ -175,11 +175,11 @@ class TcpPeerTransport:
                 self._fail(request)
             return
 
-        self._older.discard(place)  # it may be upgraded meanwhile
+        self._older.discard(place)  # the peer may have been upgraded meanwhile
         if end is End.MISMATCH:
-            self._say_mismatch(connection)
+            self._log_mismatch(connection)
         elif connection.detail:
-            self._say_once("peer_connection_broken", place, reason=connection.detail)
+            self._log_once("peer_connection_broken", place, reason=connection.detail)
 
         is_answering = end in (End.BROKEN, End.LOST) and not unanswered
         all_failed = not is_answering and self._addresses.failed(place.peer, place.endpoint)
@@ -187,15 +187,15 @@ class TcpPeerTransport:
             self._fail(request)
         was_reset = end is End.LOST and place.purpose is Purpose.CONTROL and not is_retired
         if was_reset or (end is End.REFUSED and all_failed):
-            self._told().on_connection_lost(place.peer)
+            self._bound_listener().on_connection_lost(place.peer)
 
     def _is_older(self, connection: DialledConnection, end: End) -> bool:
-        """Return whether a listener may take the hello of an older version."""
+        """Return whether the listener may accept the hello of an older version."""
         is_refused = end is End.MISMATCH and connection.detail == ANOTHER_VERSION
         return is_refused and connection.version > OLDEST_VERSION
 
     def _learn_leader(self, leader_id: NodeId | None, at: Endpoints) -> None:
-        """Take over the leader's addresses if an answer names others than the one before."""
+        """Record the leader's addresses if an answer names others than the previous one."""
         if leader_id is not None and at != Endpoints() and (leader_id, at) != self._leader:
             self._leader = (leader_id, at)
             self._addresses.learn_leader(leader_id, at.peers or "", at.clients or "")
@@ -203,13 +203,13 @@ class TcpPeerTransport:
     def _fail(self, request: Request) -> None:
         header = request.header
         self.failed[header.receiver.node_id] += 1
-        self._told().on_request_failed(header.receiver.node_id, header.request_id)
+        self._bound_listener().on_request_failed(header.receiver.node_id, header.request_id)
 
-    def _say_mismatch(self, connection: DialledConnection) -> None:
+    def _log_mismatch(self, connection: DialledConnection) -> None:
         more = {"reason": connection.reason} if connection.reason else {}
-        self._say_once(connection.detail, connection.place, **more)
+        self._log_once(connection.detail, connection.place, **more)
 
-    def _say_once(self, event: str, place: Place, **details: object) -> None:
+    def _log_once(self, event: str, place: Place, **details: object) -> None:
         key = (event, place.peer, place.endpoint)
         if key not in self._said and len(self._said) < _SAID_MAX:
             self._said.add(key)
@@ -226,16 +226,16 @@ class TcpPeerTransport:
         if connection is not None and self._is_aged(connection):
             self._retire(connection)
             connection = None
-        return connection or self._dialled(place)
+        return connection or self._dial(place)
 
     def _is_aged(self, connection: DialledConnection) -> bool:
-        """Return whether a connection over TLS is soon as old as the other side lets it become."""
+        """Return whether a TLS connection is about to reach the age at which the peer closes it."""
         if self._tls.dialling is None:
             return False
         age_s = asyncio.get_running_loop().time() - connection.dialled_at
         return age_s * 1000 > _OLD_AT * self._tls.age_ms
 
-    def _dialled(self, place: Place) -> DialledConnection:
+    def _dial(self, place: Place) -> DialledConnection:
         self._drop_unused()
         version = OLDEST_VERSION if place in self._older else VERSION
         patience = self._patience.setdefault(place.peer, Patience(self._timeout_s))
@@ -250,7 +250,7 @@ class TcpPeerTransport:
                 self._retire(connection)
 
     def _retire(self, connection: DialledConnection) -> None:
-        """Use a connection for no further request."""
+        """Send no further requests on a connection."""
         del self._connections[connection.place]
         self._retired.add(connection)
         connection.retire()
@@ -262,7 +262,7 @@ class TcpPeerTransport:
         if (dial := self._dials.pop(connection, None)) is not None and not dial.done():
             dial.cancel()
 
-    def _told(self) -> PeerListener:
+    def _bound_listener(self) -> PeerListener:
         assert self._listener is not None, "bind comes before send"
         return self._listener
 

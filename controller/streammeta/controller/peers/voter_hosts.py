@@ -1,4 +1,4 @@
-"""Hosts of the voters, as their connections come from them: names are looked up time and again."""
+"""IP addresses of the voters' hosts, from repeated name look-ups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable
 
 LOOK_INTERVAL_S = 30.0
-"""Time between two looks at names, in seconds."""
+"""Interval between two look-ups of the names, in seconds."""
 
 _MAPPED = "::ffff:"
 
@@ -25,16 +25,16 @@ class VoterHosts:
         self._resolved: dict[str, frozenset[str]] = {}
 
     def __contains__(self, host: str) -> bool:
-        """Return whether an IP address is a voter's, as far as names are known."""
+        """Return whether an IP address is a voter's, as far as names are resolved."""
         plain = host.removeprefix(_MAPPED)
         return any(plain in self._known(name) for name in self._names())
 
     async def run(self) -> None:
-        """Look names up, until cancelled. One that can't be looked up keeps its addresses."""
+        """Resolve names repeatedly until cancelled. A failed look-up keeps the old addresses."""
         while True:
             for name in self._names():
                 if not _is_ip(name):
-                    with contextlib.suppress(OSError, UnicodeError):  # or a name that is none
+                    with contextlib.suppress(OSError, UnicodeError):  # UnicodeError: invalid name
                         self._resolved[name] = frozenset(await self._resolve(name))
             await asyncio.sleep(LOOK_INTERVAL_S)
 

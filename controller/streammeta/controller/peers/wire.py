@@ -1,8 +1,8 @@
-"""Codec of the quorum's messages: dataclasses to payloads of frames and back, with checks.
+"""Codec of the quorum's messages: dataclasses to frame payloads and back, with checks.
 
-There is one function for each kind of frame and direction. A value that no correct peer
-sends is refused here with InvalidRequestError, before the core sees it: a negative offset must not
-become a size to allocate, nor damage between two controllers part of a log. Knows no connection.
+There is one function for each kind of frame and direction. A value that no correct peer sends is
+rejected here with InvalidRequestError, before it reaches the core. A negative offset must not
+become a size to allocate, and corruption between two controllers must not enter the log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streammeta.controller.peers.wire_parts import (
     require_end,
     require_reachable,
     text_part,
-    unpacked,
+    unpack_fields,
 )
 from streammeta.controller.quorum.messages import (
     Batch,
@@ -57,7 +57,7 @@ DIGEST_BYTES = 32
 """Length of a SHA-256."""
 
 Parts: TypeAlias = list[bytes]
-"""A payload in parts that follow each other."""
+"""A payload in consecutive parts."""
 
 
 # -- votes and announcements
@@ -67,16 +67,16 @@ _VOTED = struct.Struct(">BB")
 _COUNT = struct.Struct(">B")
 
 
-def _vote(request: VoteRequest) -> Parts:
+def _encode_vote_request(request: VoteRequest) -> Parts:
     return [
         ask_part(request.header),
         _VOTE.pack(request.last_epoch, request.end_offset, request.pre_vote),
     ]
 
 
-def _read_vote(data: bytes) -> VoteRequest:
+def _read_vote_request(data: bytes) -> VoteRequest:
     header, position = read_ask(data)
-    last_epoch, end_offset, pre_vote = unpacked(_VOTE, data, position, "end_offset")
+    last_epoch, end_offset, pre_vote = unpack_fields(_VOTE, data, position, "end_offset")
     require_end(data, position + _VOTE.size)
     not_negative(("last_epoch", "end_offset"), (last_epoch, end_offset))
     return VoteRequest(
@@ -87,13 +87,13 @@ def _read_vote(data: bytes) -> VoteRequest:
     )
 
 
-def _voted(response: VoteResponse, leader: Endpoints) -> Parts:
+def _encode_vote_answer(response: VoteResponse, leader: Endpoints) -> Parts:
     return [answer_part(response.header, leader), _VOTED.pack(response.pre_vote, response.granted)]
 
 
-def _read_voted(data: bytes) -> tuple[VoteResponse, Endpoints]:
+def _read_vote_answer(data: bytes) -> tuple[VoteResponse, Endpoints]:
     header, leader, position = read_answer(data)
-    pre_vote, granted = unpacked(_VOTED, data, position, "granted")
+    pre_vote, granted = unpack_fields(_VOTED, data, position, "granted")
     require_end(data, position + _VOTED.size)
     response = VoteResponse(
         header=header, pre_vote=flag(pre_vote, "pre_vote"), granted=flag(granted, "granted")
@@ -126,7 +126,7 @@ def _read_end_epoch(data: bytes) -> EndQuorumEpochRequest:
 
 
 _Bare: TypeAlias = BeginQuorumEpochResponse | EndQuorumEpochResponse | UpdateVoterResponse
-"""Answers that are a header and nothing else."""
+"""Answers that consist of a header only."""
 
 
 def _bare(response: _Bare, leader: Endpoints) -> Parts:
@@ -162,7 +162,7 @@ def _read_update_voter(data: bytes) -> UpdateVoterRequest:
     if clients:
         require_reachable("voter.client_endpoint", clients)
     if key != header.sender:
-        raise InvalidRequestError("voter.key", "not the sender's; a voter speaks for itself alone")
+        raise InvalidRequestError("voter.key", "must be the sender's own key")
     return UpdateVoterRequest(header=header, voter=Voter(key, peers, clients or None))
 
 
@@ -179,7 +179,7 @@ _POINT = struct.Struct(">qq")
 _DIVERGING, _SNAPSHOT, _BATCHES = 1, 2, 4
 
 
-def _fetch(request: FetchRequest) -> Parts:
+def _encode_fetch_request(request: FetchRequest) -> Parts:
     fields = _FETCH.pack(
         request.fetch_offset,
         request.last_epoch,
@@ -193,9 +193,9 @@ def _fetch(request: FetchRequest) -> Parts:
     return [ask_part(request.header), fields]
 
 
-def _read_fetch(data: bytes) -> FetchRequest:
+def _read_fetch_request(data: bytes) -> FetchRequest:
     header, position = read_ask(data)
-    fields = unpacked(_FETCH, data, position, "fetch_offset")
+    fields = unpack_fields(_FETCH, data, position, "fetch_offset")
     require_end(data, position + _FETCH.size)
     not_negative(_FETCH_NAMES, fields[:7])
 
@@ -212,7 +212,7 @@ def _read_fetch(data: bytes) -> FetchRequest:
     )
 
 
-def _fetched(response: FetchResponse, leader: Endpoints) -> Parts:
+def _encode_fetch_answer(response: FetchResponse, leader: Endpoints) -> Parts:
     diverging, snapshot_id, batches = response.diverging, response.snapshot_id, response.batches
     content = (
         (_DIVERGING if diverging is not None else 0)
@@ -237,15 +237,15 @@ def _fetched(response: FetchResponse, leader: Endpoints) -> Parts:
     return parts
 
 
-def _read_fetched(data: bytes) -> tuple[FetchResponse, Endpoints]:
+def _read_fetch_answer(data: bytes) -> tuple[FetchResponse, Endpoints]:
     header, leader, position = read_answer(data)
-    fields = unpacked(_FETCHED, data, position, "high_watermark")
+    fields = unpack_fields(_FETCHED, data, position, "high_watermark")
     position += _FETCHED.size
     high_watermark, log_start_offset, read_round, content, count = fields
     not_negative(_FETCHED_NAMES, fields[:3])
     if content not in (0, _DIVERGING, _SNAPSHOT, _BATCHES):
         raise InvalidRequestError(
-            "diverging, snapshot_id, batches", "at most one of them may be given"
+            "diverging, snapshot_id, batches", "at most one of them may be set"
         )
 
     diverging: EpochEnd | None = None
@@ -274,7 +274,7 @@ def _read_fetched(data: bytes) -> tuple[FetchResponse, Endpoints]:
 
 
 def _read_point(data: bytes, position: int, name: str) -> tuple[Epoch, EndOffset, int]:
-    epoch, end_offset = unpacked(_POINT, data, position, name)
+    epoch, end_offset = unpack_fields(_POINT, data, position, name)
     not_negative((f"{name}.epoch", f"{name}.end_offset"), (epoch, end_offset))
     return epoch, end_offset, position + _POINT.size
 
@@ -302,12 +302,12 @@ def _fetch_snapshot(request: FetchSnapshotRequest) -> Parts:
 
 def _read_fetch_snapshot(data: bytes) -> FetchSnapshotRequest:
     header, place = read_ask(data)
-    fields = unpacked(_FETCH_SNAPSHOT, data, place, "snapshot_id")
+    fields = unpack_fields(_FETCH_SNAPSHOT, data, place, "snapshot_id")
     require_end(data, place + _FETCH_SNAPSHOT.size)
     not_negative(_FETCH_SNAPSHOT_NAMES, fields)
     end_offset, epoch, position, max_bytes, answered_request_id = fields
     if max_bytes < 1:
-        raise InvalidRequestError("max_bytes", f"{max_bytes}; must be at least 1")
+        raise InvalidRequestError("max_bytes", f"{max_bytes}, must be at least 1")
     return FetchSnapshotRequest(
         header=header,
         snapshot_id=SnapshotId(end_offset, epoch),
@@ -358,7 +358,7 @@ def _check_chunk(response: FetchSnapshotResponse) -> None:
         )
     if len(response.file_digest) != DIGEST_BYTES:
         raise InvalidRequestError(
-            "file_digest", f"{len(response.file_digest)} bytes; a SHA-256 has {DIGEST_BYTES}"
+            "file_digest", f"has {len(response.file_digest)} bytes, must have {DIGEST_BYTES}"
         )
 
 
@@ -375,38 +375,38 @@ REQUEST_KINDS: Mapping[type[Request], FrameKind] = {
 ANSWER_KINDS: Mapping[FrameKind, FrameKind] = {
     kind: FrameKind(kind + 16) for kind in REQUEST_KINDS.values()
 }
-"""The kind that answers each kind of request."""
+"""Kind of the answer to each kind of request."""
 
 _REQUEST_ENCODERS: Mapping[FrameKind, Callable[[Any], Parts]] = {
-    FrameKind.VOTE: _vote,
+    FrameKind.VOTE: _encode_vote_request,
     FrameKind.BEGIN_QUORUM_EPOCH: _begin_epoch,
     FrameKind.END_QUORUM_EPOCH: _end_epoch,
-    FrameKind.FETCH: _fetch,
+    FrameKind.FETCH: _encode_fetch_request,
     FrameKind.FETCH_SNAPSHOT: _fetch_snapshot,
     FrameKind.UPDATE_VOTER: _update_voter,
 }
 _REQUEST_DECODERS: Mapping[FrameKind, Callable[[bytes], Request]] = {
-    FrameKind.VOTE: _read_vote,
+    FrameKind.VOTE: _read_vote_request,
     FrameKind.BEGIN_QUORUM_EPOCH: _read_begin_epoch,
     FrameKind.END_QUORUM_EPOCH: _read_end_epoch,
-    FrameKind.FETCH: _read_fetch,
+    FrameKind.FETCH: _read_fetch_request,
     FrameKind.FETCH_SNAPSHOT: _read_fetch_snapshot,
     FrameKind.UPDATE_VOTER: _read_update_voter,
 }
 _ANSWER_ENCODERS: Mapping[type[Response], tuple[FrameKind, Callable[[Any, Endpoints], Parts]]]
 _ANSWER_ENCODERS = {
-    VoteResponse: (FrameKind.VOTE_ANSWER, _voted),
+    VoteResponse: (FrameKind.VOTE_ANSWER, _encode_vote_answer),
     BeginQuorumEpochResponse: (FrameKind.BEGIN_QUORUM_EPOCH_ANSWER, _bare),
     EndQuorumEpochResponse: (FrameKind.END_QUORUM_EPOCH_ANSWER, _bare),
-    FetchResponse: (FrameKind.FETCH_ANSWER, _fetched),
+    FetchResponse: (FrameKind.FETCH_ANSWER, _encode_fetch_answer),
     FetchSnapshotResponse: (FrameKind.FETCH_SNAPSHOT_ANSWER, _chunk),
     UpdateVoterResponse: (FrameKind.UPDATE_VOTER_ANSWER, _bare),
 }
 _ANSWER_DECODERS: Mapping[FrameKind, Callable[[bytes], tuple[Response, Endpoints]]] = {
-    FrameKind.VOTE_ANSWER: _read_voted,
+    FrameKind.VOTE_ANSWER: _read_vote_answer,
     FrameKind.BEGIN_QUORUM_EPOCH_ANSWER: _bare_reader(BeginQuorumEpochResponse),
     FrameKind.END_QUORUM_EPOCH_ANSWER: _bare_reader(EndQuorumEpochResponse),
-    FrameKind.FETCH_ANSWER: _read_fetched,
+    FrameKind.FETCH_ANSWER: _read_fetch_answer,
     FrameKind.FETCH_SNAPSHOT_ANSWER: _read_chunk,
     FrameKind.UPDATE_VOTER_ANSWER: _bare_reader(UpdateVoterResponse),
 }

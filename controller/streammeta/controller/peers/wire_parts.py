@@ -1,7 +1,7 @@
 """Parts of the quorum's messages on the wire: numbers, texts, headers, voters and batches.
 
-Numbers are big-endian and signed, and mostly refused below 0; texts are UTF-8 behind their length.
-What the headers of a connection's messages have in common is written and read once and kept.
+Numbers are big-endian and signed, and most must not be negative. Texts are UTF-8 with a length
+prefix. The constant part of a connection's headers is encoded and decoded once and cached.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.runtime.interfaces import Endpoints
 
 DIRECTORY_ID_CHARS_MAX = 64
-"""More than any UUID has; ids are compared, stored in every voter set and shown, never parsed."""
+"""Longer than any UUID. Ids are compared, stored in every voter set and shown, never parsed."""
 
 _NO_LEADER = -1
 _LENGTH = struct.Struct(">H")
@@ -39,13 +39,13 @@ _LENGTH = struct.Struct(">H")
 
 @lru_cache(maxsize=256)
 def text_part(text: str) -> bytes:
-    """Return a text behind its length."""
+    """Return a text with its length prefix."""
     data = text.encode()
     return _LENGTH.pack(len(data)) + data
 
 
 class FieldReader:
-    """Reads fields of one payload in order; raises InvalidRequestError where it is too short."""
+    """Reader of a payload's fields in order. Raises InvalidRequestError where it is too short."""
 
     def __init__(self, data: bytes, position: int = 0) -> None:
         self._data = data
@@ -53,12 +53,12 @@ class FieldReader:
 
     def fields(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
         """Return fields of a fixed layout."""
-        values = unpacked(layout, self._data, self.position, what)
+        values = unpack_fields(layout, self._data, self.position, what)
         self.position += layout.size
         return values
 
     def raw(self, length: int, what: str) -> bytes:
-        """Return so many bytes."""
+        """Return `length` bytes."""
         end = self.position + length
         if end > len(self._data):
             raise too_short(what, self._data, end)
@@ -75,12 +75,12 @@ class FieldReader:
             raise InvalidRequestError(what, f"not UTF-8: {error.reason}") from None
 
     def end(self) -> None:
-        """Require that nothing follows."""
+        """Require the end of the payload."""
         require_end(self._data, self.position)
 
 
-def unpacked(layout: struct.Struct, data: bytes, position: int, what: str) -> tuple[Any, ...]:
-    """Return the fields at a position; raises InvalidRequestError if the data ends before."""
+def unpack_fields(layout: struct.Struct, data: bytes, position: int, what: str) -> tuple[Any, ...]:
+    """Return the fields at a position. Raises InvalidRequestError if the data ends before."""
     try:
         return layout.unpack_from(data, position)
     except struct.error:
@@ -88,29 +88,29 @@ def unpacked(layout: struct.Struct, data: bytes, position: int, what: str) -> tu
 
 
 def too_short(what: str, data: bytes, wanted: int) -> InvalidRequestError:
-    """Return the refusal of data that ends within a field."""
-    return InvalidRequestError(what, f"the message has {len(data)} bytes; wanted {wanted} or more")
+    """Return the error for data that ends within a field."""
+    return InvalidRequestError(
+        what, f"the message has {len(data)} bytes, must have at least {wanted}"
+    )
 
 
 def require_end(data: bytes, position: int) -> None:
     """Raise InvalidRequestError unless the data ends here."""
     if position != len(data):
-        raise InvalidRequestError(
-            "message", f"{len(data) - position} bytes follow its last field; must be none"
-        )
+        raise InvalidRequestError("message", f"{len(data) - position} bytes follow its last field")
 
 
 def not_negative(names: Sequence[str], values: Sequence[int]) -> None:
-    """Refuse the first of the named values that is below 0."""
+    """Reject the first of the named values that is negative."""
     if min(values) < 0:
         name, value = next(pair for pair in zip(names, values, strict=True) if pair[1] < 0)
-        raise InvalidRequestError(name, f"{value}; must be 0 or more")
+        raise InvalidRequestError(name, f"{value}, must be 0 or more")
 
 
 def flag(number: int, name: str) -> bool:
-    """Return a truth value; raises InvalidRequestError if it is neither 0 nor 1."""
+    """Return a boolean. Raises InvalidRequestError if the number is neither 0 nor 1."""
     if number > 1:
-        raise InvalidRequestError(name, f"{number}; must be 0 or 1")
+        raise InvalidRequestError(name, f"{number}, must be 0 or 1")
     return number == 1
 
 
@@ -132,13 +132,13 @@ def read_key(reader: FieldReader, path: str) -> ReplicaKey:
     if len(directory) > DIRECTORY_ID_CHARS_MAX:
         raise InvalidRequestError(
             f"{path}.directory_id",
-            f"{len(directory)} characters; at most {DIRECTORY_ID_CHARS_MAX}",
+            f"has {len(directory)} characters, the limit is {DIRECTORY_ID_CHARS_MAX}",
         )
     return ReplicaKey(NodeId(node_id), DirectoryId(directory) if directory else None)
 
 
 def require_reachable(path: str, endpoint: str) -> None:
-    """Raise InvalidRequestError unless it is `host:port`, for others will connect to it."""
+    """Raise InvalidRequestError unless the endpoint is `host:port`, because others will use it."""
     try:
         check_reachable(path, endpoint)
     except ConfigError as error:
@@ -157,7 +157,7 @@ _ANSWERED_NAMES = (
 
 @lru_cache(maxsize=64)
 def _identities(cluster_id: str, sender: ReplicaKey, receiver: ReplicaKey) -> bytes:
-    """Return what the headers of a connection's requests have in common."""
+    """Return the constant part of a connection's request headers."""
     return text_part(cluster_id) + key_part(sender) + key_part(receiver)
 
 
@@ -180,8 +180,8 @@ def ask_part(header: RequestHeader) -> bytes:
 
 
 def read_ask(data: bytes) -> tuple[RequestHeader, int]:
-    """Return the header of a request and where it ends."""
-    epoch, incarnation, request_id, is_founder, length = unpacked(_ASKED, data, 0, "header")
+    """Return the header of a request, and its end."""
+    epoch, incarnation, request_id, is_founder, length = unpack_fields(_ASKED, data, 0, "header")
     not_negative(_ASKED_NAMES, (epoch, incarnation, request_id))
     end = _ASKED.size + length
     if end > len(data):
@@ -201,7 +201,7 @@ def read_ask(data: bytes) -> tuple[RequestHeader, int]:
 
 
 def answer_part(header: ResponseHeader, leader: Endpoints) -> bytes:
-    """Return the header of an answer; the addresses go with a leader's id alone."""
+    """Return the header of an answer. Addresses are included only with a leader's id."""
     leader_id = _NO_LEADER if header.leader_id is None else header.leader_id
     if leader_id == _NO_LEADER:
         leader = Endpoints()
@@ -218,17 +218,17 @@ def answer_part(header: ResponseHeader, leader: Endpoints) -> bytes:
 
 
 def read_answer(data: bytes) -> tuple[ResponseHeader, Endpoints, int]:
-    """Return the header of an answer, the addresses in it and where it ends."""
-    fixed = unpacked(_ANSWERED, data, 0, "header")
+    """Return the header of an answer, the leader's addresses, and the header's end."""
+    fixed = unpack_fields(_ANSWERED, data, 0, "header")
     not_negative(_ANSWERED_NAMES, fixed[:5])
     sender, receiver, epoch, incarnation, request_id, leader_id, number = fixed
     if leader_id < _NO_LEADER:
-        raise InvalidRequestError("header.leader_id", f"{leader_id}; must be 0 or more, or -1")
+        raise InvalidRequestError("header.leader_id", f"{leader_id}, must be -1 or more")
 
     error = _ERRORS.get(number)
     if error is None:
-        known = ", ".join(f"{one.name} ({one.value})" for one in QuorumError)
-        raise InvalidRequestError("header.error", f"{number}; wanted one of {known}")
+        known = ", ".join(f"{error.name} ({error.value})" for error in QuorumError)
+        raise InvalidRequestError("header.error", f"{number}, must be one of {known}")
 
     end = _text_end(data, _text_end(data, _ANSWERED.size))
     header = ResponseHeader(
@@ -247,8 +247,8 @@ _ERRORS = {int(error): error for error in QuorumError}
 
 
 def _text_end(data: bytes, position: int) -> int:
-    """Return where the text at a position ends."""
-    (length,) = unpacked(_LENGTH, data, position, "header.leader_endpoint")
+    """Return the end of the text at a position."""
+    (length,) = unpack_fields(_LENGTH, data, position, "header.leader_endpoint")
     end: int = position + _LENGTH.size + length
     if end > len(data):
         raise too_short("header.leader_endpoint", data, end)
@@ -270,24 +270,24 @@ _CHECKSUM = struct.Struct(">I")
 
 
 class _BatchEncoder:
-    """Encodes batches, and keeps the last one: a leader sends it to every follower."""
+    """Encoder of batches that caches the last one, because a leader sends it to every follower."""
 
     def __init__(self) -> None:
         self._last: Batch | None = None
         self._parts = (b"", b"")
 
     def parts(self, batch: Batch) -> tuple[bytes, bytes]:
-        """Return what `_encoded_batch` does."""
+        """Return the parts of `_encode_batch`."""
         if batch is not self._last:
-            self._last, self._parts = batch, _encoded_batch(batch)
+            self._last, self._parts = batch, _encode_batch(batch)
         return self._parts
 
 
 batch_parts = _BatchEncoder().parts
-"""Returns a batch, and the CRC-32C of its bytes: fields, lengths of the payloads, payloads."""
+"""Return a batch and the CRC-32C of its bytes: fields, lengths of the payloads, payloads."""
 
 
-def _encoded_batch(batch: Batch) -> tuple[bytes, bytes]:
+def _encode_batch(batch: Batch) -> tuple[bytes, bytes]:
     count = len(batch.payloads)
     fields = _BATCH.pack(batch.base_offset, batch.epoch, batch.kind, count)
     lengths = struct.pack(f">{count}I", *map(len, batch.payloads))
@@ -296,8 +296,8 @@ def _encoded_batch(batch: Batch) -> tuple[bytes, bytes]:
 
 
 def _read_batch(data: bytes, start: int, path: str) -> tuple[Batch, int]:
-    """Return the batch that begins at a position and where it ends."""
-    base_offset, epoch, number, count = unpacked(_BATCH, data, start, path)
+    """Return the batch at a position, and its end."""
+    base_offset, epoch, number, count = unpack_fields(_BATCH, data, start, path)
     position = start + _BATCH.size
     if position + 4 * count > len(data):
         raise too_short(f"{path}: batch at {base_offset}", data, position + 4 * count)
@@ -305,7 +305,7 @@ def _read_batch(data: bytes, start: int, path: str) -> tuple[Batch, int]:
     lengths = struct.unpack_from(f">{count}I", data, position)
     position += 4 * count
     end = position + sum(lengths)
-    (checksum,) = unpacked(_CHECKSUM, data, end, f"{path}: batch at {base_offset}")
+    (checksum,) = unpack_fields(_CHECKSUM, data, end, f"{path}: batch at {base_offset}")
     if google_crc32c.value(data[start:end]) != checksum:
         raise InvalidRequestError(path, f"batch at {base_offset}: its checksum does not match")
 
@@ -321,16 +321,16 @@ def _read_batch(data: bytes, start: int, path: str) -> tuple[Batch, int]:
 def _check_batch(path: str, base_offset: int, epoch: int, kind: int, count: int) -> None:
     not_negative((f"{path}.base_offset", f"{path}.epoch"), (base_offset, epoch))
     if kind not in _BATCH_KINDS:
-        raise InvalidRequestError(path, f"batch at {base_offset}: {kind} is no kind of batch")
+        raise InvalidRequestError(path, f"batch at {base_offset} has the unknown kind {kind}")
     if not count:
-        raise InvalidRequestError(path, f"batch at {base_offset}: it is empty")
+        raise InvalidRequestError(path, f"batch at {base_offset} is empty")
 
 
 _BATCH_KINDS = frozenset(int(kind) for kind in BatchKind)
 
 
 def read_batches(data: bytes, position: int, count: int) -> tuple[tuple[Batch, ...], int]:
-    """Return batches of which each begins where the one before ends, and where they all end."""
+    """Return batches, each of which must continue the previous one, and their end."""
     batches: list[Batch] = []
     for _ in range(count):
         batch, position = _read_batch(data, position, "batches")

@@ -32,7 +32,7 @@ class QuorumTimings:
     def __post_init__(self) -> None:
         for name in ("election_timeout_ms", "fetch_timeout_ms", "request_timeout_ms"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
+                raise ValueError(f"{name}: {getattr(self, name)}, must be at least 1")
         for name, harm in (
             # A Fetch waits this long when there is nothing to send, so it must end earlier.
             ("request_timeout_ms", "every long poll times out"),
@@ -40,7 +40,7 @@ class QuorumTimings:
         ):
             if self.fetch_max_wait_ms >= getattr(self, name):
                 raise ValueError(
-                    f"fetch_max_wait_ms is {self.fetch_max_wait_ms}: must be below "
+                    f"fetch_max_wait_ms: {self.fetch_max_wait_ms}, must be below "
                     f"{name} ({getattr(self, name)}), or {harm}"
                 )
 

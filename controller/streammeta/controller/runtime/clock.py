@@ -5,10 +5,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Source of time; a test's clock stands still until it is moved."""
+    """Source of time. A test's clock only advances when it is moved."""
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds that never run backwards, from an arbitrary origin."""
+        """Return milliseconds that never decrease, from an arbitrary origin."""
         ...
 
     def wall_ms(self) -> int:
@@ -20,7 +20,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds that never run backwards, from an arbitrary origin."""
+        """Return milliseconds that never decrease, from an arbitrary origin."""
         return time.monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:
@@ -28,9 +28,10 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
+# CLOCK_MONOTONIC stops during suspension on Linux, and a lease must not.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def lease_clock_ms() -> int:
-    """Return milliseconds that never run backwards and count while the machine is suspended."""
+    """Return milliseconds that never decrease and continue while the machine is suspended."""
     return time.clock_gettime_ns(_SINCE_BOOT) // 1_000_000

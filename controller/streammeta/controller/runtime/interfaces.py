@@ -15,7 +15,7 @@ from streammeta.controller.snapshot.checkpoint_file import Sink
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPoint:
-    """Identity of a snapshot: its end, its cluster, and the voters in force there."""
+    """Identity of a snapshot: its end, its cluster, and the voters at that point."""
 
     snapshot_id: SnapshotId
     cluster_id: ClusterId
@@ -23,80 +23,80 @@ class SnapshotPoint:
 
 
 class Endpoints(NamedTuple):
-    """Addresses of a controller, `host:port`; None for one that is not known."""
+    """Addresses of a controller, `host:port`, None if unknown."""
 
     peers: str | None = None
     """Where the other controllers reach it."""
     clients: str | None = None
     """Where clients reach it."""
     tokens: str | None = None
-    """Where clients with tokens reach it; not part of answers to peers."""
+    """Where clients with tokens reach it. Not part of answers to peers."""
 
 
 Reply: TypeAlias = Callable[[Response | None], None]
-"""Takes the answer to a peer's request, on the event loop; None: there will be none."""
+"""Callback for the answer to a peer's request, on the event loop. None: there will be no answer."""
 
 
 class ReplicatedLog(Protocol):
-    """The quorum, as the single writer sees it."""
+    """The quorum as the single writer sees it."""
 
     @property
     def next_offset(self) -> int:
-        """Offset the next appended payload takes."""
+        """Offset of the next appended payload."""
         ...
 
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
-        """Append on the leader and return the end offset; see `QuorumDriver.append`."""
+        """Append on the leader and return the end offset. See `QuorumDriver.append`."""
         ...
 
     async def append_turn(self) -> None:
-        """Wait until an append is worth a batch; see `QuorumDriver.append_turn`."""
+        """Wait until an append is worth a batch. See `QuorumDriver.append_turn`."""
         ...
 
     def flush(self) -> None:
-        """Begin the batch of what was appended in this turn; see `QuorumDriver.flush`."""
+        """Begin the batch with this turn's appends. See `QuorumDriver.flush`."""
         ...
 
     @property
     def is_short_of_space(self) -> bool:
-        """True if appended entries may wait for disk space indefinitely."""
+        """Whether appended entries may wait for disk space indefinitely."""
         ...
 
     def require_disk_space(self) -> None:
-        """Raise while full disks keep appends out; see `QuorumDriver.require_disk_space`."""
+        """Raise while full disks prevent appends. See `QuorumDriver.require_disk_space`."""
         ...
 
     def tell_flushed(self, end_offset: int, told: Callable[[], None]) -> None:
-        """Call when it is on this node's disk; see `QuorumDriver.tell_flushed`."""
+        """Call `told` when the log is on this node's disk. See `QuorumDriver.tell_flushed`."""
         ...
 
     async def read_barrier(self) -> int:
-        """Prove leadership from now on; see `QuorumDriver.read_barrier`."""
+        """Prove leadership from now on. See `QuorumDriver.read_barrier`."""
         ...
 
     def leader_hint(self) -> NotLeaderError:
-        """Return the error that names the leader, as far as this node knows it."""
+        """Return the error that names the leader, if known."""
         ...
 
     def hurry(self) -> None:
-        """Deliver what is committed without a pause; see `QuorumDriver.hurry`."""
+        """Deliver committed entries without a pause. See `QuorumDriver.hurry`."""
         ...
 
     def snapshot_point(self) -> SnapshotPoint:
-        """End the forming batch; return the point in the log that the map has reached."""
+        """End the open batch and return the log position that the metadata has reached."""
         ...
 
 
 class StateMachine(Protocol):
-    """The replicated state. All calls but `load` are made on the event loop and must not block.
+    """The replicated state. All calls but `load` run on the event loop and must not block.
 
-    None but `load` may raise.
+    Only `load` may raise.
     """
 
     def on_committed(self, batches: Sequence[Batch], high_watermark: int) -> None:
-        """Take committed batches, control batches too, each once and in order.
+        """Apply committed batches, including control batches, each once and in order.
 
-        Everything below `high_watermark` has been delivered with this call, by batches or by a
+        After this call everything below `high_watermark` has been delivered, in batches or by a
         snapshot.
         """
         ...
@@ -106,65 +106,65 @@ class StateMachine(Protocol):
         ...
 
     def on_leadership_lost(self) -> None:
-        """Stop at once; entries appended and not delivered may or may not be committed."""
+        """Stop immediately. Entries appended and not delivered may or may not be committed."""
         ...
 
     def on_writes_refused(self) -> None:
-        """Let no read wait for uncommitted entries: full disks may hold them up."""
+        """Let no read wait for uncommitted entries, which full disks may delay."""
         ...
 
     def on_writes_held_up(self) -> None:
-        """Fail waiting writes: full disks hold up their entries."""
+        """Fail waiting writes, because full disks delay their entries."""
         ...
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a caller waits for entries that are yet to be delivered."""
+        """Whether a caller waits for entries that have not been delivered yet."""
         ...
 
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
-        """Return a writer of the state as it is now, which is that at `point`.
+        """Return a writer of the current state, which is the state at `point`.
 
-        The returned call is made in a thread, at any time, while the state goes on changing.
+        The returned function is called in a thread, at any time, while the state keeps changing.
         """
         ...
 
     def load(self, file: BinaryIO, snapshot_id: SnapshotId) -> Callable[[], None]:
-        """Read a snapshot in a thread, changing nothing.
+        """Read a snapshot in a thread, without changing anything.
 
-        The returned call, made on the event loop, replaces the whole state by what was read.
+        The returned function, called on the event loop, replaces the whole state with the snapshot.
 
         Raises:
-            Exception: the file is not that snapshot; the replica can't go on.
+            Exception: the file is not that snapshot, and the replica can't continue.
         """
         ...
 
 
 class PeerListener(Protocol):
-    """Listener to the outcome of requests; all calls are made on the event loop."""
+    """Listener for the outcomes of requests. All calls are made on the event loop."""
 
     def on_response(self, response: Response) -> None:
-        """Take a peer's answer."""
+        """Process a peer's answer."""
         ...
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
-        """Note that no answer will come."""
+        """Record that no answer will come."""
         ...
 
     def on_connection_lost(self, peer: NodeId) -> None:
-        """Note that the peer reset or refused the connection: its process has probably ended."""
+        """Record that the peer reset or refused the connection: its process has probably ended."""
         ...
 
 
 class PeerTransport(Protocol):
-    """Transport of requests to the other replicas; owns their addresses."""
+    """Transport of requests to the other replicas, which owns their addresses."""
 
     def bind(self, listener: PeerListener) -> None:
-        """Connect the listener; once, before the first `send`."""
+        """Connect the listener. Call once, before the first `send`."""
         ...
 
     def send(self, request: Request) -> None:
-        """Start sending to the request's receiver; never blocks, never raises."""
+        """Start sending to the request's receiver. Never blocks and never raises."""
         ...
 
     def set_voters(self, voters: VoterSet) -> None:
@@ -172,7 +172,7 @@ class PeerTransport(Protocol):
         ...
 
     def endpoints(self, node_id: NodeId) -> Endpoints:
-        """Return the best known addresses of a node to publish to others."""
+        """Return the best known addresses of a node, to publish to others."""
         ...
 
     async def close(self) -> None:

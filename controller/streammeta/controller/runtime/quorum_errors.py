@@ -1,4 +1,4 @@
-"""Refusals of the quorum, as errors of the API."""
+"""Rejections by the quorum, as errors of the API."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class UncommittedLogFullError(BusyError):
 
 
 class RecordTooLargeError(LimitExceededError):
-    """A payload does not fit a batch."""
+    """A payload does not fit into a batch."""
 
 
 class NoDiskSpaceError(LimitExceededError):
-    """The disk of this controller, or those of a majority, are full: nothing was written.
+    """The disk of this controller, or those of a majority, are full, and nothing was written.
 
-    Reads go on; the request may be repeated until there is disk space.
+    Reads continue. The request may be retried until there is disk space.
     """
 
 
@@ -30,25 +30,25 @@ class NotCaughtUpError(ApiError):
 
     def __init__(self, wanted: int, applied: int) -> None:
         super().__init__(
-            f"the read asks for the log below {wanted}, this controller has applied {applied}; "
-            "ask again, or ask another controller"
+            f"the read requires the log below {wanted}, but this controller has applied {applied}: "
+            "retry, or ask another controller"
         )
         self.wanted = wanted
         self.applied = applied
 
 
 class SnapshotFailedError(ApiError):
-    """No checkpoint was written; the message gives the reason."""
+    """No checkpoint was written. The message gives the reason."""
 
 
 class TransferRefusedError(ApiError):
-    """Leadership was not handed over; the message gives the reason."""
+    """Leadership was not transferred. The message gives the reason."""
 
 
 class VoterChangeError(ApiError):
-    """A change of the voters was refused.
+    """A change of the voters was rejected.
 
-    With REQUEST_TIMED_OUT and NOT_LEADER it may have happened nevertheless: check the voters.
+    With REQUEST_TIMED_OUT and NOT_LEADER it may still have happened: check the voters.
     """
 
     def __init__(self, error: QuorumError, reason: str) -> None:

@@ -1,12 +1,12 @@
-"""Admission control of the controller's one event loop, and work budgets for its turns.
+"""Admission control for the controller's event loop, and work budgets for its turns.
 
-Every call belongs to a class with a limit of calls in flight and of calls that wait; any more are
-refused at once, because an unbounded queue only turns work into timeouts. Heartbeats and commits
-hardly ever wait. Scans hold the loop for milliseconds each, so few run at a time, and each yields
-first to everything that has arrived meanwhile. `Admission` is the rule, without loop or clock;
-`Gate` lets coroutines wait for it. Knows nothing of a request but its cost.
+Every call belongs to a class with a limit of calls in flight and of waiting calls. Further calls
+are rejected immediately, because an unbounded queue only turns work into timeouts. Heartbeats and
+commits hardly ever wait. Scans block the loop for milliseconds each, so few run at a time, and each
+first yields to everything that has arrived meanwhile. `Admission` is the rule, without loop or
+clock, and `Gate` lets coroutines wait for it.
 
-Tasks that wake together would otherwise all do their work in one turn of the loop; `TurnBudget`
+Tasks that wake together would otherwise do all their work in one turn of the loop. `TurnBudget`
 spreads it over several.
 """
 
@@ -28,7 +28,7 @@ from streammeta.rpc.method_facts import LISTS_LOOKUPS, RequestClass, Unnamed, Wo
 
 @dataclass(frozen=True, slots=True)
 class ClassLimits:
-    """Maximum calls of a class in flight, and maximum calls that wait."""
+    """Maximum numbers of calls of a class in flight and waiting."""
 
     running: int
     waiting: int
@@ -44,16 +44,16 @@ LIMITS: Final[Mapping[RequestClass, ClassLimits]] = {
 }
 
 RETRY_AFTER_MS = 500
-"""Time after which those that wait are fewer, in milliseconds."""
+"""Time after which fewer calls should be waiting, in milliseconds."""
 
 ROUNDS_BEFORE_SCAN = 3
-"""Turns of the event loop yielded before each scan; a request takes two from socket to decision."""
+"""Event loop turns yielded before each scan. A request needs two from socket to decision."""
 
 OPENED_PER_TURN = 64
-"""Maximum waiting calls admitted in one turn of the event loop."""
+"""Maximum number of waiting calls admitted in one event loop turn."""
 
 LOOKUPS_OF_A_READ = 500
-"""Look-ups beyond which a read costs as much as a scan: queries of a GetObjects, keys, ids."""
+"""Look-ups above which a read costs as much as a scan: GetObjects queries, keys, ids."""
 
 _PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
 
@@ -83,7 +83,7 @@ def _lookups(work: Work, request: Any) -> float:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One call; without `deadline_ms` it waits indefinitely."""
+    """One call. Without `deadline_ms` it waits indefinitely."""
 
     kind: RequestClass
     deadline_ms: int | None
@@ -108,14 +108,16 @@ class Admission:
         return len(self._waiting[kind])
 
     def refused(self, kind: RequestClass) -> int:
-        """Return the number of calls of a class that were refused since the start."""
+        """Return the number of calls of a class rejected since the start."""
         return self._refused[kind]
 
     def ask(self, kind: RequestClass, deadline_ms: int | None, now_ms: int) -> Ticket:
-        """Admit a call: it runs at once if its ticket is running, else when `next` returns it.
+        """Request admission of a call.
+
+        The call runs now if its ticket is running, else when `next` returns the ticket.
 
         Raises:
-            BusyError: too many of its class wait already.
+            BusyError: too many calls of its class are waiting.
             TimeoutError: its deadline has passed.
         """
         if deadline_ms is not None and deadline_ms <= now_ms:
@@ -129,7 +131,7 @@ class Admission:
             self._refused[kind] += 1
             raise BusyError(
                 f"{self._running[kind]} calls of class {kind.name} are in flight and {len(queue)} "
-                "wait, the most that may; try again later",
+                "are waiting, which is the limit: retry later",
                 RETRY_AFTER_MS,
             )
 
@@ -137,7 +139,7 @@ class Admission:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Release the place of a call that has ended or stopped waiting."""
+        """Release the slot of a call that has ended or stopped waiting."""
         if ticket.is_running:
             ticket.is_running = False
             self._running[ticket.kind] -= 1
@@ -148,7 +150,8 @@ class Admission:
     def next(self, now_ms: int) -> Ticket | None:
         """Return the next ticket whose wait is over, or None.
 
-        It runs from now on if `is_running`; otherwise its deadline has passed and it never runs.
+        If `is_running`, the call runs from now on. Otherwise its deadline has passed and it never
+        runs.
         """
         for kind, queue in self._waiting.items():
             if queue and self._is_late(queue[0], now_ms):
@@ -176,20 +179,20 @@ class Gate:
     def __init__(self, clock: Clock, admission: Admission | None = None) -> None:
         self._clock = clock
         self.admission = admission or Admission()
-        self._doors: dict[Ticket, asyncio.Future[None]] = {}
+        self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._is_scheduled = False
 
     def admitted(self, kind: RequestClass, remaining_s: float | None = None) -> _Admitted:
-        """Return the context of a call of class `kind`: entered once the call is admitted.
+        """Return a context for a call of class `kind`, entered once the call is admitted.
 
         Entering raises:
-            BusyError: too many of its class wait already.
-            TimeoutError: `remaining_s` seconds passed before its turn came.
+            BusyError: too many calls of its class are waiting.
+            TimeoutError: `remaining_s` seconds passed before its turn.
         """
         return _Admitted(self, kind, remaining_s)
 
     async def enter(self, kind: RequestClass, remaining_s: float | None) -> Ticket:
-        """Return the ticket of a call once it is admitted; raises as `admitted` says."""
+        """Return the ticket of a call once it is admitted. Raises as `admitted` says."""
         now_ms = self._clock.monotonic_ms()
         deadline_ms = None if remaining_s is None else now_ms + int(remaining_s * 1000)
         ticket = self.admission.ask(kind, deadline_ms, now_ms)
@@ -205,55 +208,58 @@ class Gate:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Release the place of a call that has ended, and admit those that wait for it."""
+        """Release the slot of a call that has ended, and admit waiting calls."""
         self.admission.leave(ticket)
-        if self._doors:
+        if self._waiters:
             self._schedule()
 
     async def _turn_of(self, ticket: Ticket) -> None:
         loop = asyncio.get_running_loop()
-        door = self._doors[ticket] = loop.create_future()
+        waiter = self._waiters[ticket] = loop.create_future()
         alarm: asyncio.TimerHandle | None = None
         if ticket.deadline_ms is not None:
             wait_ms = max(0, ticket.deadline_ms - self._clock.monotonic_ms())
-            # One millisecond more: the clock's milliseconds are truncated.
+            # One millisecond more, because the clock truncates to milliseconds.
             alarm = loop.call_later((wait_ms + 1) / 1000, self._expire, ticket)
         try:
-            await door
+            await waiter
         finally:
-            del self._doors[ticket]
+            del self._waiters[ticket]
             if alarm is not None:
                 alarm.cancel()
 
     def _expire(self, ticket: Ticket) -> None:
-        door = self._doors.get(ticket)
-        if door is not None and not door.done():
+        waiter = self._waiters.get(ticket)
+        if waiter is not None and not waiter.done():
             self.admission.leave(ticket)
-            door.set_exception(_late())
+            waiter.set_exception(_late())
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._open_doors)
+            asyncio.get_running_loop().call_soon(self._admit_waiting)
 
-    def _open_doors(self) -> None:
+    def _admit_waiting(self) -> None:
         self._is_scheduled = False
         for _ in range(OPENED_PER_TURN):
             ticket = self.admission.next(self._clock.monotonic_ms())
             if ticket is None:
                 return
-            door = self._doors[ticket]
-            if door.done():
-                continue  # its call was cancelled in this very turn, and leaves
+            waiter = self._waiters[ticket]
+            if waiter.done():
+                continue  # its call was cancelled in this turn and is leaving
             if ticket.is_running:
-                door.set_result(None)
+                waiter.set_result(None)
             else:
-                door.set_exception(_late())
+                waiter.set_exception(_late())
         self._schedule()
 
 
 class _Admitted:
-    """A call's stay; a class of its own, because generators cost more and each call has one."""
+    """Context of an admitted call.
+
+    A class, because a generator costs more and every call has one.
+    """
 
     __slots__ = ("_gate", "_kind", "_remaining_s", "_ticket")
 
@@ -270,13 +276,13 @@ class _Admitted:
 
 
 def _late() -> TimeoutError:
-    return TimeoutError("the call's deadline passed while it waited for its turn")
+    return TimeoutError("the call's deadline passed while it waited for admission")
 
 
 class TurnBudget:
-    """A budget of work for each turn; later turns pay for any excess of one task.
+    """Budget of work per event loop turn. Later turns pay for any excess of one task.
 
-    Costs are in a unit of the owner's choice.
+    The owner chooses the unit of cost.
     """
 
     def __init__(self, per_turn: int) -> None:

@@ -1,7 +1,7 @@
-"""File descriptors of the process: as many as it may have, some of them kept from clients.
+"""File descriptors of the process: their limit, and the share reserved from client connections.
 
-A process that has none left can't open a file of its log, nor reach a peer; so connections of
-clients are limited to what leaves it enough.
+A process without free descriptors can neither open a log file nor connect to a peer, so client
+connections are limited.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import resource
 
 KEPT = 256
-"""Descriptors kept for the journal, snapshots, the bucket and the peers."""
+"""Descriptors reserved for the journal, snapshots, the bucket and the peers."""
 
 KEPT_FOR_HTTP = 128
-"""Descriptors kept besides for the listener for HTTP: its connections and handshakes."""
+"""Additional descriptors reserved for the HTTP listener's connections and handshakes."""
 
 CONNECTIONS_MIN = 16
-"""Connections that are allowed however few descriptors there are."""
+"""Connections that are always allowed, even with very few descriptors."""
 
 _ENOUGH = 1 << 20
 
 
 def raise_limit() -> int:
-    """Raise the limit of this process as far as it may be; return it."""
+    """Raise this process's descriptor limit as far as allowed, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -31,9 +31,9 @@ def raise_limit() -> int:
 
 
 def connections_within(limit: int, most: int, listeners: int, *, serves_http: bool = False) -> int:
-    """Return the number of connections that each of `listeners` for clients may have.
+    """Return how many connections each of `listeners` for clients may have.
 
-    It is `most` if there is room for it beside what is kept, also for HTTP if that is served.
+    This is `most` if that leaves the reserved descriptors free, including those for HTTP if served.
     """
     kept = KEPT + KEPT_FOR_HTTP if serves_http else KEPT
     return max(CONNECTIONS_MIN, min(most, limit - kept) // max(1, listeners))

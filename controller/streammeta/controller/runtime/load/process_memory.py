@@ -1,8 +1,8 @@
-"""Memory of this process: its resident size against a limit, looked at a few times a second.
+"""Memory of this process: its resident size against a limit, measured a few times a second.
 
-What single budgets do not see counts here: the map, parsed requests, what gRPC holds, and what the
-allocator keeps. Past a limit of its own a process is ended by the kernel, and with it all
-controllers, whose maps are the same; so calls are refused before. Knows no call.
+The resident size includes everything that individual budgets miss: metadata, parsed requests,
+gRPC's buffers, and memory retained by the allocator. Beyond its limit the kernel kills a process,
+and then all controllers with the same metadata follow. Calls are therefore rejected before that.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ HIGH_SHARE = 0.85
 """Share of the limit above which memory is high."""
 
 EASED_SHARE = 0.03
-"""Share of the limit by which memory must fall below a mark before it is no longer above it."""
+"""Share of the limit by which memory must fall below a mark to leave it (hysteresis)."""
 
 INTERVAL_S = 0.25
-"""Time between two looks, in seconds."""
+"""Time between two measurements, in seconds."""
 
 LOOK_EVERY_BYTES = 1 << 20
-"""Bytes of requests after which memory is looked at without waiting for its time."""
+"""Request bytes after which memory is measured without waiting for the interval."""
 
 _KNOWN_MIN = 1 << 20
-"""Limits of control groups below are none: no controller starts with so little."""
+"""Control group limits below this are ignored: no controller starts with so little."""
 
 _log = structlog.get_logger(component="memory")
 
 
 class Pressure(IntEnum):
-    """How near the limit memory is."""
+    """How close memory is to the limit."""
 
     NONE = 0
     HIGH = 1
@@ -47,24 +47,24 @@ class Pressure(IntEnum):
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process holds, in bytes."""
+    """Return the resident memory of this process in bytes."""
     return int(os.pread(_statm(), 128, 0).split()[1]) * resource.getpagesize()
 
 
 @cache
 def _statm() -> int:
-    """Return the file that says so, open for good: later no descriptor may be left."""
+    """Return the opened statm file, which stays open because descriptors may run out later."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process may use: its control groups' limit, or the machine's."""
+    """Return the memory available to this process: its control groups' limit, or the machine's."""
     machine = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
     return min((machine, *_group_limits(root)))
 
 
 def _group_limits(root: Path) -> Iterator[int]:
-    """Yield the limits of the control groups that this process is in, of both versions."""
+    """Yield the limits of this process's control groups, versions 1 and 2."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -79,23 +79,23 @@ def _group_limits(root: Path) -> Iterator[int]:
         else:
             continue
         inner = Path(path.lstrip("/"))
-        # In a container the path may be that of the host, and what is mounted the group itself.
-        for each in (inner, *inner.parents):
+        # In a container the path may be the host's, while the group itself is mounted.
+        for group_path in (inner, *inner.parents):
             try:
-                limit = int((mounted / each / name).read_text())
+                limit = int((mounted / group_path / name).read_text())
             except (OSError, ValueError):
-                continue  # no such group is seen from here, or it has no limit: "max"
+                continue  # the group is not visible here, or has no limit ("max")
             if limit >= _KNOWN_MIN:
                 yield limit
 
 
 def default_limit() -> int:
-    """Return the limit of a process that is given none, in bytes."""
+    """Return the default limit of a process in bytes."""
     return int(usable_bytes() * SHARE_OF_MACHINE)
 
 
 class ProcessMemory:
-    """Resident memory as it was last looked at."""
+    """Resident memory as of the last measurement."""
 
     def __init__(self, limit_bytes: int, measure: Callable[[], int] = resident_bytes) -> None:
         self.limit_bytes = limit_bytes
@@ -105,7 +105,7 @@ class ProcessMemory:
         self._taken = 0
 
     def look(self) -> None:
-        """Look how much memory there is now."""
+        """Measure memory now."""
         self._taken = 0
         self.rss_bytes = self._measure()
         pressure = self._pressure_now()
@@ -120,13 +120,13 @@ class ProcessMemory:
             self.pressure = pressure
 
     def took(self, size: int) -> None:
-        """Note bytes that have arrived: of large requests many come between two looks."""
+        """Record received bytes: many large requests can arrive between two measurements."""
         self._taken += size
         if self._taken >= LOOK_EVERY_BYTES:
             self.look()
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
+        """Measure repeatedly until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(INTERVAL_S)

@@ -1,14 +1,14 @@
-"""Checkpoints of this controller, one at a time, while everything else goes on.
+"""Checkpoints of this controller, one at a time, while everything else continues.
 
-The schedule counts log bytes and time since the last checkpoint, and resets when one begins or is
-loaded, never at a change of leadership, so that a cluster whose leaders change often still gets its
-checkpoints. A large state waits for more log: for as much as the last checkpoint, so that it costs
-about what the log does, or for half as much if that is a lot, since a restart replays it.
+The schedule counts log bytes and time since the last checkpoint. It resets when a checkpoint begins
+or is loaded, never on a change of leadership, so that a cluster with frequent elections still gets
+its checkpoints. A larger state waits for more log: as much as the last checkpoint, so that the two
+cost about the same, or half as much for a very large one, because a restart replays the log.
 
-The state is frozen at the end of a batch and written in a thread that rests more than it works, so
-that commits keep their speed however large the state is. A leader freezes uncommitted entries too,
-so the file gets its name only when they are committed; if leadership is lost before, the file is
-discarded and the next one holds committed state alone. A full disk only postpones it.
+The state is frozen at the end of a batch and written in a thread that pauses more than it works, so
+commits keep their speed. A leader freezes uncommitted entries too, so the file gets its name only
+when they are committed. If leadership is lost before that, the file is discarded, and the next one
+contains committed state only. A full disk only postpones a checkpoint.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class CheckpointLimits:
     log_bytes: int = 20 << 20
     """Bytes of committed payload, or more after a large checkpoint."""
     interval_ms: int = 3_600_000
-    """Milliseconds, provided anything was committed in them."""
+    """Milliseconds, if anything was committed in them."""
     retry_ms: int = 30_000
     """Pause in milliseconds after a checkpoint that found no disk space."""
 
     def __post_init__(self) -> None:
         for name in ("log_bytes", "interval_ms", "retry_ms"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}; must be at least 1")
+                raise ValueError(f"{name}: {getattr(self, name)}, must be at least 1")
 
 
 WHOLE_SIZE_MAX = 64 << 20
@@ -60,16 +60,16 @@ WHOLE_SIZE_MAX = 64 << 20
 
 
 def _log_bytes_after(size: int, least: int) -> int:
-    """Return the log in bytes to wait for after a checkpoint of `size` bytes was written or loaded.
+    """Return how much log to wait for after a checkpoint of `size` bytes, in bytes.
 
-    That is `size`, but above `WHOLE_SIZE_MAX` no more than that or half of `size`, since a restart
-    replays it; and never less than `least`.
+    That is `size` up to `WHOLE_SIZE_MAX`, then the larger of that limit and half of `size`, because
+    a restart replays the log. It is never less than `least`.
     """
     return max(least, min(size, WHOLE_SIZE_MAX), size // 2)
 
 
 class CheckpointSchedule:
-    """Counts committed bytes since the last checkpoint; times are monotonic milliseconds."""
+    """Counter of committed bytes since the last checkpoint. Times are monotonic milliseconds."""
 
     def __init__(self, limits: CheckpointLimits, now_ms: int) -> None:
         self._limits = limits
@@ -84,22 +84,22 @@ class CheckpointSchedule:
         self._bytes += size
 
     def request(self, now_ms: int) -> None:
-        """Make a checkpoint due at once, whatever the counts."""
+        """Make a checkpoint due immediately, regardless of the counts."""
         self._is_requested = True
         self._not_before = now_ms
 
     def begun(self, now_ms: int) -> None:
-        """Reset the counts: a checkpoint has begun, or one was loaded."""
+        """Reset the counts, because a checkpoint has begun or was loaded."""
         self._bytes = 0
         self._since = self._not_before = now_ms
         self._is_requested = False
 
     def written(self, size: int) -> None:
-        """Note the size in bytes of the checkpoint that was completed, or loaded."""
+        """Record the size in bytes of a completed or loaded checkpoint."""
         self._log_bytes = _log_bytes_after(size, self._limits.log_bytes)
 
     def failed(self, now_ms: int) -> None:
-        """Note that the checkpoint could not be written: it stays due, after a pause."""
+        """Record that the checkpoint could not be written. It stays due after a pause."""
         self._is_requested = True
         self._not_before = now_ms + self._limits.retry_ms
 
@@ -109,7 +109,7 @@ class CheckpointSchedule:
         return deadline is not None and deadline <= now_ms
 
     def deadline(self) -> int | None:
-        """Return the time at which one is due if nothing more is committed; None for never."""
+        """Return when a checkpoint is due if nothing more is committed, None for never."""
         if self._is_requested or self._bytes >= self._log_bytes:
             return self._not_before
         if self._bytes:
@@ -118,28 +118,28 @@ class CheckpointSchedule:
 
 
 _REST = 3
-"""Rest of the writing thread, as a multiple of its computing time."""
+"""Pause of the writing thread, as a multiple of its computing time."""
 
 
 class CheckpointHost(Protocol):
-    """The replica, as its checkpointer sees it; all calls are made on the event loop."""
+    """The replica as its checkpointer sees it. All calls are made on the event loop."""
 
     @property
     def is_loading(self) -> bool:
-        """Whether the state is about to be replaced by a snapshot."""
+        """Whether a snapshot is about to replace the state."""
         ...
 
     def snapshot_point(self) -> SnapshotPoint:
-        """Return where a snapshot of what the state machine holds now ends."""
+        """Return where a snapshot of the state machine's current state ends."""
         ...
 
     def when_committed(self, end_offset: EndOffset) -> asyncio.Future[None]:
-        """Return a future of everything below being committed; fails if leadership is lost."""
+        """Return a future for the commit of everything below. It fails if leadership is lost."""
         ...
 
 
 class _AbandonedError(Exception):
-    """The checkpoint in progress is no longer of use."""
+    """The checkpoint in progress is no longer needed."""
 
 
 @dataclass(slots=True)
@@ -185,16 +185,16 @@ class CheckpointTally:
     """Checkpoints of this process since its start."""
 
     times: Times = field(default_factory=Times)
-    """Times from freezing the state to publishing the file."""
+    """Durations from freezing the state to publishing the file."""
     put_off: int = 0
-    """Those that found no room on the disk."""
+    """Number of checkpoints that found no disk space."""
     newest_bytes: int | None = None
-    """Size of the newest, written or loaded; None before the first."""
+    """Size of the newest checkpoint, written or loaded. None before the first."""
     newest_ms: int = 0
-    """Monotonic time at which the newest was written or loaded, in milliseconds."""
+    """Monotonic time in milliseconds at which the newest checkpoint was written or loaded."""
 
     def note_newest(self, size: int, now_ms: int) -> None:
-        """Note a checkpoint of `size` bytes that was written or loaded now."""
+        """Record a checkpoint of `size` bytes that was written or loaded now."""
         self.newest_bytes, self.newest_ms = size, now_ms
 
 
@@ -212,7 +212,7 @@ class Checkpointer:
         limits: CheckpointLimits,
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """Assemble the parts; `on_error` receives an error that must end the replica."""
+        """`on_error` receives an error that must end the replica."""
         self._host = host
         self._journal = journal
         self._disk = disk
@@ -231,7 +231,7 @@ class Checkpointer:
     # -- notifications of the replica
 
     def start(self) -> None:
-        """Start the task; called on the event loop."""
+        """Start the task. Called on the event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def on_delivered(self, size: int) -> None:
@@ -239,13 +239,13 @@ class Checkpointer:
         before = self._schedule.deadline()
         self._schedule.committed(size)
         if self._schedule.deadline() != before:
-            self._changed.set()  # not for every commit: there are many, and few change anything
+            self._changed.set()  # rarely: most commits don't move the deadline
 
     def on_loaded(self, size: int) -> None:
-        """Reset the schedule: a loaded snapshot of `size` bytes covers everything counted."""
+        """Reset the schedule: a loaded snapshot of `size` bytes covers all counted bytes."""
         now = self._clock.monotonic_ms()
         self._schedule.begun(now)
-        # A restart would else write another checkpoint amid the replay of the log behind this one.
+        # Otherwise a restart would write a new checkpoint while it replays the log after this one.
         self._schedule.written(size)
         self.tally.note_newest(size, now)
         if self._asked:
@@ -253,7 +253,7 @@ class Checkpointer:
         self._changed.set()
 
     def on_newest(self, snapshot_id: SnapshotId) -> None:
-        """Note a snapshot that is durable under its name, written here or installed."""
+        """Record a snapshot that is durable under its name, written here or installed."""
         self._newest = snapshot_id
         attempt = self._attempt
         if attempt is not None and attempt.point.snapshot_id == snapshot_id:
@@ -262,12 +262,12 @@ class Checkpointer:
                 published.set_result(None)
 
     def abandon(self) -> None:
-        """Abandon the checkpoint in progress: the log is about to begin above it."""
+        """Abandon the checkpoint in progress, because the log is about to begin above it."""
         if self._attempt is not None:
             self._attempt.abandon()
 
     def halt(self) -> None:
-        """Stop writing; `stopped` waits for the end."""
+        """Stop writing. `stopped` waits for the end."""
         self._is_stopping = True
         self.abandon()
         self._changed.set()
@@ -278,10 +278,10 @@ class Checkpointer:
             await self._task
 
     async def take(self) -> SnapshotId:
-        """Write one now; return it, or the newest if nothing was committed since.
+        """Write a checkpoint now, or return the newest if nothing was committed since.
 
         Raises:
-            NoDiskSpaceError: there is no room; it is tried again later.
+            NoDiskSpaceError: there is no room. It is tried again later.
             SnapshotFailedError: nothing is committed yet, or the replica stops.
         """
         if self._is_stopping:
@@ -304,7 +304,7 @@ class Checkpointer:
             _answer(self._asked, SnapshotFailedError("this controller is stopping"))
 
     async def _due(self) -> bool:
-        """Wait until one is due; False when it is time to stop."""
+        """Wait until a checkpoint is due. Returns False when the replica stops."""
         while not self._is_stopping:
             now = self._clock.monotonic_ms()
             self._changed.clear()
@@ -322,7 +322,8 @@ class Checkpointer:
         self._schedule.begun(self._clock.monotonic_ms())
         if point.snapshot_id.end_offset == 0:
             _answer(
-                asked, SnapshotFailedError("nothing is committed yet; there is nothing to write")
+                asked,
+                SnapshotFailedError("nothing is committed yet, so there is no state to write"),
             )
             return
 
@@ -350,16 +351,14 @@ class Checkpointer:
         _log.error("checkpoint_put_off", end_offset=point.snapshot_id.end_offset, reason=str(error))
         self._schedule.failed(self._clock.monotonic_ms())
         self.tally.put_off += 1
-        _answer(
-            asked, NoDiskSpaceError(f"no room for a checkpoint: {error}; make room on the disk")
-        )
+        _answer(asked, NoDiskSpaceError(f"no room for a checkpoint, free disk space: {error}"))
 
     async def _attempt_at(self, point: SnapshotPoint) -> None:
         """Freeze, write, wait for the commit, publish.
 
         Raises:
             _AbandonedError: leadership was lost before the commit, or the log was replaced.
-            DiskFullError: there is no room; nothing of it is left.
+            DiskFullError: there is no room. Nothing of the file is left.
         """
         started = self._clock.monotonic_ms()
         attempt = _Attempt(point, self._state_machine.freeze(point))
@@ -390,7 +389,7 @@ class Checkpointer:
         )
 
     def _write(self, attempt: _Attempt) -> SnapshotWriter:
-        """Write the file under a temporary name; in a thread."""
+        """Write the file under a temporary name, in a thread."""
         writer = self._journal.snapshots.begin(attempt.point.snapshot_id)
         try:
             attempt.write(_WatchfulSink(attempt, writer))
@@ -410,8 +409,8 @@ class Checkpointer:
         attempt.require()
 
     async def _publish(self, attempt: _Attempt, writer: SnapshotWriter) -> None:
-        # Nothing is awaited between the last check of the attempt and this: an installation that
-        # begins later comes behind it in the queue of the disk.
+        # Nothing is awaited between the last check of the attempt and this submit, so an
+        # installation that begins later follows it in the disk's queue.
         attempt.published = asyncio.get_running_loop().create_future()
         self._disk.submit(FinishSnapshot(writer))
         await attempt.published
@@ -425,12 +424,12 @@ def _abandon_if_failed(attempt: _Attempt, committed: asyncio.Future[None]) -> No
 def _answer(asked: list[asyncio.Future[SnapshotId]], answer: SnapshotId | ApiError) -> None:
     for future in asked:
         if isinstance(answer, ApiError):
-            _refuse(future, answer)
+            _reject(future, answer)
         elif not future.done():
             future.set_result(answer)
 
 
-def _refuse(future: asyncio.Future[SnapshotId], error: ApiError) -> None:
+def _reject(future: asyncio.Future[SnapshotId], error: ApiError) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # seen: the caller may have gone
+        future.exception()  # marked as retrieved, because the caller may be cancelled

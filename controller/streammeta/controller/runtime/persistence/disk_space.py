@@ -1,7 +1,7 @@
-"""Disk space as a leader's driver sees it: whether writes are refused, and with which error.
+"""Disk space as a leader's driver sees it: whether writes are rejected, and with which error.
 
-Owns the patience with entries appended before the disk filled: they may be committed from the
-reserves, and their callers are told after a while if they are not. Reads never wait for it.
+Entries appended before the disk filled up may still be committed from the reserves. If they are not
+after a while, their callers get an error. Reads never wait for disk space.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DiskSpace:
         on_short: Callable[[], None],
         on_impatient: Callable[[], None],
     ) -> None:
-        """Take the callbacks.
+        """Set the callbacks.
 
         `on_short` is called when disk space runs out, `on_impatient` when that has lasted for
         `patience_ms`.
@@ -44,44 +44,44 @@ class DiskSpace:
 
     @property
     def is_disk_full(self) -> bool:
-        """True if this node's disk is full."""
+        """Whether this node's disk is full."""
         return self._own is not None
 
     @property
     def is_short(self) -> bool:
-        """True if appended entries may wait for disk space here or on other voters."""
+        """Whether appended entries may wait for disk space here or on other voters."""
         return self._own is not None or bool(self._full_voters)
 
     def require(self) -> None:
-        """Raise NoDiskSpaceError while writes can't be taken."""
+        """Raise NoDiskSpaceError while writes can't be accepted."""
         if set(self._full_voters) - {self._node_id}:
             full = ", ".join(map(str, self._full_voters))
             raise NoDiskSpaceError(
-                f"the disks of controllers {full} are full, the voters that fetch and have room "
-                "are no majority; writes are taken again when there is room"
+                f"the disks of controllers {full} are full, and the other fetching voters are not "
+                "a majority: writes are accepted again when there is room"
             )
         if self._own is not None:
             raise NoDiskSpaceError(
-                f"the disk of controller {self._node_id} is full ({self._own}); writes are taken "
-                "again when there is room, or by the next leader"
+                f"the disk of controller {self._node_id} is full ({self._own}): writes are "
+                "accepted again when there is room, or by the next leader"
             )
 
     def on_disk(self, error: DiskFullError | None) -> None:
-        """Note the state of this node's disk: the write that failed, or None when it has room."""
+        """Record the state of this node's disk: the failed write, or None when it has room."""
         if error is None:
             _log.info("disk_has_room_again")
         else:
-            _log.error("disk_full", reason=str(error), effect="writes are refused, reads go on")
+            _log.error("disk_full", reason=str(error), effect="writes are rejected, reads continue")
         self._own = error
         self._check()
 
     def on_majority(self, full_voters: tuple[NodeId, ...]) -> None:
-        """Note the voters whose full disks keep this leader from committing."""
+        """Record the voters whose full disks prevent this leader from committing."""
         if full_voters:
             _log.error(
                 "majority_full",
                 controllers=list(full_voters),
-                effect="writes are refused, reads go on",
+                effect="writes are rejected, reads continue",
             )
         elif self._full_voters:
             _log.info("majority_has_room_again")
@@ -89,7 +89,7 @@ class DiskSpace:
         self._check()
 
     def leadership_ended(self) -> None:
-        """Forget the other voters: only a leader learns of them."""
+        """Forget the other voters, whose disks only a leader knows."""
         self._full_voters = ()
         self._check()
 

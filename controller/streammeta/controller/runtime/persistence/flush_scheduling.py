@@ -1,10 +1,9 @@
 """Flush placement: appended batches are flushed on the event loop or on the journal's thread.
 
-The way to the thread and back takes longer than a good disk needs for a small batch, and a slow
-flush on the loop holds up everything else. So the loop flushes only while the thread has nothing
-to do, the batch is small and flushes have been quick of late; after one that was slow it leaves
-them to the thread for a time that grows. Knows neither disk nor threads, only bytes, counts and
-seconds.
+The round trip to the thread takes longer than a good disk needs for a small batch, while a slow
+flush on the loop blocks all other work. The loop therefore flushes only while the thread is idle,
+the batch is small and recent flushes were fast. After a slow flush it leaves them to the thread for
+an increasing time.
 """
 
 from __future__ import annotations
@@ -12,33 +11,29 @@ from __future__ import annotations
 from collections import deque
 
 SMALL_BYTES = 8 << 10
-"""Maximum payload that is flushed on the loop at once, in bytes."""
+"""Maximum payload flushed on the loop, in bytes."""
 
 QUICK_S = 0.001
-"""Mean duration of the last flushes up to which the loop may wait for the next, in seconds."""
+"""Maximum mean duration of recent flushes for the loop to flush the next one, in seconds."""
 
 REMEMBERED = 64
-"""Flushes, wherever they were made, by which the next is judged."""
+"""Number of recent flushes, in either place, that the mean covers."""
 
 SLOW_S = 0.01
-"""Duration from which on one flush is enough to leave the next ones to the thread, in seconds."""
+"""Duration of a single flush that moves the next ones to the thread, in seconds."""
 
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 60.0
-"""Time for which the thread flushes after a slow flush on the loop, in seconds.
-
-It doubles with each, and is the first one again when the loop flushed for as long without any.
-"""
+"""Time for which the thread flushes after a slow flush on the loop, in seconds. It doubles with
+each slow flush, and starts again once the loop has flushed for as long without one."""
 
 STALL_SHARE = 20
-"""Times as long as a flush on the loop that the thread flushes after it, at least.
-
-So flushes of seconds hold up everything else for a twentieth of the time at most.
-"""
+"""Minimum time on the thread after a slow flush, as a multiple of that flush's duration. Flushes of
+seconds therefore block all other work for at most a twentieth of the time."""
 
 
 class FlushPlace:
-    """The rule, with what it remembers; all calls are made on the event loop."""
+    """The rule and its memory. All calls are made on the event loop."""
 
     def __init__(self) -> None:
         self._at_thread = 0
@@ -48,16 +43,16 @@ class FlushPlace:
         self._backoff_s = 0.0
         self._thread_until = float("-inf")
 
-    # -- what the thread has
+    # -- work of the thread
 
     def given(self) -> None:
-        """Note that the thread was given something to do, and with it the journal."""
+        """Record that the thread was given work, and with it the journal."""
         self._at_thread += 1
 
     def returned(self, count: int, *, is_disk_full: bool) -> None:
-        """Note that the thread has done what it was given `count` times, and reported all of it.
+        """Record that the thread has finished and reported `count` items of work.
 
-        On a full disk it goes on by itself, as soon as there is room.
+        On a full disk it continues by itself as soon as there is room.
         """
         self._at_thread -= count
         self._is_disk_full = is_disk_full
@@ -65,14 +60,14 @@ class FlushPlace:
     # -- the rule
 
     def is_loop(self, size: int, now: float) -> bool:
-        """Whether the loop itself may append `size` bytes at this time, in seconds, and flush."""
+        """Whether the loop itself may append and flush `size` bytes at this time, in seconds."""
         if self._at_thread or self._is_disk_full:
-            return False  # appends must not overtake what was given before
+            return False  # appends must not overtake earlier work
         is_quick = self._sum_s <= QUICK_S * len(self._last) or not self._last
         return is_quick and size <= SMALL_BYTES and now >= self._thread_until
 
     def flushed(self, took_s: float) -> None:
-        """Note how long a flush took, wherever it was made."""
+        """Record the duration of a flush in either place."""
         if len(self._last) == REMEMBERED:
             self._sum_s -= self._last[0]
         took_s = min(took_s, SLOW_S)
@@ -80,7 +75,10 @@ class FlushPlace:
         self._sum_s += took_s
 
     def flushed_on_loop(self, took_s: float, now: float) -> None:
-        """Note a flush on the loop that has ended now; after a slow one the thread has its turn."""
+        """Record a flush that just ended on the loop.
+
+        After a slow one the thread flushes for a while.
+        """
         self.flushed(took_s)
         if took_s < SLOW_S:
             return

@@ -1,7 +1,7 @@
-"""The map as a checkpoint file: writing, reading, and the journal's check of the file.
+"""The metadata as a checkpoint file: writing, reading, and the journal's check of the file.
 
-Every call reads or writes a whole map and belongs in a thread. `EarlyReading` has one of its own:
-at a start it reads the newest checkpoint while the journal compares the digests of all files.
+Every call reads or writes all metadata and must run in a thread. `EarlyReading` has its own thread:
+at startup it reads the newest checkpoint while the journal verifies the digests of all files.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from streammeta.controller.snapshot.voters import (
 )
 
 LOG_HASH_SECTION = "log_hash"
-"""One row: `value`, the rolling hash of the entries below the end in hex; empty if unknown."""
+"""One row: `value`, the rolling hash of the entries below the end in hex, empty if unknown."""
 
 _KNOWN_COLUMNS = {
     VOTERS_SECTION: frozenset(VOTERS_COLUMNS),
     LOG_HASH_SECTION: frozenset(("value",)),
     **{name: frozenset((*names, *ADDED_COLUMNS.get(name, ()))) for name, names in COLUMNS.items()},
 }
-"""Columns by section. A map without what another section or column holds would be another map."""
+"""Known columns by section. Ignoring an unknown section or column would change the metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenCheckpoint:
-    """A view of the map with the other contents of a checkpoint; not yet a file."""
+    """A view of the metadata with the other contents of a checkpoint, not yet a file."""
 
     point: SnapshotPoint
     view: FrozenMetadata
@@ -69,7 +69,7 @@ class FrozenCheckpoint:
         return self.point.snapshot_id
 
     def write(self, sink: Sink) -> int:
-        """Write the whole file; return its size in bytes."""
+        """Write the whole file and return its size in bytes."""
         return write_checkpoint(
             sink,
             self.id,
@@ -80,38 +80,38 @@ class FrozenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class LoadedMetadata:
-    """Contents of a checkpoint file: the map, and the rolling hash of the log below its end."""
+    """Contents of a checkpoint file: the metadata and the rolling hash of the log below it."""
 
     cluster_metadata: ClusterMetadata
     log_hash: bytes
 
 
 class _Sections(Mapping[str, Any]):
-    """Sections of voters and log hash, then those of the map, each computed on access."""
+    """Sections of voters and log hash, then those of the metadata, each computed on access."""
 
     def __init__(self, frozen: FrozenCheckpoint) -> None:
         self._added: dict[str, Columns] = {
             VOTERS_SECTION: voters_section(frozen.point.voters),
             LOG_HASH_SECTION: {"value": [frozen.log_hash.hex()]},
         }
-        self._map = frozen.view.sections()
+        self._metadata_sections = frozen.view.sections()
 
     def __getitem__(self, name: str) -> Any:
-        return self._added[name] if name in self._added else self._map[name]
+        return self._added[name] if name in self._added else self._metadata_sections[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._added
-        yield from self._map
+        yield from self._metadata_sections
 
     def __len__(self) -> int:
-        return len(self._added) + len(self._map)
+        return len(self._added) + len(self._metadata_sections)
 
 
 class _TableBuffers(ColumnBuffers):
-    """Columns that the map's tables take as their own.
+    """Columns that the metadata's tables use as their own memory.
 
-    The columns of `ranges` named here are compared with those of `streams` and thrown away; most
-    streams have one range, and then they are those of `streams`.
+    The columns of `ranges` named here are compared with those of `streams` and discarded. Most
+    streams have one range, and then both are equal.
     """
 
     _COMPARED: ClassVar = ("stream_id", "range_index", "epoch", "end_offset", "node_id")
@@ -121,14 +121,14 @@ class _TableBuffers(ColumnBuffers):
         self._streams: dict[str, Array] = {}
 
     def zeros(self, section: str, column: str, rows: int, dtype: np.dtype[Any]) -> Array:
-        """See `ColumnBuffers`."""
+        """Implement `ColumnBuffers.zeros`."""
         zeros = roomy_zeros(rows, self._TYPES.get((section, column), dtype))
         if section == "streams":
             self._streams[column] = zeros
         return zeros
 
     def known(self, section: str, column: str) -> Array | None:
-        """See `ColumnBuffers`."""
+        """Implement `ColumnBuffers.known`."""
         is_compared = section == "ranges" and column in self._COMPARED
         return self._streams.get(column) if is_compared else None
 
@@ -143,7 +143,7 @@ def read_metadata(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
     reader = CheckpointReader(file, snapshot_id.file_name)
     if reader.id != snapshot_id:
         raise CheckpointError(
-            f"the file says it is {reader.id.file_name}, wanted is {snapshot_id.file_name}"
+            f"the file is checkpoint {reader.id.file_name}, expected {snapshot_id.file_name}"
         )
     try:
         with ReadAhead(reader, tuple(SECTIONS), _TableBuffers()) as sections:
@@ -154,11 +154,11 @@ def read_metadata(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
 
 
 class EarlyReading:
-    """The newest checkpoint of a directory, being read while the journal is recovered.
+    """Reading of a directory's newest checkpoint while the journal is recovered.
 
-    It is a guess. What was read is handed out only for a file with the same digest in its footer,
-    and the journal hands over no file whose bytes do not have that digest; if reading failed, or
-    another file is wanted, that is read as if nothing had been before.
+    The choice of the file is a guess. Its contents are returned only for a file with the same
+    digest in its footer, and the journal accepts no file whose bytes do not match that digest. If
+    reading failed, or another file is needed, that file is read from the beginning.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -173,21 +173,21 @@ class EarlyReading:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait until reading has ended; forget what was not asked for."""
+        """Wait until reading has ended, and drop a result that was not used."""
         self._thread.shutdown(wait=True)
         self._early = None
 
     def settle(self, newest: SnapshotId | None) -> None:
-        """Forget what is being read unless it is the newest checkpoint that is intact."""
+        """Drop the result unless it belongs to the newest intact checkpoint."""
         if newest is None or self._path is None or self._path.name != newest.file_name:
             self._early = None
 
     def read(self, file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMetadata:
-        """Do as `read_metadata`; wait for what has been begun if it is this file."""
+        """Return what `read_metadata` returns, from the early result if it belongs to this file."""
         early, self._early = self._early, None
         if early is not None:
             digest = CheckpointReader(file, snapshot_id.file_name).digest
-            with contextlib.suppress(Exception):  # whatever it is, it is met again below
+            with contextlib.suppress(Exception):  # reading the file below reports it again
                 read_digest, loaded = early.result()
                 if read_digest == digest:
                     return loaded
@@ -204,19 +204,19 @@ def _read_with_digest(path: Path) -> tuple[bytes, LoadedMetadata]:
 def log_hash_of(reader: CheckpointReader) -> bytes:
     """Return the rolling hash of the log below a checkpoint's end."""
     if LOG_HASH_SECTION not in reader.entries:
-        return UNKNOWN_LOG_HASH  # older versions kept none
+        return UNKNOWN_LOG_HASH  # older versions wrote none
     return bytes.fromhex(reader.columns(LOG_HASH_SECTION)["value"][0])
 
 
 def state_hash_of(reader: CheckpointReader) -> bytes:
-    """Return the digest of a checkpoint's map, section by section: no map is built."""
+    """Return the digest of a checkpoint's metadata, section by section, without loading it."""
     added = (VOTERS_SECTION, LOG_HASH_SECTION)
     names = [name for name in reader.entries if name not in added]
     return sections_digest((name, reader.columns(name)) for name in names)
 
 
 def snapshot_check(cluster_id: ClusterId) -> SnapshotCheck:
-    """Return the check that a journal of this cluster makes of every snapshot file."""
+    """Return the check that this cluster's journal makes of every snapshot file."""
 
     def check(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
         try:
@@ -234,7 +234,7 @@ def _checked_voters(file: BinaryIO, snapshot_id: SnapshotId, cluster_id: Cluster
     if (reader.id, reader.cluster_id) != (snapshot_id, cluster_id):
         raise CheckpointError(
             f"{snapshot_id.file_name}: the file is checkpoint {reader.id.file_name} of cluster "
-            f"{reader.cluster_id!r}, wanted is that of its name, of cluster {cluster_id!r}"
+            f"{reader.cluster_id!r}, expected the one of its name and of cluster {cluster_id!r}"
         )
     reader.verify()
     _require_known(reader)
@@ -242,7 +242,10 @@ def _checked_voters(file: BinaryIO, snapshot_id: SnapshotId, cluster_id: Cluster
 
 
 def _require_known(reader: CheckpointReader) -> None:
-    """Check before a row is read: a section of a newer version may hold anything."""
+    """Reject unknown sections and columns before any row is read.
+
+    A newer version may define their contents freely.
+    """
     for section in reader.entries:
         if section not in _KNOWN_COLUMNS:
             reader.refuse_newer(f"its section {section!r}")

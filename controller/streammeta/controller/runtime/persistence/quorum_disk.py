@@ -1,11 +1,12 @@
-"""Disk work of a replica: the effects of the core, carried out in order.
+"""Disk work of a replica: executes the core's effects in order.
 
-Owns group commit, and waiting for disk space: a write that finds none waits, with everything behind
-it, while reads go on. Any error but a full disk ends the replica. `DiskWorker` knows no thread;
-`JournalThread` runs it on one, or on the event loop where `flush_place` allows it, never on both at
-once. Chunks of snapshots are read on other threads, and a snapshot is written on a thread of its
-own: neither waits for the log or holds it up. Only the rename that publishes a new snapshot takes
-its turn in the journal's queue.
+Owns group commit and the wait for disk space. A write that finds no space waits, with everything
+after it, while reads continue. Any error except a full disk ends the replica.
+
+`DiskWorker` does the work. `JournalThread` runs it on a thread, or on the event loop where
+`flush_scheduling` allows it, never on both at once. Snapshot chunks are read on other threads, and
+a snapshot is written on its own thread, so neither delays the log. Only the rename that publishes a
+new snapshot goes through the journal's queue.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _IDLE_CHECK_S = 10.0
 
 @value()
 class DiskRead:
-    """Read whole batches from `start_offset`; `done` is called with them, on the event loop."""
+    """Read whole batches from `start_offset` and pass them to `done` on the event loop."""
 
     start_offset: EndOffset
     max_bytes: int
@@ -50,14 +51,14 @@ class DiskRead:
 
 @value()
 class FinishSnapshot:
-    """Publish a snapshot, written and sealed elsewhere: cheap, whatever its size."""
+    """Publish a snapshot that was written and sealed elsewhere. Cheap for any size."""
 
     writer: SnapshotWriter
 
 
 @value()
 class DiskReadDone:
-    """The batches that a `DiskRead` asked for; empty if they were removed."""
+    """The batches that a `DiskRead` requested, empty if they were removed."""
 
     read: DiskRead
     batches: tuple[Batch, ...]
@@ -67,7 +68,7 @@ class DiskReadDone:
 class StateWritten:
     """The quorum-state of this token is durable, ahead of writes that wait for disk space.
 
-    As a report it announces that; as work it replaces the state, which is not written twice.
+    A report announces that. As work it replaces the state, so that it is not written twice.
     """
 
     token: int
@@ -75,7 +76,7 @@ class StateWritten:
 
 @value()
 class SnapshotDropped:
-    """A snapshot was not published; the file is removed, and another may be taken later."""
+    """A snapshot was not published. The file is removed, and another may be taken later."""
 
     snapshot_id: SnapshotId
     reason: str
@@ -103,10 +104,9 @@ Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped | StateWritten
 
 @value()
 class Progress:
-    """Result of a list of work: reports in order, and the work `left` for lack of disk space.
+    """Result of a list of work: reports in order, and the work `left` over without disk space.
 
-    `full` is the error that the disk counts as full for; with nothing left it means that writes
-    use the reserve.
+    `full` is the error of the full disk. With nothing left it means that writes use the reserve.
     """
 
     reports: tuple[Report, ...]
@@ -116,17 +116,17 @@ class Progress:
 
 @value()
 class _Round:
-    """Outcome of one round of the journal's thread, for the event loop."""
+    """Result of one round of the journal's thread, for the event loop."""
 
     progress: Progress
     given: int
-    """Number of times that it was given work and has taken it."""
+    """Number of queue items that this round processed."""
     flush_s: float | None
-    """Seconds that it took, if it was appends and their flush alone."""
+    """Duration in seconds, if the round was only appends and their flush."""
 
 
 class DiskWorker:
-    """Carries out work on a journal; the caller decides when."""
+    """Executes work on a journal. The caller decides when."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -135,10 +135,10 @@ class DiskWorker:
         self._begun: events.AppendLog | None = None
 
     def run(self, work: Sequence[Work], *, may_refill: bool = True) -> Progress:
-        """Carry out work in order, with one flush for all of it.
+        """Execute work in order, with one flush for all of it.
 
-        Stops at work that finds no disk space; the rest goes to `serve`. Run `left` again, before
-        newer work. With `may_refill` an incomplete reserve is refilled.
+        Stops at work that finds no disk space and passes the rest to `serve`. Run `left` again
+        before newer work. With `may_refill` an incomplete reserve is refilled.
         """
         for index, item in enumerate(work):
             try:
@@ -154,17 +154,17 @@ class DiskWorker:
         return Progress(self._take_reports(), full=self._journal.reserve.shortage)
 
     def serve(self, work: Sequence[Work]) -> Progress:
-        """Do work that depends on nothing before it: reads, trims, and the quorum-state.
+        """Execute work that depends on no earlier work: reads, trims, and the quorum-state.
 
-        The state is written from the reserve, ahead of batches that wait for disk space: an epoch
-        or a vote may be newer than the log. Trims stay in `left`, for their turn.
+        The state is written from the reserve, ahead of batches that wait for disk space, because an
+        epoch or a vote may be newer than the log. Trims also stay in `left`, for their turn.
         """
         work = self._write_last_state(work)
         left: list[Work] = []
         for item in work:
             if isinstance(item, events.ReadLog | DiskRead):
                 if item.start_offset >= self._journal.end_offset:
-                    left.append(item)  # its batches are yet to be written
+                    left.append(item)  # its batches are not written yet
                     continue
                 self._read_log(item)
             elif isinstance(item, events.ReadSnapshot):
@@ -179,7 +179,7 @@ class DiskWorker:
     # -- parts
 
     def _write_last_state(self, work: Sequence[Work]) -> Sequence[Work]:
-        """Write the newest quorum-state; return the work with its states marked as written."""
+        """Write the newest quorum-state. Returns the work with its states marked as written."""
         states = [item for item in work if isinstance(item, events.PersistQuorumState)]
         if not states:
             return work
@@ -201,7 +201,7 @@ class DiskWorker:
             case events.PersistQuorumState(state=state):
                 journal.write_quorum_state(state)
             case StateWritten():
-                pass  # done, now that the work before it is
+                pass  # already on disk, only its turn had to come
             case events.TruncateLog(end_offset=end_offset):
                 journal.truncate(end_offset)
             case events.TrimLog(start_offset=start_offset):
@@ -230,7 +230,7 @@ class DiskWorker:
     def _append(self, item: events.AppendLog) -> None:
         batches = item.batches
         if item is self._begun:
-            # Some of them were written the last time.
+            # A full disk interrupted this append, and some batches are already written.
             batches = tuple(b for b in batches if b.base_offset >= self._journal.end_offset)
         self._begun = item
         self._journal.append(batches)
@@ -248,7 +248,7 @@ class DiskWorker:
         if self._journal.finish_snapshot(writer):
             self._reports.append(events.SnapshotTaken(snapshot_id))
         else:
-            reason = f"the log begins at {self._journal.start_offset} by now"
+            reason = f"the log now begins at {self._journal.start_offset}"
             self._reports.append(SnapshotDropped(snapshot_id, reason))
 
     def _read_log(self, item: events.ReadLog | DiskRead) -> None:
@@ -278,10 +278,10 @@ class DiskWorker:
 
 
 class JournalThread:
-    """Runs a journal on a thread, small appends on the event loop; callbacks run on the loop.
+    """Runs a journal on a thread, and small appends on the event loop. Callbacks run on the loop.
 
-    The journal belongs to the loop while the thread has nothing to do. Work and what came of it
-    change hands by the queue and by callbacks of the loop alone.
+    The journal belongs to the loop while the thread is idle. Work and results change hands only
+    through the queue and through callbacks of the loop.
     """
 
     def __init__(
@@ -292,11 +292,11 @@ class JournalThread:
         on_full: Callable[[DiskFullError | None], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """Take the callbacks.
+        """Set the callbacks.
 
-        `on_report` receives events for the core, in order, and states written ahead of it;
-        `on_full` the error when only the reserve is left, and None when there is room again;
-        `on_error` the error that must end the replica.
+        `on_report` receives events for the core, in order, and states written ahead of it.
+        `on_full` receives the error when only the reserve is left, and None when there is room
+        again. `on_error` receives an error that must end the replica.
         """
         self._journal = journal
         self._on_report = on_report
@@ -305,16 +305,16 @@ class JournalThread:
         self._worker = DiskWorker(journal)
         self._place = FlushPlace()
         self._here: list[events.AppendLog] = []
-        """Appends that the loop is about to write itself."""
+        """Appends that the loop will write itself."""
         self._is_full = False
-        """The last word to `on_full`."""
+        """The last state reported to `on_full`."""
         self._is_stopping = False
         self._queue: SimpleQueue[Sequence[Work] | None] = SimpleQueue()
-        """Work for the thread; None, the last item, asks it to end."""
+        """Work for the thread. None, the last item, asks it to end."""
         self._waiting: tuple[Work, ...] = ()
-        """Work that the thread has, and that finds no room on the disk."""
+        """Work of the thread that waits for disk space."""
         self._full: DiskFullError | None = None
-        """Why the thread looks for room again."""
+        """Error of the full disk while the thread retries."""
         self._retry_at = 0.0
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -324,14 +324,14 @@ class JournalThread:
     def start(self) -> None:
         """Start the thread; called on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._give(())  # it looks for room, and tells if there is none
+        self._give(())  # empty work makes the thread check for disk space
         self._thread.start()
 
     def submit(self, work: Work, *, is_awaited: bool = False) -> None:
-        """Queue work; chunks of snapshots are read out of order. Ignored after `stop`.
+        """Queue work. Snapshot chunks are read out of order. Ignored after `stop`.
 
-        Appends that the loop writes itself it writes in its next turn, or before this call returns
-        if `is_awaited`: nothing else is to be done before.
+        The loop writes its own appends in its next turn. With `is_awaited` it writes them before
+        this call returns, because nothing else is to be done first.
         """
         if self._is_stopping:
             return
@@ -343,13 +343,13 @@ class JournalThread:
                 self._write_here()
             elif len(self._here) == 1:
                 assert self._loop is not None
-                # Not at once: what the same turn sends reaches the network first.
+                # In the next turn, so that this turn's messages reach the network first.
                 self._loop.call_soon(self._write_here)
         else:
             self._give((*self._take_here(), work))
 
     async def stop(self) -> None:
-        """Finish queued work, except that which waits for disk space, and end the threads."""
+        """Finish queued work, except work that waits for disk space, and end the threads."""
         self._is_stopping = True
         if self._here:
             self._give(self._take_here())
@@ -361,7 +361,7 @@ class JournalThread:
     # -- on the event loop
 
     def _is_here(self, work: events.AppendLog) -> bool:
-        """Whether an append joins those that the loop writes itself."""
+        """Whether the loop writes this append itself, along with those it already has."""
         size = sum([batch.size for item in (*self._here, work) for batch in item.batches])
         return self._place.is_loop(size, time.monotonic())
 
@@ -388,12 +388,12 @@ class JournalThread:
         now = time.monotonic()
         self._place.flushed_on_loop(now - began, now)
         if progress.full is not None:
-            self._give(progress.left)  # the thread looks for room, and tells
+            self._give(progress.left)  # the thread retries, and reports the full disk
         for report in progress.reports:
-            self._tell(report)
+            self._report(report)
 
     def _take(self, done: _Round) -> None:
-        """Pass on what the thread has done; the journal is the loop's again if that was all."""
+        """Pass on the thread's results. The journal belongs to the loop again if they are all."""
         full = done.progress.full
         self._place.returned(done.given, is_disk_full=full is not None)
         if done.flush_s is not None:
@@ -402,9 +402,9 @@ class JournalThread:
             self._is_full = full is not None
             self._on_full(full)
         for report in done.progress.reports:
-            self._tell(report)
+            self._report(report)
 
-    def _tell(self, report: Report) -> None:
+    def _report(self, report: Report) -> None:
         match report:
             case DiskReadDone(read=read, batches=batches):
                 read.done(batches)
@@ -419,14 +419,14 @@ class JournalThread:
         try:
             while (given := self._next_given()) is not None:
                 if given or self._full is not None:
-                    work = [item for each in given for item in each]
+                    work = [item for items in given for item in items]
                     self._post(self._take, self._carry_out(work, len(given)))
                 self._journal.snapshots.release_idle()
         except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
             self._post(self._on_error, error)
 
     def _next_given(self) -> list[Sequence[Work]] | None:
-        """Wait for work, or for the next retry; None to end."""
+        """Wait for work, or for the next retry. Returns None to end."""
         given: list[Sequence[Work]] = []
         if self._is_ending:
             return None

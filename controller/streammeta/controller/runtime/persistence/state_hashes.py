@@ -1,10 +1,8 @@
-"""State hashes, by which controllers are compared: of the applied log, and of the map at offsets.
+"""State hashes for comparing controllers: of the applied log, and of the metadata at offsets.
 
-The rolling hash chains every applied entry to those before it, so it also distinguishes histories
-that lead to equal maps. Undone entries are taken out again. A request for the map's hash at an
-offset that lies ahead waits until the map is exactly as of that offset.
-
-Runs on the event loop; knows what the map is only by the view that it is given.
+The rolling hash chains every applied entry to the previous ones, so it also distinguishes histories
+that lead to equal metadata. Undone entries are removed from it. A request for the hash at an offset
+ahead of the end waits until the metadata is exactly at that offset. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -23,26 +21,26 @@ from streammeta.controller.metadata.sections.frozen import FrozenMetadata
 
 LOG_HASH_BYTES = 16
 EMPTY_LOG_HASH = bytes(LOG_HASH_BYTES)
-"""Rolling hash of no entries."""
+"""Rolling hash of an empty log."""
 
 _ENTRY = Struct("<QQQ")
 
 UNKNOWN_LOG_HASH = b""
-"""Rolling hash of a log that begins at a checkpoint without one; it stays unknown."""
+"""Rolling hash of a log that begins at a checkpoint without one. It stays unknown."""
 
 AHEAD_MAX = 1_000_000
-"""Maximum distance of a requested hash ahead of the map's end, in offsets."""
+"""Maximum distance of a requested offset above the metadata's end."""
 
 WAITING_MAX = 16
-"""Maximum hashes waited for; each will hold a view of the map."""
+"""Maximum number of pending hashes, each of which will keep a view of the metadata alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewAt:
-    """The map exactly as of an offset, and the rolling hash of the entries below it.
+    """The metadata exactly at an offset, and the rolling hash of the entries below it.
 
-    `committed` is done when all these entries are, None if they are already; it fails with
-    `OutcomeUnknownError` when some of them are undone.
+    `committed` is done when all these entries are committed, and None if they already are. It fails
+    with `OutcomeUnknownError` when some of them are undone.
     """
 
     offset: int
@@ -52,10 +50,10 @@ class ViewAt:
 
 
 class RollingHash:
-    """BLAKE2b-128 over (hash before, offset, length and CRC32C of the payload), entry by entry.
+    """BLAKE2b-128 over (previous hash, offset, length and CRC32C of the payload), entry by entry.
 
-    Numbers are 8 bytes little-endian. Payloads go in by their checksum, which is twenty times
-    faster and enough to find members that differ by a defect.
+    Numbers are 8 bytes little-endian. Hashing the payload's checksum is twenty times faster than
+    hashing the payload, and enough to find replicas that differ because of a defect.
     """
 
     def __init__(self, value: bytes = EMPTY_LOG_HASH) -> None:
@@ -75,15 +73,15 @@ class RollingHash:
             self._before.popleft()
 
     def undo_to(self, end_offset: int) -> None:
-        """Take back every entry at or above `end_offset`."""
+        """Remove every entry at or above `end_offset`."""
         while self._before and self._before[-1][0] >= end_offset:
             _, self.value = self._before.pop()
 
 
 class AwaitedViews:
-    """Views of the map requested at offsets ahead of it.
+    """Views of the metadata requested at offsets ahead of it.
 
-    `freeze` returns the view and the rolling hash as they are now.
+    `freeze` returns the current view and rolling hash.
     """
 
     def __init__(self, freeze: Callable[[int], ViewAt]) -> None:
@@ -91,16 +89,14 @@ class AwaitedViews:
         self._awaited: list[tuple[int, asyncio.Future[ViewAt]]] = []
 
     async def at(self, offset: int) -> ViewAt:
-        """Return the view at `offset`, which the map has not reached.
+        """Return the view at `offset`, which the metadata has not reached.
 
         Raises:
-            BusyError: too many wait already.
-            OffsetPassedError: a snapshot took the map beyond `offset`.
+            BusyError: too many views are pending.
+            OffsetPassedError: a snapshot moved the metadata past `offset`.
         """
         if len(self._awaited) >= WAITING_MAX:
-            raise BusyError(
-                f"{len(self._awaited)} hashes of the map are waited for; try again later"
-            )
+            raise BusyError(f"{len(self._awaited)} hashes of the metadata are pending, retry later")
         future: asyncio.Future[ViewAt] = asyncio.get_running_loop().create_future()
         entry = (offset, future)
         self._awaited.append(entry)
@@ -113,8 +109,8 @@ class AwaitedViews:
     def reached(self, end_offset: int) -> None:
         """Freeze a view for each request that waits for an offset up to `end_offset`.
 
-        To be called while no entry at or above the awaited offset has been applied: before an
-        entry at `end_offset` is, and when no more entries below `end_offset` will come.
+        Must be called while no entry at or above the awaited offset has been applied: before the
+        entry at `end_offset` is applied, and when no more entries below `end_offset` will come.
         """
         if not self._awaited:
             return
@@ -124,9 +120,9 @@ class AwaitedViews:
                 future.set_result(self._freeze(offset))
 
     def passed(self, end_offset: int) -> None:
-        """Refuse requests that wait for an offset below `end_offset`: the map has skipped it."""
+        """Reject requests that wait for an offset below `end_offset`, which was skipped."""
         for offset, future in [entry for entry in self._awaited if entry[0] < end_offset]:
             self._awaited.remove((offset, future))
             if not future.done():
                 future.set_exception(OffsetPassedError(offset, end_offset))
-                future.exception()  # mark as retrieved: the caller may have been cancelled
+                future.exception()  # marked as retrieved, because the caller may be cancelled

@@ -1,9 +1,8 @@
-"""Batching of appends: callers that wait for a batch, and the payloads of the forming one.
+"""Batching of appends: callers that wait for a batch, and the payloads of the open batch.
 
-A batch costs every replica about the same however much it holds, and one more behind those in
-flight would only queue. Callers therefore wait for the next commit and then append in the same turn
-of the event loop, or in the next ones if they are very many. Knows neither leadership nor the log,
-but for the offset that was promised to a payload.
+A batch costs every replica about the same regardless of its size, and an additional one after those
+in flight would only queue. Callers therefore wait for the next commit and then append in the same
+event loop turn, or in the next turns if they are very many.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from streammeta.controller.quorum.events import Append
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
 
 BATCHES_UNDER_WAY_MAX = 2
-"""One on the disks and the network, one behind it so that they never run idle."""
+"""One batch on the disks and the network, and one queued so that they never become idle."""
 
 GIVEN_PER_TURN = 128
-"""Maximum waiting callers released in one turn of the event loop."""
+"""Maximum number of waiting callers released in one event loop turn."""
 
 
 class AppendTurns:
@@ -30,11 +29,11 @@ class AppendTurns:
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._given = 0  # the first so many of the waiting callers may go on
+        self._given = 0  # number of waiting callers, from the first, that may continue
         self._is_scheduled = False
 
     async def wait(self, batches_under_way: int) -> None:
-        """Return at once, or with all others that wait when `give` is called next."""
+        """Return immediately, or together with all other waiting callers after the next `give`."""
         if batches_under_way < BATCHES_UNDER_WAY_MAX and not self._waiting:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -70,37 +69,37 @@ PAYLOAD_OVERHEAD_BYTES = 4
 
 
 class FormingBatch:
-    """Payloads appended in this turn of the event loop, in order, and their size."""
+    """Payloads appended in this event loop turn, in order, and their size."""
 
     def __init__(self, limits: QuorumLimits) -> None:
         self._limits = limits
         self._payloads: list[bytes] = []
         self._size = 0
         self.base_offset = 0
-        """Offset promised to the first payload; meaningless without payloads."""
+        """Offset promised to the first payload. Meaningless without payloads."""
 
     def __len__(self) -> int:
         return len(self._payloads)
 
     def add(self, payloads: Sequence[bytes], uncommitted_bytes: int, base_offset: int) -> None:
-        """Add payloads, the first at `base_offset` of the log, or none of them.
+        """Add all payloads, the first at `base_offset` of the log, or none of them.
 
         Raises:
-            RecordTooLargeError: a payload is larger than a batch may be.
-            UncommittedLogFullError: too much waits for a majority.
+            RecordTooLargeError: a payload is larger than the batch limit.
+            UncommittedLogFullError: too many bytes wait for a majority.
         """
         sizes = [len(payload) + PAYLOAD_OVERHEAD_BYTES for payload in payloads]
         largest = max(sizes, default=0)
         if largest > self._limits.max_batch_bytes:
             most = self._limits.max_batch_bytes
-            problem = f"a record of {largest} bytes; at most {most} fit a batch"
+            problem = f"a record has {largest} bytes, and a batch at most {most}"
             raise RecordTooLargeError(problem, "request", most)
 
         waiting = uncommitted_bytes + self._size
         if waiting and waiting + sum(sizes) > self._limits.max_uncommitted_bytes:
             raise UncommittedLogFullError(
-                f"{waiting} bytes wait for a majority of the voters, at most "
-                f"{self._limits.max_uncommitted_bytes} may; try again when they have caught up"
+                f"{waiting} bytes wait for a majority of the voters, and the limit is "
+                f"{self._limits.max_uncommitted_bytes}: retry when the voters have caught up"
             )
 
         if not self._payloads:
@@ -113,7 +112,7 @@ class FormingBatch:
         self._payloads, self._size = [], 0
 
     def take(self) -> list[tuple[bytes, ...]]:
-        """Return all payloads in batches within the size limit, and drop them."""
+        """Return all payloads in batches within the size limit, and clear them."""
         payloads = self._payloads
         if not payloads:
             return []
@@ -123,9 +122,10 @@ class FormingBatch:
     def appends(
         self, *, may_append: Callable[[], bool], log_end: Callable[[], EndOffset]
     ) -> Iterator[Append]:
-        """Take the payloads as appends of the core, each checked against its promised offset.
+        """Yield the payloads as appends of the core, each checked against its promised offset.
 
-        Both are asked before each: with an append leadership may end, and the rest is dropped.
+        Both callbacks are called before each append. An append can end leadership, and then the
+        rest is dropped.
         """
         base_offset = self.base_offset
         for payloads in self.take():
@@ -133,15 +133,14 @@ class FormingBatch:
                 return
             if log_end() != base_offset:
                 raise InvariantError(
-                    f"records were promised to be appended at offset {base_offset}; the log ends "
-                    f"at {log_end()}"
+                    f"records were promised offset {base_offset}, but the log ends at {log_end()}"
                 )
             base_offset = EndOffset(base_offset + len(payloads))
             yield Append(payloads)
 
 
 def _split(payloads: Sequence[bytes], max_bytes: int) -> list[tuple[bytes, ...]]:
-    """Divide payloads into batches of at most `max_bytes`; each payload fits one."""
+    """Divide payloads into batches of at most `max_bytes`. Each payload fits into one."""
     chunks: list[tuple[bytes, ...]] = []
     chunk: list[bytes] = []
     size = 0

@@ -1,8 +1,8 @@
-"""The loop around a quorum core: events in, one at a time, and messages out once they may leave.
+"""Event loop around a quorum core: one event in at a time, and messages out when they may leave.
 
-Events that occur while another is carried out wait: no call of the core or of the state machine is
-made from within another. Appended payloads go ahead of every other event, because their offsets are
-promised and the core may append records of its own with any event.
+Events that occur during a step wait: the core and the state machine are never called from within
+another call. Appended payloads go ahead of every other event, because their offsets are promised
+and the core may append its own records with any event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import PeerTransport, Reply
 
 _LATE_MS = 500
-"""Delay of a timer from which on the process counts as one that did not run."""
+"""Delay of a timer above which the process counts as not having run."""
 
 _CallKey: TypeAlias = tuple[NodeId, int, int]
 
@@ -43,10 +43,7 @@ class CoreLoop:
         carry_out: Callable[[Sequence[Effect]], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """Take the core, its source of appends and the executor of its effects.
-
-        `on_error` receives an exception of any of them; the replica must end.
-        """
+        """`on_error` receives any exception of the parts. The replica must end then."""
         self._core = core
         self._clock = clock
         self._take_appends = take_appends
@@ -56,28 +53,28 @@ class CoreLoop:
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        """Deadline that the timer was made for."""
+        """Deadline of the current timer."""
         self.is_running = False
 
     def start(self) -> None:
-        """Take the first turn."""
+        """Run the first turn."""
         self.is_running = True
         self.enter(lambda: self._carry_out(self._core.start(self._clock.monotonic_ms())))
 
     def stop(self) -> None:
-        """Take no further turn."""
+        """Run no further turns."""
         self.is_running = False
         if self._timer is not None:
             self._timer.cancel()
 
     def feed(self, event: Event) -> None:
-        """Give the core an event: now, or after the present turn."""
+        """Pass an event to the core, now or after the current turn."""
         self._events.append(event)
         if not self._is_stepping:
             self._drain()
 
     def enter(self, work: Callable[[], None]) -> None:
-        """Run `work` as a turn of its own, unless the replica has stopped."""
+        """Run `work` as a separate turn, unless the replica has stopped."""
         if not self.is_running:
             return
         self._is_stepping = True
@@ -90,7 +87,7 @@ class CoreLoop:
         self._drain()
 
     def flush(self) -> None:
-        """Give the core the appended payloads: now, or after the present turn."""
+        """Pass the appended payloads to the core, now or after the current turn."""
         if not self._is_stepping:
             self._drain()
 
@@ -114,9 +111,10 @@ class CoreLoop:
         self._carry_out(self._core.step(self._clock.monotonic_ms(), event))
 
     def _note_lost_time(self) -> None:
-        """Tell the core of time in which this process did not run, before anything that has come.
+        """Report time in which this process did not run to the core, before any other event.
 
-        Its limits would pass at once, though the peers' messages of that time are yet to be read.
+        Otherwise the core's deadlines would pass although the peers' messages of that time are
+        still unread.
         """
         if self._timer is None:
             return
@@ -126,10 +124,10 @@ class CoreLoop:
             self._step(TimeLost(lost_ms))
 
     def _set_timer(self) -> None:
-        """Arrange to wake by the core's next deadline; a timer that is earlier stays.
+        """Wake up at the core's next deadline. An earlier timer stays.
 
-        Most deadlines only move away, with every message: to cancel and make a timer each time
-        would cost more than to wake once in vain.
+        Most deadlines move later with every message. Replacing the timer each time would cost more
+        than one early wake-up.
         """
         deadline = self._core.next_deadline()
         if deadline is None or not self.is_running:
@@ -140,7 +138,7 @@ class CoreLoop:
             self._timer.cancel()
         wait_ms = max(0, deadline - self._clock.monotonic_ms())
         self._timer_at = deadline
-        # One millisecond more: the clock's milliseconds are truncated.
+        # One millisecond more, because the clock truncates to milliseconds.
         self._timer = asyncio.get_running_loop().call_later((wait_ms + 1) / 1000, self._wake)
 
     def _wake(self) -> None:
@@ -154,10 +152,10 @@ class CoreLoop:
 
 
 class Outbox:
-    """Messages of the core in order, each held until the write it depends on is durable.
+    """Messages of the core in order, each delayed until the write it depends on is durable.
 
-    A request goes to the transport; an answer to the call of the peer, if it still waits. What is
-    held while a message of a later epoch goes ahead of it is dropped: a replica speaks for no
+    A request goes to the transport, and an answer to the peer's call if it still waits. A delayed
+    message is dropped when a message of a later epoch overtakes it: a replica never speaks for an
     epoch that it has left.
     """
 
@@ -165,19 +163,19 @@ class Outbox:
         self._transport = transport
         self._durable_token = 0
         self._state_token = 0
-        """Token of the last quorum-state that became durable ahead of its turn."""
-        self._held: deque[Send] = deque()
+        """Token of the last quorum-state that became durable before its turn."""
+        self._delayed: deque[Send] = deque()
         self._epoch = 0
-        """Newest epoch of a message that was sent."""
+        """Newest epoch of a sent message."""
         self._replies: dict[_CallKey, Reply] = {}
 
     def send(self, effect: Send) -> None:
         """Send a message once the write it depends on is durable, unless its epoch is over then."""
         message = effect.message
-        if self._held and isinstance(message, FetchRequest) and not effect.vouches_for_log:
+        if self._delayed and isinstance(message, FetchRequest) and not effect.vouches_for_log:
             self._replace_held_fetch(effect.to)
         if self._must_wait(effect):
-            self._held.append(effect)
+            self._delayed.append(effect)
         elif message.header.epoch < self._epoch:
             if isinstance(message, Response):
                 self._end(message, None)
@@ -189,7 +187,7 @@ class Outbox:
                 self.answer(message)
 
     def expect(self, request: Request, reply: Reply) -> None:
-        """Give a request's answer to `reply`; the same request from before gets none."""
+        """Register `reply` for a request's answer. An earlier identical request gets no answer."""
         key = _call_key(request.header.sender.node_id, request.header)
         replaced = self._replies.get(key)
         self._replies[key] = reply
@@ -197,24 +195,24 @@ class Outbox:
             replaced(None)
 
     def answer(self, response: Response) -> None:
-        """Give an answer to the call that waits for it, if any does."""
+        """Pass an answer to the call that waits for it, if any."""
         self._end(response, response)
 
     def forget(self, request: Request, reply: Reply) -> None:
-        """Drop `reply`: the answer to this request is not waited for."""
+        """Drop `reply`, because its request no longer waits for an answer."""
         key = _call_key(request.header.sender.node_id, request.header)
         if self._replies.get(key) is reply:
             del self._replies[key]
 
     def durable(self, token: int) -> None:
-        """Send the messages that waited for writes up to `token`, now durable."""
+        """Send the messages that waited for writes up to `token`, which are durable now."""
         self._durable_token = token
-        self._send_held()
+        self._send_delayed()
 
     def state_durable(self, token: int) -> None:
-        """Send the messages that waited for the quorum-state `token`, durable ahead of its turn."""
+        """Send the messages that waited for the quorum-state `token`, durable before its turn."""
         self._state_token = token
-        self._send_held()
+        self._send_delayed()
 
     def _end(self, response: Response, answer: Response | None) -> None:
         header = response.header
@@ -223,10 +221,10 @@ class Outbox:
             reply(answer)
 
     def _replace_held_fetch(self, to: NodeId) -> None:
-        """Drop a Fetch that waits for the disk: its sender sends another in its place."""
-        self._held = deque(
+        """Drop a delayed Fetch, which the core replaces with a newer one."""
+        self._delayed = deque(
             held
-            for held in self._held
+            for held in self._delayed
             if held.to != to or not isinstance(held.message, FetchRequest)
         )
 
@@ -234,14 +232,14 @@ class Outbox:
         is_state_durable = not effect.vouches_for_log and effect.after <= self._state_token
         return effect.after > self._durable_token and not is_state_durable
 
-    def _send_held(self) -> None:
-        held, self._held = self._held, deque()
+    def _send_delayed(self) -> None:
+        held, self._delayed = self._delayed, deque()
         for effect in held:
             self.send(effect)
 
     def close(self) -> None:
-        """Drop held messages, and tell the waiting calls that no answer will come."""
-        self._held.clear()
+        """Drop delayed messages, and end the waiting calls without an answer."""
+        self._delayed.clear()
         replies, self._replies = self._replies, {}
         for reply in replies.values():
             reply(None)

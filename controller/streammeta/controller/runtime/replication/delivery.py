@@ -1,9 +1,9 @@
 """Delivery to the state machine: committed batches in order, and snapshots in their place.
 
-`Delivery` decides the next step and does no I/O. `Deliverer` carries it out: it reads snapshots in
-a thread while heartbeats, votes and Fetches go on, and exchanges only the finished state on the
-event loop. Batches are handed on piece by piece with a turn of the loop in between, so a replica
-that replays a long log still votes in time.
+`Delivery` decides the next step and does no I/O. `Deliverer` executes it: it reads snapshots in a
+thread while heartbeats, votes and Fetches continue, and swaps only the finished state on the event
+loop. Batches are delivered in pieces, with an event loop turn in between, so a replica that replays
+a long log still votes in time.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from streammeta.controller.runtime.persistence.quorum_disk import DiskRead, Jour
 _log = structlog.get_logger(component="quorum")
 
 REPLAYED_AFTER_S = 0.01
-"""Pause before a follower replays, in seconds: several batches at once cost it less."""
+"""Pause before a follower replays, in seconds. Replaying several batches together costs less."""
 
 DELIVERY_BYTES = 128 << 10
-"""Approximate bytes delivered at once, few enough for votes to wait."""
+"""Approximate number of bytes delivered in one turn, small enough not to delay votes."""
 
 
 @value()
 class LoadSnapshot:
-    """Replace the state by this snapshot, then call `loaded`; nothing is delivered meanwhile."""
+    """Replace the state with this snapshot, then call `loaded`. Nothing is delivered meanwhile."""
 
     snapshot_id: SnapshotId
 
 
 @value()
 class ReadForDelivery:
-    """Read batches of the log on disk, then call `was_read`; nothing is delivered meanwhile."""
+    """Read batches of the log on disk, then call `was_read`. Nothing is delivered meanwhile."""
 
     start_offset: EndOffset
 
 
 @value()
 class HandOn:
-    """Pass these batches to the state machine; they count as delivered."""
+    """Pass these batches to the state machine. They count as delivered."""
 
     batches: tuple[Batch, ...]
 
@@ -59,10 +59,10 @@ Step: TypeAlias = LoadSnapshot | ReadForDelivery | HandOn
 
 
 class Delivery:
-    """Progress of the state machine, and the rule for its next step."""
+    """Progress of the state machine, and the rule for the next step."""
 
     def __init__(self, newest: SnapshotId | None) -> None:
-        """Begin with the newest snapshot on disk, or at offset 0 if there is none."""
+        """Begin with the newest snapshot on disk, or at offset 0 without one."""
         self.end_offset = EndOffset(0)
         self.epoch = Epoch(0)
         """Epoch of the last batch delivered."""
@@ -91,23 +91,23 @@ class Delivery:
         if batches is None:
             self._is_waiting = True
             return ReadForDelivery(self.end_offset)
-        return self._hand_on(batches)
+        return self._deliver_batches(batches)
 
     def was_read(self, batches: Sequence[Batch], high_watermark: EndOffset) -> HandOn | None:
-        """Take the batches read for `ReadForDelivery`; None if a snapshot has replaced them."""
+        """Return the next step for the batches that were read, None if a snapshot replaced them."""
         self._is_waiting = False
         if self._to_load is not None:
             return None
-        return self._hand_on(
+        return self._deliver_batches(
             tuple(batch for batch in batches if batch.end_offset <= high_watermark)
         )
 
     def installed(self, snapshot_id: SnapshotId) -> None:
-        """Note that the log begins at this snapshot's end, beyond the delivered entries."""
+        """Record that the log now begins at this snapshot's end, above the delivered entries."""
         self._to_load = snapshot_id
 
     def loaded(self, snapshot_id: SnapshotId) -> None:
-        """Note that the state is that of the snapshot `next` named; a newer one may be waiting."""
+        """Record that the state is now this snapshot. A newer one may already be waiting."""
         self._is_waiting = False
         self.end_offset = snapshot_id.end_offset
         self.epoch = snapshot_id.epoch
@@ -115,24 +115,24 @@ class Delivery:
             self._to_load = None
 
     def is_superseded(self, snapshot_id: SnapshotId) -> bool:
-        """Whether another snapshot is to be loaded by now."""
+        """Whether another snapshot is to be loaded now."""
         return self._to_load != snapshot_id
 
     def load_abandoned(self) -> None:
-        """Note that the snapshot was removed: the newer one in its place is loaded instead."""
+        """Record that the snapshot was removed. The newer one in its place is loaded instead."""
         self._is_waiting = False
 
-    def _hand_on(self, batches: tuple[Batch, ...]) -> HandOn:
+    def _deliver_batches(self, batches: tuple[Batch, ...]) -> HandOn:
         if not batches or batches[0].base_offset != self.end_offset:
             found = f"one at {batches[0].base_offset}" if batches else "none"
-            raise InvariantError(f"a batch at {self.end_offset} is to be delivered, found {found}")
+            raise InvariantError(f"the next batch must begin at {self.end_offset}, found {found}")
         self.end_offset = batches[-1].end_offset
         self.epoch = batches[-1].epoch
         return HandOn(batches)
 
 
 class DeliveryHost(Protocol):
-    """The replica that owns the state machine; all calls are made on the event loop."""
+    """The replica that owns the state machine. All calls are made on the event loop."""
 
     @property
     def is_leader(self) -> bool:
@@ -140,19 +140,19 @@ class DeliveryHost(Protocol):
         ...
 
     def enter(self, work: Callable[[], None]) -> None:
-        """Run `work` as one of the replica's turns: an exception in it ends the replica."""
+        """Run `work` as one of the replica's turns. An exception in it ends the replica."""
         ...
 
 
 class DeliveryProgress(Protocol):
-    """Listener to the progress of delivery; called on the event loop."""
+    """Listener for the progress of delivery, called on the event loop."""
 
     def on_delivered(self, size: int) -> None:
-        """Note `size` bytes of delivered payload."""
+        """Record `size` bytes of delivered payload."""
         ...
 
     def on_loaded(self, size: int) -> None:
-        """Note that a snapshot, a file of `size` bytes, replaced the state."""
+        """Record that a snapshot file of `size` bytes replaced the state."""
         ...
 
 
@@ -179,7 +179,7 @@ class Deliverer:
         self._is_installing = False
         self._next_turn: asyncio.Handle | None = None
         self._is_put_off = False
-        """The next turn waits for a time, and may be taken sooner."""
+        """Whether the next turn waits for a pause, and may be run sooner."""
         self._loading: asyncio.Task[None] | None = None
 
     @property
@@ -204,10 +204,10 @@ class Deliverer:
     def run(self) -> None:
         """Deliver one piece of committed entries, or start the read that it needs."""
         if self._is_installing and self._delivery.is_loading:
-            return  # the snapshot may have been removed already; a newer one is coming
+            return  # the snapshot may already be removed, and a newer one is coming
         match self._delivery.next(self._core.log, self._core.high_watermark):
             case HandOn() as step:
-                self._hand_on(step)
+                self._deliver_batches(step)
                 self.run_soon()
             case ReadForDelivery(start_offset=start_offset):
                 self._disk.submit(DiskRead(start_offset, DELIVERY_BYTES, self._on_read))
@@ -217,13 +217,13 @@ class Deliverer:
                 pass
 
     def follow(self) -> None:
-        """Do as `run` does on a follower, whose leader waits for an acknowledgement first."""
+        """Deliver later, because on a follower the leader first waits for an acknowledgement."""
         self.run_soon(0.0 if self._state_machine.is_awaited else REPLAYED_AFTER_S)
 
     def run_soon(self, after_s: float = 0.0) -> None:
-        """Do as `run` in a later turn of the event loop, if there is anything to deliver then.
+        """Call `run` in a later event loop turn, if there is anything to deliver then.
 
-        Without `after_s`, in the next one, also if that was put off before.
+        Without `after_s` that is the next turn, even if a later one was planned.
         """
         if self._next_turn is not None:
             if after_s or not self._is_put_off:
@@ -244,21 +244,21 @@ class Deliverer:
         self._host.enter(self.run)
 
     def install_begins(self) -> None:
-        """Note that a snapshot from the leader is about to replace the log on disk."""
+        """Record that a snapshot from the leader is about to replace the log on disk."""
         self._is_installing = True
 
     def install_ended(self, snapshot_id: SnapshotId, *, is_installed: bool) -> None:
-        """Note that the snapshot was installed, or refused without any change."""
+        """Record that the snapshot was installed, or rejected without any change."""
         self._is_installing = False
         if is_installed:
             self._delivery.installed(snapshot_id)
 
     async def stop(self) -> None:
-        """Wait for a load in progress; its result is discarded."""
+        """Wait for a load in progress and discard its result."""
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
 
-    def _hand_on(self, step: HandOn) -> None:
+    def _deliver_batches(self, step: HandOn) -> None:
         self._state_machine.on_committed(step.batches, self._delivery.end_offset)
         self._progress.on_delivered(sum(batch.size for batch in step.batches))
 
@@ -268,14 +268,14 @@ class Deliverer:
             if step is None:
                 self.run()
             else:
-                self._hand_on(step)
+                self._deliver_batches(step)
                 self.run_soon()
 
         self._host.enter(work)
 
     def _begin_loading(self, snapshot_id: SnapshotId) -> None:
         if self._host.is_leader:
-            raise InvariantError(f"a leader was to load the snapshot {snapshot_id}")
+            raise InvariantError(f"a leader must not load the snapshot {snapshot_id}")
         self._loading = asyncio.get_running_loop().create_task(self._load(snapshot_id))
 
     async def _load(self, snapshot_id: SnapshotId) -> None:

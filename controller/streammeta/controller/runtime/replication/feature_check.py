@@ -1,8 +1,8 @@
-"""Check of a log for feature levels that this version can't run at, before a start changes a file.
+"""Check of a log for feature levels that this version can't run at, before startup changes a file.
 
-A search for the bytes of the one record that sets a level: a log is read far faster than decoded.
-Whatever else a newer version writes follows such a record, or is in a checkpoint, which the journal
-checks by itself.
+It searches for the bytes of the one record that sets a level, because reading a log is far faster
+than decoding it. Anything else that a newer version writes follows such a record, or is in a
+checkpoint, which the journal checks itself.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from streammeta.storage.durable_files import File, FileSystem, PosixFileSystem
 from streammeta.storage.segmented_log import BadFrameError
 
 _MARK = encode_records((FeatureLevelSet(level=1),))[2:-1]
-"""Bytes of every record that sets a level below 128: all but the entry's head and the level."""
+"""Bytes of every record that sets a level below 128: everything but the entry's head and the
+level."""
 
 _PIECE_BYTES = 4 << 20
 
 
 def check_levels(directory: Path, files: FileSystem | None = None) -> None:
-    """Check the whole log, entries that may not be committed included; damage is left to recovery.
+    """Check the whole log, uncommitted entries included. Damage is left to recovery.
 
     Raises:
-        NewerVersionError: it sets a level that is none of `SUPPORTED`.
+        NewerVersionError: the log sets a level that is not in `SUPPORTED`.
         DirectoryNotFormattedError, WrongDirectoryError, JournalDamagedError: as `read_identity`.
     """
     files = files or PosixFileSystem(read_only=True)
@@ -45,6 +46,7 @@ def check_levels(directory: Path, files: FileSystem | None = None) -> None:
 def _has_mark(file: File) -> bool:
     size, position = file.size(), 0
     while position < size:
+        # Pieces overlap, so that a mark across their border is found.
         if _MARK in file.read(position, _PIECE_BYTES + len(_MARK)):
             return True
         position += _PIECE_BYTES
@@ -69,6 +71,6 @@ def _check_batch(path: Path, batch: Batch) -> None:
         for record in records:
             if isinstance(record, FeatureLevelSet) and not SUPPORTED.include(record.level):
                 raise NewerVersionError(
-                    f"{path} sets feature level {record.level}, and this version runs at "
-                    f"{SUPPORTED}; start a version that runs at level {record.level}"
+                    f"{path} sets feature level {record.level}, but this version runs at "
+                    f"{SUPPORTED}: start a version that runs at level {record.level}"
                 )

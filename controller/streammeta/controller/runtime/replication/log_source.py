@@ -13,14 +13,14 @@ from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
 
 
 class LogSource:
-    """Reads through the driver's disk work, in its order: behind writes, before later ones."""
+    """Reads through the driver's disk queue: after earlier writes, before later ones."""
 
     def __init__(self, driver: QuorumDriver, journal: Journal) -> None:
         self._driver = driver
         self._journal = journal
 
     async def read(self, start_offset: int, max_bytes: int) -> tuple[Batch, ...]:
-        """Return whole batches from an offset on, committed or not; none if they were trimmed."""
+        """Return whole batches from an offset on, committed or not. Empty if they were trimmed."""
         future: asyncio.Future[tuple[Batch, ...]] = asyncio.get_running_loop().create_future()
 
         def done(batches: tuple[Batch, ...]) -> None:
@@ -37,5 +37,5 @@ class LogSource:
         return kept[-1] if kept else None
 
     def open_checkpoint(self, snapshot_id: SnapshotId) -> BinaryIO:
-        """Open a checkpoint, in a thread; raises FileNotFoundError if it is gone."""
+        """Open a checkpoint, in a thread. Raises FileNotFoundError if it was removed."""
         return self._journal.snapshots.open(snapshot_id)

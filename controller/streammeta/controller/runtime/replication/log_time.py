@@ -1,9 +1,9 @@
-"""Log time: the time that a leader stamps into the log and compares stamps with.
+"""Log time: the time that a leader writes into the log and compares such timestamps with.
 
-It begins with the wall clock when a term begins, and advances with the monotonic clock. Within a
-term the wall clock moves it by at most a tenth of the time that passes, so a jump of one machine's
-clock neither expires objects nor moves deadlines out of reach. Stamps of earlier terms may come
-from a wrong clock: users of log time bound their effect, see `lifecycle`.
+It starts at the wall clock when a term begins, and advances with the monotonic clock. Within a term
+the wall clock moves it by at most a tenth of the elapsed time, so a jump of one machine's clock
+neither expires objects nor makes deadlines unreachable. Timestamps of earlier terms may come from a
+wrong clock. Users of log time bound their effect, see `lifecycle`.
 """
 
 import structlog
@@ -12,7 +12,7 @@ from streammeta.controller.runtime.clock import Clock
 from streammeta.storage.steady_time import SteadyTime
 
 JUMP_MS = 3_600_000
-"""Difference between two machines' clocks from which a stamp is not believed, in milliseconds."""
+"""Difference of two machines' clocks from which a timestamp is ignored, in milliseconds."""
 
 _SLEW = 10
 
@@ -20,14 +20,14 @@ _log = structlog.get_logger(component="runtime")
 
 
 class LogTime:
-    """Log time of one controller; before its first term it is the wall clock."""
+    """Log time of one controller. Before its first term it is the wall clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.begin_term()
 
     def begin_term(self) -> None:
-        """Start from the wall clock: this node begins to lead."""
+        """Start from the wall clock, because this node begins to lead."""
         self.began_ms = self._clock.wall_ms()
         """Log time at which the term began."""
         self._term_ms = self._clock.monotonic_ms()
@@ -45,7 +45,7 @@ class LogTime:
         return self._clock.monotonic_ms() - self._term_ms
 
     def now_ms(self) -> int:
-        """Return log time in milliseconds since 1970; it never runs backwards within a term."""
+        """Return log time in milliseconds since 1970. It never decreases within a term."""
         return self._steady.now_ms()
 
 

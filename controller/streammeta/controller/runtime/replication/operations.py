@@ -1,4 +1,4 @@
-"""Operator requests to a leader: voter changes, leadership transfer, description of the quorum."""
+"""Operator requests to a leader: voter changes, leadership transfer, quorum description."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streammeta.controller.runtime.quorum_errors import TransferRefusedError, Vo
 from streammeta.controller.runtime.replication.waiters import WaiterMap
 
 _TRANSFER = 0
-"""Key of the one transfer that may run at a time."""
+"""Key of the only transfer that may run at a time."""
 
 
 class Operations:
@@ -38,10 +38,10 @@ class Operations:
         self._last_change = 0
 
     async def change_voters(self, change: Voter | ReplicaKey, timeout_ms: int) -> EndOffset:
-        """Add a voter or remove one; return the end offset of the committed change.
+        """Add or remove a voter. Returns the end offset of the committed change.
 
         Raises:
-            VoterChangeError: it was refused, or was not done in time and may still be.
+            VoterChangeError: it was rejected, or did not finish in time and still may.
         """
         self._last_change += 1
         change_id = self._last_change
@@ -52,31 +52,33 @@ class Operations:
         except TimeoutError:
             raise VoterChangeError(
                 QuorumError.REQUEST_TIMED_OUT,
-                f"not committed within {timeout_ms} ms; it may still be; check the voters",
+                f"not committed within {timeout_ms} ms, and it still may be: check the voters",
             ) from None
         finally:
             self._changes.forget(change_id, future)
 
     async def transfer(self, to: NodeId | None, timeout_ms: int) -> None:
-        """Hand leadership over; return when it has ended here.
+        """Transfer leadership, and return when this node's leadership has ended.
 
         Raises:
             TransferRefusedError: leadership stays, or did not end in time.
         """
         if self._transfers:
-            raise TransferRefusedError("leadership is being handed over already; wait for the end")
+            raise TransferRefusedError(
+                "a leadership transfer is already in progress: wait for its end"
+            )
         future = self._transfers.expect(_TRANSFER)
         self._feed(TransferRequested(to))
         try:
             await asyncio.wait_for(future, timeout_ms / 1000)
         except TimeoutError:
             raise TransferRefusedError(
-                f"leadership was not handed over within {timeout_ms} ms; it may still be"
+                f"leadership was not transferred within {timeout_ms} ms, and it still may be"
             ) from None
         finally:
             self._transfers.forget(_TRANSFER, future)
 
-    def outcome(self, effect: VoterChangeDone | VoterChangeRejected | TransferRejected) -> None:
+    def complete(self, effect: VoterChangeDone | VoterChangeRejected | TransferRejected) -> None:
         """Complete the waiting call with its outcome."""
         match effect:
             case VoterChangeDone(change_id=change_id, end_offset=end_offset):
@@ -87,7 +89,7 @@ class Operations:
                 self._transfers.fail(_TRANSFER, TransferRefusedError(reason))
 
     def leadership_ended(self) -> None:
-        """Complete a waiting transfer: leadership has ended."""
+        """Complete a waiting transfer, because leadership has ended."""
         self._transfers.answer(_TRANSFER, None)
 
     def close(self, error: Exception) -> None:
@@ -98,30 +100,30 @@ class Operations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDescription:
-    """One replica as its leader sees it; None stands for an unknown value."""
+    """One replica as its leader sees it, None for unknown values."""
 
     key: ReplicaKey
     endpoint: str
-    """Where clients reach it; empty if unknown."""
+    """Where clients reach it, empty if unknown."""
     peer_endpoint: str
-    """Where the other controllers reach it; empty if unknown."""
+    """Where the other controllers reach it, empty if unknown."""
     end_offset: EndOffset | None
     last_fetch_age_ms: int | None
-    """Milliseconds since its last Fetch; 0 for the leader itself."""
+    """Milliseconds since its last Fetch, 0 for the leader itself."""
     last_caught_up_age_ms: int | None
-    """Milliseconds since it was caught up with the leader; 0 for the leader itself."""
+    """Milliseconds since it was caught up with the leader, 0 for the leader itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumDescription:
-    """The quorum as this node sees it; only the leader knows the other replicas' progress."""
+    """The quorum as this node sees it. Only the leader knows the other replicas' progress."""
 
     node_id: NodeId
     role: str
     leader_id: NodeId | None
-    """The leader of the epoch, as far as this node knows; it may be gone."""
+    """The leader of the epoch as far as this node knows. It may have ended."""
     has_leader: bool
-    """Whether this node leads, or a leader has answered it and is not known to be gone."""
+    """Whether this node leads, or a leader has answered it and is not known to have ended."""
     epoch: Epoch
     high_watermark: EndOffset
     end_offset: EndOffset
@@ -130,12 +132,13 @@ class QuorumDescription:
     snapshot_id: SnapshotId | None
     """The newest snapshot on this node's disk."""
     is_repairing: bool
-    """Whether damage removed acknowledged entries; the node does not vote until they are back."""
+    """Whether damage removed acknowledged entries. The node does not vote until they are
+    restored."""
     is_disk_full: bool
     is_transferring: bool
-    """Whether this node leads and is handing leadership over."""
+    """Whether this node leads and is transferring leadership."""
     voters: tuple[ReplicaDescription, ...]
-    """Voters in force: the newest in the log, committed or not."""
+    """The current voters: the newest in the log, committed or not."""
     observers: tuple[ReplicaDescription, ...]
 
 
@@ -147,7 +150,10 @@ def describe_quorum(
     is_disk_full: bool,
     endpoints: Callable[[NodeId], Endpoints],
 ) -> QuorumDescription:
-    """Describe the quorum as `core` sees it at `now_ms`; `endpoints` are those of observers."""
+    """Describe the quorum as `core` sees it at `now_ms`.
+
+    `endpoints` returns observers' addresses.
+    """
     described = {voter.key: _describe(core, config.local, voter, now_ms) for voter in core.voters}
     others = core.role.progress if isinstance(core.role, Leader) else {}
     observers = tuple(
@@ -194,7 +200,7 @@ def _describe(
 ) -> ReplicaDescription:
     key, end_offset, fetched, caught_up = replica.key, None, None, None
     progress = core.role.progress.get(key) if isinstance(core.role, Leader) else None
-    # A voter that is named without a disk is not the disk that replaced it.
+    # A voter named without a disk means this replica only if its disk is the original one.
     if key == local or (core.is_voter and key == ReplicaKey(local.node_id)):
         key, end_offset = local, core.log.end_offset
         if isinstance(core.role, Leader):
@@ -216,6 +222,6 @@ def _describe(
 
 
 def voter_option(voter: Voter) -> str:
-    """Return a voter as the option --voters of `storage format` takes it."""
+    """Return a voter in the format of `storage format --voters`."""
     disk = f"/{voter.key.directory_id}" if voter.key.directory_id else ""
     return f"{voter.key.node_id}@{voter.endpoint}{disk}"

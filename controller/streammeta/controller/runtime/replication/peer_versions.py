@@ -1,7 +1,8 @@
-"""Registry of the software that the connected controllers run, by their hellos.
+"""Registry of the software versions of connected controllers, from their hellos.
 
-A controller fetches from the leader over a connection that it dialled, so the leader knows every
-replica that takes part. What has disconnected is forgotten: it may come back as another version.
+A controller fetches from the leader over a connection that it opened itself, so the leader knows
+every active replica. Disconnected controllers are removed, because they may return with another
+version.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ class PeerVersions:
         self._local = local
         self._own = own
         self._connected: dict[NodeId, list[Software]] = {}
-        """That of each open connection, the newest last."""
+        """Software of each open connection, the newest last."""
 
     def connected(self, node_id: NodeId, software: Software) -> None:
-        """Take note of a connection that a controller has made."""
+        """Record a connection made by a controller."""
         self._connected.setdefault(node_id, []).append(software)
 
     def disconnected(self, node_id: NodeId, software: Software) -> None:
-        """Take note of the end of one of its connections."""
+        """Record the end of a controller's connection."""
         self._connected[node_id].remove(software)
         if not self._connected[node_id]:
             del self._connected[node_id]
@@ -41,7 +42,7 @@ class PeerVersions:
     def blocking(self, level: int, voters: Iterable[NodeId]) -> dict[NodeId, str]:
         """Return the controllers that can't run at a level, or may not be able to, with the reason.
 
-        Those are voters, connected or not, and connected observers.
+        These are voters, connected or not, and connected observers.
         """
         asked = {self._local, *self._connected, *voters}
         reasons = {node_id: self._missing(level, node_id) for node_id in sorted(asked)}
@@ -50,5 +51,5 @@ class PeerVersions:
     def _missing(self, level: int, node_id: NodeId) -> str | None:
         software = self.of(node_id)
         if software is None:
-            return "votes and is not connected, so that its version is unknown"
-        return None if software.levels.include(level) else f"has {software}"
+            return "is a voter that is not connected, so its version is unknown"
+        return None if software.levels.include(level) else f"runs {software}"

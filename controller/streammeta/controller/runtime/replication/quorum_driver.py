@@ -1,9 +1,8 @@
-"""Runs a quorum core: feeds it messages and time, carries out its effects in order.
+"""Driver of a quorum core: passes it messages and time, and executes its effects in order.
 
-Owns the core, the journal's thread and the callers that wait for them; delivery to the state
-machine and this replica's checkpoints are separate parts. Appends of one turn of the event loop
-become one batch and one flush. Everything runs on one event loop; no call of the state machine
-blocks, and none is made from within another.
+Owns the core, the journal's thread and the callers that wait for them, but not delivery and
+checkpoints. Appends of one event loop turn become one batch and one flush. Everything runs on one
+event loop. No call of the state machine blocks, and none is made from within another.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class QuorumDriver:
     # -- start and stop
 
     async def start(self) -> None:
-        """Start taking part in the quorum."""
+        """Start participating in the quorum."""
         self._disk.start()
         self._transport.set_voters(self._core.voters)
         self._core_loop.start()
@@ -153,20 +152,20 @@ class QuorumDriver:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop was requested; False also when the replica ends by an error."""
+        """Whether a stop was requested. False also when the replica ends with an error."""
         return self._is_stopping
 
     async def stop(self, hurried: asyncio.Event) -> None:
-        """Wait a fetch timeout at most for commits, resign, notify the voters, flush, and end.
+        """Wait up to a fetch timeout for commits, resign, notify the voters, flush, and end.
 
-        Once `hurried` is set nothing is waited for but this replica's own disk.
+        Once `hurried` is set, only this replica's own disk is waited for.
         """
         await self._finish_appends(hurried)
         self._core_loop.feed(events.Resign())
         for _ in range(_STOP_ROUNDS):
             role = self._core.role
-            has_told = not isinstance(role, Resigned) or not role.unacknowledged
-            if self.fatal.done() or has_told or hurried.is_set():
+            is_announced = not isinstance(role, Resigned) or not role.unacknowledged
+            if self.fatal.done() or is_announced or hurried.is_set():
                 break
             await asyncio.sleep(self._config.timings.retry_backoff_ms / 1000)
         self._halt(NotLeaderError())
@@ -200,11 +199,11 @@ class QuorumDriver:
         self._disk_space.close()
 
     def _fail(self, error: BaseException) -> None:
-        """Stop at once: a crashed voter is safe, a confused one is not."""
+        """Stop immediately: a crashed voter is safe, an inconsistent one is not."""
         if self.fatal.done():
             return
         self.fatal.set_exception(error)
-        self.fatal.exception()  # mark as retrieved: the server awaits it later
+        self.fatal.exception()  # marked as retrieved, because the server awaits it later
         try:
             self._lose_leadership()
         finally:
@@ -215,27 +214,27 @@ class QuorumDriver:
 
     @property
     def epoch(self) -> Epoch:
-        """Return the present epoch."""
+        """Return the current epoch."""
         return self._core.epoch
 
     @property
     def high_watermark(self) -> EndOffset:
-        """Return the end of what is known to be committed."""
+        """Return the end of the entries known to be committed."""
         return self._core.high_watermark
 
     @property
     def next_offset(self) -> int:
-        """Return the offset that the next appended payload takes."""
+        """Return the offset of the next appended payload."""
         return self._core.log.end_offset + len(self._forming)
 
     @property
     def is_short_of_space(self) -> bool:
-        """True if appended entries may wait for disk space here or on other voters."""
+        """Whether appended entries may wait for disk space here or on other voters."""
         return self._disk_space.is_short
 
     @property
     def is_leader(self) -> bool:
-        """Whether leadership was announced to the state machine and not lost since."""
+        """Whether leadership was announced to the state machine and has not been lost since."""
         return self._claimed_epoch is not None
 
     @property
@@ -259,7 +258,7 @@ class QuorumDriver:
         return NotLeaderError(*leader, self._core.epoch, self.endpoints(leader[0]).tokens or "")
 
     async def append_turn(self) -> None:
-        """Wait while enough batches are in flight; waiting callers share the next one.
+        """Wait while enough batches are in flight. Waiting callers share the next one.
 
         An append without this wait is correct but costs more.
         """
@@ -267,16 +266,16 @@ class QuorumDriver:
             await self._turns.wait(self._core.uncommitted_batches)
 
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
-        """Replicate payloads, in order; return the end offset at which they are committed.
+        """Replicate payloads in order, and return the end offset at which they are committed.
 
-        What is appended in one turn of the event loop shares a batch. A refusal appends nothing.
+        Appends of one event loop turn share a batch. A rejection appends nothing.
 
         Raises:
-            NotLeaderError: this node does not lead, or is handing leadership over.
-            RecordTooLargeError: a payload is larger than a batch may be.
-            UncommittedLogFullError: too much waits for a majority.
+            NotLeaderError: this node does not lead, or is transferring leadership.
+            RecordTooLargeError: a payload is larger than the batch limit.
+            UncommittedLogFullError: too many bytes wait for a majority.
             NoDiskSpaceError: this node's disk, or those of a majority, are full.
-            InvariantError: the first payload would not take `required_base_offset`.
+            InvariantError: the first payload would not get `required_base_offset`.
         """
         self._require_leadership()
         self.require_disk_space()
@@ -291,36 +290,36 @@ class QuorumDriver:
         return self.next_offset
 
     def flush(self) -> None:
-        """Begin a batch with what was appended in this turn of the event loop, if anything was.
+        """Begin a batch with the appends of this event loop turn, if there are any.
 
-        Without it the batch begins in the next turn, and holds what is appended until then.
+        Otherwise the batch begins in the next turn, with all appends until then.
         """
         if len(self._forming):
             self._core_loop.flush()
 
     def require_disk_space(self) -> None:
-        """Raise NoDiskSpaceError while appends are refused because of full disks."""
+        """Raise NoDiskSpaceError while appends are rejected because of full disks."""
         self._disk_space.require()
 
     async def read_barrier(self) -> int:
-        """Prove that this node leads from now on; return the offset a read must have applied.
+        """Prove that this node leads from now on. Returns the offset that a read must have applied.
 
-        Everything committed before the call began lies below the returned offset, and has been
-        delivered when it returns: a majority has echoed a round that began after the call did.
+        Everything committed before the call is below that offset and has been delivered when the
+        call returns. A majority has echoed a round that began after the call.
 
         Raises:
             NotLeaderError: this node does not lead, or stopped leading meanwhile.
-            TooManyReadsError: too many reads wait for a majority already.
+            TooManyReadsError: too many reads wait for a majority.
         """
         self._require_leadership()
         return await self._reads.join()
 
     def resign(self) -> None:
-        """Give up leadership, if held; the voter with the longest log should follow."""
+        """Give up leadership, if this node leads. The voter with the longest log should follow."""
         self._core_loop.feed(events.Resign())
 
     def describe(self) -> operations.QuorumDescription:
-        """Return the contents of DescribeQuorum."""
+        """Return the quorum as this node sees it."""
         return operations.describe_quorum(
             self._core,
             self._config,
@@ -332,28 +331,29 @@ class QuorumDriver:
     # -- requests of operators
 
     async def add_voter(self, voter: Voter, timeout_ms: int) -> EndOffset:
-        """Give a vote to a replica that already fetches; return the end of the committed change.
+        """Make a fetching replica a voter. Returns the end of the committed change.
 
         Raises:
             NotLeaderError: this node does not lead.
-            VoterChangeError: it was refused, or was not done in time and may still be.
+            VoterChangeError: it was rejected, or did not finish in time and still may.
         """
         self._require_leadership()
         return await self._operations.change_voters(voter, timeout_ms)
 
     async def remove_voter(self, key: ReplicaKey, timeout_ms: int) -> EndOffset:
-        """Take a replica's vote away; returns and raises as `add_voter` does.
+        """Remove a voter, itself included: it leads until the commit.
 
-        A leader that removes itself leads until the change is committed.
+        Returns and raises as `add_voter`.
         """
         self._require_leadership()
         return await self._operations.change_voters(key, timeout_ms)
 
     async def transfer_leadership(self, to: NodeId | None, timeout_ms: int) -> None:
-        """Hand leadership to a voter, or to the one with the longest log; return when it ended.
+        """Transfer leadership to a voter, or to the one with the longest log.
 
-        Appends are refused meanwhile, as if this node did not lead. A transfer to the leader
-        itself does nothing.
+        Returns when it ended.
+
+        Appends are rejected meanwhile. A transfer to the leader itself does nothing.
 
         Raises:
             NotLeaderError: this node does not lead.
@@ -370,11 +370,11 @@ class QuorumDriver:
             raise self.leader_hint()
 
     async def take_snapshot(self) -> SnapshotId:
-        """Write a checkpoint of this replica now; see `Checkpointer.take`."""
+        """Write a checkpoint of this replica now. See `Checkpointer.take`."""
         return await self.checkpointer.take()
 
     def read_disk(self, read: DiskRead) -> None:
-        """Read batches of the log on disk; see `DiskRead`. Not answered once the replica stops."""
+        """Read batches of the log on disk. See `DiskRead`. Not answered once the replica stops."""
         self._disk.submit(read)
 
     # -- requests of delivery and checkpoints
@@ -394,12 +394,12 @@ class QuorumDriver:
         self._core_loop.enter(turn)
 
     def hurry(self) -> None:
-        """Deliver what is committed without a pause, for a caller that waits for it."""
+        """Deliver committed entries without a pause, for a waiting caller."""
         if self._core_loop.is_running:
             self._deliverer.run_soon()
 
     def snapshot_point(self) -> SnapshotPoint:
-        """End the forming batch; return the point in the log that the state machine has reached.
+        """End the open batch and return the log position that the state machine has reached.
 
         On a leader that is the end of its log, committed or not.
         """
@@ -416,7 +416,7 @@ class QuorumDriver:
     def when_committed(self, end_offset: EndOffset) -> asyncio.Future[None]:
         """Return a future that is done when everything below is committed.
 
-        It fails with NotLeaderError if leadership is lost before.
+        It fails with NotLeaderError if leadership is lost before that.
         """
         future = self._commits.until(end_offset)
         self._commits.release(self._core.high_watermark)
@@ -429,10 +429,10 @@ class QuorumDriver:
     # -- notifications of the network
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """Answer a peer's request by a call of `reply`, from the step that makes the answer.
+        """Answer a peer's request by calling `reply` in the step that makes the answer.
 
-        A Fetch may take as long as it asks to wait. There is no answer if this replica stops
-        meanwhile, or has the same request again.
+        A Fetch may wait as long as it asked for. There is no answer if this replica stops
+        meanwhile, or receives the same request again.
         """
         if not self._core_loop.is_running:
             reply(None)
@@ -441,19 +441,19 @@ class QuorumDriver:
         self._core_loop.feed(events.Received(request))
 
     def forget(self, request: Request, reply: Reply) -> None:
-        """Note that this answer is not waited for any more."""
+        """Record that this request no longer waits for an answer."""
         self._outbox.forget(request, reply)
 
     def on_response(self, response: Response) -> None:
-        """Take a peer's answer."""
+        """Process a peer's answer."""
         self._core_loop.feed(events.Received(response))
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
-        """Note that no answer will come."""
+        """Record that no answer will come."""
         self._core_loop.feed(events.RequestFailed(peer, request_id))
 
     def on_connection_lost(self, peer: NodeId) -> None:
-        """Note that a peer's process has probably ended."""
+        """Record that a peer's process has probably ended."""
         self._core_loop.feed(events.PeerConnectionLost(peer))
 
     # -- effects
@@ -464,10 +464,10 @@ class QuorumDriver:
                 case events.Send():
                     self._outbox.send(effect)
                 case events.AppendLog():
-                    # A follower has nothing to send before its flush, a leader has batches.
+                    # A follower sends nothing before its flush, while a leader sends batches.
                     self._disk.submit(effect, is_awaited=not isinstance(self._core.role, Leader))
                 case events.CommitAdvanced(high_watermark=high_watermark):
-                    # First, so that callers learn of what was flushed before it was committed.
+                    # First, so that callers see the flush before the commit.
                     self._flushes.release(self._core.log.flushed_end)
                     self._commits.release(high_watermark)
                     self._deliver()
@@ -520,7 +520,7 @@ class QuorumDriver:
             case events.FullVotersChanged(full_voters=full_voters):
                 self._disk_space.on_majority(full_voters)
             case _:
-                self._operations.outcome(effect)
+                self._operations.complete(effect)
 
     # -- notifications of the disk
 
@@ -554,7 +554,7 @@ class QuorumDriver:
         self._core_loop.feed(events.DiskFull(error is not None))
 
     def _on_short_of_space(self) -> None:
-        self._turns.give()  # to be refused
+        self._turns.give()  # waiting callers are rejected when they append
         self._state_machine.on_writes_refused()
 
     # -- appending

@@ -1,6 +1,6 @@
-"""Reads that wait for a proof of leadership: rounds, begun beside flushes, and rests between them.
+"""Read index: reads that wait for a proof of leadership, in rounds that begin with flushes.
 
-Knows neither the log nor what is read: a round is a number that the core proves or refuses.
+A round is a number that the core proves or rejects. Delays between rounds let reads share them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streammeta.controller.runtime.replication.waiters import ReadRounds
 
 
 class ReadIndex:
-    """The rounds of one replica."""
+    """The read rounds of one replica."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class ReadIndex:
         feed: Callable[[events.ReadIndexRequested], None],
         schedule: Callable[[], None],
     ) -> None:
-        """Take the rounds and the core; `schedule` arranges a call of `begin` in a later turn."""
+        """`feed` passes events to the core, `schedule` arranges a later call of `begin`."""
         self._rounds = rounds
         self._clock = clock
         self._feed = feed
@@ -34,36 +34,36 @@ class ReadIndex:
         self._rests = False
 
     def join(self) -> asyncio.Future[EndOffset]:
-        """Return a future of the forming round; raises TooManyReadsError."""
+        """Return a future of the open round. Raises TooManyReadsError."""
         proof = self._rounds.join()
-        self._go_on()
+        self._schedule_round()
         return proof
 
     def begin(self) -> None:
-        """Begin the forming round if it may."""
+        """Begin the open round if it may begin."""
         if (read_id := self._rounds.begin(self._clock.monotonic_ms())) is not None:
             self._feed(events.ReadIndexRequested(read_id))
 
     def proven(self, done: events.ReadIndexReady) -> None:
         """Release the reads of a round."""
         self._rounds.proven(done.read_id, done.index)
-        self._go_on()
+        self._schedule_round()
 
     def refused(self, done: events.ReadIndexRejected, error: NotLeaderError) -> None:
         """Fail the reads of a round."""
         self._rounds.refused(done.read_id, error)
-        self._go_on()
+        self._schedule_round()
 
     def refuse_forming(self, error: NotLeaderError) -> None:
         """Fail the reads whose round has not begun."""
         self._rounds.refuse_forming(error)
 
     def close(self, error: Exception) -> None:
-        """Fail all reads, and take no more."""
+        """Fail all reads."""
         self._rounds.close(error)
 
-    def _go_on(self) -> None:
-        """Begin a round in a later turn, with all that arrive in this one, if it may."""
+    def _schedule_round(self) -> None:
+        """Begin a round in a later turn, with all reads that arrive in this one, if it may."""
         rest_ms = self._rounds.rest_ms(self._clock.monotonic_ms())
         if rest_ms == 0:
             self._schedule()
@@ -73,4 +73,4 @@ class ReadIndex:
 
     def _end_rest(self) -> None:
         self._rests = False
-        self._go_on()
+        self._schedule_round()

@@ -1,6 +1,6 @@
 """Callers that wait on the event loop: for a key, for an offset of the log, or for a read round.
 
-Owns the futures and their order; knows neither requests nor the log.
+Owns the futures and their order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class WaiterMap(Generic[Key, Result]):
-    """Futures by key; an answer without a waiting caller is dropped."""
+    """Futures by key. An answer without a waiting caller is dropped."""
 
     def __init__(self) -> None:
         self._futures: dict[Key, asyncio.Future[Result]] = {}
@@ -28,7 +28,7 @@ class WaiterMap(Generic[Key, Result]):
         return len(self._futures)
 
     def expect(self, key: Key) -> asyncio.Future[Result]:
-        """Return a future for the answer to `key`; it replaces an older one."""
+        """Return a future for the answer to `key`, which replaces an older one."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._futures[key] = future
         return future
@@ -53,7 +53,7 @@ class WaiterMap(Generic[Key, Result]):
         future = self._futures.pop(key, None)
         if future is not None and not future.done():
             future.set_exception(error)
-            future.exception()  # mark as retrieved: the caller may have been cancelled
+            future.exception()  # marked as retrieved, because the caller may be cancelled
 
     def fail_all(self, error: Exception) -> None:
         """Fail all futures."""
@@ -62,14 +62,14 @@ class WaiterMap(Generic[Key, Result]):
 
 
 COMPLETED_PER_TURN = 32
-"""Callers woken in one turn of the event loop."""
+"""Callers woken in one event loop turn."""
 
 
 class OffsetWaiters:
-    """Futures by the log offset they wait for.
+    """Futures by the log offset that they wait for.
 
-    However many an offset releases, a turn of the event loop completes a bounded number: a woken
-    caller's work costs much more than its release, and the quorum's messages go in between.
+    An event loop turn completes a bounded number of them. A woken caller's work costs much more
+    than waking it, and the quorum's messages must be sent in between.
     """
 
     def __init__(self) -> None:
@@ -85,30 +85,30 @@ class OffsetWaiters:
     def until(self, end_offset: int) -> asyncio.Future[None]:
         """Return a future that is done once everything below `end_offset` is reached."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._count += 1  # no two entries are equal, and the older comes first
+        self._count += 1  # breaks ties between equal offsets: first come, first served
         heappush(self._waiting, (end_offset, self._count, future))
         return future
 
     def forget(self, future: asyncio.Future[None]) -> None:
-        """Remove a future; takes time in proportion to their number."""
+        """Remove a future, in time proportional to the number of futures."""
         self._waiting = [entry for entry in self._waiting if entry[2] is not future]
         heapify(self._waiting)
 
     def release(self, end_offset: int) -> None:
-        """Complete the futures for offsets up to `end_offset`, in order, from this turn on."""
+        """Complete the futures for offsets up to `end_offset`, in order, starting in this turn."""
         self._reached = max(self._reached, end_offset)
         if self._waiting or self._failed:
-            self._go_on()
+            self._complete_if_idle()
 
     def fail_all(self, error: Exception) -> None:
-        """Fail every future not released yet: its outcome is no longer known here."""
+        """Fail every future that is not released yet, because its outcome is unknown here."""
         failed = sorted(entry for entry in self._waiting if entry[0] > self._reached)
         self._waiting = [entry for entry in self._waiting if entry[0] <= self._reached]
         heapify(self._waiting)
         self._failed.extend((future, error) for _, _, future in failed)
-        self._go_on()
+        self._complete_if_idle()
 
-    def _go_on(self) -> None:
+    def _complete_if_idle(self) -> None:
         if not self._is_scheduled:
             self._complete_some()
 
@@ -121,7 +121,7 @@ class OffsetWaiters:
         asyncio.get_running_loop().call_soon(self._complete_some)
 
     def _complete_next(self) -> bool:
-        """Complete one waiting caller; False if none is left to complete."""
+        """Complete one waiting caller. Returns False if there is none."""
         while self._waiting and self._waiting[0][0] <= self._reached:
             _, _, future = heappop(self._waiting)
             if not future.done():
@@ -131,35 +131,35 @@ class OffsetWaiters:
             future, error = self._failed.popleft()
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # mark as retrieved: the caller may have been cancelled
+                future.exception()  # marked as retrieved, because the caller may be cancelled
                 return True
         return False
 
 
 REST_A_READ_MS = 0.5
-"""Rest for each read of a round of several, in milliseconds: they keep a leader busy as long."""
+"""Delay per read of a round of several, in milliseconds: about their cost to the leader."""
 
 ROUND_REST_MS = 4
-"""Longest rest: from the beginning of a round of several reads to that of the next."""
+"""Maximum delay between the starts of two rounds, the first with several reads."""
 
 
 class FlushWaiters:
-    """Calls to make once a leader's log is on its disk up to some offset.
+    """Callbacks for the flush of a leader's log up to an offset.
 
-    Few wait: only what is traced is told of its flush. What is on disk may go back between two
-    terms, so nothing is remembered of it.
+    Only traced writes register here. The flushed end may decrease between two terms, so it is not
+    remembered.
     """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def tell(self, end_offset: int, flushed_end: int, told: Callable[[], None]) -> None:
-        """Call `told` once `end_offset` is flushed: now, if it is already."""
+        """Call `told` once `end_offset` is flushed, or immediately if it already is."""
         self._waiting.append((end_offset, told))
         self.release(flushed_end)
 
     def release(self, flushed_end: int) -> None:
-        """Make the calls for offsets up to `flushed_end`."""
+        """Run the callbacks for offsets up to `flushed_end`."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -203,32 +203,32 @@ class ReadRounds:
         self._rests_until = 0
 
     def rest_ms(self, now_ms: int) -> int | None:
-        """Return how long the forming round has to wait still; 0 if it may begin.
+        """Return how long the open round still has to wait, 0 if it may begin.
 
-        None if no read waits for one, or a round is under way.
+        None if no read waits for one, or a round is in progress.
         """
         if not self._forming or self._under_way:
             return None
         return max(0, self._rests_until - now_ms)
 
     def join(self) -> asyncio.Future[EndOffset]:
-        """Return a future of the forming round, the caller's own.
+        """Return a future of the open round for this caller.
 
         Raises:
-            TooManyReadsError: too many reads wait already.
+            TooManyReadsError: too many reads are waiting.
         """
         waiting = len(self._forming) + len(self._under_way) + len(self._proven)
         if waiting >= self._max_waiting:
             raise TooManyReadsError(
-                f"{waiting} reads wait for a majority of the voters, at most "
-                f"{self._max_waiting} may; try again later"
+                f"{waiting} reads wait for a majority of the voters, and the limit is "
+                f"{self._max_waiting}: retry later"
             )
         read: asyncio.Future[EndOffset] = asyncio.get_running_loop().create_future()
         self._forming.append(read)
         return read
 
     def begin(self, now_ms: int) -> int | None:
-        """Begin the forming round and return its number; None if it may not begin yet."""
+        """Begin the open round and return its number, None if it may not begin yet."""
         if self.rest_ms(now_ms) != 0:
             return None
         self._under_way, self._forming = self._forming, []
@@ -238,7 +238,7 @@ class ReadRounds:
         return self._last
 
     def proven(self, round_: int, index: EndOffset) -> None:
-        """Release the reads of a round, in order, from this turn on."""
+        """Release the reads of a round, in order, starting in this turn."""
         self._proven.extend((read, index) for read in self._end(round_))
         if not self._is_scheduled:
             self._release_some()
@@ -268,7 +268,7 @@ class ReadRounds:
             asyncio.get_running_loop().call_soon(self._release_some)
 
     def _end(self, round_: int) -> list[asyncio.Future[EndOffset]]:
-        """Return the reads of a round that is over; none if it was over before."""
+        """Return the reads of a round that has ended, none if it had ended before."""
         if round_ != self._last:
             return []
         ended, self._under_way = self._under_way, []
@@ -279,4 +279,4 @@ def _fail_reads(reads: list[asyncio.Future[EndOffset]], error: Exception) -> Non
     for read in reads:
         if not read.done():
             read.set_exception(error)
-            read.exception()  # mark as retrieved: the caller may have been cancelled
+            read.exception()  # marked as retrieved, because the caller may be cancelled

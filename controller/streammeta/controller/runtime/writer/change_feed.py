@@ -1,11 +1,11 @@
 """Change feed: the newest committed log entries, kept in memory for watchers.
 
-A ring bounded by bytes: entries come in as they are committed, on leaders and followers alike, and
-the oldest go when the ring is full. A watcher holds nothing but a `Cursor`: one that is too slow
-loses its place and costs no memory. Leadership does not matter, since committed entries stay. A
-snapshot that replaces the map breaks the sequence, which cursors report.
+The feed is a ring bounded in bytes. Entries are added as they are committed, on leaders and
+followers alike, and the oldest are dropped when the ring is full. A watcher only has a `Cursor`, so
+a slow one loses its position but costs no memory. A snapshot that replaces the metadata breaks the
+sequence, which cursors report.
 
-Runs on the event loop; knows neither records nor gRPC.
+Runs on the event loop. Depends neither on records nor on gRPC.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ RING_BYTES = 64 << 20
 """Default size of the ring in bytes."""
 
 ENTRY_OVERHEAD_BYTES = 128
-"""Bytes an entry takes besides its payload; tiny entries must not fill the memory."""
+"""Bytes of an entry in addition to its payload, so that tiny entries don't fill the memory."""
 
 _COMPACT_AT = 4096
-"""Slots of dropped entries are freed from this number on, once they are more than half."""
+"""Number of dropped slots from which they are freed, once they are more than half."""
 
 
 class WatcherTooSlowError(ApiError):
-    """A watcher was too slow and was dropped; it may resume at `from_offset`."""
+    """A watcher was too slow and was dropped. It may resume at `from_offset`."""
 
     def __init__(self, from_offset: int, reason: str = "") -> None:
         why = reason or (
-            f"changes from offset {from_offset} on are no longer kept, because this watcher took "
+            f"changes from offset {from_offset} on are no longer kept, because this watcher read "
             "them too slowly"
         )
-        super().__init__(f"{why}; watch again from {from_offset}, here or at another controller")
+        super().__init__(f"{why}: watch again from {from_offset}, here or at another controller")
         self.from_offset = from_offset
 
 
@@ -64,11 +64,11 @@ class ChangeFeed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the kept entries take."""
+        """Memory of the retained entries in bytes."""
         return self._bytes
 
     def extend(self, batches: Sequence[Batch], end_offset: int) -> None:
-        """Take committed batches; everything below `end_offset` has been committed with them."""
+        """Add committed batches. Everything below `end_offset` is committed with them."""
         for batch in batches:
             if batch.kind is BatchKind.DATA:
                 for place, payload in enumerate(batch.payloads):
@@ -76,26 +76,26 @@ class ChangeFeed:
         self._drop_oldest()
         if end_offset > self.end_offset:
             self.end_offset = end_offset
-            self._tell()
+            self._notify()
 
     def restart(self, end_offset: int) -> None:
-        """Start again at `end_offset`: a snapshot replaced everything below."""
+        """Start again at `end_offset`, because a snapshot replaced everything below."""
         self._offsets, self._payloads, self._first, self._bytes = array("Q"), [], 0, 0
         self.start_offset = self.end_offset = end_offset
         self._generation += 1
-        self._tell()
+        self._notify()
 
     def cursor(self, from_offset: int) -> Cursor:
         """Return a cursor at `from_offset`, even if the ring no longer reaches back to it."""
         return Cursor(self, from_offset, self._generation)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever the end moves; it runs within a commit and must be brief."""
+        """Call `listener` whenever the end moves. It runs within a commit and must be fast."""
         self._listeners.append(listener)
 
     def _append(self, offset: int, payload: bytes) -> None:
         if offset < self.end_offset:
-            return  # a snapshot that was loaded holds it already
+            return  # a loaded snapshot already contains it
         self._offsets.append(offset)
         self._payloads.append(payload)
         self._bytes += len(payload) + ENTRY_OVERHEAD_BYTES
@@ -110,7 +110,7 @@ class ChangeFeed:
             del self._offsets[: self._first], self._payloads[: self._first]
             self._first = 0
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()
 
@@ -134,16 +134,16 @@ class Cursor:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the ring no longer holds the next entry."""
+        """Whether the ring no longer has the next entry."""
         return not self._feed._is_kept(self.next_offset)
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a snapshot has replaced entries since the cursor was made."""
+        """Whether a snapshot has replaced entries since the cursor was created."""
         return self._generation != self._feed._generation
 
     def advance(self) -> Change | None:
-        """Return the next entry and move past it; at the end, move there and return None.
+        """Return the next entry and move past it. At the end, move there and return None.
 
         The cursor must not be lost.
         """

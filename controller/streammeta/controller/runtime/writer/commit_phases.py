@@ -1,10 +1,10 @@
 """Phases of a traced write: admitted, decided, flushed, committed.
 
-Flushed is what is on the leader's own disk. A majority of others may be quicker, and commit what
-the leader has not flushed: such a write has no phase of that name.
+The flushed phase refers to the leader's own disk. If a majority of others is faster, an entry
+commits before the leader has flushed it, and the write has no flushed phase.
 
-Times are noted as the phases end and recorded as spans once the write is answered, so that a write
-that is not traced costs nothing.
+Times are taken as the phases end and recorded as spans once the write is answered, so that an
+untraced write costs nothing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from streammeta.rpc import tracing
 
 
 class Phases:
-    """The phases of one write, from now or from `began_ns` on, in ns since 1970."""
+    """Phases of one write, starting now or at `began_ns` (ns since 1970)."""
 
     def __init__(self, began_ns: int | None = None) -> None:
         self._times = [("began", time.time_ns() if began_ns is None else began_ns)]
 
     def pass_on(self, phase: str) -> None:
-        """Note that a phase has ended."""
+        """Record the end of a phase."""
         self._times.append((phase, time.time_ns()))
 
     def record(
         self, name: str, traceparents: Sequence[str], attributes: tracing.Attributes
     ) -> None:
-        """Record the write and its phases, each from the end of the one before it."""
+        """Record the write and its phases, each starting at the end of the previous one."""
         tracing.record_phases(name, traceparents, tuple(self._times), attributes)

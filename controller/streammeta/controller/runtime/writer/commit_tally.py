@@ -1,4 +1,4 @@
-"""Commits of uploads that were answered: by verdict, and by the time that they took."""
+"""Counts of answered commits of uploads, by result and duration."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from streammeta.controller.timings import Times
 
 @dataclass(slots=True)
 class CommitTally:
-    """Counts since the start; on the controller's event loop.
+    """Counts since the start, on the controller's event loop.
 
-    Times are from the decision of a message or call until it was committed.
+    Durations run from the decision of a message or call until its commit.
     """
 
     accepted: int = 0
@@ -21,7 +21,7 @@ class CommitTally:
     refused_times: Times = field(default_factory=Times, compare=False)
 
     def add(self, commits: int, refused: int, took_s: float) -> None:
-        """Count commits that were answered together after `took_s` seconds, some refused."""
+        """Count commits answered together after `took_s` seconds, `refused` of them rejected."""
         if accepted := commits - refused:
             self.accepted += accepted
             self.accepted_times.add(took_s, accepted)
@@ -31,6 +31,6 @@ class CommitTally:
 
     @property
     def times(self) -> Sequence[int]:
-        """Commits by class of time, whatever their verdict; as `Times` counts."""
+        """Commits by duration class, both accepted and rejected, as in `Times`."""
         both = zip(self.accepted_times.counts, self.refused_times.counts, strict=True)
         return [accepted + refused for accepted, refused in both]

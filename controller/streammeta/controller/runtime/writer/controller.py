@@ -1,12 +1,11 @@
-"""The single writer: orders requests, applies and replicates them, answers once committed.
+"""Single writer: orders requests, applies and replicates them, and answers once committed.
 
-Every mutation is decided against the latest state of the map, uncommitted changes included, applied
-at once, appended to the log, and answered when the high watermark passes it. An answer that changes
-nothing waits for the state it was decided on. Losing leadership undoes every uncommitted change. A
-request's error is only ever a reply; it never touches leadership. Snapshots are views of the map:
-making one, or reading one from a file, stops nothing.
+Every mutation is decided against the latest metadata, uncommitted changes included. It is applied
+immediately, appended to the log, and answered when the high watermark passes it. An answer that
+changes nothing waits for the state it was decided on. Losing leadership undoes every uncommitted
+change. A request's error is only ever a reply and never affects leadership.
 
-Runs on one event loop; holds no rule of its own: those are in `metadata` and `quorum`.
+Runs on one event loop and contains no rules of its own: those are in `metadata` and `quorum`.
 """
 
 import asyncio
@@ -74,19 +73,19 @@ from streammeta.tls.identity import Principal
 _log = structlog.get_logger(component="runtime")
 
 WAITING_ANSWERS_MAX = 100_000
-"""Maximum answers that wait for the high watermark; any more requests are refused."""
+"""Maximum number of answers that wait for the high watermark. Further requests are rejected."""
 
 SESSION_READ_TIMEOUT_MS = 5_000
 """Default timeout of a read that waits for an offset, in milliseconds."""
 
 
 class _ReadAgainError(Exception):
-    """State returned to a read was undone, or may not be committed for long; read again."""
+    """The state behind a read was undone, or may stay uncommitted for long: retry the read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer, and the end of the log that it rests on.
+    """An answer, and the end of the log that it depends on.
 
     A later read that passes `offset` to any controller observes at least this state.
     """
@@ -97,7 +96,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class StateHash:
-    """Digest of the map as of `offset` (32 bytes), and rolling hash of the log below (16 bytes)."""
+    """Hashes of the metadata and of the log at `offset`.
+
+    `digest` is the metadata's (32 bytes), `log_hash` the log's below the offset (16 bytes).
+    """
 
     offset: int
     digest: bytes
@@ -105,7 +107,7 @@ class StateHash:
 
 
 class MetadataController:
-    """The replicated state machine: the map over the log."""
+    """Replicated state machine: the metadata on top of the log."""
 
     def __init__(
         self,
@@ -116,13 +118,10 @@ class MetadataController:
         limits: MetadataLimits | None = None,
         lease: MarkerLease | None = None,
     ) -> None:
-        """Take the parts; without `object_ids` any object id may be issued.
-
-        Without a `lease` on a bucket's marker, changes are acknowledged at any time.
-        """
+        """Assemble the parts. The defaults of `object_ids` and `lease` impose no limit."""
         self._limits = limits or MetadataLimits()
         self._read_checkpoint = read_checkpoint
-        self._map = cluster_metadata
+        self._metadata = cluster_metadata
         self.log_time = LogTime(clock)
         self._object_ids = open_gate() if object_ids is None else object_ids
         self._log: ReplicatedLog | None = None
@@ -143,11 +142,11 @@ class MetadataController:
         self.lease = unbounded_lease() if lease is None else lease
 
     def bind(self, log: ReplicatedLog) -> None:
-        """Connect the log; once, before it starts."""
+        """Connect the log. Call once, before the log starts."""
         self._log = log
 
     def on_leadership(self, listener: Callable[[bool], None]) -> None:
-        """Call `listener` with True when this node begins to serve writes, else with False."""
+        """Call `listener` with True when this node starts to serve writes, else with False."""
         self._on_leadership.append(listener)
 
     @property
@@ -167,8 +166,8 @@ class MetadataController:
 
     @property
     def cluster_metadata(self) -> ClusterMetadata:
-        """The map, for queries that may be stale or uncommitted (sizes, deadlines)."""
-        return self._map
+        """The metadata, for queries whose result may be stale or uncommitted (sizes, deadlines)."""
+        return self._metadata
 
     @property
     def gate(self) -> Gate:
@@ -177,22 +176,25 @@ class MetadataController:
 
     @property
     def changes(self) -> ChangeFeed:
-        """Feed of committed entries for watchers; on every controller."""
+        """Feed of committed entries for watchers, on every controller."""
         return self._changes
 
     async def write(self, request: WriteRequest, held_to: Principal | None = None) -> Answered:
-        """Decide, replicate and answer one mutation, of a broker that is held to its node or not.
+        """Decide, replicate and answer one mutation.
+
+        `held_to` is the broker it may speak for, if limited.
 
         Raises:
-            NotYourNodeError: it speaks for a node that its caller may not speak for.
+            NotYourNodeError: the caller may not speak for the request's node.
             NotLeaderError: this node does not lead.
             InvalidRequestError: the request is malformed.
-            LimitExceededError: it, or what waits already, is too large, or disks are full.
-            OutcomeUnknownError: leadership or the lease was lost, or disks became full, before it
-                was committed.
+            LimitExceededError: the request or the backlog is too large, or disks are full.
+            QuotaExceededError: the metadata would exceed a limit.
+            OutcomeUnknownError: leadership or the lease was lost, or disks became full, before the
+                commit.
             MarkerUnseenError, SupersededError, BucketRefusedError, FencePendingError: there is no
-                lease on the marker in the bucket.
-            ObjectIdsNotReadyError, BucketRefusedError, MetadataOlderThanBucketError: it asks for
+                lease on the marker in the bucket, or the bucket belongs to another cluster.
+            ObjectIdsNotReadyError, BucketRefusedError, MetadataOlderThanBucketError: the request
                 object ids, and none can be issued.
         """
         if type(request) is PrepareObjects:
@@ -218,11 +220,11 @@ class MetadataController:
         return Answered(submission.answers[0], submission.offset)
 
     async def turn(self) -> None:
-        """Wait until a mutation is worth a batch of the log, so that waiting callers share one.
+        """Wait until a mutation is worth a log batch, so that waiting callers share one.
 
         Raises:
             NotLeaderError: this node does not lead.
-            BusyError: too many requests wait already.
+            BusyError: too many requests are waiting.
         """
         self._require_capacity(self._answers)
         log = self._leading_log()
@@ -235,23 +237,14 @@ class MetadataController:
         held_to: Principal | None = None,
         answered_bytes: int = 0,
     ) -> Submission:
-        """Decide mutations one after the other and replicate them, without waiting for anything.
+        """Decide mutations one after another and replicate them, without waiting.
 
-        An error ends it: earlier requests take effect if they commit, and their answers are lost;
-        repeating the requests is safe. Answers of `answered_bytes` share a message with those of
-        these requests.
+        An error ends the series. Earlier requests take effect if they commit, but their answers are
+        lost, so the caller should repeat all of them, which is safe. `answered_bytes` is the size
+        of other answers in the same message. No request is decided if the broker `held_to` may not
+        make one of them.
 
-        Raises:
-            NotYourNodeError: the broker `held_to` may not make one of them; none was decided.
-            NotLeaderError: this node does not lead.
-            MarkerUnseenError: this controller has not seen its marker in the bucket for too long.
-            SupersededError, BucketRefusedError, FencePendingError: the bucket is another cluster's,
-                or the one before may still use it.
-            InvalidRequestError: a request is malformed.
-            LimitExceededError: it, or what waits already, is too large, or disks are full.
-            QuotaExceededError: the map would hold too much.
-            ObjectIdsNotReadyError, BucketRefusedError, MetadataOlderThanBucketError: a request asks
-                for object ids, and none can be issued.
+        Raises as `write` does, except OutcomeUnknownError.
         """
         log = self._leading_log()
         lease = self.lease if _need_lease(requests) else None
@@ -264,10 +257,10 @@ class MetadataController:
         is_proven = False
         end_offset = log.next_offset
         for request in requests:
-            decision = self._map.decide(request, self.log_time.now_ms(), end_offset)
-            require_room(self._map, decision.records, self._limits)
+            decision = self._metadata.decide(request, self.log_time.now_ms(), end_offset)
+            require_room(self._metadata, decision.records, self._limits)
             if type(request) is PrepareObjects and decision.records:
-                self._object_ids.check(self._map.next_object_id + request.count)
+                self._object_ids.check(self._metadata.next_object_id + request.count)
             answered_bytes += commit_bytes(decision.answer)
             require_rest(answered_bytes, "commits")
             answers.append(decision.answer)
@@ -275,15 +268,18 @@ class MetadataController:
             if is_proven:
                 end_offset = self._replicate(log, end_offset, decision.records)
 
-        # Queued at once, so that the caller learns of a loss of leadership from now on.
+        # The wait begins now, so that no loss of leadership can go unnoticed by the caller.
         if not is_proven and end_offset > self._committed_end:
-            log.require_disk_space()  # or the state it rests on may not be committed for long
+            log.require_disk_space()  # else the state behind the answer may not commit for long
         waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
         return Submission(answers, end_offset, waiting, log, lease, is_proven=is_proven)
 
     def require_own(self, requests: Sequence[WriteRequest], held_to: Principal) -> None:
-        """Require that a broker may speak for the nodes of all requests, as `submit` does."""
-        self.binding.require(held_to, requests, self._map.node)
+        """Require that a broker may speak for the nodes of all requests.
+
+        Raises as `submit` does.
+        """
+        self.binding.require(held_to, requests, self._metadata.node)
 
     async def read(
         self,
@@ -294,19 +290,20 @@ class MetadataController:
         """Answer a query from committed state only.
 
         Without `at_least` the read is linearizable: it observes everything acknowledged before it
-        began, and only the leader answers. With it any controller answers once it has applied the
-        log below that offset: the reader observes its own reads and writes, perhaps no more.
+        began, and only the leader answers. With `at_least` any controller answers once it has
+        applied the log below that offset. The reader then observes its own reads and writes, but
+        possibly nothing newer.
 
         Raises:
             NotLeaderError: the read is linearizable, and this node does not lead.
             InvalidRequestError: the request is malformed.
-            BusyError: too many requests wait already.
+            BusyError: too many requests are waiting.
             NotCaughtUpError: `at_least` was not applied and committed here within `timeout_ms`.
         """
         if at_least is None:
             return await self._read_linearizably(request)
         if at_least < 0:
-            raise InvalidRequestError("at_least", f"{at_least}; an offset is 0 or more")
+            raise InvalidRequestError("at_least", f"{at_least}, must be 0 or more")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._applied(at_least)
@@ -317,26 +314,26 @@ class MetadataController:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the present state of the map is committed."""
+        """Whether the current metadata is committed."""
         return self._bound_log().next_offset <= self._committed_end
 
     def flush(self) -> None:
-        """Replicate at once what was submitted in this turn of the event loop.
+        """Replicate the requests of this event loop turn immediately.
 
-        Otherwise it waits for the next turn, and whatever comes in this one joins it.
+        Otherwise they wait for the next turn, and further requests of this turn join them.
         """
         self._bound_log().flush()
 
     async def settled(self) -> None:
-        """Wait until the present state of the map is committed; raises as `write` does."""
+        """Wait until the current metadata is committed. Raises as `write` does."""
         await self._committed(self._leading_log().next_offset)
 
     async def frozen(self) -> FrozenCheckpoint:
-        """Return an immutable, committed, linearizable view of the map; no write waits for it.
+        """Return an immutable, committed, linearizable view of the metadata. No write waits for it.
 
         Raises:
             NotLeaderError: this node does not lead, or stopped leading meanwhile.
-            BusyError: too many requests wait already.
+            BusyError: too many requests are waiting.
         """
         log = self._leading_log()
         await log.read_barrier()
@@ -346,18 +343,19 @@ class MetadataController:
         return frozen
 
     async def state_hash(self, at_offset: int | None) -> StateHash:
-        """Return hashes that are equal on every controller for equal maps and logs.
+        """Return hashes that are equal on every controller for equal metadata and logs.
 
-        The map is taken exactly as of `at_offset`, or at present for None. Any controller answers;
-        an offset that lies ahead is waited for, and the hash is computed in a thread.
+        The hash covers the metadata exactly at `at_offset`, or the current metadata for None. Any
+        controller answers. An offset ahead of its end is awaited, and the hash is computed in a
+        thread.
 
         Raises:
             InvalidRequestError: `at_offset` is negative, or too far ahead.
-            OffsetPassedError: the map is beyond `at_offset`.
-            BusyError: too many hashes are waited for.
+            OffsetPassedError: the metadata is already past `at_offset`.
+            BusyError: too many hashes are pending.
         """
         if at_offset is not None and at_offset < 0:
-            raise InvalidRequestError("at_offset", f"{at_offset}; an offset is 0 or more")
+            raise InvalidRequestError("at_offset", f"{at_offset}, must be 0 or more")
         seen = await self._committed_view(at_offset)
         return StateHash(seen.offset, await asyncio.to_thread(seen.view.digest), seen.log_hash)
 
@@ -366,18 +364,18 @@ class MetadataController:
         for batch in batches:
             if batch.kind is BatchKind.DATA:
                 self._replay(batch)
-        self._map.forget_undo(high_watermark)
+        self._metadata.forget_undo(high_watermark)
         self._log_hash.forget_undo(high_watermark)
         self._awaited_views.reached(high_watermark)
         self._advance(high_watermark)
         self._changes.extend(batches, high_watermark)
 
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
-        """Return a writer of the map as it is now, uncommitted entries included."""
+        """Return a writer of the current metadata, uncommitted entries included."""
         return self._freeze(point).write
 
     def load(self, file: BinaryIO, snapshot_id: SnapshotId) -> Callable[[], None]:
-        """Read a map from a checkpoint file; the returned call replaces this map by it.
+        """Read metadata from a checkpoint file. The returned call replaces this node's with it.
 
         Raises:
             CheckpointError: the file is damaged, or another checkpoint.
@@ -385,7 +383,7 @@ class MetadataController:
         return partial(self._replace, self._read_checkpoint(file, snapshot_id))
 
     def on_leadership_claimed(self, epoch: int) -> None:
-        """Begin to serve: everything committed has been applied."""
+        """Start serving: everything committed has been applied."""
         self._active = True
         self.log_time.begin_term()
         _log.info("leadership_claimed", epoch=epoch, end_offset=self._committed_end)
@@ -393,14 +391,14 @@ class MetadataController:
             listener(True)
 
     def on_leadership_lost(self) -> None:
-        """Undo uncommitted changes; the next leader decides their outcome."""
+        """Undo uncommitted changes. The next leader decides their outcome."""
         self._active = False
-        self._map.undo_to(self._committed_end)
+        self._metadata.undo_to(self._committed_end)
         self._log_hash.undo_to(self._committed_end)
         self._uncommitted.clear()
         self._answers.fail_all(
             OutcomeUnknownError(
-                "leadership was lost while the request was replicated; repeat it with the same id"
+                "leadership was lost during replication: retry the request with the same id"
             )
         )
         self._reads.fail_all(_ReadAgainError())
@@ -409,21 +407,21 @@ class MetadataController:
             listener(False)
 
     def on_writes_refused(self) -> None:
-        """Answer reads from committed state: the rest may wait for disk space indefinitely."""
+        """Answer reads from committed state: other entries may wait for disk space indefinitely."""
         self._reads.fail_all(_ReadAgainError())
 
     def on_writes_held_up(self) -> None:
-        """Fail callers that wait for disk space; their entries may still be committed."""
+        """Fail callers that wait for disk space. Their entries may still be committed."""
         self._answers.fail_all(
             OutcomeUnknownError(
-                "the disks became full while the request was replicated: it may take effect when "
-                "there is room; repeat it with the same id"
+                "the disks became full during replication, and the request may take effect when "
+                "there is room: retry it with the same id"
             )
         )
 
     def _bound_log(self) -> ReplicatedLog:
         if self._log is None:
-            raise InvariantError("the controller was asked before its log was bound")
+            raise InvariantError("the controller was used before its log was bound")
         return self._log
 
     def _leading_log(self) -> ReplicatedLog:
@@ -435,18 +433,18 @@ class MetadataController:
     def _require_capacity(self, waiters: OffsetWaiters) -> None:
         waiting = len(waiters) + len(self._reads)
         if waiting >= WAITING_ANSWERS_MAX:
-            raise BusyError(f"{waiting} requests wait for the log to be committed; try again later")
+            raise BusyError(f"{waiting} requests are waiting for a commit, retry later")
 
     def _replicate(self, log: ReplicatedLog, offset: int, records: Sequence[Record]) -> int:
         # Apply first: a record that can't be applied must never be replicated.
         payload = encode_records(records)
         require_entry(len(payload))
         self._awaited_views.reached(offset)
-        self._map.apply(offset, records)
+        self._metadata.apply(offset, records)
         try:
             end_offset = log.append([payload], required_base_offset=offset)
         except Exception:
-            self._map.undo_to(offset)
+            self._metadata.undo_to(offset)
             raise
         self._uncommitted.append((offset, records))
         self._log_hash.extend(offset, payload)
@@ -456,19 +454,20 @@ class MetadataController:
     def _replay(self, batch: Batch) -> None:
         for index, payload in enumerate(batch.payloads):
             offset = batch.base_offset + index
-            if offset < self._map.applied_end_offset:
+            if offset < self._metadata.applied_end_offset:
                 continue
             if self._active:
                 raise InvariantError(
-                    f"the record at offset {offset} is committed, and this leader has replayed "
-                    f"its log only below {self._map.applied_end_offset}"
+                    f"the record at offset {offset} is committed, but this leader has only "
+                    f"replayed its log below {self._metadata.applied_end_offset}"
                 )
             self._awaited_views.reached(offset)
-            self._map.apply(offset, decode_records(payload))
+            self._metadata.apply(offset, decode_records(payload))
             self._log_hash.extend(offset, payload)
 
     def _advance(self, high_watermark: int) -> None:
         self._committed_end = high_watermark
+        # A committed entry can't be undone any more.
         while self._uncommitted and self._uncommitted[0][0] < high_watermark:
             self._uncommitted.popleft()
         self._answers.release(high_watermark)
@@ -490,13 +489,13 @@ class MetadataController:
                 return answered
 
     def _query_shown(self, request: ReadRequest) -> Answered:
-        """Answer from the map; from committed state alone while the rest waits for disk space."""
+        """Answer from the latest metadata, or from committed state while disks are full."""
         if self._active and self._bound_log().is_short_of_space:
             return Answered(self._query_committed(request), self._committed_end)
-        return Answered(self._map.query(request), self._shown_end())
+        return Answered(self._metadata.query(request), self._shown_end())
 
     async def _is_committed(self, end_offset: int) -> bool:
-        """Wait until an answer to a read may be given; False to read again."""
+        """Wait until a read's answer is committed. Returns False if the read must be repeated."""
         if end_offset <= self._committed_end:
             return True
         try:
@@ -506,17 +505,17 @@ class MetadataController:
         return True
 
     def _query_committed(self, request: ReadRequest) -> Answer:
-        """Answer from committed state, with uncommitted changes undone for the moment.
+        """Answer from committed state by undoing uncommitted changes temporarily.
 
-        Usually an answer waits until its state is committed; while disks are full that wait may
-        not end.
+        An answer usually waits until its state is committed. While disks are full, that wait may
+        never end.
         """
-        self._map.undo_to(self._committed_end)
+        self._metadata.undo_to(self._committed_end)
         try:
-            return self._map.query(request)
+            return self._metadata.query(request)
         finally:
             for offset, records in self._uncommitted:
-                self._map.apply(offset, records)
+                self._metadata.apply(offset, records)
 
     async def _read_committed(self, request: ReadRequest) -> Answered:
         while True:
@@ -530,10 +529,10 @@ class MetadataController:
             offset = end_offset if at_offset is None else at_offset
             if offset > end_offset + AHEAD_MAX:
                 raise InvalidRequestError(
-                    "at_offset", f"{offset}; at most {AHEAD_MAX} ahead of {end_offset}"
+                    "at_offset", f"{offset}, may be at most {AHEAD_MAX} above {end_offset}"
                 )
-            if offset < self._map.applied_end_offset:
-                raise OffsetPassedError(offset, self._map.applied_end_offset)
+            if offset < self._metadata.applied_end_offset:
+                raise OffsetPassedError(offset, self._metadata.applied_end_offset)
 
             if offset <= end_offset:
                 seen = self._view_at(offset)
@@ -544,17 +543,17 @@ class MetadataController:
                 if seen.committed is not None:
                     await seen.committed
             except OutcomeUnknownError:
-                continue  # as above
+                continue  # the view was undone, take a new one
 
             return seen
 
     def _view_at(self, offset: int) -> ViewAt:
-        # Queued at once, so that the caller learns of an undo from now on.
+        # The wait begins now, so that no undo can go unnoticed by the caller.
         waiting = self._answers.until(offset) if offset > self._committed_end else None
-        return ViewAt(offset, self._map.freeze(), self._log_hash.value, waiting)
+        return ViewAt(offset, self._metadata.freeze(), self._log_hash.value, waiting)
 
     async def _shown(self, log: ReplicatedLog, end_offset: int) -> None:
-        """Wait until the leader's map as of `end_offset` is committed."""
+        """Wait until the leader's metadata at `end_offset` is committed."""
         try:
             await self._committed(end_offset)
         except OutcomeUnknownError:
@@ -576,19 +575,19 @@ class MetadataController:
             raise
 
     def _freeze(self, point: SnapshotPoint) -> FrozenCheckpoint:
-        if self._map.applied_end_offset > point.snapshot_id.end_offset:
+        if self._metadata.applied_end_offset > point.snapshot_id.end_offset:
             raise InvariantError(
-                f"the map holds the log below {self._map.applied_end_offset}, its snapshot was to "
-                f"end at {point.snapshot_id.end_offset}"
+                f"the metadata contains the log below {self._metadata.applied_end_offset}, but its "
+                f"snapshot should end at {point.snapshot_id.end_offset}"
             )
-        return FrozenCheckpoint(point, self._map.freeze(), self._log_hash.value)
+        return FrozenCheckpoint(point, self._metadata.freeze(), self._log_hash.value)
 
     def _replace(self, loaded: LoadedMetadata) -> None:
         if self._active:
-            raise InvariantError("a leader's map was to be replaced by a snapshot")
-        self._map = loaded.cluster_metadata
+            raise InvariantError("a snapshot must not replace the metadata of a leader")
+        self._metadata = loaded.cluster_metadata
         self._log_hash = RollingHash(loaded.log_hash)
-        end_offset = self._map.applied_end_offset
+        end_offset = self._metadata.applied_end_offset
         self._awaited_views.passed(end_offset)
         self._awaited_views.reached(end_offset)
         self._advance(end_offset)
@@ -596,5 +595,5 @@ class MetadataController:
 
 
 def _need_lease(requests: Sequence[WriteRequest]) -> bool:
-    """Whether a request is a caller's change: claims of the bucket precede the first lease."""
+    """Whether any request needs the lease. A claim of the bucket precedes the first lease."""
     return any(type(request) is not ClaimBucket for request in requests)

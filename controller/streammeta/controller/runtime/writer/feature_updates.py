@@ -1,6 +1,6 @@
-"""Changes of the cluster's feature level: the checks before its record, and of new voters.
+"""Changes of the cluster's feature level, and the checks before them and before new voters.
 
-Judges by the versions of the controllers that are connected; the map judges by the level alone.
+These checks compare the versions of connected controllers. The metadata only compares levels.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class FeatureUpdates:
 
     @property
     def level(self) -> int:
-        """The level of this controller's map."""
+        """The level of this controller's metadata."""
         return self._controller.cluster_metadata.feature_level
 
     async def update(self, level: int, *, is_lower: bool, dry_run: bool) -> Answered:
-        """Set the level, if all controllers can run at it; with `dry_run` only check that.
+        """Set the level, if all controllers can run at it. With `dry_run` only check that.
 
-        The level that is in force already is answered, and changes nothing. `is_lower` tells that
-        a lower level is wanted, and no other is taken then.
+        The current level is answered and changes nothing. `is_lower` states that a lower level is
+        wanted, and then only a lower one is accepted.
 
         Raises:
-            InvalidRequestError: `level` is none.
+            InvalidRequestError: `level` is invalid.
             NotLeaderError: this node does not lead.
-            FeatureLevelError: a controller can't run at the level, or it is not in the direction
-                that is wanted, or what lies between has changed data.
+            FeatureLevelError: a controller can't run at the level, the direction is wrong, or a
+                level in between has changed data.
         """
         if level < BASE_LEVEL:
-            raise InvalidRequestError("level", f"{level}; levels begin at {BASE_LEVEL}")
+            raise InvalidRequestError("level", f"{level}, must be at least {BASE_LEVEL}")
         offset = await self._driver.read_barrier()
         before = self.level
         if level != before:
@@ -54,18 +54,18 @@ class FeatureUpdates:
         return await self._controller.write(SetFeatureLevel(level=level))
 
     def check_voter(self, node_id: NodeId) -> None:
-        """Check that a replica which is to vote can run at the present level.
+        """Check that a replica which is to become a voter can run at the current level.
 
-        One that is not connected is left to the quorum, which refuses it as it does not fetch.
+        The quorum itself rejects a replica that is not connected, because it does not fetch.
 
         Raises:
-            FeatureLevelError: it can't.
+            FeatureLevelError: the replica can't run at the level.
         """
         software = self.versions.of(node_id)
         if software is not None and not software.levels.include(self.level):
             raise FeatureLevelError(
                 self.level,
-                f"controller {node_id} has {software}, and the cluster is at level {self.level}; "
+                f"controller {node_id} runs {software}, but the cluster is at level {self.level}: "
                 "upgrade it first",
                 [node_id],
             )
@@ -74,7 +74,7 @@ class FeatureUpdates:
         voters = [voter.key.node_id for voter in self._driver.describe().voters]
         blocking = self.versions.blocking(level, voters)
         if blocking:
-            reasons = "; ".join(f"controller {node} {why}" for node, why in blocking.items())
+            reasons = ", ".join(f"controller {node} {why}" for node, why in blocking.items())
             raise FeatureLevelError(
                 level,
                 f"not every controller can run at level {level}: {reasons}",
@@ -84,13 +84,13 @@ class FeatureUpdates:
 
 def _check_direction(before: int, level: int, *, is_lower: bool) -> None:
     if is_lower and level > before:
-        raise FeatureLevelError(level, f"level {level} is not below {before}, the present one")
+        raise FeatureLevelError(level, f"level {level} is not below the current level {before}")
     if not is_lower and level < before:
-        raise FeatureLevelError(level, f"level {level} is below {before}, the present one")
+        raise FeatureLevelError(level, f"level {level} is below the current level {before}")
     if changes := data_changes(level, before):
         names = ", ".join(map(str, changes))
         raise FeatureLevelError(
             level,
-            f"log and checkpoints may hold what came with level {names}, which versions at level "
-            f"{level} can't read; the level stays {before}",
+            f"the log and checkpoints may contain data of level {names}, which versions at level "
+            f"{level} can't read: the level stays {before}",
         )

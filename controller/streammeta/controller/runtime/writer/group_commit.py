@@ -1,9 +1,9 @@
-"""Rests between batches of commits, so that a moderate load has fewer and larger ones.
+"""Group-commit delay: under moderate load commits wait up to 8 ms to share a log batch.
 
-A batch costs every replica about the same however much it holds. Messages that come while others
-are on their way therefore wait until the last batch is a few milliseconds old, and share the next.
-Two things never rest: a message that comes alone, and messages that are already as many as come
-together, since no others would join them. Knows neither messages nor the log, only sizes.
+A batch costs every replica about the same regardless of its size. Messages that arrive while others
+are in flight therefore wait until the last batch is a few milliseconds old, and share the next one.
+Two cases never wait: a message that arrives alone, and messages that are already as many as usually
+arrive together, because no others would join them. Only message sizes are used here.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 import asyncio
 
 REST_S = 0.008
-"""Maximum time from the beginning of a batch to that of the next, in seconds."""
+"""Minimum interval between the starts of two batches under moderate load, in seconds."""
 
 ENOUGH_BYTES = 512
-"""Size of the messages that wait from which on a batch is worth its cost: some twenty commits."""
+"""Size of waiting messages that justifies a batch: about twenty commits."""
 
 _PRESENT_SHARE = 0.75
-"""Share of the bytes on their way at most since the last batch began, as which all count."""
+"""Share of the in-flight peak that counts as all messages having arrived."""
 
 
 class GroupCommitDelay:
-    """Sizes of messages of pipelines, or of single calls, and the rest of those that wait."""
+    """Sizes of waiting and unanswered messages, and the delay before their batch."""
 
     def __init__(self) -> None:
         self._waiting = 0
         self._unanswered = 0
-        self._most = 0  # bytes unanswered at once since the last batch began
+        self._most = 0  # peak of unanswered bytes since the last batch began
         self._began_at = float("-inf")
         self._is_crowded = False
         self._was_crowded = False
@@ -34,7 +34,7 @@ class GroupCommitDelay:
         self._alarm: asyncio.TimerHandle | None = None
 
     def arrived(self, size: int) -> None:
-        """Note a message that waits to be decided."""
+        """Record a message that waits to be decided."""
         if self._unanswered:
             self._is_crowded = True
         self._waiting += size
@@ -44,26 +44,26 @@ class GroupCommitDelay:
             self._end()
 
     def left(self, size: int) -> None:
-        """Note that a message waits no longer, since it is decided or its caller has gone."""
+        """Record that a message no longer waits: it is decided, or its caller has disconnected."""
         self._waiting -= size
 
     def answered(self, size: int) -> None:
-        """Note that a message is answered, or its caller has gone."""
+        """Record that a message is answered, or that its caller has disconnected."""
         self._unanswered -= size
 
     def began(self) -> None:
-        """Note that a batch begins with what waits now."""
+        """Record that a batch begins with the waiting messages."""
         self._began_at = asyncio.get_running_loop().time()
         self._most = self._unanswered
         self._was_crowded, self._is_crowded = self._is_crowded, False
 
     @property
     def is_alone(self) -> bool:
-        """Whether messages come one at a time: each when the one before is answered."""
+        """Whether messages arrive one at a time, each after the previous one is answered."""
         return not (self._is_crowded or self._was_crowded)
 
     async def over(self) -> None:
-        """Return once a batch with what waits may begin, within `REST_S`."""
+        """Return once a batch with the waiting messages may begin, within `REST_S`."""
         if self.is_alone or self._is_enough():
             return
         if self._over is None:
@@ -73,6 +73,7 @@ class GroupCommitDelay:
                 return
             self._over = loop.create_future()
             self._alarm = loop.call_at(ends_at, self._end)
+        # Several callers share the future, so cancelling one must not cancel it.
         await asyncio.shield(self._over)
 
     def _is_enough(self) -> bool:

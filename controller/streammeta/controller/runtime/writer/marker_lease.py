@@ -1,10 +1,10 @@
 """Lease on the cluster's marker in the bucket: how long this controller may acknowledge changes.
 
-A look that finds the own marker proves that no other cluster had taken the bucket over when the
-look began. The proof counts for `LEASE_MS` from that begin, by a clock that counts while the
-process is stopped and the machine suspended. A failed look extends nothing. The lifecycle looks,
-on every controller, so that a new leader has a proof already. The single writer asks here before it
-decides a change and again before it acknowledges one. Knows no bucket.
+A check that finds the cluster's own marker proves that no other cluster had claimed the bucket when
+the check began. The proof is valid for `LEASE_MS` from that moment, by a clock that continues while
+the process is stopped or the machine suspended. A failed check extends nothing. The lifecycle
+checks on every controller, so that a new leader already has a proof. The single writer requires the
+lease before it decides a change and again before it acknowledges one.
 """
 
 import asyncio
@@ -20,32 +20,35 @@ from streammeta.controller.errors import (
 from streammeta.storage.cluster_files.bucket_marker import LEASE_MS
 
 DECIDED_WAIT_MS = 1_000
-"""Maximum wait of a change for the first look of a process, in milliseconds."""
+"""Maximum wait of a change for the first check of a process, in milliseconds."""
 
 
 class MarkerLease:
-    """Proof that the bucket is this cluster's; there is none at first. On the event loop only."""
+    """Proof that the bucket belongs to this cluster. Used on the event loop only.
+
+    Initially there is no proof.
+    """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        """Take the clock, in milliseconds from any origin."""
+        """`now_ms` is a clock in milliseconds from any origin."""
         self.now_ms = now_ms
         self._proven_ms: int | None = None
-        """Begin of the newest look that found the own marker."""
+        """Start of the newest check that found the own marker."""
         self._refused_ms: int | None = None
         self._refusal: ApiError | None = None
-        self._failure: str | BucketRefusedError = "it has not looked yet"
+        self._failure: str | BucketRefusedError = "the marker has not been checked yet"
         self._decided = asyncio.Event()
 
     @property
     def left_ms(self) -> int:
-        """Time that the lease holds still, in milliseconds; 0 if it is over."""
+        """Remaining time of the lease in milliseconds, 0 if it has expired."""
         if self._refusal is not None or self._proven_ms is None:
             return 0
         return max(0, self._proven_ms + LEASE_MS - self.now_ms())
 
     @property
     def proven_ms(self) -> int | None:
-        """Begin of the newest look that found the own marker; None before the first."""
+        """Start of the newest check that found the own marker, None before the first."""
         return self._proven_ms
 
     @property
@@ -55,38 +58,42 @@ class MarkerLease:
 
     @property
     def refusal(self) -> ApiError | None:
-        """Finding of the last look that excludes any lease; None if there was none."""
+        """Result of the last check that excludes any lease, None if there is none."""
         return self._refusal
 
     @property
     def problem(self) -> str:
-        """Reason why no change is acknowledged now; empty if the lease is held."""
+        """Reason why no change is acknowledged now, empty if the lease is valid."""
         return "" if self.is_held else str(self._error())
 
     def renew(self, began_ms: int) -> None:
-        """Note that a look, begun at a time of the lease's clock, found the own marker."""
+        """Record that a check found the own marker.
+
+        `began_ms` is its start by the lease's clock.
+        """
         if self._refused_ms is not None and began_ms <= self._refused_ms:
-            return  # a later look has found another owner
+            return  # a later check has found another owner
         self._proven_ms = began_ms if self._proven_ms is None else max(self._proven_ms, began_ms)
         self._refusal = None
-        self._failure = "no later look has ended"
+        self._failure = "no later check has ended"
         self._decided.set()
 
     def refuse(self, began_ms: int, refusal: ApiError) -> None:
-        """End the lease: a look begun then found that the bucket is not this cluster's to use."""
+        """End the lease: a check that began then found that this cluster may not use the bucket."""
         self._refused_ms, self._refusal = began_ms, refusal
         self._decided.set()
 
     def note_failure(self, failure: str | BucketRefusedError) -> None:
-        """Note why a look failed; the lease is neither extended nor ended.
+        """Record why a check failed. The lease is neither extended nor ended.
 
-        An error is what callers get when the lease is over: waiting alone will not help them.
+        Callers get a `BucketRefusedError` as it is once the lease has expired, because waiting does
+        not help.
         """
         self._failure = failure
         self._decided.set()
 
     async def decided(self) -> None:
-        """Wait until the first look has ended, at most `DECIDED_WAIT_MS`."""
+        """Wait until the first check has ended, at most `DECIDED_WAIT_MS`."""
         if self._decided.is_set():
             return
         with contextlib.suppress(TimeoutError):
@@ -94,7 +101,7 @@ class MarkerLease:
                 await self._decided.wait()
 
     def require(self) -> None:
-        """Require the lease before a change is decided; raises the reason why there is none."""
+        """Require the lease before a change is decided. Raises the reason why there is none."""
         if not self.is_held:
             raise self._error()
 
@@ -102,12 +109,12 @@ class MarkerLease:
         """Require the lease before a change is acknowledged.
 
         Raises:
-            OutcomeUnknownError: it is over; the change is in this cluster's log nevertheless.
+            OutcomeUnknownError: the lease has expired, but the change is in this cluster's log.
         """
         if not self.is_held:
             raise OutcomeUnknownError(
-                "the lease on the cluster's marker in the bucket ended before the change was "
-                "acknowledged: it may take effect; repeat it with the same id"
+                "the lease on the cluster's marker in the bucket expired before the change was "
+                "acknowledged, and the change may take effect: retry it with the same id"
             )
 
     def _error(self) -> ApiError:

@@ -1,7 +1,7 @@
-"""Gate of new object ids: how far the leader may issue them in its present term.
+"""Gate of new object ids: how far the leader may issue them in its current term.
 
-The lifecycle opens it once the ids are claimed in the bucket; the single writer asks it before a
-record that issues ids is replicated. Knows no bucket.
+The lifecycle opens the gate once the ids are claimed in the bucket. The single writer checks it
+before it replicates a record that issues ids.
 """
 
 import asyncio
@@ -10,35 +10,35 @@ import contextlib
 from streammeta.controller.errors import ApiError, ObjectIdsNotReadyError
 
 NO_BOUND = 2**63 - 1
-"""Bound of a gate that never refuses."""
+"""Bound of a gate that is always open."""
 
 READY_WAIT_MS = 1_000
-"""Maximum wait of a request for ids at the gate of a new leader, in milliseconds."""
+"""Maximum wait of a request for ids at a new leader's gate, in milliseconds."""
 
 
 class ObjectIdGate:
-    """Bound of issuable ids; closed at first. Used on the event loop only."""
+    """Bound of issuable ids, initially closed. Used on the event loop only."""
 
     def __init__(self) -> None:
         self.wanted = asyncio.Event()
-        """Set when ids were refused, or when another reason calls for a new claim."""
+        """Set when ids were rejected, or when another reason requires a new claim."""
         self._bound = 0
-        self._refusal: ApiError = ObjectIdsNotReadyError("the leader has just taken over")
+        self._refusal: ApiError = ObjectIdsNotReadyError("a new leader has just been elected")
         self._decided = asyncio.Event()
 
     @property
     def bound(self) -> int:
-        """Bound below which object ids may be issued; 0 means none."""
+        """Bound below which object ids may be issued, 0 for none."""
         return self._bound
 
     def open(self, below: int) -> None:
-        """Let ids below the bound be issued."""
+        """Allow ids below the bound."""
         self._bound = below
         self._refusal = ObjectIdsNotReadyError(f"all ids below {below} are issued")
         self._decided.set()
 
     def close(self, refusal: ApiError, *, is_final: bool) -> None:
-        """Let no ids be issued; waiting requests are refused at once if `is_final`."""
+        """Allow no ids. With `is_final`, waiting requests are rejected immediately."""
         self._bound = 0
         self._refusal = refusal
         if is_final:
@@ -47,7 +47,7 @@ class ObjectIdGate:
             self._decided.clear()
 
     def fail(self, why: str) -> None:
-        """Note why no more ids can be claimed at present; claimed ids can be issued."""
+        """Record why no more ids can be claimed now. Ids already claimed can be issued."""
         refusal = ObjectIdsNotReadyError(why)
         if self._bound:
             self._refusal = refusal
@@ -55,13 +55,13 @@ class ObjectIdGate:
             self.close(refusal, is_final=True)
 
     def check(self, end_id: int) -> None:
-        """Raise the refusal unless all ids below `end_id` may be issued."""
+        """Raise the rejection unless all ids below `end_id` may be issued."""
         if end_id > self._bound:
             self.wanted.set()
             raise self._refusal
 
     def problem(self, next_id: int) -> str:
-        """Return the reason why the id can't be issued; empty if it can."""
+        """Return why the id can't be issued, empty if it can."""
         return "" if next_id < self._bound else str(self._refusal)
 
     async def decided(self) -> None:
@@ -74,7 +74,7 @@ class ObjectIdGate:
 
 
 def open_gate() -> ObjectIdGate:
-    """Return a gate that lets all ids be issued."""
+    """Return a gate that allows all ids."""
     gate = ObjectIdGate()
     gate.open(NO_BOUND)
     return gate

@@ -1,4 +1,4 @@
-"""Changes that are appended, and the conditions under which their answers may be given."""
+"""Appended changes, and the conditions under which their answers may be returned."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from streammeta.controller.runtime.writer.marker_lease import MarkerLease
 
 
 class Submission:
-    """Mutations that were decided and appended together, and the wait for them to be committed."""
+    """Mutations that were decided and appended together, and the wait for their commit."""
 
     def __init__(
         self,
@@ -21,9 +21,9 @@ class Submission:
         *,
         is_proven: bool,
     ) -> None:
-        """Take what was decided; `is_proven`: its commit proves that this node led.
+        """`is_proven` says whether the commit itself proves that this node led.
 
-        The answers may be given while `lease` is held, None: at any time.
+        The answers require a valid `lease`, if one is passed.
         """
         self.answers = answers
         self.offset = offset
@@ -33,18 +33,18 @@ class Submission:
         self._is_proven = is_proven
 
     def tell_flushed(self, told: Callable[[], None]) -> None:
-        """Call `told` when all is on this node's disk, if it leads until then."""
+        """Call `told` when everything is on this node's disk, if it leads until then."""
         self._log.tell_flushed(self.offset, told)
 
     async def committed(self) -> None:
-        """Return when the answers may be given.
+        """Return when the answers may be returned.
 
         Raises:
             NotLeaderError: this node did not lead when it decided.
-            OutcomeUnknownError: leadership or the lease was lost before all was committed.
+            OutcomeUnknownError: leadership or the lease was lost before the commit.
         """
         if not self._is_proven:
-            # The last mutation appended nothing whose commit would prove that this node led.
+            # The last mutation appended nothing, so no commit proves that this node led.
             await self._log.read_barrier()
         if self._waiting is not None:
             await self._waiting

@@ -1,8 +1,8 @@
-"""Commits of single calls that arrive together, decided and appended as one.
+"""Batching of commits that arrive as single calls together: decided and appended as one.
 
-Deciding and applying a commit costs much the same for one object as for fifty, and so does a record
-of the log. Calls that come while a batch is on its way therefore wait for the next one together. A
-lone call, behind another lone one, is decided at once.
+Deciding and applying a commit costs about the same for one object as for fifty, and so does a log
+record. Calls that arrive while a batch is in flight therefore wait and share the next one. A lone
+call that follows another lone one is decided immediately.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from streammeta.controller.runtime.writer.submission import Submission
 from streammeta.tls.identity import Principal
 
 ANSWERED_PER_TURN = 32
-"""Callers woken in one turn of the event loop: their work costs more than their release."""
+"""Callers woken in one event loop turn: their work costs more than waking them."""
 
 _CALL_BYTES = ENOUGH_BYTES // 20
-"""Size that a call counts for in rests: twenty are worth a batch."""
+"""Size of a call for the group-commit delay: twenty calls justify a batch."""
 
 _Speaker: TypeAlias = tuple[NodeIdentity, Principal | None]
-"""The node that commits speak for, and the broker that is held to its own."""
+"""The node that commits speak for, and the broker that is limited to its own node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Call:
 
 
 class CommitBatcher:
-    """Commits that wait for the next batch of the log; on the controller's event loop."""
+    """Commits that wait for the next log batch, on the controller's event loop."""
 
     def __init__(self, controller: MetadataController) -> None:
         self._controller = controller
@@ -54,13 +54,14 @@ class CommitBatcher:
         self._deciding: asyncio.Task[None] | None = None
         self._rests = GroupCommitDelay()
         self._came_together = 2
-        """Calls that the last batch held; no caller is taken for alone before the first."""
+        """Calls in the last batch. Starts at 2, so that no caller counts as alone before the
+        first."""
         self._answering: set[asyncio.Task[None]] = set()
 
     async def write(
         self, request: CommitStreamSetObject, held_to: Principal | None = None
     ) -> Answered:
-        """Decide, replicate and answer one commit; raises as `MetadataController.write` does."""
+        """Decide, replicate and answer one commit. Raises as `MetadataController.write` does."""
         if not is_plain(request):
             return await self._controller.write(request, held_to)
         if self._is_alone():
@@ -76,7 +77,7 @@ class CommitBatcher:
             self._rests.answered(_CALL_BYTES)
 
     def _is_alone(self) -> bool:
-        """Whether no other call waits, is on its way, or is likely to come at the same time."""
+        """Whether no other call waits, is in flight, or is likely to arrive at the same time."""
         is_first = self._deciding is None and not self._calls
         return is_first and self._came_together <= 1 and self._controller.is_settled
 
@@ -94,7 +95,7 @@ class CommitBatcher:
             while self._calls:
                 try:
                     await self._turn()
-                except Exception as error:  # noqa: BLE001 - told to the callers
+                except Exception as error:  # noqa: BLE001 - passed to the callers
                     self._fail_all(error)
                     return
                 self._decide_waiting()
@@ -105,10 +106,10 @@ class CommitBatcher:
     async def _turn(self) -> None:
         """Wait for the commit of everything appended so far.
 
-        Calls come one by one as others are answered; sooner, each batch would hold one or two. A
-        commit may also be quicker than gRPC hands over the calls that come beside each other.
+        Calls arrive one by one as others are answered. Without this wait each batch would contain
+        one or two. A commit may also be faster than gRPC delivers concurrent calls.
         """
-        with contextlib.suppress(OutcomeUnknownError):  # deciding tells what holds now
+        with contextlib.suppress(OutcomeUnknownError):  # the next decision sees the new state
             await self._controller.settled()
         await self._rests.over()
         await self._controller.turn()
@@ -120,13 +121,16 @@ class CommitBatcher:
             self._calls.popleft().fail(error)
 
     def _decide_waiting(self) -> None:
-        """Decide the calls that wait, one batch a node; what fits none waits for the next."""
+        """Decide the waiting calls, one batch per node.
+
+        Calls that fit no batch wait for the next round.
+        """
         batches: defaultdict[_Speaker, UploadBatch] = defaultdict(UploadBatch)
         taken: defaultdict[_Speaker, list[_Call]] = defaultdict(list)
         left: deque[_Call] = deque()
         for call in self._calls:
             if call.answered.done():
-                continue  # its caller has gone
+                continue  # its caller has disconnected
             speaker = (call.request.node, call.held_to)
             if batches[speaker].add(call.request):
                 taken[speaker].append(call)
@@ -145,7 +149,7 @@ class CommitBatcher:
     def _decide_together(self, batch: UploadBatch, calls: Sequence[_Call]) -> None:
         try:
             submission = self._controller.submit((batch.request(),), calls[0].held_to)
-        except Exception:  # noqa: BLE001 - which of them it is shows when each is decided alone
+        except Exception:  # noqa: BLE001 - deciding each call alone shows which one it is
             for call in calls:
                 self._decide_alone(call)
             return
@@ -166,7 +170,7 @@ class CommitBatcher:
     def _decide_alone(self, call: _Call) -> None:
         try:
             submission = self._controller.submit((call.request,), call.held_to)
-        except Exception as error:  # noqa: BLE001 - told to the caller
+        except Exception as error:  # noqa: BLE001 - passed to the caller
             call.fail(error)
         else:
             self._answer_when_committed(submission, [(call, submission.answers[0])])
@@ -182,7 +186,7 @@ class CommitBatcher:
 async def _answer(submission: Submission, done: Sequence[tuple[_Call, Answer]]) -> None:
     try:
         await submission.committed()
-    except Exception as error:  # noqa: BLE001 - told to the callers
+    except Exception as error:  # noqa: BLE001 - passed to the callers
         for call, _ in done:
             call.fail(error)
         return
