@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from streammeta.controller.backup.archive import Archive
-from streammeta.controller.backup.segments import Position, Writing, advanced, new_segment
+from streammeta.controller.backup.segments import Position, Writing, advance_position, new_segment
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind
@@ -78,7 +78,7 @@ def _made_log(seed: int, batch_count: int) -> RandomLog:
         batch = Batch(EndOffset(base), epoch, kind, tuple(payloads))
         log.batches.append(batch)
         log.views.append(pair.map.freeze())
-        log.positions.append(advanced(log.positions[-1], [batch]))
+        log.positions.append(advance_position(log.positions[-1], [batch]))
     return log
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from streammeta.controller.backup.chains import (
     JUMPS_MIN,
-    ages,
     chain_to,
-    dispensable,
+    file_ages,
+    find_dispensable,
+    find_unreachable,
     newest_chain,
-    unreachable,
 )
 from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.backup.replaying import replay
@@ -44,7 +44,7 @@ def test_every_end_from_the_first_base_on_is_restored_as_it_was(seed: int) -> No
     newest = newest_chain(inventory)
     assert newest is not None
     assert newest.end_offset == log.ends[-1]
-    assert unreachable(inventory) == ()
+    assert find_unreachable(inventory) == ()
     first = 0 if inventory.segments[0].start_offset == 0 else inventory.checkpoints[0].end_offset
     for position, view in zip(log.positions, log.views, strict=True):
         chain = chain_to(inventory, position.end_offset)
@@ -97,7 +97,7 @@ def test_a_missing_segment_ends_the_chain_and_is_named(seed: int) -> None:
     inventory = backup.archive.inventory()
     chain = newest_chain(inventory)
     assert (chain.end_offset if chain else 0) == gone.start_offset
-    assert {one.start_offset >= gone.end_offset for one in unreachable(inventory)} == {True}
+    assert {one.start_offset >= gone.end_offset for one in find_unreachable(inventory)} == {True}
     verified = verify(inventory, backup.archive)
     assert f"offsets from {gone.start_offset} to {gone.end_offset}" in str(verified.damages[0])
     assert chain_to(inventory, names[-1].end_offset) is None
@@ -143,13 +143,13 @@ def test_retention_keeps_every_point_from_its_time_on_and_the_newest_chain(seed:
     for index in (*sorted(rng.sample(range(len(log.ends)), 4)), len(log.ends) + 100):
         before = backup.archive.inventory()
         keep_ms = max(0, max(before.written_ms.values()) - backup.ms_at(0) - 1_000 * index)
-        gone = dispensable(before, keep_ms)
+        gone = find_dispensable(before, keep_ms)
         assert newest.base not in gone
         assert not set(newest.segments) & set(gone)
         wanted = [end for end in log.ends[index:] if chain_to(before, end) is not None]
         assert backup.archive.delete(gone) == len(gone)
         after = backup.archive.inventory()
-        assert dispensable(after, keep_ms) == ()
+        assert find_dispensable(after, keep_ms) == ()
         for end in wanted:
             chain = chain_to(after, end)
             assert chain is not None
@@ -175,16 +175,16 @@ WEEK = [DAY_MS + 6 * HOUR_MS * at for at in range(40)]
 
 
 def test_retention_keeps_the_newest_checkpoint_that_is_older() -> None:
-    gone = dispensable(steady(WEEK), 7 * DAY_MS)
+    gone = find_dispensable(steady(WEEK), 7 * DAY_MS)
     assert max(one.end_offset for one in gone) == 110, "of 40 checkpoints 28 are 7 days old at most"
     assert len([one for one in gone if isinstance(one, CheckpointName)]) == 10
 
 
 def test_retention_keeps_the_newest_checkpoints_whatever_their_age() -> None:
-    left = set(steady(WEEK).files) - set(dispensable(steady(WEEK), 0))
+    left = set(steady(WEEK).files) - set(find_dispensable(steady(WEEK), 0))
     ends = sorted(one.end_offset for one in left if isinstance(one, CheckpointName))
     assert ends == [380, 390, 400]
-    assert dispensable(steady(WEEK[:2]), 0) == ()
+    assert find_dispensable(steady(WEEK[:2]), 0) == ()
 
 
 @pytest.mark.parametrize("jump_ms", [30 * DAY_MS, -30 * DAY_MS, 3_650 * DAY_MS])
@@ -192,22 +192,22 @@ def test_retention_keeps_the_newest_checkpoints_whatever_their_age() -> None:
 def test_a_jump_of_the_clock_that_stamps_files_removes_none_early(jump_ms: int, files: int) -> None:
     for at in (*range(32), 40 - files):
         times = [*WEEK[:at], *(one + jump_ms for one in WEEK[at : at + files]), *WEEK[at + files :]]
-        age_ms = ages(steady(times), 7 * DAY_MS // JUMPS_MIN)
+        age_ms = file_ages(steady(times), 7 * DAY_MS // JUMPS_MIN)
         assert max(age_ms.values()) <= WEEK[-1] - WEEK[0] + 7 * DAY_MS // JUMPS_MIN
 
-        gone = dispensable(steady(times), 7 * DAY_MS)
+        gone = find_dispensable(steady(times), 7 * DAY_MS)
         assert all(WEEK[one.end_offset // 10 - 1] < WEEK[-1] - 5 * DAY_MS for one in gone)
 
 
 def test_files_that_were_copied_to_another_bucket_are_new() -> None:
-    assert dispensable(steady([WEEK[0]] * 40), DAY_MS) == ()
+    assert find_dispensable(steady([WEEK[0]] * 40), DAY_MS) == ()
 
 
 def test_retention_without_an_old_checkpoint_removes_nothing() -> None:
     whole = steady(WEEK)
     none_old = Inventory(whole.segments, whole.checkpoints[-4:], (), whole.written_ms)
-    assert dispensable(none_old, 7 * DAY_MS) == ()
-    assert dispensable(Inventory(whole.segments, (), (), whole.written_ms), 0) == ()
+    assert find_dispensable(none_old, 7 * DAY_MS) == ()
+    assert find_dispensable(Inventory(whole.segments, (), (), whole.written_ms), 0) == ()
 
 
 def test_the_newest_chain_is_that_which_reaches_furthest() -> None:
@@ -217,7 +217,7 @@ def test_the_newest_chain_is_that_which_reaches_furthest() -> None:
     chain = newest_chain(inventory)
     assert chain is not None
     assert (chain.base, chain.end_offset) == (bases[2], 35)
-    assert unreachable(inventory) == names((40, 50))
+    assert find_unreachable(inventory) == names((40, 50))
     chain = chain_to(inventory, 31)
     assert chain is not None
     assert (chain.base, chain.segments) == (bases[1], names((12, 30), (30, 31)))

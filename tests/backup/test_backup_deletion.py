@@ -174,16 +174,16 @@ def test_objects_wait_each_for_an_end_of_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(backup_wait, "WAITING_MAX", 3)
     end = 10
     wait = BackupWait(lambda: end)
-    assert wait.covered([1, 2], metadata_end=11, now_ms=100, choose=at_most(9)) == []
-    assert wait.covered([1, 2, 3, 4], metadata_end=20, now_ms=150, choose=at_most(9)) == []
+    assert wait.release_covered([1, 2], metadata_end=11, now_ms=100, choose=at_most(9)) == []
+    assert wait.release_covered([1, 2, 3, 4], metadata_end=20, now_ms=150, choose=at_most(9)) == []
     assert (len(wait), wait.oldest_ms(160)) == (3, 60)
     end = 11
-    assert wait.covered([1, 2, 3, 4], metadata_end=30, now_ms=170, choose=at_most(1)) == [1]
-    assert wait.covered([2, 3, 4], metadata_end=30, now_ms=180, choose=at_most(9)) == [2]
+    assert wait.release_covered([1, 2, 3, 4], metadata_end=30, now_ms=170, choose=at_most(1)) == [1]
+    assert wait.release_covered([2, 3, 4], metadata_end=30, now_ms=180, choose=at_most(9)) == [2]
     end = 20
-    assert wait.covered([4], metadata_end=40, now_ms=190, choose=at_most(9)) == [], (
+    assert wait.release_covered([4], metadata_end=40, now_ms=190, choose=at_most(9)) == [], (
         "what is held is dropped"
     )
-    assert wait.covered([3, 4], metadata_end=40, now_ms=190, choose=at_most(9)) == []
+    assert wait.release_covered([3, 4], metadata_end=40, now_ms=190, choose=at_most(9)) == []
     wait.clear()
     assert (len(wait), wait.oldest_ms(200)) == (0, 0)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from streammeta.controller.backup.points import committed_by
+from streammeta.controller.backup.points import count_committed_by
 from streammeta.storage.cluster_files.backup_files import FileName, SegmentManifest, SegmentName
 from tests.backup.backup_world import Backup, random_log
 
@@ -33,8 +33,8 @@ def test_a_leader_with_a_wrong_clock_moves_no_point(jump_ms: int, first: int) ->
         manifests[name] = replace(manifests[name], last_ms=manifests[name].last_ms + jump_ms)
     for count, name in enumerate(segments, start=1):
         to_ms = backup.ms_at(name.end_offset)
-        assert committed_by(segments, to_ms, written, manifests.__getitem__) == count
-        assert committed_by(segments, to_ms - 1, written, manifests.__getitem__) == count - 1
+        assert count_committed_by(segments, to_ms, written, manifests.__getitem__) == count
+        assert count_committed_by(segments, to_ms - 1, written, manifests.__getitem__) == count - 1
 
 
 def test_a_segment_before_another_was_committed_before_it() -> None:
@@ -43,7 +43,7 @@ def test_a_segment_before_another_was_committed_before_it() -> None:
     written = dict(backup.archive.inventory().written_ms)
     written[segments[5]] += 30 * DAY_MS
     to_ms = backup.ms_at(segments[9].end_offset)
-    assert committed_by(segments, to_ms, written, manifests.__getitem__) == 10
+    assert count_committed_by(segments, to_ms, written, manifests.__getitem__) == 10
 
 
 def test_a_copied_backup_has_the_leaders_times() -> None:
@@ -53,5 +53,5 @@ def test_a_copied_backup_has_the_leaders_times() -> None:
         segments, backup.ms_at(segments[-1].end_offset) + DAY_MS
     )
     to_ms = backup.ms_at(segments[9].end_offset)
-    assert committed_by(segments, to_ms, written, manifests.__getitem__) == 10
-    assert committed_by([], to_ms, {}, manifests.__getitem__) == 0
+    assert count_committed_by(segments, to_ms, written, manifests.__getitem__) == 10
+    assert count_committed_by([], to_ms, {}, manifests.__getitem__) == 0

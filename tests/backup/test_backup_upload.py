@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streammeta.controller.backup import uploader
-from streammeta.controller.backup.chains import chain_to, spans
+from streammeta.controller.backup.chains import chain_to, list_spans
 from streammeta.storage.cluster_files.backup_files import SegmentName
 from tests.backup.backup_world import FOLDER
 from tests.backup.upload_world import DAY_MS, DOWN, FlakyStore, UploadWorld
@@ -125,7 +125,7 @@ async def test_a_bucket_that_is_away_for_30_s_raises_the_alert_and_leaves_no_gap
         await world.step()
     assert not is_late(world)
     assert world.restorable_end() == world.committed > before
-    (span,) = spans(world.archive.inventory())
+    (span,) = list_spans(world.archive.inventory())
     assert span == (0, world.committed), "no gap"
     events = [one["event"] for one in logs]
     assert [one for one in events if one.startswith("backup_")] == [

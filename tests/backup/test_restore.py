@@ -49,8 +49,8 @@ def planned(replayed: Replayed, claimed_below: int = 0) -> RestorePlan:
         voters="1@127.0.0.1:9091",
         end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
         epoch=replayed.epoch + restoring.EPOCH_JUMP,
-        next_object_id=restoring.jumped_object_id(cluster_metadata.next_object_id, claimed_below),
-        undecided_from=restoring.undecided_from(view, cluster_metadata.next_object_id),
+        next_object_id=restoring.jump_object_id(cluster_metadata.next_object_id, claimed_below),
+        undecided_from=restoring.first_undecided_id(view, cluster_metadata.next_object_id),
         generation=2,
         created_ms=NOW_MS,
         state_hash="",
@@ -224,7 +224,7 @@ def test_a_second_restore_jumps_again() -> None:
 def test_object_ids_jump_above_what_was_issued_or_claimed(
     issued: int, claimed: int, first: int
 ) -> None:
-    assert restoring.jumped_object_id(issued, claimed) == first
+    assert restoring.jump_object_id(issued, claimed) == first
     assert first - max(issued, claimed) >= restoring.OBJECT_ID_JUMP
 
 

@@ -134,7 +134,7 @@ async def test_an_object_ahead_of_the_map_stays_until_its_stream_has_passed_it(
     assert (status.ahead, status.stuck, status.refused) == (1, 0, 0)
     ((key, reason),) = status.ahead_sample
     assert key == key_of(ahead)
-    assert f"offsets 5 to 10 of stream {stream} lie beyond the end 5" in reason
+    assert f"offsets 5 to 10 of stream {stream} are above" in reason
     events = [line for line in logs if line["event"] == "objects_ahead_of_map"]
     assert events == [
         {

@@ -26,7 +26,7 @@ BACKUPS = (
         "a tail that is taken for the log; KAFKA-7415 is of this family",
         """
         streammeta.controller.backup.uploader:
-        - fit = [one for one in read if one.end_offset <= end_offset]
+        - fit = [batch for batch in read if batch.end_offset <= end_offset]
         + fit = [*read]
         """,
         Tested(f"{_UPLOAD}::test_an_entry_that_is_not_committed_is_never_put"),
@@ -103,8 +103,8 @@ BACKUPS = (
         "retention by where a file begins",
         """
         streammeta.controller.backup.chains:
-        - *(one for one in inventory.segments if one.end_offset <= keep_from),
-        + *(one for one in inventory.segments if one.start_offset <= keep_from),
+        - *(name for name in inventory.segments if name.end_offset <= keep_from),
+        + *(name for name in inventory.segments if name.start_offset <= keep_from),
         """,
         Tested(
             f"{_CHAINS}::test_retention_keeps_every_point_from_its_time_on_and_the_newest_chain"
@@ -116,7 +116,7 @@ BACKUPS = (
         "the order of a put, repeated where it must be turned round",
         """
         streammeta.controller.backup.archive:
-          \"\"\"Delete files, manifests first; return how many are gone.\"\"\"
+          \"\"\"Delete files, manifests first. Returns the number of deleted files.\"\"\"
         + self._store.delete_many(self.folder.key(name) for name in names)
         """,
         _SIMULATED,
@@ -127,8 +127,8 @@ BACKUPS = (
         "Redpanda 29468: garbage was collected against a state that was not stored yet",
         """
         streammeta.controller.lifecycle.backup_gate:
-        - taken = choose([one for one, wait in self._waits.items() if wait.end_offset <= end])
-        + taken = choose([one for one, wait in self._waits.items() if end or wait.end_offset])
+        - taken = choose([key for key, wait in self._waits.items() if wait.end_offset <= end])
+        + taken = choose([key for key, wait in self._waits.items() if end or wait.end_offset])
         """,
         Tested(f"{_DELETION}::test_objects_wait_each_for_an_end_of_its_own"),
     ),
@@ -171,8 +171,8 @@ BACKUPS = (
         "retention by age of each file alone, as bucket rules do it",
         """
         streammeta.controller.backup.chains:
-        - *(one for one in inventory.checkpoints if one.end_offset < keep_from),
-        + *(one for one in inventory.checkpoints if one.end_offset <= keep_from),
+        - *(name for name in inventory.checkpoints if name.end_offset < keep_from),
+        + *(name for name in inventory.checkpoints if name.end_offset <= keep_from),
         """,
         Tested(
             f"{_CHAINS}::test_retention_keeps_every_point_from_its_time_on_and_the_newest_chain"

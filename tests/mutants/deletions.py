@@ -270,7 +270,7 @@ DELETIONS = (
         """
         streammeta.controller.lifecycle.deletion:
         - await self._controller.settled()
-          # A look takes time, in which this node may lose what allows it to delete.
+          # During the inspection this node may have lost the right to delete.
         """,
         Tested(f"{_LEADER}::test_no_bytes_go_before_their_mark_is_committed"),
     ),

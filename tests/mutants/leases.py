@@ -174,7 +174,8 @@ LEASES = (
         "leases of clients that outlive the lease of their server",
         """
         streammeta.controller.lifecycle.failover:
-        - self._controller.lease.require()  # the node is heard, and may not rely on the answer
+          # The heartbeat counts, but without a lease the node must not rely on the answer.
+        - self._controller.lease.require()
         """,
         Tested(f"{_WATCH}::test_a_heartbeat_is_heard_and_not_confirmed_without_a_lease"),
     ),

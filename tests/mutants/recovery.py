@@ -27,8 +27,8 @@ RECOVERY = (
         "CockroachDB's loqrecovery takes the highest applied index, for this reason",
         """
         streammeta.controller.recover.planning:
-        - best = max(reports, key=lambda one: (one.progress, -one.node_id))
-        + best = min(reports, key=lambda one: (one.progress, -one.node_id))
+        - best = max(reports, key=lambda report: (report.progress, -report.node_id))
+        + best = min(reports, key=lambda report: (report.progress, -report.node_id))
         """,
         Tested(_CASES),
     ),
@@ -38,8 +38,8 @@ RECOVERY = (
         "etcd --force-new-cluster takes the member that it is called on",
         """
         streammeta.controller.recover.planning:
-        - best = max(reports, key=lambda one: (one.progress, -one.node_id))
-        + best = max(reports, key=lambda one: -one.node_id)
+        - best = max(reports, key=lambda report: (report.progress, -report.node_id))
+        + best = max(reports, key=lambda report: -report.node_id)
         """,
         Simulated("lost", range(47, 87)),
     ),
@@ -115,7 +115,7 @@ RECOVERY = (
         "etcd --force-new-cluster keeps the term",
         """
         streammeta.controller.recover.planning:
-        - epoch=max(one.epoch for one in reports) + EPOCH_JUMP,
+        - epoch=max(report.epoch for report in reports) + EPOCH_JUMP,
         + epoch=survivor.last_epoch,
         """,
         Tested(f"{_PLAN}::test_a_plan_jumps_in_all_numbers_that_others_remember"),
@@ -180,8 +180,8 @@ RECOVERY = (
         "the classic of a commit point that is not the last step",
         """
         streammeta.controller.recover.applying:
-        - for name in sorted(new, key=lambda one: one == META_NAME):
-        + for name in sorted(new, key=lambda one: one != META_NAME):
+        - for name in sorted(new, key=lambda name: name == META_NAME):
+        + for name in sorted(new, key=lambda name: name != META_NAME):
         """,
         Tested(f"{_APPLY}::test_killed_or_cut_off_from_power_at_every_step_it_can_be_repeated"),
     ),

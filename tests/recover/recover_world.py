@@ -15,7 +15,12 @@ from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import encode_records
-from streammeta.controller.recover.planning import Circumstances, RecoveryPlan, chosen, planned
+from streammeta.controller.recover.planning import (
+    Circumstances,
+    RecoveryPlan,
+    choose_survivor,
+    plan_recovery,
+)
 from streammeta.controller.recover.report import Report, voters_text
 from streammeta.controller.recover.survivor import Survivor, read_survivor
 from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
@@ -146,7 +151,7 @@ def survivor_on(files: FileSystem) -> Survivor:
 
 def plan_of(survivor: Report, dead: tuple[int, ...] = (1, 2)) -> RecoveryPlan:
     """A plan to go on from the only survivor."""
-    return planned(chosen([survivor], dead), [survivor], dead, MADE)
+    return plan_recovery(choose_survivor([survivor], dead), [survivor], dead, MADE)
 
 
 def disk_of(log: Writing) -> CrashDisk:

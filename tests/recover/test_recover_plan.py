@@ -14,7 +14,7 @@ import pytest
 from streammeta.controller.backup.restoring import EPOCH_JUMP
 from streammeta.controller.quorum.recovered_log import ERA_OFFSETS, era_of
 from streammeta.controller.recover.errors import RecoveryError
-from streammeta.controller.recover.planning import chosen, planned
+from streammeta.controller.recover.planning import choose_survivor, plan_recovery
 from streammeta.controller.recover.report import Report, voters_of, voters_text
 from tests.recover.recover_world import MADE, NEW_DISK, NEW_UUID, report, voters
 
@@ -158,21 +158,21 @@ CASES = (
 def test_the_survivor_that_goes_on_or_the_refusal(case: Case) -> None:
     if case.refused:
         with pytest.raises(RecoveryError) as refusal:
-            chosen(case.reports, case.dead, backup=case.backup)
+            choose_survivor(case.reports, case.dead, backup=case.backup)
         assert refusal.value.code == case.refused
         assert refusal.value.hint, "an error says what to do next"
     else:
-        assert chosen(case.reports, case.dead, backup=case.backup).node_id == case.goes_on
+        assert choose_survivor(case.reports, case.dead, backup=case.backup).node_id == case.goes_on
 
 
 def test_the_wrong_list_of_the_dead_is_told_with_what_is_missing_and_foreign() -> None:
     with pytest.raises(RecoveryError, match=r"2.*9"):
-        chosen([report(3)], [1, 9])
+        choose_survivor([report(3)], [1, 9])
 
 
 def test_a_plan_jumps_in_all_numbers_that_others_remember() -> None:
     reports = [report(3), report(2, (3, 90), epoch=70)]
-    plan = planned(reports[0], reports, (1,), MADE)
+    plan = plan_recovery(reports[0], reports, (1,), MADE)
     assert plan.epoch == 70 + EPOCH_JUMP, "above every epoch that a survivor has seen"
     assert plan.end_offset == ERA_OFFSETS
     assert plan.next_object_id > MADE.claimed_below
@@ -185,7 +185,7 @@ def test_a_plan_jumps_in_all_numbers_that_others_remember() -> None:
 
 def test_a_second_recovery_goes_on_in_the_next_era() -> None:
     again = report(3, (2_000, ERA_OFFSETS + 7))
-    plan = planned(again, [again], (1, 2), MADE)
+    plan = plan_recovery(again, [again], (1, 2), MADE)
     assert era_of(plan.end_offset) == 2
 
 
@@ -203,7 +203,7 @@ def test_a_second_recovery_goes_on_in_the_next_era() -> None:
     ],
 )
 def test_a_plan_sees_every_change_of_its_directory(member: str, value: Any) -> None:
-    plan = planned(report(3), [report(3)], (1, 2), MADE)
+    plan = plan_recovery(report(3), [report(3)], (1, 2), MADE)
     assert plan.sees(report(3))
     assert not plan.sees(replace(report(3), **{member: value}))
 

@@ -34,13 +34,13 @@ def check_jumps(replayed: Replayed, cluster_metadata: ClusterMetadata, ledger: L
         voters="1@127.0.0.1:9091",
         end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
         epoch=replayed.epoch + restoring.EPOCH_JUMP,
-        next_object_id=restoring.jumped_object_id(cluster_metadata.next_object_id, next_object),
-        undecided_from=restoring.undecided_from(view, cluster_metadata.next_object_id),
+        next_object_id=restoring.jump_object_id(cluster_metadata.next_object_id, next_object),
+        undecided_from=restoring.first_undecided_id(view, cluster_metadata.next_object_id),
         generation=2,
         created_ms=_CREATED_MS,
         state_hash="",
     )
-    sections = restoring.restored_sections(view, plan)
+    sections = restoring.restore_sections(view, plan)
     after = ClusterMetadata.from_sections(sections, plan.end_offset)
     check(after.next_object_id >= next_object, "object ids jump", f"{after.next_object_id}")
     counters, known = sections["counters"], committed.freeze().sections()["counters"]

@@ -91,7 +91,7 @@ def list_command(*, address: str, output: Output) -> None:
     Example:
       streammeta backup list --from 's3://backups?region=eu-central-1'
     """
-    from streammeta.controller.backup.chains import spans
+    from streammeta.controller.backup.chains import list_spans
 
     with _open(address) as store:
         found = inventories(store.list_objects("backup/"))
@@ -100,7 +100,9 @@ def list_command(*, address: str, output: Output) -> None:
         counts = (len(inventory.segments), len(inventory.checkpoints), len(inventory.unfinished))
         newest_ms = max(inventory.written_ms.values())
         clusters.append((folder.cluster_id, folder.cluster_uuid, *counts, newest_ms))
-        restorable += [(folder.cluster_id, folder.cluster_uuid, *span) for span in spans(inventory)]
+        restorable += [
+            (folder.cluster_id, folder.cluster_uuid, *span) for span in list_spans(inventory)
+        ]
     columns = ("cluster_id", "cluster_uuid")
     counted = ("segments", "checkpoints", "unfinished", "newest_ms")
     output.rows("backups", (*columns, *counted), clusters)

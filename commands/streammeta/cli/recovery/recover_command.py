@@ -127,18 +127,18 @@ def plan_command(
       streammeta recover plan --report 3.json --dead 1,2 --store file:///objects \\
         --from file:///backups --plan plan.json
     """
-    from streammeta.controller.recover.planning import chosen, planned
+    from streammeta.controller.recover.planning import choose_survivor, plan_recovery
     from streammeta.controller.recover.report import Report
 
     lost = _node_ids(dead)
     reports = [json_files.decode(Report, str(file), file.read_bytes()) for file in files]
     backup = None if address is None else _backup_point(address, reports[0])
     with _refusals():
-        survivor = chosen(reports, lost, backup=backup)
+        survivor = choose_survivor(reports, lost, backup=backup)
     with open_objects(store) as objects:
         namespace = namespace or cluster_namespace(survivor.cluster_id)
         _require_owner(objects, namespace, survivor)
-        plan = planned(survivor, reports, lost, _circumstances(objects, namespace))
+        plan = plan_recovery(survivor, reports, lost, _circumstances(objects, namespace))
     if plan_file is not None:
         _write_new(plan_file, json_files.encode(plan))
     output.summary(

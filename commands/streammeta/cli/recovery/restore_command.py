@@ -297,11 +297,11 @@ def name_certificates(namespace: str, from_cluster_id: str) -> str:
 
 def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: datetime) -> int:
     """Return the end of the last segment that was committed by a time."""
-    from streammeta.controller.backup.points import committed_by
+    from streammeta.controller.backup.points import count_committed_by
 
     to_ms = int(to_time.replace(tzinfo=UTC).timestamp() * 1_000)
     segments = sorted(inventory.segments, key=lambda one: one.end_offset)
-    at = committed_by(segments, to_ms, inventory.written_ms, archive.segment_manifest)
+    at = count_committed_by(segments, to_ms, inventory.written_ms, archive.segment_manifest)
     if at == 0:
         raise CommandError(
             "TOO_EARLY",
@@ -315,12 +315,12 @@ def replay_backup(
     archive: Archive | SingleFile, inventory: Inventory, end_offset: int | None
 ) -> Replayed:
     """Return the metadata of a backup at an offset, or at its end. Raises `CommandError`."""
-    from streammeta.controller.backup.chains import chain_to, newest_chain, spans
+    from streammeta.controller.backup.chains import chain_to, list_spans, newest_chain
     from streammeta.controller.backup.replaying import replay
 
     chain = newest_chain(inventory) if end_offset is None else chain_to(inventory, end_offset)
     if chain is None:
-        known = ", ".join(f"{start} to {end}" for start, end in spans(inventory)) or "none"
+        known = ", ".join(f"{start} to {end}" for start, end in list_spans(inventory)) or "none"
         raise CommandError(
             "NOT_RESTORABLE",
             f"the backup can't be restored to offset {end_offset}. Possible offsets: {known}",
@@ -367,8 +367,8 @@ def _plan_of(
         voters=",".join(f"{voter.key.node_id}@{voter.endpoint}" for voter in voters),
         end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
         epoch=replayed.epoch + restoring.EPOCH_JUMP,
-        next_object_id=restoring.jumped_object_id(issued_below, read_claimed(objects, namespace)),
-        undecided_from=restoring.undecided_from(view, cluster_metadata.next_object_id),
+        next_object_id=restoring.jump_object_id(issued_below, read_claimed(objects, namespace)),
+        undecided_from=restoring.first_undecided_id(view, cluster_metadata.next_object_id),
         generation=generations[-1].number + 1 if generations else 2,
         created_ms=time.time_ns() // 1_000_000,
         state_hash="",

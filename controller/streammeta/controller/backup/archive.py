@@ -1,6 +1,7 @@
 """One cluster's backup in a bucket: put, read, list and delete files with their manifests.
 
-The order is the safety: a file is put before its manifest, and removed after it. All calls block.
+A file is put before its manifest and removed after it, so a manifest always has its file. All calls
+block.
 """
 
 from __future__ import annotations
@@ -29,44 +30,44 @@ M = TypeVar("M", SegmentManifest, CheckpointManifest)
 
 
 class Archive:
-    """The folder of one cluster in a store; see `storage.object_store` for the store's errors."""
+    """The folder of one cluster in a store. See `storage.object_store` for the store's errors."""
 
     def __init__(self, store: ObjectStore, folder: Folder) -> None:
         self._store = store
         self.folder = folder
 
     def inventory(self) -> Inventory:
-        """List what is there."""
+        """List the files in the folder."""
         found = inventories(self._store.list_objects(self.folder.prefix))
         return found.get(self.folder, Inventory((), (), (), {}))
 
     # -- reading
 
     def segment(self, name: SegmentName) -> tuple[bytes, SegmentManifest]:
-        """Return a segment and its manifest; raises BackupDamagedError if one is missing."""
+        """Return a segment and its manifest. Raises BackupDamagedError if one is missing."""
         manifest = self.segment_manifest(name)
         return self._read(name, self.folder.key(name)), manifest
 
     def checkpoint(self, name: CheckpointName) -> tuple[bytes, CheckpointManifest]:
-        """Return a checkpoint and its manifest; raises BackupDamagedError if one is missing."""
+        """Return a checkpoint and its manifest. Raises BackupDamagedError if one is missing."""
         manifest = self.checkpoint_manifest(name)
         return self._read(name, self.folder.key(name)), manifest
 
     def segment_manifest(self, name: SegmentName) -> SegmentManifest:
-        """Return a segment's manifest; raises BackupDamagedError if it is missing or damaged."""
+        """Return a segment's manifest. Raises BackupDamagedError if it is missing or damaged."""
         return self._manifest(SegmentManifest, name)
 
     def checkpoint_manifest(self, name: CheckpointName) -> CheckpointManifest:
-        """Return a checkpoint's manifest; raises BackupDamagedError if it is missing or damaged."""
+        """Return a checkpoint's manifest. Raises BackupDamagedError if it is missing or damaged."""
         return self._manifest(CheckpointManifest, name)
 
     # -- writing
 
     def put(self, data: bytes | memoryview, manifest: Manifest) -> None:
-        """Put a file, then its manifest; a repeat, or another leader's equal file, is kept.
+        """Put a file, then its manifest. An equal file that already exists is kept.
 
         Raises:
-            BackupDivergedError: another file of this name is there.
+            BackupDivergedError: a different file of this name exists.
         """
         name = manifest.name
         try:
@@ -77,10 +78,10 @@ class Archive:
             body = json_files.encode(manifest)
             self._store.put(self.folder.manifest_key(name), body, if_absent=True)
         except ObjectExistsError:
-            pass  # times may differ, the file is the same
+            pass  # only its times may differ
 
     def delete(self, names: Sequence[FileName]) -> int:
-        """Delete files, manifests first; return how many are gone."""
+        """Delete files, manifests first. Returns the number of deleted files."""
         refused = self._store.delete_many(self.folder.manifest_key(name) for name in names).failed
         bare = [name for name in names if self.folder.manifest_key(name) not in refused]
         return len(self._store.delete_many(self.folder.key(name) for name in bare).deleted)
@@ -90,8 +91,8 @@ class Archive:
     def _require_equal(self, name: FileName, data: bytes | memoryview) -> None:
         if self._store.get_range(self.folder.key(name)) != data:
             raise BackupDivergedError(
-                f"{name}: the backup holds other bytes under this name: another history of the "
-                "cluster writes to it; give this cluster a --backup-store of its own"
+                f"{name}: the backup has a different file of this name: another history of the "
+                "cluster writes to it. Set a separate --backup-store for this cluster"
             )
 
     def _manifest(self, cls: type[M], name: FileName) -> M:
@@ -109,11 +110,11 @@ class Archive:
         ):
             raise BackupDamagedError(
                 name,
-                f"its manifest is that of {manifest.name} of cluster {manifest.cluster_id!r}",
+                f"its manifest describes {manifest.name} of cluster {manifest.cluster_id!r}",
             )
 
         if not has_good_hashes(manifest):
-            raise BackupDamagedError(name, "its manifest has a log hash that is none")
+            raise BackupDamagedError(name, "its manifest has an invalid log hash")
 
         return manifest
 

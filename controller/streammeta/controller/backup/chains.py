@@ -1,7 +1,8 @@
 """Chains of a backup: a base and the segments that continue it without a gap.
 
-A base is a checkpoint, or the beginning of the log at offset 0. Segments may overlap, since two
-leaders may have written at the same time. Judges names alone; `verification` judges contents. Pure.
+A base is a checkpoint, or the beginning of the log at offset 0. Segments may overlap, because two
+leaders may have written at the same time. Uses only names, while `verification` checks contents.
+Pure.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from streammeta.storage.cluster_files.backup_files import (
 )
 
 KEPT_MIN = 3
-"""Newest checkpoints that stay whatever their age."""
+"""Number of newest checkpoints that are kept regardless of their age."""
 
 JUMPS_MIN = 4
-"""Jumps of the bucket's clock within the time to keep that remove no file before that time."""
+"""Clock jumps of the bucket within the retention time that remove no file too early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Everything from the base's end on that is there without a gap; `base` None: offset 0."""
+    """Everything from the base's end on without a gap. `base` is None for offset 0."""
 
     base: CheckpointName | None
     segments: tuple[SegmentName, ...]
@@ -43,7 +44,7 @@ class Chain:
 
 
 def chain_from(base: CheckpointName | None, segments: Sequence[SegmentName]) -> Chain:
-    """Return the longest chain of a base, of as few segments as do; `segments` are ascending."""
+    """Return the longest chain of a base with the fewest segments. `segments` must ascend."""
     end = 0 if base is None else base.end_offset
     taken: list[SegmentName] = []
     best: SegmentName | None = None
@@ -59,28 +60,28 @@ def chain_from(base: CheckpointName | None, segments: Sequence[SegmentName]) -> 
 
 
 def newest_chain(inventory: Inventory) -> Chain | None:
-    """Return the chain that reaches furthest, with the newest base of those; None without any."""
+    """Return the chain that reaches furthest, with the newest possible base. None without any."""
     reach = _Reach(inventory.segments)
     bases = [(reach.of(end), end, base) for end, base in _bases(inventory)]
     if not bases:
         return None
-    *_, base = max(bases, key=lambda one: one[:2])
+    *_, base = max(bases, key=lambda entry: entry[:2])
     return chain_from(base, inventory.segments)
 
 
 def chain_to(inventory: Inventory, end_offset: int) -> Chain | None:
-    """Return the shortest chain that holds everything below an offset; None if none does."""
+    """Return the shortest chain that contains everything below an offset, or None."""
     reach = _Reach(inventory.segments)
-    fit = [one for one in _bases(inventory) if one[0] <= end_offset <= reach.of(one[0])]
+    fit = [(end, base) for end, base in _bases(inventory) if end <= end_offset <= reach.of(end)]
     if not fit:
         return None
-    _, base = max(fit, key=lambda one: one[0])
-    below = [one for one in inventory.segments if one.start_offset < end_offset]
+    _, base = max(fit, key=lambda entry: entry[0])
+    below = [segment for segment in inventory.segments if segment.start_offset < end_offset]
     return chain_from(base, below)
 
 
-def spans(inventory: Inventory) -> tuple[tuple[int, int], ...]:
-    """Return the offsets that can be restored to, as spans from one to another, both included."""
+def list_spans(inventory: Inventory) -> tuple[tuple[int, int], ...]:
+    """Return the restorable offsets as spans, with both ends included."""
     reach, found = _Reach(inventory.segments), list[tuple[int, int]]()
     for start, _ in _bases(inventory):
         if found and start <= found[-1][1]:
@@ -90,8 +91,8 @@ def spans(inventory: Inventory) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def unreachable(inventory: Inventory) -> tuple[SegmentName, ...]:
-    """Return the segments that no chain leads up to: what comes before them is missing."""
+def find_unreachable(inventory: Inventory) -> tuple[SegmentName, ...]:
+    """Return the segments that no chain reaches, because earlier entries are missing."""
     reach = _Reach(inventory.segments)
     ends = [end for end, _ in _bases(inventory)]
     found = []
@@ -102,15 +103,15 @@ def unreachable(inventory: Inventory) -> tuple[SegmentName, ...]:
     return tuple(found)
 
 
-def ages(inventory: Inventory, gap_max_ms: int) -> dict[FileName, int]:
+def file_ages(inventory: Inventory, gap_max_ms: int) -> dict[FileName, int]:
     """Return how long before the newest file each file was written, by the bucket's clock.
 
-    An age is the sum of the gaps between successive files of the log, none counted as more than
-    `gap_max_ms` or less than 0: a jump of the clock that stamped the files is one gap.
+    An age is the sum of the gaps between successive files of the log. No gap counts as more than
+    `gap_max_ms` or less than 0, so a jump of the clock that stamped the files adds one gap.
     """
     found: dict[FileName, int] = {}
     age_ms, later_ms = 0, 0
-    for file in sorted(inventory.files, key=lambda one: one.end_offset, reverse=True):
+    for file in sorted(inventory.files, key=lambda name: name.end_offset, reverse=True):
         written_ms = inventory.written_ms[file]
         if found:
             age_ms += min(max(0, later_ms - written_ms), gap_max_ms)
@@ -118,40 +119,41 @@ def ages(inventory: Inventory, gap_max_ms: int) -> dict[FileName, int]:
     return found
 
 
-def dispensable(inventory: Inventory, keep_ms: int) -> tuple[FileName, ...]:
-    """Return the files that neither a point of the last `keep_ms` needs nor the newest chain.
+def find_dispensable(inventory: Inventory, keep_ms: int) -> tuple[FileName, ...]:
+    """Return the files needed neither for a point of the last `keep_ms` nor for the newest chain.
 
-    A point is restored from the newest checkpoint before it. So the newest checkpoint that is older
-    stays, with everything after it, and so do the newest `KEPT_MIN` checkpoints whatever their age.
+    A point is restored from the newest checkpoint before it. The newest checkpoint older than
+    `keep_ms` is therefore kept with everything after it, as are the newest `KEPT_MIN` checkpoints
+    of any age.
     """
     newest = newest_chain(inventory)
     if newest is None or len(inventory.checkpoints) < KEPT_MIN:
         return ()
 
-    age_ms = ages(inventory, keep_ms // JUMPS_MIN + 1)
+    age_ms = file_ages(inventory, keep_ms // JUMPS_MIN + 1)
     last_end = min(newest.start_offset, inventory.checkpoints[-KEPT_MIN].end_offset)
     old = [
-        one.end_offset
-        for one in inventory.checkpoints
-        if age_ms[one] > keep_ms and one.end_offset <= last_end
+        name.end_offset
+        for name in inventory.checkpoints
+        if age_ms[name] > keep_ms and name.end_offset <= last_end
     ]
     keep_from = max(old, default=0)
     return (
-        *(one for one in inventory.segments if one.end_offset <= keep_from),
-        *(one for one in inventory.checkpoints if one.end_offset < keep_from),
+        *(name for name in inventory.segments if name.end_offset <= keep_from),
+        *(name for name in inventory.checkpoints if name.end_offset < keep_from),
     )
 
 
 def _bases(inventory: Inventory) -> list[tuple[int, CheckpointName | None]]:
-    """Return the end of every base with it, ascending; offset 0 only if a segment begins there."""
+    """Return every base with its end, ascending. Offset 0 counts only if a segment begins there."""
     origin: list[tuple[int, CheckpointName | None]] = [
-        (0, None) for one in inventory.segments[:1] if one.start_offset == 0
+        (0, None) for segment in inventory.segments[:1] if segment.start_offset == 0
     ]
-    return origin + [(one.end_offset, one) for one in inventory.checkpoints]
+    return origin + [(name.end_offset, name) for name in inventory.checkpoints]
 
 
 class _Reach:
-    """The union of segments, as spans that neither touch nor overlap."""
+    """Union of segments, as spans that neither touch nor overlap."""
 
     def __init__(self, segments: Sequence[SegmentName]) -> None:
         self._starts: list[int] = []

@@ -1,4 +1,4 @@
-"""A controller's checkpoint file as a file of a backup, with its manifest."""
+"""A controller's checkpoint file as a backup file with its manifest."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from streammeta.storage.cluster_files.backup_files import CheckpointManifest, Fo
 def checkpoint_file(
     file: BinaryIO, folder: Folder, *, created_ms: int, feature_level: int, writer_version: str
 ) -> tuple[bytes, CheckpointManifest]:
-    """Return the bytes of a checkpoint file, and its manifest; blocks.
+    """Return the bytes of a checkpoint file, and its manifest. Blocks.
 
     Raises:
-        BackupError: it is damaged.
+        BackupError: the file is damaged.
     """
     data = file.read()
     try:
@@ -45,10 +45,10 @@ def checkpoint_file(
 
 
 def checkpoint_log_hash(file: BinaryIO) -> bytes:
-    """Return the rolling hash of the log below the end of a checkpoint file; blocks.
+    """Return the rolling hash of the log below the end of a checkpoint file. Blocks.
 
     Raises:
-        BackupError: it is damaged.
+        BackupError: the file is damaged.
     """
     try:
         return log_hash_of(CheckpointReader(file))

@@ -1,4 +1,4 @@
-"""Errors of backups: each names the file, what is wrong with it, and what to do."""
+"""Errors of backups: each names the file, the problem, and the next step."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from streammeta.storage.cluster_files.backup_files import FileName, SegmentName
 
 
 class BackupError(Exception):
-    """A backup can't be used as it was to be."""
+    """A backup can't be used for the requested operation."""
 
 
 class BackupDamagedError(BackupError):
-    """A file of a backup is missing, damaged, or disagrees with another one.
+    """A backup file is missing, damaged, or disagrees with another one.
 
     Points up to `offset` can be restored without it.
     """
@@ -21,9 +21,9 @@ class BackupDamagedError(BackupError):
         start = name.start_offset if isinstance(name, SegmentName) else name.end_offset
         self.offset = start if offset is None else offset
         super().__init__(
-            f"{name}: {problem}; a point up to offset {self.offset} can be restored without it"
+            f"{name}: {problem} (points up to offset {self.offset} can be restored without it)"
         )
 
 
 class BackupDivergedError(BackupError):
-    """The backup holds another history than the log of the controller that was to continue it."""
+    """The backup contains another history than the log of the controller that continues it."""

@@ -1,8 +1,8 @@
-"""Next step of a leader's continuous backup. Pure: decides on offsets, touches nothing.
+"""Next step of a leader's continuous backup. Pure: decides on offsets only.
 
-Segments continue what is in the backup; they hold committed entries alone. Where the log no longer
-reaches back to it, because the bucket was away for long, a checkpoint begins a new chain. Each new
-checkpoint of the controller follows once the segments before it are there.
+Segments continue the backup and contain committed entries only. If the log no longer reaches back
+to the backup's end, because the bucket was unavailable for long, a checkpoint begins a new chain.
+Each new checkpoint of the controller is uploaded after the segments before it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from streammeta.controller.ids import SnapshotId
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH
 
 ORIGIN = Position(0, EMPTY_LOG_HASH)
-"""The beginning of a log that was never trimmed."""
+"""Beginning of a log that was never trimmed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutSegment:
-    """Put the entries from a position on, at most up to `end_offset`."""
+    """Upload the entries from a position on, at most up to `end_offset`."""
 
     start: Position
     end_offset: int
@@ -28,7 +28,7 @@ class PutSegment:
 
 @dataclass(frozen=True, slots=True)
 class PutCheckpoint:
-    """Put a checkpoint that the controller has on its disk."""
+    """Upload a checkpoint from the controller's disk."""
 
     snapshot_id: SnapshotId
 
@@ -38,10 +38,11 @@ Step: TypeAlias = PutSegment | PutCheckpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Contents of the backup beside those of the controller.
+    """State of the backup and of the controller.
 
-    `position` is the end of the backed up log, None if a chain must begin; `checkpoint_end` the end
-    of the newest checkpoint in the backup, 0 without one. `newest` is the controller's newest one.
+    `position` is the end of the backed up log, None if a chain must begin. `checkpoint_end` is the
+    end of the newest checkpoint in the backup, 0 without one. `newest` is the controller's newest
+    one.
     """
 
     position: Position | None
@@ -51,7 +52,7 @@ class Progress:
 
 
 def next_step(progress: Progress) -> Step | None:
-    """Return what is to be put next, None if everything committed is there."""
+    """Return the next upload, None if everything committed is in the backup."""
     newest, position = progress.newest, progress.position
     if position is None:
         if newest is not None:

@@ -1,7 +1,7 @@
-"""Points in time of a backup: which segments were committed by then.
+"""Points in time of a backup: the segments that were committed by then.
 
-The bucket's times decide, since a leader's clock may have been wrong. A copy of a backup has other
-times in its bucket: there the leaders' own times decide, as its manifests have them.
+The bucket's times decide, because a leader's clock may have been wrong. A copy of a backup has
+other times in its bucket, and then the leaders' times in its manifests decide.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from streammeta.controller.runtime.replication.log_time import JUMP_MS
 from streammeta.storage.cluster_files.backup_files import FileName, SegmentManifest, SegmentName
 
 SAMPLE = 9
-"""Segments whose times by leaders are compared with the bucket's."""
+"""Number of segments whose times by leaders are compared with the bucket's."""
 
 
-def committed_by(
+def count_committed_by(
     segments: Sequence[SegmentName],
     to_ms: int,
     written_ms: Mapping[FileName, int],
@@ -26,11 +26,11 @@ def committed_by(
 ) -> int:
     """Return how many of the segments, in the order of their ends, were committed by a time."""
     sample = segments[:: max(1, len(segments) // SAMPLE)]
-    apart = [abs(written_ms[one] - manifest_of(one).last_ms) for one in sample]
+    apart = [abs(written_ms[name] - manifest_of(name).last_ms) for name in sample]
     if not apart or median(apart) > JUMP_MS:
-        return bisect_right(segments, to_ms, key=lambda one: manifest_of(one).last_ms)
+        return bisect_right(segments, to_ms, key=lambda name: manifest_of(name).last_ms)
 
-    # A segment was committed before those after it, whatever a clock said when it was written.
-    newest_first = (written_ms[one] for one in reversed(segments))
+    # A segment was committed before its successors, even if a wrong clock stamped it later.
+    newest_first = (written_ms[name] for name in reversed(segments))
     times = list(accumulate(newest_first, min))[::-1]
     return bisect_right(times, to_ms)

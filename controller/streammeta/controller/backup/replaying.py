@@ -1,8 +1,7 @@
-"""Replay of a chain: the map that a backup holds at an offset, every byte of it checked.
+"""Replay of a chain: the backup's metadata at an offset, with every byte verified.
 
-Checks that files are those of their manifests, that segments continue each other batch by batch,
-that overlapping ones agree, and that the map at each checkpoint on the way is the one that the
-checkpoint holds. Reads files by a function that it is given.
+Verifies that files match their manifests, that segments continue each other batch by batch, that
+overlapping ones agree, and that the metadata at each checkpoint on the way equals the checkpoint's.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Protocol
 
 from streammeta.controller.backup.chains import Chain
 from streammeta.controller.backup.errors import BackupDamagedError
-from streammeta.controller.backup.segments import Position, advanced, decode
+from streammeta.controller.backup.segments import Position, advance_position, decode
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
@@ -36,7 +35,7 @@ from streammeta.storage.cluster_files.backup_files import (
 
 
 class BackupFiles(Protocol):
-    """Files of one backup; a missing one raises BackupDamagedError."""
+    """Files of one backup. A missing one raises BackupDamagedError."""
 
     def segment(self, name: SegmentName) -> tuple[bytes, SegmentManifest]:
         """Return a segment and its manifest."""
@@ -49,30 +48,30 @@ class BackupFiles(Protocol):
 
 @dataclass(slots=True)
 class Replayed:
-    """The map as of an offset, with the rolling hash and the epoch of the log below it."""
+    """The metadata at an offset, with the rolling hash and the epoch of the log below it."""
 
     cluster_metadata: ClusterMetadata
     position: Position
     epoch: int
     last_ms: int
-    """By this time, in ms since 1970, everything below the offset was committed."""
+    """Time in ms since 1970 by which everything below the offset was committed."""
 
 
 def load_checkpoint(
     name: CheckpointName, files: BackupFiles
 ) -> tuple[LoadedMetadata, CheckpointManifest]:
-    """Return a checkpoint's map, checked against its manifest.
+    """Return a checkpoint's metadata, verified against its manifest.
 
     Raises:
-        BackupDamagedError: it is missing, damaged, or not what its manifest says.
+        BackupDamagedError: it is missing, damaged, or differs from its manifest.
     """
     data, manifest = files.checkpoint(name)
     digest = hashlib.sha256(data).hexdigest()
     if (len(data), digest) != (manifest.size, manifest.sha256):
         raise BackupDamagedError(
             name,
-            f"{len(data)} bytes with SHA-256 {digest}, its manifest says {manifest.size} with "
-            f"{manifest.sha256}",
+            f"has {len(data)} bytes with SHA-256 {digest}, but its manifest says {manifest.size} "
+            f"with {manifest.sha256}",
         )
 
     snapshot_id = SnapshotId(EndOffset(name.end_offset), Epoch(name.epoch))
@@ -83,7 +82,9 @@ def load_checkpoint(
 
     found = (loaded.log_hash.hex(), loaded.cluster_metadata.state_hash().hex())
     if found != (manifest.log_hash, manifest.state_hash):
-        raise BackupDamagedError(name, "its hashes of log and map are not its manifest's")
+        raise BackupDamagedError(
+            name, "its hashes of the log and the metadata differ from its manifest"
+        )
 
     return loaded, manifest
 
@@ -95,9 +96,9 @@ def replay(
     end_offset: int | None = None,
     state_hashes: Mapping[int, str] | None = None,
 ) -> Replayed:
-    """Return the map of a chain at its end, or at the last end of a batch up to `end_offset`.
+    """Return the metadata of a chain at its end, or at the last batch end up to `end_offset`.
 
-    With `state_hashes`, the digest of the map by offset, the map is compared on the way.
+    `state_hashes` are digests of the metadata by offset, and are compared on the way.
 
     Raises:
         BackupDamagedError: a file is missing or damaged, or two disagree.
@@ -116,7 +117,7 @@ def replay(
             _apply(replayed.cluster_metadata, batch, name)
             _compare(replayed.cluster_metadata, batch.end_offset, state_hashes or {}, name)
         if batches:
-            replayed.position = advanced(replayed.position, batches)
+            replayed.position = advance_position(replayed.position, batches)
             replayed.epoch = batches[-1].epoch
             replayed.last_ms = manifest.last_ms
         at_end = replayed.position.end_offset == manifest.end_offset
@@ -164,5 +165,5 @@ def _compare(
     wanted = state_hashes.get(end_offset)
     if wanted is not None and cluster_metadata.state_hash().hex() != wanted:
         raise BackupDamagedError(
-            name, f"the map at {end_offset} is not that of the checkpoint there"
+            name, f"the metadata at {end_offset} differs from the checkpoint there"
         )

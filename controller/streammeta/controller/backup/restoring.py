@@ -1,10 +1,11 @@
-"""Restoring: from the map of a backup to the first checkpoint of a new cluster.
+"""Restoring: from a backup's metadata to the first checkpoint of a new cluster.
 
-Numbers that brokers and readers remember must not go back: offsets of the log, epochs, and ids of
-objects, streams and nodes jump ahead, so that none of before is issued again or taken for a new
-one. Object ids in between, and those that were prepared, are undecided: objects may lie under them
-that the map does not know. The marker of a generation names them, see `storage.bucket_marker`, and
-so does the map: it begins in recovery mode, see `metadata.recovery`. Pure.
+Numbers that brokers and readers remember must not decrease. Log offsets, epochs, and ids of
+objects, streams and nodes therefore jump ahead, so that no earlier one is issued again or taken for
+a new one. Object ids in the gap, and prepared ones, are undecided: the bucket may have objects
+under them that the metadata does not know. The marker of a generation names them, see
+`storage.bucket_marker`. So does the metadata, which begins in recovery mode, see
+`metadata.recovery`. Pure.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from streammeta.controller.snapshot.checkpoint_file import Sink
 from streammeta.controller.snapshot.voters import VOTERS_SECTION, voters_section
 
 OFFSET_JUMP = 1 << 32
-"""Offsets of the log that are left out: more than any controller has issued since the backup."""
+"""Log offsets that are skipped: more than any controller has issued since the backup."""
 
 EPOCH_JUMP = 1_000
-"""Quorum epochs that are left out."""
+"""Quorum epochs that are skipped."""
 
 OBJECT_ID_JUMP = 1 << 24
-"""Object ids that are left out above the highest that may have been issued."""
+"""Object ids that are skipped above the highest that may have been issued."""
 
 STREAM_ID_JUMP = 1 << 17
-"""Stream ids that are left out; each takes some memory."""
+"""Stream ids that are skipped. Each of them takes some memory."""
 
 NODE_ID_JUMP = 1 << 16
-"""Broker ids that are left out."""
+"""Broker ids that are skipped."""
 
 HOLD_MS = 7 * 86_400_000
 """Time after a restore in which no object's bytes are deleted, in milliseconds."""
@@ -55,13 +56,13 @@ Section: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """Source and result of a restore; equal plans give equal clusters.
+    """Source and result of a restore. Equal plans produce equal clusters.
 
-    `from_*` are of the backup: everything below `from_end_offset` is restored, committed by
-    `committed_by_ms`. `voters` are ID@HOST:PORT,.. of the new cluster. Its log begins at
-    `end_offset`, behind `epoch`; it issues object ids from `next_object_id` on. Ids in
-    `[undecided_from, next_object_id)` that its map does not know are undecided. `generation` is the
-    number of its marker in the bucket. Times are in ms since 1970.
+    `from_*` describe the backup: everything below `from_end_offset`, committed by
+    `committed_by_ms`, is restored. `voters` are ID@HOST:PORT,.. of the new cluster. Its log begins
+    at `end_offset`, after `epoch`. It issues object ids from `next_object_id` on. Ids in
+    `[undecided_from, next_object_id)` that its metadata does not know are undecided. `generation`
+    is the number of its marker in the bucket. Times are in ms since 1970.
     """
 
     from_cluster_id: str
@@ -86,7 +87,7 @@ class RestorePlan:
         return SnapshotId(EndOffset(self.end_offset), Epoch(self.epoch))
 
 
-def jumped_object_id(next_object_id: int, claimed_below: int) -> int:
+def jump_object_id(next_object_id: int, claimed_below: int) -> int:
     """Return the first object id of the new cluster, a multiple of the jump.
 
     `claimed_below` is the highest claim in the bucket: no id at or above it was ever issued.
@@ -95,8 +96,8 @@ def jumped_object_id(next_object_id: int, claimed_below: int) -> int:
     return -(-(highest + OBJECT_ID_JUMP) // OBJECT_ID_JUMP) * OBJECT_ID_JUMP
 
 
-def undecided_from(view: FrozenMetadata, next_object_id: int) -> int:
-    """Return the lowest id that is prepared, undecided still, or would have been issued next."""
+def first_undecided_id(view: FrozenMetadata, next_object_id: int) -> int:
+    """Return the lowest id that is prepared, still undecided, or would have been issued next."""
     sections = view.sections()
     objects = sections["objects"]
     prepared = np.asarray(objects["object_id"])[
@@ -108,11 +109,11 @@ def undecided_from(view: FrozenMetadata, next_object_id: int) -> int:
     return first
 
 
-def restored_sections(view: FrozenMetadata, plan: RestorePlan) -> Mapping[str, Any]:
-    """Return the sections of the new cluster's map, each computed when it is asked for.
+def restore_sections(view: FrozenMetadata, plan: RestorePlan) -> Mapping[str, Any]:
+    """Return the sections of the new cluster's metadata, each computed on access.
 
     Raises:
-        BackupError: ids of streams or brokers would exceed what they can be.
+        BackupError: ids of streams or brokers would exceed their range.
     """
     return _Changed(
         view.sections(),
@@ -134,8 +135,8 @@ def restored_sections(view: FrozenMetadata, plan: RestorePlan) -> Mapping[str, A
 
 
 def state_hash(view: FrozenMetadata, plan: RestorePlan) -> str:
-    """Return the digest of the new cluster's map, in hex."""
-    return sections_digest(restored_sections(view, plan).items()).hex()
+    """Return the digest of the new cluster's metadata, in hex."""
+    return sections_digest(restore_sections(view, plan).items()).hex()
 
 
 def write_checkpoint(sink: Sink, replayed: Replayed, plan: RestorePlan, voters: VoterSet) -> None:
@@ -143,22 +144,22 @@ def write_checkpoint(sink: Sink, replayed: Replayed, plan: RestorePlan, voters: 
     sections = {
         VOTERS_SECTION: voters_section(voters),
         LOG_HASH_SECTION: {"value": [replayed.position.log_hash.hex()]},
-        **restored_sections(replayed.cluster_metadata.freeze(), plan),
+        **restore_sections(replayed.cluster_metadata.freeze(), plan),
     }
     checkpoint_file.write_checkpoint(sink, plan.snapshot_id, plan.cluster_id, sections)
 
 
 def require_same(replayed: Replayed, plan: RestorePlan) -> None:
-    """Require that a backup gives what the plan says.
+    """Require that a backup produces the plan's result.
 
     Raises:
-        BackupError: it does not: it is another one, or was written by another version.
+        BackupError: it is another backup, or was written by another version.
     """
     found = (replayed.position.end_offset, state_hash(replayed.cluster_metadata.freeze(), plan))
     if found != (plan.from_end_offset, plan.state_hash):
         raise BackupError(
-            f"the backup at offset {found[0]} gives a map with hash {found[1]}, the plan says "
-            f"offset {plan.from_end_offset} and {plan.state_hash}; make a new plan"
+            f"the backup at offset {found[0]} produces metadata with hash {found[1]}, but the plan "
+            f"says offset {plan.from_end_offset} and {plan.state_hash}: make a new plan"
         )
 
 
@@ -176,25 +177,25 @@ def _counters(section: Section, view: FrozenMetadata, plan: RestorePlan) -> Sect
         "next_object_id": column([plan.next_object_id]),
         "last_node_id": column([last_node_id]),
         "deletions_held_since_ms": column([0]),
-        # A clock that was behind when the plan was made must not end the hold at once.
+        # A slow clock at the time of planning must not end the hold immediately.
         "deletions_held_until_ms": column([max(plan.created_ms, plan.committed_by_ms) + HOLD_MS]),
     }
 
 
 def _without_prepared(section: Section) -> Section:
-    # They may have been committed since; the brokers that prepared them register anew.
+    # They may have been committed since. The brokers that prepared them register again.
     stays = np.asarray(section["state"]) != ObjectState.PREPARED
     return {name: np.asarray(values)[stays] for name, values in section.items()}
 
 
 def _nodes(section: Section, now_ms: int) -> Section:
-    # Every process of before is fenced: epochs are start times by convention.
+    # Fences every earlier process: node epochs are start times by convention.
     epochs = np.maximum(np.asarray(section["node_epoch"]) + 1, now_ms)
     return {**section, "node_epoch": epochs}
 
 
 class _Changed(Mapping[str, Any]):
-    """Sections of which some are replaced; those that there were none of are the last."""
+    """Sections of which some are replaced. New ones come last."""
 
     def __init__(
         self, sections: Mapping[str, Any], changes: Mapping[str, Callable[[Section], Section]]

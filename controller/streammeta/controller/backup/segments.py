@@ -1,8 +1,7 @@
 """Segment of a backup: committed batches as bytes, and its manifest.
 
-A segment is the batches' frames, as they stand in a journal, end to end. The frames' log id is the
-cluster's UUID and their flushed end is 0, so that equal batches are equal bytes whichever
-controller writes them. Pure.
+A segment is the concatenation of the batches' journal frames. The frames' log id is the cluster's
+UUID and their flushed end is 0, so equal batches are equal bytes on every controller. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from streammeta.storage.segmented_log import FRAME_HEADER_SIZE, BadFrameError, F
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """An end in the log, and the rolling hash of the entries below it."""
+    """An offset of the log, and the rolling hash of the entries below it."""
 
     end_offset: int
     log_hash: bytes
@@ -30,7 +29,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """Circumstances of a new file: its folder, the leader's times and level, the version."""
+    """Attributes of a new file: its folder, the leader's times and level, the version."""
 
     folder: Folder
     first_ms: int
@@ -39,8 +38,8 @@ class Writing:
     writer_version: str
 
 
-def advanced(position: Position, batches: Sequence[Batch]) -> Position:
-    """Return the position behind batches that begin at `position`."""
+def advance_position(position: Position, batches: Sequence[Batch]) -> Position:
+    """Return the position after batches that begin at `position`."""
     rolling = RollingHash(position.log_hash)
     for batch in batches:
         if batch.kind is BatchKind.DATA:
@@ -53,8 +52,8 @@ def advanced(position: Position, batches: Sequence[Batch]) -> Position:
 def new_segment(
     batches: Sequence[Batch], before: Position, writing: Writing
 ) -> tuple[bytes, SegmentManifest]:
-    """Return a segment of batches, at least one, that begin at `before`, and its manifest."""
-    after = advanced(before, batches)
+    """Return a segment of at least one batch that begins at `before`, and its manifest."""
+    after = advance_position(before, batches)
     data = encode(batches, writing.folder.cluster_uuid)
     manifest = SegmentManifest(
         cluster_id=writing.folder.cluster_id,
@@ -93,17 +92,17 @@ def encode(batches: Sequence[Batch], cluster_uuid: str) -> bytes:
 
 
 def decode(data: bytes, manifest: SegmentManifest) -> tuple[Batch, ...]:
-    """Return the batches of a segment, checked against its manifest.
+    """Return the batches of a segment, verified against its manifest.
 
     Raises:
-        BackupDamagedError: the bytes or the batches are not those that the manifest describes.
+        BackupDamagedError: the bytes or the batches differ from the manifest.
     """
     digest = hashlib.sha256(data).hexdigest()
     if (len(data), digest) != (manifest.size, manifest.sha256):
         raise _damaged(
             manifest,
-            f"{len(data)} bytes with SHA-256 {digest}, its manifest says {manifest.size} with "
-            f"{manifest.sha256}",
+            f"has {len(data)} bytes with SHA-256 {digest}, but its manifest says {manifest.size} "
+            f"with {manifest.sha256}",
         )
 
     batches = []
@@ -112,7 +111,7 @@ def decode(data: bytes, manifest: SegmentManifest) -> tuple[Batch, ...]:
         if batch.base_offset != end or batch.epoch < epoch:
             raise _damaged(
                 manifest,
-                f"a batch at {batch.base_offset} of epoch {batch.epoch} behind one that ends at "
+                f"a batch at {batch.base_offset} of epoch {batch.epoch} follows one that ends at "
                 f"{end} of epoch {epoch}",
             )
         batches.append(batch)
@@ -121,13 +120,13 @@ def decode(data: bytes, manifest: SegmentManifest) -> tuple[Batch, ...]:
     if (end, epoch) != (manifest.end_offset, manifest.last_epoch):
         raise _damaged(
             manifest,
-            f"ends at {end} in epoch {epoch}, its manifest says {manifest.end_offset} in epoch "
+            f"ends at {end} in epoch {epoch}, but its manifest at {manifest.end_offset} in epoch "
             f"{manifest.last_epoch}",
         )
 
     before = Position(manifest.start_offset, bytes.fromhex(manifest.log_hash_before))
-    if advanced(before, batches).log_hash.hex() != manifest.log_hash:
-        raise _damaged(manifest, "its entries do not have the log hash that its manifest says")
+    if advance_position(before, batches).log_hash.hex() != manifest.log_hash:
+        raise _damaged(manifest, "the log hash of its entries differs from its manifest")
 
     return tuple(batches)
 

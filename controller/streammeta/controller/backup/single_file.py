@@ -1,4 +1,4 @@
-"""A checkpoint file as a backup of one point, as `streammeta backup now` writes it."""
+"""A checkpoint file as a backup of one point, as written by `streammeta backup now`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from streammeta.storage.cluster_files.backup_files import (
 
 
 class SingleFile:
-    """Backup that holds one checkpoint; its manifest is what the file itself says."""
+    """Backup that consists of one checkpoint, whose manifest is computed from the file itself."""
 
     def __init__(self, path: Path) -> None:
         """Read and check the file.
 
         Raises:
-            BackupError: it is no checkpoint, damaged, or of a cluster without a UUID.
+            BackupError: it is not a checkpoint, damaged, or of a cluster without a UUID.
             OSError: it can't be read.
         """
         data = path.read_bytes()
@@ -35,7 +35,9 @@ class SingleFile:
         except CheckpointError as error:
             raise BackupError(str(error)) from error
         if not cluster_uuid:
-            raise BackupError(f"{path.name}: its cluster had no bucket yet; there is nothing in it")
+            raise BackupError(
+                f"{path.name}: its cluster had no bucket yet, so it contains no objects"
+            )
         self.folder = Folder(reader.cluster_id, cluster_uuid)
         created_ms = path.stat().st_mtime_ns // 1_000_000
         self._data, self._manifest = checkpoint_file(
@@ -43,24 +45,24 @@ class SingleFile:
         )
 
     def inventory(self) -> Inventory:
-        """Return what there is: the checkpoint."""
+        """Return the inventory: the checkpoint."""
         name = self._manifest.name
         return Inventory((), (name,), (), {name: self._manifest.created_ms})
 
     def segment(self, name: SegmentName) -> tuple[bytes, SegmentManifest]:
-        """Raise BackupDamagedError: there is no segment."""
+        """Raise BackupDamagedError, because there is no segment."""
         raise BackupDamagedError(name, "there is none in a single file")
 
     def segment_manifest(self, name: SegmentName) -> SegmentManifest:
-        """Raise BackupDamagedError: there is no segment."""
+        """Raise BackupDamagedError, because there is no segment."""
         raise BackupDamagedError(name, "there is none in a single file")
 
     def checkpoint(self, name: CheckpointName) -> tuple[bytes, CheckpointManifest]:
-        """Return the file and what it says."""
+        """Return the file and its manifest."""
         return self._data, self.checkpoint_manifest(name)
 
     def checkpoint_manifest(self, name: CheckpointName) -> CheckpointManifest:
-        """Return what the file says."""
+        """Return the manifest of the file."""
         if name != self._manifest.name:
-            raise BackupDamagedError(name, f"the file holds {self._manifest.name}")
+            raise BackupDamagedError(name, f"the file contains {self._manifest.name}")
         return self._manifest

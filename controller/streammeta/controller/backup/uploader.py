@@ -1,9 +1,9 @@
 """Continuous backup: the leader's task that copies the committed log to a bucket.
 
-At the start of a term it looks up how far the backup is, checks that its last file is this
-log's, and goes on from there; see `planning` for the order of steps. Nothing is collected while the
-bucket is away: what is missing is read from the log again when it is back, and where the log was
-trimmed meanwhile a checkpoint begins a new chain. Calls of the bucket run in threads.
+At the start of a term it finds the end of the backup, checks that its last file belongs to this
+log, and continues from there. `planning` decides the order of steps. Nothing is buffered while the
+bucket is unavailable: missing entries are read from the log again later. Where the log was trimmed
+meanwhile, a checkpoint begins a new chain. Calls of the bucket run in threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol
 import structlog
 
 from streammeta.controller.backup.archive import Archive
-from streammeta.controller.backup.chains import dispensable
+from streammeta.controller.backup.chains import find_dispensable
 from streammeta.controller.backup.checkpoints import checkpoint_file, checkpoint_log_hash
 from streammeta.controller.backup.errors import BackupDivergedError, BackupError
 from streammeta.controller.backup.planning import (
@@ -25,7 +25,13 @@ from streammeta.controller.backup.planning import (
     PutSegment,
     next_step,
 )
-from streammeta.controller.backup.segments import Position, Writing, advanced, encode, new_segment
+from streammeta.controller.backup.segments import (
+    Position,
+    Writing,
+    advance_position,
+    encode,
+    new_segment,
+)
 from streammeta.controller.backup.verification import newest_file
 from streammeta.controller.ids import ClusterId, SnapshotId
 from streammeta.controller.lifecycle.leader_task import CALL_TIMEOUT_S, LeaderTask, TermOverError
@@ -48,13 +54,13 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 _log = structlog.get_logger(component="backup")
 
 SEGMENT_BYTES = 4 << 20
-"""Payload in bytes from which a segment is full."""
+"""Payload in bytes at which a segment is full."""
 
 READ_BYTES = 128 << 10
-"""Bytes read from the log at once, few enough for a flush to wait."""
+"""Bytes read from the log at once, few enough not to delay a flush."""
 
 CHECKPOINT_TIMEOUT_S = 600.0
-"""Deadline of putting a checkpoint, in seconds: it is as large as the map."""
+"""Deadline for uploading a checkpoint, which is as large as the metadata, in seconds."""
 
 LATE_INTERVALS = 3
 """Intervals without a finished copy after which the backup counts as late."""
@@ -64,7 +70,7 @@ class BackupSource(Protocol):
     """The log and the checkpoints of this controller."""
 
     async def read(self, start_offset: int, max_bytes: int) -> tuple[Batch, ...]:
-        """Return whole batches from an offset on; none if they were trimmed."""
+        """Return whole batches from an offset on, none if they were trimmed."""
         ...
 
     @property
@@ -73,16 +79,16 @@ class BackupSource(Protocol):
         ...
 
     def open_checkpoint(self, snapshot_id: SnapshotId) -> BinaryIO:
-        """Open a checkpoint, in a thread; raises FileNotFoundError if it is gone."""
+        """Open a checkpoint, in a thread. Raises FileNotFoundError if it was removed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackupStatus:
-    """Lag of the backup behind the log, as this leader knows it.
+    """Lag of the backup, as this leader knows it.
 
-    `behind_ms` is the age of the oldest committed entry that may be missing; `problem` why nothing
-    is put, empty if all is well.
+    `behind_ms` is the age of the oldest committed entry that may be missing. `problem` says why
+    nothing is uploaded, and is empty if all is well.
     """
 
     end_offset: int
@@ -92,11 +98,11 @@ class BackupStatus:
 
 
 class _TrimmedError(Exception):
-    """The log begins above the entries that were to be read."""
+    """The log begins above the requested entries."""
 
 
 class _OtherBoundsError(_TrimmedError):
-    """The log has no batch that begins, or ends, where one was to be read."""
+    """No batch of the log begins, or ends, at the requested offset."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +122,7 @@ class _Term:
 
 
 class Backup(PeriodicTask, LeaderTask[_Term]):
-    """The leader's task; on other controllers it idles."""
+    """The leader's backup task, idle on other controllers."""
 
     def __init__(
         self,
@@ -131,7 +137,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         interval_ms: int,
         keep_ms: int,
     ) -> None:
-        """Take the parts; `cluster_uuid` is empty as long as none is agreed on."""
+        """`cluster_uuid` returns the cluster's UUID, empty as long as there is none."""
         super().__init__(interval_ms)
         self._controller = controller
         self._source = source
@@ -146,7 +152,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
 
     @property
     def status(self) -> BackupStatus | None:
-        """The state of the backup; None if this node does not lead or has not begun."""
+        """The state of the backup, None if this node does not lead or has not started."""
         term = self._term
         if term is None:
             return None
@@ -156,12 +162,12 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
 
     @property
     def end_offset(self) -> int:
-        """End of the log in the backup; 0 if this node does not lead, or does not know it yet."""
+        """End of the log in the backup, 0 if this node does not lead or does not know it yet."""
         position = None if self._term is None else self._term.position
         return 0 if position is None else position.end_offset
 
     async def step(self) -> None:
-        """Copy what was committed by now; what fails is tried again in the next interval."""
+        """Copy everything committed so far. Failures are retried in the next interval."""
         if self._leads and self._cluster_uuid():
             await self._work()
 
@@ -187,7 +193,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             self._note(term, "")
 
     async def _copy(self, term: _Term) -> None:
-        """Put everything that is committed by now."""
+        """Upload everything that is committed now."""
         now_ms, wanted = self._clock.monotonic_ms(), self._controller.committed_end
         while (step := next_step(self._progress(term, wanted))) is not None:
             match step:
@@ -209,7 +215,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
     # -- the steps
 
     async def _begin(self, term: _Term) -> None:
-        """Look up where the backup ends, and that it is a backup of this log."""
+        """Find the end of the backup, and check that it is a backup of this log."""
         inventory = await self._with_archive(term, lambda archive: archive.inventory())
         newest = await self._with_archive(term, lambda archive: newest_file(inventory, archive))
         if newest is not None:
@@ -218,7 +224,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             term.position = Position(newest.end_offset, bytes.fromhex(newest.log_hash))
             term.last_ms = newest.last_ms
             term.copied_at_ms -= max(0, self._clock.wall_ms() - newest.last_ms)
-        term.checkpoint_end = max((one.end_offset for one in inventory.checkpoints), default=0)
+        term.checkpoint_end = max((name.end_offset for name in inventory.checkpoints), default=0)
         term.is_begun = True
         end = None if newest is None else newest.end_offset
         _log.info("backup_begun", folder=term.archive.folder.prefix, end_offset=end)
@@ -227,13 +233,13 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         committed_end = self._controller.committed_end
         if end_offset > committed_end:
             raise BackupDivergedError(
-                f"the backup ends at offset {end_offset}, this log at {committed_end}: the "
-                "controllers were set back to an earlier state, or another copy of the cluster "
-                "writes to the backup; restore from it, or give another --backup-store"
+                f"the backup ends at offset {end_offset}, but this log at {committed_end}: the "
+                "controllers were reset to an earlier state, or another copy of the cluster "
+                "writes to the backup. Restore from it, or set another --backup-store"
             )
 
     async def _require_own(self, term: _Term, newest: Manifest) -> None:
-        """Require that the newest file is of this log, as far as the log reaches back."""
+        """Require that the newest file belongs to this log, as far as the log reaches back."""
         try:
             if isinstance(newest, SegmentManifest):
                 is_own = await self._holds_segment(term, newest)
@@ -245,8 +251,8 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             return
         if not is_own:
             raise BackupDivergedError(
-                f"{newest.name} of the backup is not what this log holds there: another history "
-                "of the cluster writes to the backup; give this cluster a --backup-store of its own"
+                f"{newest.name} of the backup differs from this log: another history of the "
+                "cluster writes to the backup. Set a separate --backup-store for this cluster"
             )
 
     async def _holds_segment(self, term: _Term, manifest: SegmentManifest) -> bool:
@@ -255,25 +261,25 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         return hashlib.sha256(data).hexdigest() == manifest.sha256
 
     async def _holds_point(self, term: _Term, manifest: CheckpointManifest) -> bool:
-        """Compare a file's hash of the log with that of this controller's newest checkpoint.
+        """Compare a file's log hash with the one of this controller's newest checkpoint.
 
-        What the log has between the two carries the hash of the lower one on to the higher.
+        The log between the two extends the hash of the lower point to the higher one.
         """
         here = await self._own_position(term)
         there = Position(manifest.end_offset, bytes.fromhex(manifest.log_hash))
         if UNKNOWN_LOG_HASH in (here.log_hash, there.log_hash):
             return True
-        low, high = sorted((here, there), key=lambda one: one.end_offset)
+        low, high = sorted((here, there), key=lambda position: position.end_offset)
         while low.end_offset < high.end_offset:
             batches = await self._read(term, low.end_offset, high.end_offset, SEGMENT_BYTES)
-            low = await self._advanced(term, low, batches)
+            low = await self._advance(term, low, batches)
         return low == high
 
-    async def _advanced(self, term: _Term, before: Position, batches: list[Batch]) -> Position:
-        return await self._call(term, lambda _: advanced(before, batches), CALL_TIMEOUT_S)
+    async def _advance(self, term: _Term, before: Position, batches: list[Batch]) -> Position:
+        return await self._call(term, lambda _: advance_position(before, batches), CALL_TIMEOUT_S)
 
     async def _own_position(self, term: _Term) -> Position:
-        """Return the position of this controller's newest checkpoint, or the origin of the log."""
+        """Return the position of this controller's newest checkpoint, or the log's origin."""
         newest = self._source.newest_checkpoint
         if newest is None:
             return Position(0, EMPTY_LOG_HASH)
@@ -331,11 +337,11 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             term.position, term.last_ms = Position(snapshot_id.end_offset, log_hash), now_ms
 
     async def _remove_old(self, term: _Term) -> None:
-        """Remove old files: their ages are differences of the bucket's times alone."""
+        """Remove old files. Their ages are differences of the bucket's own times only."""
 
         def remove(archive: Archive) -> tuple[Inventory, int]:
             inventory = archive.inventory()
-            return inventory, archive.delete(dispensable(inventory, self._keep_ms))
+            return inventory, archive.delete(find_dispensable(inventory, self._keep_ms))
 
         inventory, removed = await self._with_archive(term, remove)
         self._compare_clocks(term, inventory)
@@ -343,7 +349,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             _log.info("old_backups_removed", files=removed)
 
     def _compare_clocks(self, term: _Term, inventory: Inventory) -> None:
-        """Log that this machine's clock and the bucket's differ much, once a term."""
+        """Log once a term that this machine's clock and the bucket's differ much."""
         written_ms = max(inventory.written_ms.values(), default=0)
         ahead_ms = self._clock.wall_ms() - written_ms
         if written_ms and abs(ahead_ms) > JUMP_MS and not term.is_clock_doubted:
@@ -368,11 +374,11 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             self._require(term)
             if not read:
                 raise _TrimmedError
-            fit = [one for one in read if one.end_offset <= end_offset]
+            fit = [batch for batch in read if batch.end_offset <= end_offset]
             if not fit or fit[0].base_offset != at:
                 raise _OtherBoundsError
             batches += fit
-            at, size = fit[-1].end_offset, size + sum(one.size for one in fit)
+            at, size = fit[-1].end_offset, size + sum(batch.size for batch in fit)
         return batches
 
     async def _with_archive(
@@ -382,7 +388,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         return await self._call(term, lambda store: call(Archive(store, folder)), timeout_s)
 
     def _note(self, term: _Term, problem: str) -> None:
-        """Log a problem once, and its end; log a backup that is late, and one that is no more."""
+        """Log the start and the end of a problem, and of a late backup, once each."""
         if self._term is not term:
             return
 

@@ -1,7 +1,7 @@
-"""Verification of a backup: all that is wrong with it, and how far it can be restored.
+"""Verification of a backup: all damage in it, and how far it can be restored.
 
-The newest chain is replayed into a map in memory; with all files asked for, those of older points
-are read too. Changes nothing.
+The newest chain is replayed in memory. On request, the files of older points are read too. Changes
+nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from streammeta.controller.backup.chains import Chain, newest_chain, unreachable
+from streammeta.controller.backup.chains import Chain, find_unreachable, newest_chain
 from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.backup.replaying import BackupFiles, Replayed, load_checkpoint, replay
 from streammeta.controller.backup.segments import decode
@@ -26,7 +26,7 @@ from streammeta.storage.cluster_files.backup_files import (
 
 
 class DescribedFiles(BackupFiles, Protocol):
-    """Files whose manifests can be read alone."""
+    """Files whose manifests can be read separately."""
 
     def segment_manifest(self, name: SegmentName) -> SegmentManifest:
         """Return a segment's manifest."""
@@ -39,7 +39,7 @@ class DescribedFiles(BackupFiles, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Outcome: `chain` is the newest one, `replayed` its map, None if it can't be restored."""
+    """Result: the newest chain and its metadata, None if it can't be restored, and the damage."""
 
     chain: Chain | None
     replayed: Replayed | None
@@ -47,7 +47,7 @@ class Verified:
 
 
 def verify(inventory: Inventory, files: DescribedFiles, *, is_all: bool = False) -> Verified:
-    """Check a backup; with `is_all` every file of it, else those that the newest point needs."""
+    """Verify a backup: every file with `is_all`, else the files that the newest point needs."""
     chain = newest_chain(inventory)
     damages = list(_missing(inventory, chain))
     state_hashes = _state_hashes(inventory, files, chain, damages)
@@ -63,12 +63,12 @@ def verify(inventory: Inventory, files: DescribedFiles, *, is_all: bool = False)
 
 
 def newest_file(inventory: Inventory, files: DescribedFiles) -> Manifest | None:
-    """Return the manifest of the file that reaches furthest; None if there is no file.
+    """Return the manifest of the file that reaches furthest, None if there is no file.
 
     Raises:
         BackupDamagedError: it is damaged.
     """
-    segment = max(inventory.segments, key=lambda one: one.end_offset, default=None)
+    segment = max(inventory.segments, key=lambda name: name.end_offset, default=None)
     checkpoint = max(inventory.checkpoints, default=None)
     if checkpoint is None:
         return None if segment is None else files.segment_manifest(segment)
@@ -78,11 +78,11 @@ def newest_file(inventory: Inventory, files: DescribedFiles) -> Manifest | None:
 
 
 def _missing(inventory: Inventory, chain: Chain | None) -> Iterator[BackupDamagedError]:
-    """Yield what keeps the newest chain from reaching the newest segment."""
+    """Yield the gap that keeps the newest chain from reaching the newest segment."""
     end = 0 if chain is None else chain.end_offset
-    beyond = [one for one in unreachable(inventory) if one.end_offset > end]
-    if beyond:
-        first = beyond[0]
+    unreached = [name for name in find_unreachable(inventory) if name.end_offset > end]
+    if unreached:
+        first = unreached[0]
         yield BackupDamagedError(
             first, f"offsets from {end} to {first.start_offset} before it are missing", end
         )
@@ -94,7 +94,7 @@ def _state_hashes(
     chain: Chain | None,
     damages: list[BackupDamagedError],
 ) -> dict[int, str]:
-    """Return the digest of the map at each checkpoint that a chain passes."""
+    """Return the digest of the metadata at each checkpoint on a chain's way."""
     found: dict[int, str] = {}
     if chain is None:
         return found
@@ -110,7 +110,7 @@ def _state_hashes(
 def _other_damages(
     inventory: Inventory, files: DescribedFiles, chain: Chain | None
 ) -> Iterator[BackupDamagedError]:
-    """Yield the damages of files that the newest chain does not need."""
+    """Yield the damage of files that the newest chain does not need."""
     needed: tuple[object, ...] = () if chain is None else (chain.base, *chain.segments)
     checked = frozenset(needed)
     for name in inventory.files:
@@ -131,17 +131,17 @@ def _check(name: FileName, files: DescribedFiles) -> None:
 
 
 def _contradictions(inventory: Inventory, files: DescribedFiles) -> Iterator[BackupDamagedError]:
-    """Yield the files that give the log another hash at an offset than an earlier file does."""
+    """Yield the files whose log hash at an offset differs from an earlier file's."""
     claimed: dict[int, str] = {}
     for name in inventory.files:
         try:
             claims = _claims(name, files)
         except BackupDamagedError:
-            continue  # found already
+            continue  # already reported
         wrong = [offset for offset, value in claims if claimed.setdefault(offset, value) != value]
         if wrong:
             yield BackupDamagedError(
-                name, f"it disagrees with another file about the log below {wrong[0]}"
+                name, f"disagrees with another file about the log below {wrong[0]}"
             )
 
 

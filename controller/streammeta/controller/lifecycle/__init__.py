@@ -1,1 +1,1 @@
-"""The life of objects outside the map: expiry and deletion from the bucket."""
+"""Life of objects and brokers outside the log: expiry, deletion, bucket ownership, failover."""

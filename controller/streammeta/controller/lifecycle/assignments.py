@@ -1,15 +1,15 @@
 """Assignments of failed brokers' work to active ones: recoveries and compactions.
 
 Recoveries: a fenced node with open streams or pending uploads needs one. The plan is written to the
-map, so assignments outlive the leader that made them.
+metadata, so assignments outlive the leader that made them.
 
-Compactions: a node has departed for good, was fenced by its recovery, or has been silent for longer
-than its session. Others compact its set objects once nothing of it is left to recover. This plan is
-not replicated: the map accepts a compaction in such a node's name from any node, and the first of
-two wins. A new leader plans anew, and only work moves.
+Compactions: a node has departed, was fenced by its recovery, or has been silent for longer than its
+session. Others compact its stream set objects once all of its data is recovered. This plan is not
+replicated. The metadata accepts a compaction in such a node's name from any node, and the first of
+two wins. A new leader makes a new plan, and only work moves.
 
-A locked node's data may lie where no other node can reach it, so it waits for the node itself. Pure
-functions of node descriptions; streams and objects are never read.
+Other nodes may be unable to reach a locked node's data, so it waits for the node itself. Pure
+functions of node descriptions, which never read streams or objects.
 """
 
 from bisect import bisect
@@ -25,7 +25,7 @@ from streammeta.storage.cluster_files.wal_config import NO_LOG
 
 
 def has_unrecovered_data(node: NodeDescription) -> bool:
-    """Whether data would be lost if the node's process ended for good."""
+    """Whether data would be lost if the node's process never returned."""
     return node.has_opening_streams or node.pending_upload_count > 0
 
 
@@ -35,12 +35,12 @@ def plan_recoveries(
     per_target: int,
     stalled: Set[int] = frozenset(),
 ) -> tuple[RecoveryTarget, ...]:
-    """Return the changes of assignments by which active nodes recover all failed ones.
+    """Return the changes of assignments with which active nodes recover all failed ones.
 
-    Assignments that can go on stay. A target gets at most `per_target` nodes, the least busy first,
-    in turn from the first failed node's id on, so that the load does not always fall on the same
-    neighbours. A node without a target waits. Recoveries of `stalled` nodes stay, and take no
-    other's room: one that can't be done holds up no other. Deterministic; `nodes` are in id order.
+    Valid assignments stay. A target gets at most `per_target` nodes, the least busy first, in turn
+    from the first failed node's id on, so that the load is not always on the same neighbours. A
+    node without a target waits. Recoveries of `stalled` nodes stay without using a slot, so that an
+    impossible one does not delay the others. Deterministic. `nodes` are in id order.
     """
     failed = {node.node_id for node in nodes if has_failed(node, sessions)}
     targets = [
@@ -67,15 +67,15 @@ def plan_recoveries(
     return tuple(changes)
 
 
-def owes_nothing(node: NodeDescription) -> bool:
-    """Whether a node that is gone needs no recovery: its streams have to be closed, no more."""
+def needs_no_recovery(node: NodeDescription) -> bool:
+    """Whether a failed node needs no recovery, because only its streams have to be closed."""
     return node.wal_config == NO_LOG and node.pending_upload_count == 0
 
 
 def has_successor(nodes: Sequence[NodeDescription], sessions: Sessions) -> bool:
-    """Whether a node is there that could open the streams of one that is gone.
+    """Whether a node exists that could open the streams of a failed one.
 
-    One that never sent a heartbeat is not known to be gone, so it counts.
+    A node that never sent a heartbeat is not known to have failed, so it counts.
     """
     return any(
         sessions.state(node.node_id) in (NodeState.ACTIVE, NodeState.UNKNOWN)
@@ -85,12 +85,12 @@ def has_successor(nodes: Sequence[NodeDescription], sessions: Sessions) -> bool:
 
 
 def has_failed(node: NodeDescription, sessions: Sessions) -> bool:
-    """Whether a node is gone, and has streams open or uploads pending."""
+    """Whether a node has failed and has open streams or pending uploads."""
     if not has_unrecovered_data(node) or node.locked:
         return False
     if sessions.state(node.node_id) is NodeState.FENCED:
         return True
-    # A recovery begun under an earlier leader goes on: it fences the process, or was to.
+    # A recovery started under an earlier leader continues: it fences the process.
     begun = node.failover or node.recovered_by != NONE_ID
     return begun and node.supervised and not sessions.is_heard(node.node_id)
 
@@ -98,20 +98,20 @@ def has_failed(node: NodeDescription, sessions: Sessions) -> bool:
 def _slots(
     targets: Sequence[int], load: Mapping[int, int], per_target: int, after: int
 ) -> Iterator[int]:
-    """Yield targets as often as they have room, one level of load after the other."""
+    """Yield targets as often as they have free slots, one level of load after another."""
     turn = bisect(targets, after)
     in_turn = [*targets[turn:], *targets[:turn]]
-    return (one for level in range(per_target) for one in in_turn if load[one] <= level)
+    return (target for level in range(per_target) for target in in_turn if load[target] <= level)
 
 
 def plan_compactions(
     nodes: Sequence[NodeDescription], sessions: Sessions, current: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return the compacting node of each departed or fenced one, as departed -> target.
+    """Return the compacting node of each departed or fenced node, as departed -> target.
 
-    An assignment stays while its target is heard and has no more than its share. The others go to
-    the least busy target, among equals to the first by a hash of both ids: with the same nodes
-    every leader begins with the same plan. Deterministic; `nodes` are in id order.
+    An assignment stays while its target sends heartbeats and has no more than its share. The others
+    go to the least busy target, and among equals to the first by a hash of both ids, so that every
+    leader starts with the same plan for the same nodes. Deterministic. `nodes` are in id order.
     """
     left = [node.node_id for node in nodes if _is_left(node, sessions)]
     targets = [node.node_id for node in nodes if _is_active(node, sessions)]
@@ -137,7 +137,7 @@ def plan_compactions(
 
 
 def _is_left(node: NodeDescription, sessions: Sessions) -> bool:
-    """Whether a node left set objects behind that others are to compact."""
+    """Whether a node left stream set objects that others should compact."""
     if not node.stream_set_object_count or node.locked:
         return False
     if has_unrecovered_data(node) or node.recovered_by != NONE_ID:

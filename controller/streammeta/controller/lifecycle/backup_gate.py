@@ -1,8 +1,8 @@
-"""Objects whose bytes wait until the entries that destroyed them are in the backup.
+"""Backup gate: an object's bytes wait until the entries that destroyed it are in the backup.
 
-A cluster that is restored to the end of its backup would otherwise name objects whose bytes are
-gone. Each object waits for an end of the log at which it was destroyed already, so neither clocks
-nor the order of destruction matter. Pure; reads nothing but how far the backup is.
+A cluster restored to the end of its backup would otherwise name objects whose bytes are deleted.
+Each object waits for an end of the log at which it was already destroyed, so neither clocks nor the
+order of destruction matter. Pure.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 WAITING_MAX = 20_000
-"""Maximum objects that wait; those destroyed later come after them."""
+"""Maximum number of waiting objects. Objects destroyed later follow them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,10 @@ class _Wait:
 
 
 class BackupWait:
-    """Objects that are due for deletion but for the backup."""
+    """Objects whose deletion only waits for the backup."""
 
     def __init__(self, backed_up_end: Callable[[], int]) -> None:
-        """Take the end of the log in the backup; 0 as long as the leader does not know it."""
+        """`backed_up_end` returns the end of the log in the backup, 0 while it is unknown."""
         self._backed_up_end = backed_up_end
         self._waits: dict[int, _Wait] = {}
 
@@ -31,29 +31,29 @@ class BackupWait:
         return len(self._waits)
 
     def clear(self) -> None:
-        """Drop everything, as when another leader takes over."""
+        """Remove everything when another leader is elected."""
         self._waits.clear()
 
-    def covered(
+    def release_covered(
         self,
         due: Sequence[int],
         metadata_end: int,
         now_ms: int,
         choose: Callable[[Sequence[int]], Sequence[int]],
     ) -> Sequence[int]:
-        """Return the due objects that `choose` takes of those in the backup; these are let go.
+        """Return the due objects that `choose` selects from those in the backup, and forget them.
 
-        The others wait, new ones for `metadata_end`, the end of the log that the metadata reflects.
-        Objects that are no longer due are dropped.
+        The others wait: new ones for `map_end`, the current end of the metadata. Objects that are
+        no longer due are removed.
         """
         known, new = self._waits, _Wait(metadata_end, now_ms)
-        self._waits = {one: known.get(one, new) for one in islice(due, WAITING_MAX)}
+        self._waits = {key: known.get(key, new) for key in islice(due, WAITING_MAX)}
         end = self._backed_up_end()
-        taken = choose([one for one, wait in self._waits.items() if wait.end_offset <= end])
+        taken = choose([key for key, wait in self._waits.items() if wait.end_offset <= end])
         for object_id in taken:
             del self._waits[object_id]
         return taken
 
     def oldest_ms(self, now_ms: int) -> int:
-        """Return the time since which the first of the waiting waits; 0 if none does."""
-        return now_ms - min((one.since_ms for one in self._waits.values()), default=now_ms)
+        """Return how long the first object has waited, 0 without one."""
+        return now_ms - min((wait.since_ms for wait in self._waits.values()), default=now_ms)

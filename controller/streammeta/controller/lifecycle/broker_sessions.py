@@ -1,9 +1,8 @@
 """Sessions of brokers, by their heartbeats: active, fenced, or shutting down.
 
 A pure state machine of the leader, on monotonic milliseconds. Owns the rule that silence fences a
-node, and its exception when the fault may be the leader's own: a leader whose event loop stalled,
-or that hears no node at all, fences none. Knows no streams, no map and no wall clock, and never
-compares its clock with a broker's.
+node, and its exception when the leader itself may be at fault: a leader whose event loop stalled,
+or that receives no heartbeat at all, fences nobody. It never compares its clock with a broker's.
 """
 
 from collections import Counter
@@ -12,23 +11,23 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 SHUTDOWN_GRACE_MS = 60_000
-"""Milliseconds after its request in which a silent node still counts as shutting down."""
+"""Milliseconds after a shutdown request in which a silent node counts as shutting down."""
 
 DOUBT_TIMEOUTS = 3
-"""Session timeouts of silence of all nodes after which the leader fences them."""
+"""Session timeouts of silence from all nodes after which the leader fences them."""
 
 STALL_SHARE = 3
 """A pause between two ticks of more than 1/3 of the session timeout is a stall of the leader."""
 
 SHORTEST_MS = 2_000
-"""Shortest session in milliseconds that a broker may ask for."""
+"""Shortest session that a broker may request, in milliseconds."""
 
 TICK_MS = 1_000
 """Longest time between two ticks, in milliseconds."""
 
 
 class NodeState(IntEnum):
-    """State of a node's session; numbers of the protobuf enum."""
+    """State of a node's session, with the numbers of the protobuf enum."""
 
     ACTIVE = 1
     FENCED = 2
@@ -38,7 +37,7 @@ class NodeState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SupervisedNode:
-    """A node of the map that sends heartbeats, and its newest epoch."""
+    """A node that sends heartbeats, and its newest epoch."""
 
     node_id: int
     node_epoch: int
@@ -57,18 +56,18 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """When a node was last heard, and whether it said then that its process ends."""
+    """Time of a node's last heartbeat, and whether it announced the end of its process."""
 
     age_ms: int
     is_exact: bool
-    """False: it was not heard in this term, so that its last heartbeat is older than the term."""
+    """False if there was no heartbeat in this term, so that the last one is older than the term."""
     has_closed: bool
 
 
 class Sessions:
-    """Sessions by node id, of this leader's term alone.
+    """Sessions by node id, only of this leader's term.
 
-    `timeout_ms` is the longest session, which every node has that asks for none shorter.
+    `timeout_ms` is the longest session, and the default of nodes that request none.
     """
 
     def __init__(self, timeout_ms: int) -> None:
@@ -77,39 +76,40 @@ class Sessions:
         self._led_since_ms = 0
         self._sessions: dict[int, _Session] = {}
         self.fenced = 0
-        """Sessions that ended because their nodes were silent, in all terms of this process."""
+        """Number of sessions that ended because of silence, in all terms of this process."""
         self._ticked_ms = 0
         self._doubt_since_ms: int | None = None
 
     @property
     def tick_ms(self) -> int:
         """Interval of calls of `tick`, well below the pause that counts as a stall."""
-        shortest = min((one.timeout_ms for one in self._sessions.values()), default=self.timeout_ms)
+        timeouts_ms = (session.timeout_ms for session in self._sessions.values())
+        shortest = min(timeouts_ms, default=self.timeout_ms)
         return max(1, min(TICK_MS, shortest // (3 * STALL_SHARE)))
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether no node is fenced at present, because none at all is heard."""
+        """Whether no node is fenced now, because no heartbeat arrives at all."""
         return self._doubt_since_ms is not None
 
     @property
     def is_settled(self) -> bool:
-        """Whether the term is older than a session timeout, so that active nodes were heard."""
+        """Whether the term is older than a session timeout, so every active node was heard."""
         return self._leads and self._ticked_ms - self._led_since_ms > self.timeout_ms
 
     def lead(self, now_ms: int) -> None:
-        """Begin a term: every node is granted a fresh session when first seen."""
+        """Begin a term: every node gets a new session when first seen."""
         self._leads = True
         self._led_since_ms = self._ticked_ms = now_ms
 
     def resign(self) -> None:
-        """End the term, and drop all sessions."""
+        """End the term and remove all sessions."""
         self._leads = False
         self._sessions.clear()
         self._doubt_since_ms = None
 
     def state(self, node_id: int) -> NodeState:
-        """Return the state of a node; UNKNOWN without a session or when not leading."""
+        """Return the state of a node, UNKNOWN without a session or when not leading."""
         session = self._sessions.get(node_id)
         if session is None:
             return NodeState.UNKNOWN
@@ -120,9 +120,9 @@ class Sessions:
         return NodeState.ACTIVE
 
     def counts(self) -> Mapping[NodeState, int]:
-        """Return the number of sessions in each state; none but when leading.
+        """Return the number of sessions in each state, none when not leading.
 
-        A node whose process closed in good order counts as shutting down, however long ago.
+        A node whose process closed properly counts as shutting down, for any time.
         """
         return Counter(
             NodeState.CONTROLLED_SHUTDOWN if session.has_closed else self.state(node_id)
@@ -130,7 +130,7 @@ class Sessions:
         )
 
     def heard(self, node_id: int) -> Heard | None:
-        """Return when a node was last heard, as of the last tick; None without a session."""
+        """Return the time of a node's last heartbeat at the last tick, None without a session."""
         session = self._sessions.get(node_id)
         if session is None:
             return None
@@ -138,12 +138,12 @@ class Sessions:
         return Heard(age_ms, not session.is_granted, session.has_closed)
 
     def is_heard(self, node_id: int) -> bool:
-        """Whether a node that is not fenced was itself heard in this term."""
+        """Whether a node that is not fenced sent a heartbeat in this term."""
         session = self._sessions.get(node_id)
         return session is not None and not session.is_fenced and not session.is_granted
 
     def granted_ms(self, wanted_ms: int) -> int:
-        """Return the session that a node gets which asks for `wanted_ms`, 0 for the longest."""
+        """Return the session length for a node that requests `wanted_ms`, 0 for the longest."""
         if wanted_ms <= 0:
             return self.timeout_ms
         return min(self.timeout_ms, max(wanted_ms, SHORTEST_MS))
@@ -158,11 +158,11 @@ class Sessions:
         closes: bool = False,
         wanted_ms: int = 0,
     ) -> None:
-        """Renew the session of a node whose epoch the map accepts; ends its fence and any doubt.
+        """Renew the session of a node with a valid epoch. Ends its fence and any doubt.
 
-        Without `wants_shutdown` a node that was leaving stays. With `closes` it says that its
-        process ends: it is fenced as any other, and its silence is expected. `wanted_ms` is the
-        session that it asks for; the newest heartbeat counts.
+        Without `wants_shutdown`, a node that was leaving stays. With `closes` the node announces
+        the end of its process: it is fenced like any other, but its silence is expected.
+        `wanted_ms` is the requested session length of the newest heartbeat.
         """
         if not self._leads:
             return
@@ -182,10 +182,10 @@ class Sessions:
             session.leaving_since_ms = now_ms
 
     def tick(self, now_ms: int, nodes: Iterable[SupervisedNode]) -> tuple[int, ...]:
-        """Advance to `now_ms`; return the nodes fenced now, in id order.
+        """Advance to `now_ms`. Returns the newly fenced nodes, in id order.
 
-        `nodes` are all supervised nodes of the map: new ones, and new processes of known ones, are
-        granted a session; those that are missing are forgotten.
+        `nodes` are all supervised nodes. New ones, and new processes of known ones, get a session.
+        Missing ones are removed.
         """
         if not self._leads:
             return ()
@@ -234,7 +234,7 @@ class Sessions:
 
     def _end_doubt(self, now_ms: int) -> None:
         if self._doubt_since_ms is not None:
-            # A node is heard again: from now on the others' silence counts.
+            # A heartbeat arrived, so from now on the others' silence counts.
             self._renew_all(now_ms)
 
     def _renew_all(self, now_ms: int) -> None:
@@ -244,7 +244,7 @@ class Sessions:
 
 
 def _is_stall(pause_ms: int, timeout_ms: int) -> bool:
-    """Whether a pause between two ticks may itself be what silenced a session."""
+    """Whether a pause between two ticks may itself have silenced a session."""
     return pause_ms > max(1, timeout_ms // STALL_SHARE)
 
 

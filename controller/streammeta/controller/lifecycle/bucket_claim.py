@@ -1,16 +1,16 @@
 """Ownership of the bucket and claims of object ids, both settled before an id is issued.
 
-In each of its terms a leader agrees on the cluster's UUID in the log, creates or checks the marker
-in the bucket, and goes through `claim_round`; only then are object ids issued and bytes deleted.
-Commits wait for the lease on the marker alone, which `marker_watch` renews. Failed bucket calls are
-retried; a state that only an operator can correct is checked again from time to time. See
-`storage.bucket_marker` for the objects.
+In each term a leader agrees on the cluster's UUID in the log, creates or checks the marker in the
+bucket, and runs `claim_round`. Only then are object ids issued and bytes deleted. Commits only wait
+for the lease on the marker, which `marker_watch` renews. Failed bucket calls are retried. A state
+that only an operator can correct is checked again from time to time. See `storage.bucket_marker`
+for the objects.
 
-`claim_round` is the protocol, as steps without I/O: a round yields its next step and is sent the
-result; the caller may stop for good after any step. The order is the safety: a bound is committed
-in the log before it is claimed in the bucket, and ids below it are issued only after that. So the
-claims in the bucket never exceed the committed log, in any history whose leaders stem from one log,
-late puts of deposed leaders included; and a map restored from before the last claim is below it.
+`claim_round` is the protocol as steps without I/O. A round yields its next step and is sent the
+result, and the caller may stop after any step. The order makes it safe: a bound is committed in the
+log before it is claimed in the bucket, and ids below it are issued only after that. The claims in
+the bucket therefore never exceed the committed log while all leaders share one log, even with late
+puts of deposed leaders. Metadata restored from before the last claim is below it.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 _log = structlog.get_logger(component="lifecycle")
 
 CLAIM_STEP = 1_000_000
-"""Object ids claimed ahead of those issued."""
+"""Number of object ids claimed ahead of the issued ones."""
 
 _INT64_MAX = 2**63 - 1
 
@@ -70,7 +70,7 @@ class ReadClaims:
 
 @dataclass(frozen=True, slots=True)
 class ProveLeadership:
-    """Prove that this node leads now, and that the state of its map is committed."""
+    """Prove that this node leads now and that its metadata is committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +92,21 @@ Step: TypeAlias = ReadClaims | ProveLeadership | CommitBound | PutClaim
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """The leader's map: the next id to issue, and the bound of issuable ids."""
+    """The leader's metadata: the next id to issue, and the bound of issuable ids."""
 
     next_object_id: int
     issued_below: int
 
 
 def claim_round(read_metadata: Callable[[], Issued]) -> Generator[Step, Any, int]:
-    """Claim a new bound; return it: ids below it may be issued from then on.
+    """Claim a new bound and return it. Ids below it may be issued from then on.
 
     Raises:
-        MetadataOlderThanBucketError: the bucket holds a claim that the committed log lacks.
+        MetadataOlderThanBucketError: the bucket has a claim that is missing in the committed log.
     """
     claimed = yield ReadClaims()
     if claimed > read_metadata().issued_below:
-        # A leader that was deposed without noticing sees the claims of its successor.
+        # A leader that has not noticed its end sees the claims of its successor.
         yield ProveLeadership()
         issued_below = read_metadata().issued_below
         if claimed > issued_below:
@@ -118,16 +118,14 @@ def claim_round(read_metadata: Callable[[], Issued]) -> Generator[Step, Any, int
 
 
 def next_bound(issued: Issued) -> int:
-    """Return the bound to claim: a step ahead, and above every bound committed before."""
+    """Return the bound to claim: one step ahead, and above every committed bound."""
     return min(_INT64_MAX, max(issued.next_object_id + CLAIM_STEP, issued.issued_below + 1))
 
 
 CLAIM_AGE_MS_MAX = 10_000
-"""Age in milliseconds at which a claim is renewed if the map has changed since.
-
-Bounds the changes that a restored map can miss without being found older than the bucket: ids that
-it would issue again, and committed uploads that it would let expire, so that their objects go.
-"""
+"""Age in milliseconds at which a claim is renewed if the metadata has changed since. It limits the
+changes that restored metadata can miss without being detected as older than the bucket. Such
+metadata would issue ids again, and would let committed uploads expire and be deleted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,16 +137,16 @@ class _Term:
     is_safe: bool = False
     claimed_at_ms: int = 0
     claimed_at_offset: int = 0
-    """End of the log with the last claim's bound; whatever came later no claim tells of."""
+    """End of the log at the last claim. The claim does not cover later entries."""
     written_to: int = 0
-    """End of the log with the last entry of this task."""
+    """End of the log after this task's last entry."""
     is_claim_wanted: bool = True
     refused: str = ""
     retry_at_ms: int = 0
 
 
 class BucketClaims(LeaderTask[_Term]):
-    """The leader's task that checks the bucket and keeps the gate of object ids."""
+    """The leader's task that checks the bucket and controls the gate of object ids."""
 
     def __init__(
         self,
@@ -185,26 +183,26 @@ class BucketClaims(LeaderTask[_Term]):
 
     @property
     def may_delete(self) -> bool:
-        """True if this node leads, the bucket is the cluster's, and the map is not behind it."""
+        """Whether this node leads, owns the bucket, and has metadata that is not older than it."""
         term = self._term
         return term is not None and term.is_safe and self._controller.lease.is_held
 
     def is_undecided(self, object_id: int) -> bool:
-        """Whether an object unknown to the map may be from before a restore."""
+        """Whether an unknown object may be from before a restore."""
         return any(start <= object_id < end for start, end in self._watch.undecided)
 
     @property
     def cluster_uuid(self) -> str:
-        """The cluster's committed UUID; empty if not agreed, or not known here yet."""
+        """The cluster's committed UUID, empty if it is not agreed on or not known here yet."""
         if self._term is not None:
             return self._term.cluster_uuid
         return self._controller.cluster_metadata.bucket_claim.cluster_uuid
 
     @property
     def problem(self) -> str:
-        """Reason why this leader issues no object ids or acknowledges no change now.
+        """Reason why this leader issues no object ids or acknowledges no changes.
 
-        Empty if it does, or does not lead.
+        Empty if it does both, or does not lead.
         """
         if self._term is None:
             return ""
@@ -218,7 +216,7 @@ class BucketClaims(LeaderTask[_Term]):
             self._gate.wanted.set()
 
     async def run(self) -> None:
-        """Look at the markers, check them at each takeover, claim ids when due, until cancelled."""
+        """Check the markers, also after each election, and claim ids when due, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch.run())
             await self._claim_when_due()
@@ -234,7 +232,7 @@ class BucketClaims(LeaderTask[_Term]):
 
     def _on_leadership(self, leads: bool) -> None:
         self._term = _Term() if leads else None
-        why = "the leader has just taken over" if leads else "leadership was lost"
+        why = "a new leader has just been elected" if leads else "leadership was lost"
         self._gate.close(ObjectIdsNotReadyError(why), is_final=not leads)
         self._gate.wanted.set()
 
@@ -263,10 +261,10 @@ class BucketClaims(LeaderTask[_Term]):
                 self._postpone(term, error)
 
     def _require_ownership(self) -> None:
-        """Require that no look has found another cluster restored over this one.
+        """Require that no check has found another cluster restored over this one.
 
         Raises:
-            SupersededError: one was.
+            SupersededError: a check has found one.
         """
         if isinstance(refusal := self._controller.lease.refusal, SupersededError):
             raise refusal
@@ -284,7 +282,7 @@ class BucketClaims(LeaderTask[_Term]):
             created_ms=self._clock.wall_ms(),
         )
         if answer.issued_below:
-            # Ids were claimed before, and the marker was there before that.
+            # Ids were claimed before, and the marker had existed before that.
             found = await self._call(term, lambda store: read_marker(store, self._namespace))
         else:
             found = await self._call(term, lambda store: create_marker(store, marker))
@@ -297,11 +295,11 @@ class BucketClaims(LeaderTask[_Term]):
         )
         term.is_marked = True
         if not self._controller.lease.is_held:
-            self._watch.look_soon()  # there may have been no marker yet
+            self._watch.look_soon()  # the previous check may have found no marker yet
         _log.info("bucket_checked", namespace=self._namespace, cluster_uuid=answer.cluster_uuid)
 
     async def _look(self, term: _Term) -> None:
-        """Look at the markers in this term, whatever earlier looks have found.
+        """Check the markers in this term, regardless of earlier checks.
 
         Raises:
             SupersededError: another cluster was restored over this one.
@@ -358,7 +356,7 @@ class BucketClaims(LeaderTask[_Term]):
                 await self._controller.submit(()).committed()
                 self._require(term)
             case CommitBound(bound):
-                term.is_safe = True  # the round comes to this only if the map is not behind
+                term.is_safe = True  # the round continues only if the metadata is not older
                 uuid_ = term.cluster_uuid
                 await self._write(term, ClaimBucket(cluster_uuid=uuid_, issued_below=bound))
                 term.claimed_at_offset = term.written_to
@@ -377,13 +375,13 @@ class BucketClaims(LeaderTask[_Term]):
         try:
             await self._call(term, lambda store: put_claim(store, self._namespace, claim))
         except ObjectExistsError:
-            # Each bound is committed once: another log has led to the same one.
+            # Each bound is committed once, so another log has produced the same one.
             raise MetadataOlderThanBucketError(bound - 1, bound) from None
 
     # -- helpers
 
     async def _write(self, term: _Term, request: ClaimBucket) -> ClaimBucketAnswer:
-        # Not by `write`, which waits for the first look, and that for the cluster's UUID.
+        # Not by `write`: it waits for the first check, which needs the cluster's UUID.
         submission = self._controller.submit((request,))
         await submission.committed()
         (answer,) = submission.answers

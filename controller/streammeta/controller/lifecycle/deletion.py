@@ -1,16 +1,16 @@
-"""Deletion of destroyed objects from the bucket, and then from the map.
+"""Deletion of destroyed objects from the bucket, and then from the metadata.
 
-The order is the safety: an object is marked destroyed in the map, its bytes go only after a delay
-and after that mark is committed, and in the backup if there is one, and only then does the map
-forget it. A stop anywhere in between
-loses nothing: the next leader starts over, and a key that is gone already counts as deleted. Only
-keys made of an object id and this cluster's namespace are ever named.
+The order makes it safe. An object is first marked as destroyed in the metadata. Its bytes are
+deleted only after a delay, and after that mark is committed and included in the backup, if there is
+one. Only then does the metadata forget it. A stop at any point loses nothing: the next leader
+starts over, and a missing key counts as deleted. Only keys made of an object id and this cluster's
+namespace are ever deleted.
 
-An object that was never committed is looked at before: if it is ahead of the map it stays, see
+An object that was never committed is inspected first. If it is ahead of the metadata it stays, see
 `uncommitted`.
 
-Bucket calls run in threads, a few at a time. A refused key waits by itself; a bucket that can't
-serve is left alone for a while; a throttled one is sent fewer requests.
+Bucket calls run in threads, a few at a time. A rejected key waits separately, an unavailable bucket
+is left alone for a while, and a throttling one receives fewer requests.
 """
 
 import asyncio
@@ -47,44 +47,45 @@ from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectSt
 _log = structlog.get_logger(component="lifecycle")
 
 DELETE_BATCH_MAX = 1_000
-"""Maximum keys in one bucket request; the limit of S3's DeleteObjects."""
+"""Maximum number of keys in one bucket request, the limit of S3's DeleteObjects."""
 
 IN_FLIGHT_MAX = 4
-"""Maximum bucket requests in flight."""
+"""Maximum number of bucket requests in flight."""
 
 RETRIES_IN_FLIGHT_MAX = 2
-"""Maximum bucket requests for keys refused before, so that others always get through."""
+"""Maximum number of bucket requests for keys rejected before, so that others always proceed."""
 
 LOOKS_IN_FLIGHT_MAX = 1
-"""Maximum batches of uncommitted objects looked at, so that others need not wait for them."""
+"""Maximum number of batches of uncommitted objects being inspected, so that others proceed."""
 
 REFUSED_MAX = 50_000
-"""Maximum objects remembered that are refused or ahead; beyond it no others are deleted."""
+"""Maximum number of remembered objects that were rejected or are ahead. At this limit no others are
+deleted."""
 
 PAUSE_MS_MAX = 60_000
-"""Longest pause while the bucket can't serve, in milliseconds."""
+"""Longest pause while the bucket is unavailable, in milliseconds."""
 
 _FRESH_FIRST = 0.5
-"""Share of requests to a failing bucket for which keys not refused before come first."""
+"""Share of requests to a failing bucket in which keys without a rejection come first."""
 
 BUSY_WAIT_MS = 100
 """Pause before the next step while work waits for its turn, in milliseconds."""
 
 LONG_WAIT_MS = 60_000
-"""Wait for the backup from which the log tells of it, in milliseconds."""
+"""Wait for the backup after which it is logged, in milliseconds."""
 
 SAMPLE = 5
-"""Maximum stuck keys named in logs and descriptions."""
+"""Maximum number of stuck keys named in logs and descriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionStatus:
-    """Status of deletion: objects in flight, refused and stuck; rate in objects per second.
+    """Status of deletion: objects in flight, rejected and stuck, and objects per second.
 
     `unbacked` objects wait for the backup, the first of them since `unbacked_ms`. `ahead` objects
-    stay because their offsets lie beyond the map's streams, `unproven` ones because their bytes
-    don't show whether a commit was forgotten. `deleted` and `failed` count attempts
-    by their outcome, since the start of the process.
+    stay because their offsets are above the ends of their streams. `unproven` ones stay because
+    their bytes don't show whether a commit was forgotten. `deleted` and `failed` count attempts by
+    outcome since the start of the process.
     """
 
     in_flight: int
@@ -102,7 +103,7 @@ class DeletionStatus:
 
 
 class Deletion:
-    """Deletes objects that the map has marked destroyed, oldest first."""
+    """Deletes objects that are marked as destroyed, oldest first."""
 
     def __init__(
         self,
@@ -118,10 +119,10 @@ class Deletion:
         objects_per_s: float = 2_000.0,
         rng: random.Random | None = None,
     ) -> None:
-        """Take the parts; `may_delete` tells whether the bucket is known to be the map's.
+        """`may_delete` says whether the bucket is known to belong to this metadata.
 
-        `backed_up_end` is the end of the log in the backup, as `BackupWait` takes it; None without
-        a backup: then nothing waits for it.
+        `backed_up_end` returns the end of the log in the backup, as in `BackupWait`. Without a
+        backup it is None, and nothing waits for it.
         """
         self._controller = controller
         self._store = store
@@ -154,7 +155,7 @@ class Deletion:
         controller.on_leadership(self._on_leadership)
 
     async def run(self) -> None:
-        """Delete objects whose delay is over, until cancelled."""
+        """Delete objects whose delay has passed, until cancelled."""
         async with asyncio.TaskGroup() as requests:
             while True:
                 self._wake.clear()
@@ -195,7 +196,7 @@ class Deletion:
         self._waits_long = False
         self._store_failures = 0
         if leads:
-            # The marks bear the time of an earlier leader's clock: wait the delay by this one's.
+            # The marks have times of an earlier leader's clock, so wait the delay by this one's.
             self._resume_ms = self._clock.monotonic_ms() + self._delay_ms
             self._doubt_hold()
             self._inherited.note_takeover(
@@ -203,7 +204,7 @@ class Deletion:
             )
 
     def _start_due(self, requests: asyncio.TaskGroup) -> bool:
-        """Start requests for due objects; return whether more wait for their turn."""
+        """Start requests for due objects. Returns whether more wait for their turn."""
         while True:
             now_ms = self._clock.monotonic_ms()
             if not self._controller.is_active or now_ms < self._resume_ms:
@@ -215,8 +216,8 @@ class Deletion:
             if self._requests >= self._requests_max() or tokens < self._least_batch():
                 return True
 
-            # After a failure of the bucket a few keys try it out, fewer each time: it may be down,
-            # or stumble over one key in particular.
+            # After a failure a few keys probe the bucket, fewer each time: it may be down, or may
+            # fail on one particular key.
             room = min(tokens, max(1, DELETE_BATCH_MAX >> 2 * self._store_failures))
             batch, is_retry = self._next_batch(now_ms, room)
             if not batch:
@@ -234,13 +235,13 @@ class Deletion:
         return 1 if self._store_failures else IN_FLIGHT_MAX
 
     def _least_batch(self) -> int:
-        """Return the smallest batch to request: a few large requests cost less than many."""
+        """Return the smallest batch worth a request: a few large requests cost less than many."""
         return max(1, min(DELETE_BATCH_MAX, int(self._rate_limiter.rate / 4)))
 
     def _next_batch(self, now_ms: int, limit: int) -> tuple[Sequence[int], bool]:
-        """Return objects to delete next, and whether they were refused before.
+        """Return the next objects to delete, and whether they were rejected before.
 
-        While the bucket fails chance decides whether these are: each may be the cause.
+        While the bucket fails the choice is random, because each object may be the cause.
         """
         if self._store_failures and self._rng.random() < _FRESH_FIRST:
             fresh = self._next_fresh(limit)
@@ -266,7 +267,7 @@ class Deletion:
         if len(self._retries) + len(self._ahead) + len(self._unproven) >= REFUSED_MAX:
             return ()
         if self._backup_wait is None:
-            # Committed objects may come after many that can't be looked at yet.
+            # Committed objects may follow many that can't be inspected yet.
             is_looking = self._looks >= LOOKS_IN_FLIGHT_MAX
             due = self._due(WAITING_MAX if is_looking else DELETE_BATCH_MAX)
             return self._choose(due, limit)
@@ -275,16 +276,16 @@ class Deletion:
             self._clock.monotonic_ms(),
             self._controller.cluster_metadata.applied_end_offset,
         )
-        covered = self._backup_wait.covered(
+        covered = self._backup_wait.release_covered(
             self._due(WAITING_MAX), end, now_ms, lambda due: self._choose(due, limit)
         )
         self._note_wait(self._backup_wait, now_ms)
         return covered
 
     def _choose(self, due: Sequence[int], limit: int) -> Sequence[int]:
-        """Return at most `limit` of the due objects: all were committed once, or none was.
+        """Return at most `limit` of the due objects, either all once committed or none.
 
-        So committed objects never wait for a look at others.
+        Committed objects therefore never wait for the inspection of others.
         """
         if not due:
             return ()
@@ -294,9 +295,9 @@ class Deletion:
         return list(islice(alike, limit))
 
     def _due(self, limit: int) -> Sequence[int]:
-        """Return objects whose delay is over and which are not put off, oldest first.
+        """Return objects whose delay has passed and which are not postponed, oldest first.
 
-        While the bucket fails they come in any order: the oldest may be the cause.
+        While the bucket fails their order is random, because the oldest may be the cause.
         """
         now_ms, cluster_metadata = (
             self._controller.log_time.now_ms(),
@@ -305,23 +306,23 @@ class Deletion:
         known = (self._in_flight, self._retries, self._ahead, self._unproven)
         most = limit + sum(len(part) for part in known)
         due = cluster_metadata.destroyed(now_ms - self._delay_ms, most, self._hold_time_ms())
-        fresh = (one for one in due if not any(one in part for part in known))
+        fresh = (object_id for object_id in due if not any(object_id in part for part in known))
         found = list(islice(fresh, limit))
         if self._store_failures:
             self._rng.shuffle(found)
         return found
 
     def _hold_time_ms(self) -> int:
-        """Return the time to compare the end of the deletion hold with."""
+        """Return the time to compare with the end of the deletion hold."""
         log_time, hold = self._controller.log_time, self._controller.cluster_metadata.deletion_hold
         if log_time.elapsed_ms < self._hold_rest_ms and hold == self._doubted_hold:
             return min(log_time.now_ms(), hold.until_ms - 1)
         return log_time.now_ms()
 
     def _doubt_hold(self) -> None:
-        """Continue a hold that is over only because the clock is far ahead of the map's times.
+        """Continue a hold that ended only because the clock is far ahead of the metadata's times.
 
-        Wait for the rest of it, as of the newest time in the map, by the monotonic clock.
+        Its rest, counted from the newest time in the metadata, is waited by the monotonic clock.
         """
         began_ms, cluster_metadata = (
             self._controller.log_time.began_ms,
@@ -339,7 +340,7 @@ class Deletion:
             _log.warning("deletion_hold_continues", jump_ms=jump_ms, rest_ms=self._hold_rest_ms)
 
     def _note_wait(self, wait: BackupWait, now_ms: int) -> None:
-        """Log that objects wait long for the backup, and the end of it, each once."""
+        """Log once that objects wait long for the backup, and once that the wait ended."""
         waited_ms = wait.oldest_ms(now_ms)
         waits_long = waited_ms >= LONG_WAIT_MS
         if waits_long and not self._waits_long:
@@ -358,13 +359,14 @@ class Deletion:
             if uncommitted:
                 left = await self._look_at(object_ids, uncommitted)
             await self._controller.settled()
-            # A look takes time, in which this node may lose what allows it to delete.
+            # During the inspection this node may have lost the right to delete.
             if self._reign == reign and self._may_delete():
                 await self._delete_settled(left)
             else:
                 self._postpone(left)
         except ApiError as error:
-            # Leadership is lost, or no write is accepted: the map still lists the rest as due.
+            # Leadership was lost, or no write is accepted. The metadata still lists the rest as
+            # due.
             self._postpone(left)
             _log.info("deletion_postponed", objects=len(left), reason=str(error))
             self._pause()
@@ -377,7 +379,7 @@ class Deletion:
     async def _look_at(
         self, object_ids: Sequence[int], uncommitted: Collection[int]
     ) -> Sequence[int]:
-        """Return the objects without those that stay: ahead of the map, or not seen well."""
+        """Return the objects without those that stay because they are ahead or can't be read."""
         reign = self._reign
         try:
             looks = await self._uncommitted.look_at(uncommitted)
@@ -395,19 +397,19 @@ class Deletion:
         return [object_id for object_id in object_ids if object_id not in kept]
 
     def _note_failed(self, failed: Mapping[int, StorageError]) -> None:
-        """Put off objects that could not be looked at."""
-        still = {one: str(error) for one, error in failed.items() if one in self._ahead}
+        """Postpone objects that could not be inspected."""
+        still = {key: str(error) for key, error in failed.items() if key in self._ahead}
         self._ahead.refuse(still, self._clock.monotonic_ms())
         is_down = (StoreUnavailableError, BucketNotFoundError)
-        others = {one: error for one, error in failed.items() if one not in still}
-        down = {one: error for one, error in others.items() if isinstance(error, is_down)}
+        others = {key: error for key, error in failed.items() if key not in still}
+        down = {key: error for key, error in others.items() if isinstance(error, is_down)}
         if down:
             self._on_store_failure(list(down), next(iter(down.values())))
-        self._refuse({one: str(error) for one, error in others.items() if one not in down})
+        self._refuse({key: str(error) for key, error in others.items() if key not in down})
 
     def _note_ahead(self, ahead: Mapping[int, Ahead]) -> None:
-        """Put off objects that are ahead of the map, and log those not known before."""
-        new = {one: found for one, found in ahead.items() if one not in self._ahead}
+        """Postpone objects that are ahead of the metadata, and log the new ones."""
+        new = {key: found for key, found in ahead.items() if key not in self._ahead}
         self._retries.forget(ahead)
         reasons = {object_id: found.reason for object_id, found in ahead.items()}
         self._ahead.refuse(reasons, self._clock.monotonic_ms())
@@ -426,7 +428,7 @@ class Deletion:
         )
 
     def _note_unproven(self, unreadable: Sequence[int]) -> Sequence[int]:
-        """Keep bytes that prove nothing under ids whose commits this process may not know."""
+        """Keep unreadable bytes under ids whose commits this process may not know."""
         if self._inherited.is_over(self._clock.monotonic_ms()):
             return ()
         unproven = [object_id for object_id in unreadable if object_id in self._inherited]
@@ -442,7 +444,7 @@ class Deletion:
             self._unproven.clear()
 
     def _postpone(self, object_ids: Sequence[int]) -> None:
-        """Try objects again after the interval, those put off before by their own queue."""
+        """Retry objects after the interval, postponed ones through their own queue."""
         until_ms = self._clock.monotonic_ms() + self._interval_ms
         self._retries.postpone(object_ids, until_ms)
         self._ahead.postpone(object_ids, until_ms)
@@ -483,7 +485,7 @@ class Deletion:
         if is_throttled:
             self._rate_limiter.slow_down(now_ms)
         elif self._store_failures == 0:
-            # It served others just now: one of these keys may be the cause.
+            # The previous request succeeded, so one of these keys may be the cause.
             self._store_failures = 1
             self._refuse(dict.fromkeys(object_ids, str(error)))
             return

@@ -1,6 +1,6 @@
-"""Pace of deletion: its rate, and the pauses of keys that the bucket refuses. Pure.
+"""Pace of deletion: its rate, and the pauses of keys that the bucket rejects. Pure.
 
-Times come with calls; chances with a generator that is given.
+Callers pass the time, and a random generator for the jitter.
 """
 
 import heapq
@@ -15,17 +15,17 @@ RATE_MIN = 10.0
 """Minimum rate in objects per second."""
 
 RECOVERY_MS = 60_000
-"""Time in milliseconds in which the rate grows by its maximum."""
+"""Time in milliseconds in which the rate grows from zero to its maximum."""
 
 HALVING_PAUSE_MS = 1_000
-"""Milliseconds in which overload counts once: calls in flight together report the same."""
+"""Milliseconds in which overload counts once, because concurrent calls report the same one."""
 
 
 class RateLimiter:
     """Token bucket of one second's objects that slows down when the store asks for it.
 
     Additive increase, multiplicative decrease: each overload of the store halves the rate, at most
-    once a second, and it grows back to its maximum within a minute. Pure; times come with calls.
+    once a second, and it grows back to its maximum within a minute.
     """
 
     def __init__(self, rate_max: float, now_ms: int) -> None:
@@ -37,20 +37,20 @@ class RateLimiter:
 
     @property
     def rate(self) -> float:
-        """Objects per second allowed now."""
+        """Current limit in objects per second."""
         return self._rate
 
     def available(self, now_ms: int) -> int:
-        """Return how many objects may be taken at once now."""
+        """Return how many objects may be deleted now."""
         self._advance(now_ms)
         return int(self._tokens)
 
     def take(self, count: int) -> None:
-        """Use up `count` of the available objects."""
+        """Use `count` of the available objects."""
         self._tokens -= count
 
     def slow_down(self, now_ms: int) -> None:
-        """Halve the rate: the store asked for fewer requests."""
+        """Halve the rate, because the store asked for fewer requests."""
         self._advance(now_ms)
         if now_ms - self._halved_ms >= HALVING_PAUSE_MS:
             self._halved_ms = now_ms
@@ -61,21 +61,21 @@ class RateLimiter:
         passed_ms = now_ms - self._now_ms
         self._now_ms = now_ms
         self._rate = min(self._rate_max, self._rate + self._rate_max * passed_ms / RECOVERY_MS)
-        # At least one fits, however low the rate.
+        # A rate below one must still allow one object.
         room = max(1.0, self._rate)
         self._tokens = min(room, self._tokens + self._rate * passed_ms / 1_000)
 
 
 RETRY_PAUSES_MS = Backoff(first=1_000, longest=600_000)
-"""Pauses of a key after each refusal."""
+"""Pauses of a key after each rejection."""
 
 STUCK_AFTER = 6
-"""Refusals after which a key counts as stuck."""
+"""Number of rejections after which a key counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refusals of an object's key: their number, and the bucket's last reason."""
+    """Rejections of an object's key: their number, and the bucket's last reason."""
 
     object_id: int
     count: int
@@ -85,9 +85,8 @@ class Refusal:
 class RetryQueue:
     """Keys that the bucket refused to delete, each with its own time of the next attempt.
 
-    A key waits longer after each refusal, with jitter, and never for another key. After several
-    refusals it counts as stuck, for operators to examine; it is still tried, rarely. Pure; times
-    come with calls.
+    A key waits longer after each rejection, with jitter, and independently of other keys. After
+    several rejections it counts as stuck, for operators to examine. It is still retried, rarely.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -102,17 +101,17 @@ class RetryQueue:
         return object_id in self._refusals
 
     def clear(self) -> None:
-        """Drop everything, as when another leader takes over."""
+        """Remove everything when another leader is elected."""
         self._refusals.clear()
         self._due.clear()
 
     def forget(self, object_ids: Collection[int]) -> None:
-        """Drop objects whose bytes are deleted."""
+        """Remove objects whose bytes are deleted."""
         for object_id in object_ids:
             self._refusals.pop(object_id, None)
 
     def refuse(self, reasons: Mapping[int, str], now_ms: int) -> tuple[Refusal, ...]:
-        """Queue refused objects; return those that have just become stuck."""
+        """Queue rejected objects. Returns those that have just become stuck."""
         stuck = []
         for object_id, reason in reasons.items():
             before = self._refusals.get(object_id)
@@ -125,11 +124,11 @@ class RetryQueue:
         return tuple(stuck)
 
     def take_due(self, now_ms: int, limit: int, *, isolates: bool = True) -> tuple[int, ...]:
-        """Return objects whose pause is over, to be tried in one request.
+        """Return objects whose pause has passed, to be retried in one request.
 
-        The more often the first was refused the fewer come with it, down to one, which isolates a
-        key that causes all keys of a request to be refused, unless `isolates` is False. Each is
-        returned once; `refuse` or `forget` it.
+        With more rejections of the first object fewer others join it, down to none. This isolates a
+        key that causes all keys of a request to be rejected, unless `isolates` is False. Each
+        object is returned once and must be passed to `refuse` or `forget`.
         """
         taken: list[int] = []
         while self._due and self._due[0][0] <= now_ms and len(taken) < limit:
@@ -145,17 +144,17 @@ class RetryQueue:
         return tuple(taken)
 
     def postpone(self, object_ids: Collection[int], until_ms: int) -> None:
-        """Return objects taken but not tried, or without an outcome, to the queue."""
+        """Return objects that were not tried, or have no outcome, to the queue."""
         for object_id in object_ids:
             refusal = self._refusals.get(object_id)
             if refusal is not None:
                 heapq.heappush(self._due, (until_ms, object_id, refusal.count))
 
     def some(self, limit: int) -> tuple[Refusal, ...]:
-        """Return at most `limit` refused objects, those refused first at the front."""
+        """Return at most `limit` rejected objects, earliest rejections first."""
         return tuple(islice(self._refusals.values(), limit))
 
     def stuck(self) -> tuple[Refusal, ...]:
-        """Return all objects that are stuck, by id."""
-        found = (one for one in self._refusals.values() if one.count >= STUCK_AFTER)
+        """Return all stuck objects, by id."""
+        found = (refusal for refusal in self._refusals.values() if refusal.count >= STUCK_AFTER)
         return tuple(sorted(found, key=lambda refusal: refusal.object_id))

@@ -1,9 +1,9 @@
 """Heartbeats and failover of brokers on the leader.
 
-Owns the node check of heartbeats and the work each node is assigned in the answer. Informs
-`sessions` of time and leadership, writes planned recoveries to the map, and keeps planned
-compactions for this leader's reign alone. The map holds only that a node sends heartbeats at all,
-so that the next leader knows to miss them.
+Owns the node check of heartbeats and the work assigned to each node in the answer. Informs
+`sessions` of time and leadership, writes planned recoveries to the metadata, and keeps planned
+compactions only for this leader's term. The metadata only records that a node sends heartbeats at
+all, so that the next leader expects them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from streammeta.controller.lifecycle.assignments import (
     has_failed,
     has_successor,
     has_unrecovered_data,
-    owes_nothing,
+    needs_no_recovery,
     plan_compactions,
     plan_recoveries,
 )
@@ -37,7 +37,7 @@ from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.writer.controller import MetadataController
 
 COMPACTIONS_LISTED_MAX = 10_000
-"""Maximum number of nodes that one heartbeat's answer lists for compaction; others follow later."""
+"""Maximum number of nodes listed for compaction in one heartbeat response. Others follow later."""
 
 _log = structlog.get_logger(component="lifecycle")
 
@@ -55,7 +55,8 @@ class Recovery:
 class HeartbeatAnswer:
     """Result of the node check, permission to shut down, and assigned work.
 
-    `compactions` are departed or fenced nodes whose set objects it is to compact in their name.
+    `compactions` are departed or fenced nodes whose stream set objects this node should compact in
+    their name.
     """
 
     error: ErrorCode
@@ -89,12 +90,12 @@ class Heartbeats:
         closes: bool = False,
         session_timeout_ms: int = 0,
     ) -> HeartbeatAnswer:
-        """Renew a node's session, of the length that it asks for.
+        """Renew a node's session with the requested length.
 
         Raises:
             NotLeaderError: this controller does not lead.
-            OutcomeUnknownError: it ceased to lead while the node's first heartbeat was replicated.
-            LimitExceededError: too many requests wait already, or the disk is full.
+            OutcomeUnknownError: leadership was lost while the first heartbeat was replicated.
+            LimitExceededError: too many requests are waiting, or the disk is full.
             MarkerUnseenError, SupersededError, FencePendingError: there is no lease on the marker
                 in the bucket: another cluster may have given the node's streams to others.
         """
@@ -116,12 +117,13 @@ class Heartbeats:
         )
         if not known.supervised:
             await self._controller.write(SuperviseNode(node=node))
-        may_shutdown = wants_shutdown and not self._owes(node.node_id)
+        may_shutdown = wants_shutdown and not self._has_unrecovered_data(node.node_id)
         if may_shutdown:
-            # Its last change must be committed, so that the next leader has it too.
+            # Its last change must be committed, or the next leader may not have it.
             await self._controller.settled()
 
-        self._controller.lease.require()  # the node is heard, and may not rely on the answer
+        # The heartbeat counts, but without a lease the node must not rely on the answer.
+        self._controller.lease.require()
         # The rest is listed once these are done.
         recoveries, _ = budget.take_fitting(self._recoveries.get(node.node_id, ()), _recovery_bytes)
         return HeartbeatAnswer(
@@ -133,27 +135,27 @@ class Heartbeats:
         )
 
     def compacted_by(self, node_id: int) -> int:
-        """Return the node assigned to compact a departed one's set objects, or `NONE_ID`."""
+        """Return the node that compacts a departed node's stream set objects, or `NONE_ID`."""
         return self._compacted_by.get(node_id, NONE_ID)
 
     @property
     def assigned_recoveries(self) -> int:
-        """Nodes whose data another node is to recover; of this leader's reign."""
+        """Number of nodes whose data another node should recover, in this leader's term."""
         return sum(map(len, self._recoveries.values()))
 
     @property
     def assigned_compactions(self) -> int:
-        """Nodes whose set objects another node is to compact; of this leader's reign."""
+        """Number of nodes whose stream set objects others should compact, in this leader's term."""
         return len(self._compacted_by)
 
     def set_recoveries(self, nodes: Iterable[NodeDescription]) -> None:
-        """Assign recoveries to their targets; `nodes` are all of the map."""
+        """Assign recoveries to their targets. `nodes` are all nodes."""
         found: dict[int, list[Recovery]] = {}
         for node in nodes:
             if node.recovered_by >= 0:
                 recovery = Recovery(node.node_id, node.node_epoch, node.wal_config)
                 found.setdefault(node.recovered_by, []).append(recovery)
-        self._recoveries = {target: tuple(owed) for target, owed in found.items()}
+        self._recoveries = {target: tuple(recoveries) for target, recoveries in found.items()}
 
     def set_compactions(self, nodes: Iterable[NodeDescription], plan: Mapping[int, int]) -> None:
         """Assign compactions to the targets of `plan`, departed -> target."""
@@ -165,14 +167,14 @@ class Heartbeats:
         self._compacted_by = dict(plan)
         self._compactions = {target: tuple(departed) for target, departed in found.items()}
 
-    def _owes(self, node_id: int) -> bool:
+    def _has_unrecovered_data(self, node_id: int) -> bool:
         return any(map(has_unrecovered_data, read_nodes(self._controller, (node_id,))))
 
 
 def read_nodes(
     controller: MetadataController, node_ids: tuple[int, ...] = ()
 ) -> Sequence[NodeDescription]:
-    """Read nodes, or all, as the leader's map has them now, uncommitted changes included."""
+    """Return nodes, or all, from the leader's current metadata, uncommitted changes included."""
     return controller.cluster_metadata.nodes(node_ids)
 
 
@@ -187,17 +189,17 @@ def _check(caller: NodeIdentity, known: Node | None) -> ErrorCode:
 
 
 STALLED_MS = 60_000
-"""A recovery that takes longer leaves its room to another: it may be one that can't be done."""
+"""Duration after which a recovery frees its slot, because it may be impossible."""
 
 
 class StalledRecoveries:
-    """Recoveries that have been assigned to one node for long, in this leader's reign."""
+    """Recoveries that have been assigned to one node for long, in this leader's term."""
 
     def __init__(self) -> None:
         self._since_ms: dict[tuple[int, int, int], int] = {}
 
     def among(self, nodes: Iterable[NodeDescription], now_ms: int) -> frozenset[int]:
-        """Return the nodes whose recovery has been assigned for `STALLED_MS` without an end."""
+        """Return the nodes whose recovery has been assigned for `STALLED_MS` without finishing."""
         assigned = [
             (node.node_id, node.node_epoch, node.recovered_by)
             for node in nodes
@@ -212,7 +214,7 @@ class StalledRecoveries:
 
 
 class Failover(PeriodicTask):
-    """The leader's task that fences silent brokers and has their data recovered."""
+    """The leader's task that fences silent brokers and assigns the recovery of their data."""
 
     def __init__(
         self,
@@ -234,7 +236,7 @@ class Failover(PeriodicTask):
         controller.on_leadership(self._on_leadership)
 
     async def step(self) -> None:
-        """Fence silent nodes; assign recoveries and compactions."""
+        """Fence silent nodes, and assign recoveries and compactions."""
         if not self._controller.is_active:
             return
 
@@ -249,7 +251,7 @@ class Failover(PeriodicTask):
             ),
         )
         self._report(fenced, was_in_doubt=was_in_doubt)
-        self._interval_ms = self._sessions.tick_ms  # brokers may have asked for shorter sessions
+        self._interval_ms = self._sessions.tick_ms  # brokers may have requested shorter sessions
         try:
             await self._assign(nodes)
         except ApiError as error:
@@ -262,19 +264,22 @@ class Failover(PeriodicTask):
         self._assign_compactions(nodes)
 
     async def _release(self, nodes: Sequence[NodeDescription]) -> Sequence[NodeDescription]:
-        """Close the streams of nodes that are gone and owe nothing; return all nodes after that.
+        """Close the streams of failed nodes that need no recovery. Returns all nodes after that.
 
-        While no node could open them, their owners keep them. An owner that only lost time resumes.
+        While no node could open the streams, their owners keep them. An owner that only paused
+        resumes.
         """
         if not has_successor(nodes, self._sessions):
             return nodes
-        gone = [node for node in nodes if has_failed(node, self._sessions) and owes_nothing(node)]
-        for node in gone:
+        failed = [
+            node for node in nodes if has_failed(node, self._sessions) and needs_no_recovery(node)
+        ]
+        for node in failed:
             try:
                 await self._close_streams(NodeIdentity(node.node_id, node.node_epoch))
             except ApiError as error:
                 _log.info("release_postponed", node=node.node_id, reason=str(error))
-        return read_nodes(self._controller) if gone else nodes
+        return read_nodes(self._controller) if failed else nodes
 
     async def _close_streams(self, node: NodeIdentity) -> None:
         closed, left = 0, 1
@@ -291,7 +296,7 @@ class Failover(PeriodicTask):
     async def _assign_recoveries(
         self, nodes: Sequence[NodeDescription]
     ) -> Sequence[NodeDescription]:
-        """Write planned recoveries; return the nodes with them."""
+        """Write planned recoveries, and return the nodes with them."""
         stalled = self._stalled.among(nodes, self._clock.monotonic_ms())
         changes = plan_recoveries(nodes, self._sessions, self._per_target, stalled)
         if changes:
@@ -329,4 +334,4 @@ class Failover(PeriodicTask):
         if fenced:
             _log.warning("nodes_fenced", nodes=list(fenced))
         if self._sessions.is_in_doubt and not was_in_doubt:
-            _log.warning("no_node_is_heard", note="this controller may be cut off; it fences none")
+            _log.warning("no_node_is_heard", note="this controller may be cut off, fencing nobody")

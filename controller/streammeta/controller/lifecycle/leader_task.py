@@ -1,4 +1,4 @@
-"""Work that a leader does for one of its terms: what it learns of a bucket is void after it."""
+"""Base of tasks that a leader performs in a bucket, whose findings are only valid for one term."""
 
 import time
 from collections.abc import Callable
@@ -10,28 +10,31 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 Term = TypeVar("Term")
 
 CALL_TIMEOUT_S = 20.0
-"""Deadline of one step in a bucket, retries included, in seconds."""
+"""Deadline of one step in a bucket, including retries, in seconds."""
 
 
 class TermOverError(Exception):
-    """The leader's term ended during the work done for it."""
+    """The leader's term ended during the work for it."""
 
 
 class LeaderTask(Generic[Term]):
-    """A task with a bucket; `_term` is its state in the present term, None outside of one."""
+    """A task with a bucket. `_term` is its state in the current term, None outside of one."""
 
     _term: Term | None = None
     _store: ObjectStore
 
     def _require(self, term: Term) -> None:
-        """Raise `TermOverError` if the term is not the present one."""
+        """Raise `TermOverError` if the term is not the current one."""
         if self._term is not term:
             raise TermOverError
 
     async def _call(
         self, term: Term, call: Callable[[ObjectStore], T], timeout_s: float = CALL_TIMEOUT_S
     ) -> T:
-        """Run calls of the bucket in a thread; `TermOverError` goes before any other outcome."""
+        """Run calls of the bucket in a thread.
+
+        `TermOverError` takes precedence over other outcomes.
+        """
         store = self._store.until(time.monotonic() + timeout_s)
         try:
             result = await in_thread(lambda: call(store))

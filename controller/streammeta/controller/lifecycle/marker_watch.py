@@ -1,10 +1,10 @@
-"""Looks at the cluster's markers in the bucket, on every controller, and the lease they renew.
+"""Checks of the cluster's markers in the bucket, on every controller, and the lease they renew.
 
-Followers look too, so that a new leader can acknowledge changes at once. A look that finds another
-cluster restored over this one ends the lease; any other failure lets it run out. A cluster that was
-restored or recovered gets its first lease once nobody can hold one on an earlier generation: the
-controller that has seen the new marker for `FENCE_WAIT_MS` notes so in the bucket, unless an
-operator's command did before.
+Followers check too, so that a new leader can acknowledge changes immediately. A check that finds
+another cluster restored over this one ends the lease, and any other failure lets it expire. A
+restored or recovered cluster gets its first lease once nobody can have one on an earlier
+generation. The controller that has seen the new marker for `FENCE_WAIT_MS` records that in the
+bucket, unless an operator's command did before.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 _log = structlog.get_logger(component="lifecycle")
 
 RECHECK_MS = 10_000
-"""Interval of looking at the bucket's markers, in milliseconds."""
+"""Interval of checking the bucket's markers, in milliseconds."""
 
 LOOK_TIMEOUT_S = 8.0
-"""Deadline of one look, retries included, in seconds: one that hangs must not use up a lease."""
+"""Deadline of one check including retries, in seconds: a hanging one must not use up a lease."""
 
 
 class MarkerWatch:
-    """Looks at the markers from time to time; `claim` reads the map's claim of the bucket."""
+    """Periodic checks of the markers. `claim` returns the metadata's claim of the bucket."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class MarkerWatch:
         self._due_ms = 0
         self._is_wanted = asyncio.Event()
         self._seen_unfenced: tuple[int, int] | None = None
-        """Newest generation whose predecessors may be alive, and the time it was seen first."""
+        """Newest generation whose predecessors may be alive, and the time it was first seen."""
         self._failure: type[ApiError | StorageError] | None = None
         self.undecided: tuple[tuple[int, int], ...] = ()
-        """Ids that the newest good look found undecided, as (first, below)."""
+        """Ids that the newest successful check found undecided, as (first, below)."""
 
     def look_soon(self) -> None:
-        """Look at once: there may be a marker now, or this controller has begun to lead."""
+        """Check immediately: there may be a marker now, or this controller has begun to lead."""
         self._due_ms = 0
         self._is_wanted.set()
 
     async def run(self) -> None:
-        """Look whenever it is due, until cancelled."""
+        """Check whenever it is due, until cancelled."""
         while True:
             self._is_wanted.clear()
             if self._lease.now_ms() >= self._due_ms and self._claim().cluster_uuid:
@@ -91,19 +91,19 @@ class MarkerWatch:
                     await self._is_wanted.wait()
 
     async def look(self) -> None:
-        """Look once, for the cluster whose UUID the map has; nothing is renewed without a marker.
+        """Check once for the cluster's UUID in the metadata. Nothing is renewed without a marker.
 
         Raises:
             SupersededError: another cluster was restored over this one.
-            FencePendingError: the cluster before this one may acknowledge changes still.
-            StorageError: the bucket can't be looked at, or the marker is not this cluster's.
+            FencePendingError: the cluster's predecessor may still acknowledge changes.
+            StorageError: the bucket can't be read, or the marker is not this cluster's.
         """
         began_ms = self._lease.now_ms()
         try:
             found = await self._call(lambda store: read_ownership(store, self._namespace))
             self._require_own(found)
             self.undecided = tuple(
-                (one.undecided_from, one.undecided_below) for one in found.undecided
+                (ids.undecided_from, ids.undecided_below) for ids in found.undecided
             )
             if found.unfenced is not None:
                 await self._fence(found.unfenced)
@@ -127,20 +127,20 @@ class MarkerWatch:
             await self.look()
         except FencePendingError as error:
             self._due_ms = 0
-            self._tell(error)
+            self._log_failure(error)
         except ApiError as error:
             self._on_refusal()
-            self._tell(error)
+            self._log_failure(error)
         except StorageError as error:
             self._due_ms = 0
-            self._tell(error)
+            self._log_failure(error)
         else:
             if self._failure is not None:
                 _log.info("marker_seen", namespace=self._namespace)
             self._failure = None
 
-    def _tell(self, error: ApiError | StorageError) -> None:
-        """Log a failure, unless the look before failed for the same reason."""
+    def _log_failure(self, error: ApiError | StorageError) -> None:
+        """Log a failure, unless the previous check failed for the same reason."""
         if self._failure is not type(error):
             _log.warning(
                 "lease_not_renewed",
@@ -151,14 +151,14 @@ class MarkerWatch:
         self._failure = type(error)
 
     def _require_own(self, found: Ownership) -> None:
-        """Require that the newest marker, if there is any, is this cluster's."""
+        """Require that the newest marker, if there is one, is this cluster's."""
         claim = self._claim()
         if found.generations:
             newest = found.generations[-1]
             if newest.cluster_uuid != claim.cluster_uuid:
                 raise SupersededError(newest.cluster_id)
         elif found.marker is not None or claim.issued_below:
-            # Else the cluster is new, and its leader is about to put the marker.
+            # Otherwise the cluster is new, and its leader is about to create the marker.
             check_marker(
                 found.marker,
                 cluster_id=self._cluster_id,
@@ -167,10 +167,10 @@ class MarkerWatch:
             )
 
     async def _fence(self, generation: Generation) -> None:
-        """Note in the bucket that the generations before are fenced, once they surely are.
+        """Record in the bucket that earlier generations are fenced, once that is certain.
 
         Raises:
-            FencePendingError: they may not be.
+            FencePendingError: they may not be fenced yet.
         """
         now_ms = self._lease.now_ms()
         if self._seen_unfenced is None or self._seen_unfenced[0] != generation.number:

@@ -1,8 +1,8 @@
 """Periodic sweeps of the leader: overdue prepares, remains of deleted streams, dead uploads.
 
-The map decides what is removed, a bounded part at a time, so that commits go on in between. Objects
-are only marked here; `deletion` removes their bytes. Set objects of an active node are left to that
-node's own compaction.
+The metadata decides what is removed, in bounded parts, so that commits continue in between. Objects
+are only marked here, and `deletion` removes their bytes. Stream set objects of an active node are
+left to that node's own compaction.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,32 +36,32 @@ from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_store.protocol.base import MultipartUpload, ObjectStore
 
 EXPIRE_BATCH_MAX = 2_000
-"""Objects expired in one log entry."""
+"""Number of objects expired in one log entry."""
 
 SWEEP_BATCH_MAX = 10_000
-"""Stream objects destroyed in one log entry."""
+"""Number of stream objects destroyed in one log entry."""
 
 SET_OBJECT_BATCH_MAX = 200
-"""Set objects examined in one step; each may hold thousands of ranges."""
+"""Number of stream set objects examined in one step. Each may have thousands of ranges."""
 
 DOUBTED_MS = 24 * 3_600_000
-"""Time of a term after which objects with an impossible deadline expire, in milliseconds."""
+"""Time into a term after which objects with an impossible deadline expire, in milliseconds."""
 
 UPLOAD_BATCH_MAX = 1_000
-"""Uploads checked against the map in one step."""
+"""Number of uploads checked against the metadata in one step."""
 
 _log = structlog.get_logger(component="lifecycle")
 
 
 class _Sweep(PeriodicTask):
-    """A sweep over the map of a controller."""
+    """A sweep over a controller's metadata."""
 
     def __init__(self, controller: MetadataController, interval_ms: int) -> None:
         super().__init__(interval_ms)
         self._controller = controller
 
     async def _write_while(self, is_due: Callable[[], bool], request: WriteRequest) -> None:
-        """Repeat `request` while this node leads and more is due; an error ends the step."""
+        """Repeat `request` while this node leads and more is due. An error ends the step."""
         while self._controller.is_active and is_due():
             try:
                 await self._controller.write(request)
@@ -73,9 +73,9 @@ class _Sweep(PeriodicTask):
 class Expiry(_Sweep):
     """Expires prepared objects whose writers did not commit in time.
 
-    Looks at the seconds that have begun alone, never at all objects. A deadline that no right clock
-    would have left to this term is not believed: its object stays for `DOUBTED_MS` of the term.
-    Such a deadline passed long before the term began, or lies further ahead than the longest
+    Looks only at the seconds that have begun, never at all objects. A deadline that no correct
+    clock would have left to this term is ignored: its object stays for `DOUBTED_MS` of the term.
+    Such a deadline passed long before the term began, or is further ahead than the longest
     validity.
     """
 
@@ -84,21 +84,21 @@ class Expiry(_Sweep):
         controller.on_leadership(self._on_leadership)
 
     async def step(self) -> None:
-        """Expire every object whose deadline has passed, and cut a hold that can't be right."""
+        """Expire every object whose deadline has passed, and end an impossible hold."""
         await self._write_while(self._is_hold_doubted, HoldDeletions(hold_ms=1))
-        since_ms, beyond_ms = self._believed()
+        since_ms, beyond_ms = self._plausible_bounds()
         request = ExpireObjects(limit=EXPIRE_BATCH_MAX, since_ms=since_ms, beyond_ms=beyond_ms)
         await self._write_while(lambda: self._is_due(request), request)
 
-    def _believed(self) -> tuple[int, int]:
-        """Return the bounds of deadlines that are believed now."""
+    def _plausible_bounds(self) -> tuple[int, int]:
+        """Return the bounds of deadlines that are plausible now."""
         log_time = self._controller.log_time
         if log_time.elapsed_ms < DOUBTED_MS:
             return max(0, log_time.began_ms - JUMP_MS), INT64_MAX
         return 0, log_time.now_ms() + TTL_MS_MAX + JUMP_MS
 
     def _on_leadership(self, leads: bool) -> None:
-        """Log the deadlines that this term does not believe."""
+        """Log the implausible deadlines of this term."""
         if not leads:
             return
 
@@ -134,13 +134,13 @@ class StreamSweep(_Sweep):
     async def step(self) -> None:
         """Sweep until nothing is left."""
         await self._write_while(
-            lambda: self._controller.cluster_metadata.has_sweepings(),  # noqa: PLW0108 (maps change)
+            lambda: self._controller.cluster_metadata.has_sweepings(),  # noqa: PLW0108 (a snapshot replaces the metadata)
             SweepDeletedStreams(limit=SWEEP_BATCH_MAX),
         )
 
 
 class SetObjectSweep(_Sweep):
-    """Destroys set objects without any live range whose nodes are fenced or have departed."""
+    """Destroys stream set objects without live ranges whose nodes are fenced or have departed."""
 
     def __init__(
         self, controller: MetadataController, sessions: Sessions, interval_ms: int
@@ -149,7 +149,7 @@ class SetObjectSweep(_Sweep):
         self._sessions = sessions
 
     async def step(self) -> None:
-        """Examine all set objects of such nodes once."""
+        """Examine all stream set objects of such nodes once."""
         if not self._controller.is_active:
             return
         try:
@@ -179,11 +179,11 @@ class SetObjectSweep(_Sweep):
 class UploadSweep(_Sweep):
     """Aborts multipart uploads under object ids that no longer exist.
 
-    A writer that dies in the middle of such an upload leaves parts that no listing of objects shows
-    and that cost as much as objects. Its id expires like any other and is never issued again, so
-    once the map has forgotten it the upload can never be committed. Uploads under ids that the map
-    knows, has not issued, or that are undecided after a restore, are left alone, as are those under
-    other clusters' keys.
+    A writer that dies during such an upload leaves parts that no listing of objects shows and that
+    cost as much as objects. Its id expires like any other and is never issued again, so once the
+    metadata has forgotten it the upload can never be committed. Uploads under ids that are known,
+    not issued, or undecided after a restore, are left alone, as are uploads under other clusters'
+    keys.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class UploadSweep(_Sweep):
         self._may_delete = may_delete
 
     async def step(self) -> None:
-        """List the bucket's unfinished uploads once; what the bucket refuses waits for the next."""
+        """List the bucket's unfinished uploads once. Rejected ones wait for the next step."""
         uploads = self._own_uploads()
         try:
             while self._controller.is_active and self._may_delete():
@@ -241,7 +241,7 @@ class UploadSweep(_Sweep):
     def _abort(
         self, uploads: Sequence[MultipartUpload]
     ) -> tuple[list[MultipartUpload], list[StorageError]]:
-        """Abort uploads; return those that are gone, and errors: a refused one holds up no other.
+        """Abort uploads. Returns the aborted ones, and the errors of the others.
 
         Raises `StoreUnavailableError` if the bucket does not answer.
         """

@@ -11,24 +11,24 @@ T = TypeVar("T")
 
 
 class PeriodicTask(abc.ABC):
-    """A task whose `step` runs every interval, until it is cancelled."""
+    """A task whose `step` runs every interval until it is cancelled."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
 
     async def run(self) -> None:
-        """Run a step at once, and then every interval, until cancelled."""
+        """Run a step immediately, and then every interval, until cancelled."""
         while True:
             await self.step()
             await asyncio.sleep(self._interval_ms / 1000)
 
     @abc.abstractmethod
     async def step(self) -> None:
-        """Do the work that is due; nothing unless this node leads."""
+        """Do the due work, and nothing unless this node leads."""
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `work` in a thread of its own, which does not keep the process from ending."""
+    """Run `work` in a separate thread, which does not keep the process alive."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -45,9 +45,9 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         failure: BaseException | None = None
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - handed over to the caller
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(complete, result, failure)
 
     threading.Thread(target=run, name="bucket", daemon=True).start()

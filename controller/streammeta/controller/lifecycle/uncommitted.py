@@ -1,9 +1,10 @@
-"""Looks at destroyed objects that were never committed, before their bytes are deleted.
+"""Inspection of destroyed objects that were never committed, before their bytes are deleted.
 
-Most of them have no bytes: their ids were fetched in advance and never used. Some were uploaded and
-not committed. A map that was rolled back with its disks, however, has forgotten commits, and takes
-acknowledged records for such uploads. Their offsets tell, without any clock: an object whose index
-goes beyond the end of a stream is *ahead* of the map, and stays until the stream has passed it.
+Most of them have no bytes, because their ids were fetched in advance and never used. Some were
+uploaded and not committed. Metadata that was rolled back with its disks, however, has forgotten
+commits and treats acknowledged records as such uploads. Offsets reveal this without any clock: an
+object whose index ends above its stream's end is *ahead* of the metadata, and stays until the
+stream has passed it.
 
 Bucket calls run in threads, a few at a time.
 """
@@ -24,32 +25,32 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 READERS = 16
-"""Maximum threads that look at objects."""
+"""Maximum number of threads that inspect objects."""
 
 _SIZES = 25
-"""Objects whose sizes one thread asks for: most of them have no bytes."""
+"""Number of objects whose sizes one thread requests. Most of them have no bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """An index entry that ends beyond its stream's end in the map."""
+    """An index entry that ends above its stream's end in the metadata."""
 
     entry: IndexEntry
     stream_end: int
 
     @property
     def reason(self) -> str:
-        """Say which offsets the map has not reached."""
+        """Describe the offsets that the metadata has not reached."""
         entry = self.entry
         return (
-            f"offsets {entry.start_offset} to {entry.end_offset} of stream {entry.stream_id} lie"
-            f" beyond the end {self.stream_end} of that stream in the map"
+            f"offsets {entry.start_offset} to {entry.end_offset} of stream {entry.stream_id} are"
+            f" above the stream's end {self.stream_end} in the metadata"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """Findings of looks at objects. Each object is in one of the four.
+    """Results of inspections. Each object is in one of the four.
 
     An `unreadable` object has bytes that do not end like an object.
     """
@@ -61,7 +62,7 @@ class Looks:
 
 
 class UncommittedObjects:
-    """Finds uncommitted objects that are ahead of a leader's map."""
+    """Finds uncommitted objects that are ahead of a leader's metadata."""
 
     def __init__(self, controller: MetadataController, store: ObjectStore, namespace: str) -> None:
         self._controller = controller
@@ -70,9 +71,9 @@ class UncommittedObjects:
         self._readers = asyncio.Semaphore(READERS)
 
     async def look_at(self, object_ids: Collection[int]) -> Looks:
-        """Read how far the objects go, and compare that with the map.
+        """Read the ends of the objects, and compare them with the metadata.
 
-        An object that the bucket does not have can be deleted. A failed look proves nothing.
+        An object that is not in the bucket can be deleted. A failed inspection proves nothing.
         """
         ids, looks = list(object_ids), Looks()
         parts = [ids[start : start + _SIZES] for start in range(0, len(ids), _SIZES)]
@@ -91,7 +92,7 @@ class UncommittedObjects:
                     looks.deletable.append(object_id)
 
     def _size_of(self, object_id: int) -> int | StorageError:
-        """Return the bytes of an object, 0 if the bucket does not have it, or why nobody knows."""
+        """Return the bytes of an object, 0 if it is not in the bucket, or the error."""
         try:
             return self._store.head(key_for(object_id, self._namespace)).size
         except ObjectNotFoundError:
@@ -110,7 +111,7 @@ class UncommittedObjects:
             looks.unreadable.append(object_id)
             return
 
-        # Each index is judged at once: only those of the readers are in memory.
+        # Each index is evaluated immediately, so only the readers' indexes are in memory.
         ahead = self._find_ahead(last)
         if ahead is None:
             looks.deletable.append(object_id)
@@ -118,7 +119,7 @@ class UncommittedObjects:
             looks.ahead[object_id] = ahead
 
     def _find_ahead(self, last: Sequence[IndexEntry]) -> Ahead | None:
-        """Return the first of the entries that the map has not reached, if there is one."""
+        """Return the first entry that the metadata has not reached, if there is one."""
         stream_ids = np.array([entry.stream_id for entry in last], dtype=np.int64)
         ends = self._controller.cluster_metadata.stream_ends(stream_ids)
         ahead = entries_ahead(last, ends)

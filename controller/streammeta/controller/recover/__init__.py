@@ -1,1 +1,1 @@
-"""Recovery from the loss of a majority: what survivors hold, a plan, and a directory made by it."""
+"""Recovery from the loss of a majority: survivors' reports, a plan, and the recovered directory."""

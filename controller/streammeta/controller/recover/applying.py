@@ -1,9 +1,9 @@
-"""A survivor's directory becomes that of the recovered cluster's only voter.
+"""Conversion of a survivor's directory into that of the recovered cluster's only voter.
 
-The new contents are made beside the old ones, in `recovery-N/after`, and take their place file by
-file; the old ones end up in `recovery-N/before`, a whole directory as it was. `meta.json` goes
-first and comes last, so no controller starts in between. Each step may be interrupted: the same
-plan goes on from there. `recovery-N.json` is the evidence of all this; N is the generation.
+The new contents are written to `recovery-N/after` and replace the old ones file by file. The old
+contents end up in `recovery-N/before` as a complete directory. `meta.json` leaves first and returns
+last, so no controller can start in between. Each step may be interrupted, and the same plan
+continues from there. `recovery-N.json` is the evidence of the recovery. N is the generation.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ class Application:
 
     @property
     def staging(self) -> Path:
-        """Place in which the new contents are made."""
+        """Directory in which the new contents are written."""
         return self.directory / f"recovery-{self.plan.generation}" / "after"
 
     @property
     def before(self) -> Path:
-        """Place in which the old contents stay."""
+        """Directory in which the old contents stay."""
         return self.staging.with_name("before")
 
     def is_done(self) -> bool:
-        """Whether the directory is that of the recovered cluster already."""
+        """Whether the directory already belongs to the recovered cluster."""
         if META_NAME not in self.files.names(self.directory):
             return False
         return read_identity(self.directory, self.files).directory_id == self.plan.directory_id
 
     def is_begun(self) -> bool:
-        """Whether the exchange was begun and is not finished.
+        """Whether the exchange has started and is not finished.
 
         Raises:
-            RecoveryError: it was begun by another plan.
+            RecoveryError: another plan started it.
         """
         names = self.files.names(self.directory)
         if META_NAME in names:
@@ -76,15 +76,15 @@ class Application:
                 "ANOTHER_PLAN",
                 f"{self.directory} has no {META_NAME}"
                 + (f", and {', '.join(others)} of another plan" if others else ""),
-                "give the directory that the plan was made for, or finish the plan that was begun",
+                "use the directory that the plan was made for, or finish the plan that was begun",
             )
         return True
 
     def survivor(self) -> Survivor:
-        """Read the directory; nothing has been changed yet.
+        """Read the directory before anything is changed.
 
         Raises:
-            RecoveryError: it is not what the plan saw.
+            RecoveryError: it differs from the one that the plan was made for.
         """
         identity = read_identity(self.directory, self.files)
         survivor = read_survivor(self.directory, self.files, identity)
@@ -93,20 +93,20 @@ class Application:
             raise RecoveryError(
                 "ANOTHER_DIRECTORY",
                 f"{self.directory} is of node {found.node_id}, disk {found.directory_id}, epoch "
-                f"{found.epoch}, and ends at {found.end_offset} of epoch {found.last_epoch}; the "
-                f"plan is for node {self.plan.node_id}, disk {self.plan.from_directory_id}, epoch "
-                f"{self.plan.from_epoch}, ending at {self.plan.from_end_offset} of epoch "
+                f"{found.epoch}, and ends at {found.end_offset} of epoch {found.last_epoch}, but "
+                f"the plan is for node {self.plan.node_id}, disk {self.plan.from_directory_id}, "
+                f"epoch {self.plan.from_epoch}, ending at {self.plan.from_end_offset} of epoch "
                 f"{self.plan.from_last_epoch}",
-                "give the directory that the plan chose, or inspect all again and make a new plan",
+                "use the directory that the plan chose, or inspect all again and make a new plan",
             )
         return survivor
 
     def carry_out(self, fence: Callable[[], None]) -> None:
-        """Do what is left to do; `fence` puts the marker into the bucket, or finds it there.
+        """Do the remaining steps. `fence` puts the marker into the bucket, or finds it there.
 
         Raises:
-            RecoveryError: the directory is not what the plan saw; nothing was changed.
-            DiskFullError: there is no room; it may be repeated.
+            RecoveryError: the directory differs from the plan's. Nothing was changed.
+            DiskFullError: there is no room. The call may be repeated.
         """
         if self.is_done():
             self._tidy()
@@ -123,7 +123,7 @@ class Application:
 
     @property
     def plan_fields(self) -> state_files.Fields:
-        """The plan as the evidence holds it."""
+        """The plan as stored in the evidence."""
         return {"version": _EVIDENCE_VERSION, "plan": asdict(self.plan)}
 
     def _evidence(self) -> state_files.Fields:
@@ -135,13 +135,13 @@ class Application:
         state_files.replace_sealed_json(self.files, path, self.plan_fields)
 
     def _stage(self, survivor: Survivor) -> None:
-        """Make the new contents, unless they are whole."""
+        """Write the new contents, from the beginning after an interruption."""
         for name in self.files.names(self.staging):
             self.files.remove(self.staging / name)
         checkpoint = io.BytesIO()
         plan = self.plan
         write_checkpoint(checkpoint, survivor.replayed, plan.restore, plan.voters)
-        # Without first voters: a vote for the disk of before, known or not, is none for this one.
+        # Without first voters: a vote for the former disk must not count for the new one.
         format_directory(
             self.staging,
             cluster_id=ClusterId(plan.cluster_id),
@@ -152,15 +152,15 @@ class Application:
         )
 
     def _exchange(self) -> None:
-        """Move the old contents out and the new ones in; `meta.json` completes it."""
-        gone = set(self.files.names(self.before))
+        """Move the old contents out and the new ones in. `meta.json` completes the exchange."""
+        moved = set(self.files.names(self.before))
         new_checkpoint = self.plan.restore.snapshot_id.file_name
         for name in self.files.names(self.directory):
-            # What has gone already and is here again is the new one.
-            if _is_content(name) and name not in gone and name != new_checkpoint:
+            # A name that was already moved out and is here again belongs to the new contents.
+            if _is_content(name) and name not in moved and name != new_checkpoint:
                 self._move(name, self.directory, self.before)
         new = set(self.files.names(self.staging)) - {LOCK_NAME}
-        for name in sorted(new, key=lambda one: one == META_NAME):
+        for name in sorted(new, key=lambda name: name == META_NAME):
             self._move(name, self.staging, self.directory)
 
     def _move(self, name: str, source: Path, target: Path) -> None:
@@ -176,7 +176,7 @@ class Application:
 
 
 def _is_content(name: str) -> bool:
-    """Whether a file belongs to the log and its state; the reserve and the lock belong to all."""
+    """Whether a file belongs to the log and its state, unlike the reserve and the lock."""
     whole = name.removesuffix(_ASIDE)
     is_log = segment_base(whole, ".log") is not None or parse_snapshot_name(whole) is not None
     return is_log or name in _OTHERS

@@ -1,7 +1,7 @@
-"""Plan of a recovery: the survivor to go on from, and the numbers to go on with. Pure.
+"""Plan of a recovery: the survivor to continue from, and the numbers to continue with. Pure.
 
-Survivors and dead must be exactly the voters that the most complete log names, so that no voter is
-forgotten that may still vote. The most complete log is the one that every vote would prefer.
+Survivors and dead nodes must be exactly the voters named by the most complete log, so that no voter
+that may still vote is forgotten. The most complete log is the one that every vote would prefer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from streammeta.controller.backup.restoring import EPOCH_JUMP, RestorePlan, jumped_object_id
+from streammeta.controller.backup.restoring import EPOCH_JUMP, RestorePlan, jump_object_id
 from streammeta.controller.ids import DirectoryId, NodeId
 from streammeta.controller.quorum.recovered_log import next_era
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet, majority
@@ -20,11 +20,11 @@ from streammeta.controller.recover.report import Report, voters_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """Source and result of a recovery; `from_*` are of the survivor, as its report says.
+    """Source and result of a recovery. `from_*` describe the survivor, as in its report.
 
-    The survivor goes on alone, with the disk `directory_id`, at `endpoint`. Its log begins at
-    `end_offset`, behind `epoch`; it issues object ids from `next_object_id` on. Ids in
-    `[undecided_from, next_object_id)` that its map does not know are undecided. `dead` are the
+    The survivor continues alone, with the disk `directory_id`, at `endpoint`. Its log begins at
+    `end_offset`, after `epoch`. It issues object ids from `next_object_id` on. Ids in
+    `[undecided_from, next_object_id)` that its metadata does not know are undecided. `dead` are the
     lost voters' ids, separated by commas. `generation` is the number of its marker in the bucket.
     Times are in ms since 1970.
     """
@@ -51,13 +51,13 @@ class RecoveryPlan:
 
     @property
     def voters(self) -> VoterSet:
-        """The only voter: the survivor under its new disk."""
+        """The only voter: the survivor with its new disk."""
         key = ReplicaKey(NodeId(self.node_id), DirectoryId(self.directory_id))
         return VoterSet((Voter(key, self.endpoint),))
 
     @property
     def restore(self) -> RestorePlan:
-        """The same as a restore from the survivor's log into the same cluster."""
+        """The equivalent restore, from the survivor's log into the same cluster."""
         return RestorePlan(
             from_cluster_id=self.cluster_id,
             from_cluster_uuid=self.from_cluster_uuid,
@@ -77,7 +77,7 @@ class RecoveryPlan:
         )
 
     def sees(self, report: Report) -> bool:
-        """Whether a directory is still the one that the plan was made for."""
+        """Whether a directory is unchanged since the plan was made."""
         return (
             report.cluster_id,
             report.cluster_uuid,
@@ -100,10 +100,10 @@ class RecoveryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """Facts of the bucket and of the moment that a plan is made from.
+    """State of the bucket, and the new values that a plan is made from.
 
     `claimed_below` is the highest claim on object ids in the bucket, `generation` the number of the
-    next marker; the two UUIDs are new.
+    next marker. The two UUIDs are new.
     """
 
     namespace: str
@@ -114,43 +114,43 @@ class Circumstances:
     now_ms: int
 
 
-def chosen(
+def choose_survivor(
     reports: Sequence[Report],
     dead: Collection[int],
     *,
     backup: tuple[int, int] | None = None,
 ) -> Report:
-    """Return the report of the survivor to go on from: the most complete, the lowest id of equals.
+    """Return the report of the survivor to continue from: the most complete, then the lowest id.
 
     `backup` are epoch and end of the newest point in a backup, if there is one.
 
     Raises:
-        RecoveryError: a majority may be there, the dead and the survivors are not all voters, a
-            report does not belong to the others or is of a damaged directory, or the backup has
-            more.
+        RecoveryError: a majority may have survived, the dead and the survivors are not all
+            voters, a report belongs to another cluster or to a damaged directory, or the backup
+            has more.
     """
     _require_one_cluster(reports)
     _require_whole(reports)
-    best = max(reports, key=lambda one: (one.progress, -one.node_id))
+    best = max(reports, key=lambda report: (report.progress, -report.node_id))
     _require_all_voters(best, reports, set(dead))
     _require_no_majority(best, reports)
     if backup is not None and backup > best.progress:
         raise RecoveryError(
             "BACKUP_IS_FURTHER",
-            f"the backup reaches offset {backup[1]} of epoch {backup[0]}, the most complete "
-            f"survivor, node {best.node_id}, offset {best.end_offset} of epoch {best.last_epoch}",
-            "restore from the backup: `streammeta restore plan`; nothing that it has is lost then",
+            f"the backup reaches offset {backup[1]} of epoch {backup[0]}, but the most complete "
+            f"survivor, node {best.node_id}, only {best.end_offset} of epoch {best.last_epoch}",
+            "restore from the backup, which keeps all of its data: `streammeta restore plan`",
         )
     return best
 
 
-def planned(
+def plan_recovery(
     survivor: Report,
     reports: Sequence[Report],
     dead: Collection[int],
     circumstances: Circumstances,
 ) -> RecoveryPlan:
-    """Return the plan to go on from the survivor that was `chosen`."""
+    """Return the plan to continue from the survivor returned by `choose_survivor`."""
     voter = voters_of(survivor.voters).find(NodeId(survivor.node_id))
     assert voter is not None
     issued_below = max(survivor.next_object_id, survivor.issued_below)
@@ -170,8 +170,8 @@ def planned(
         cluster_uuid=circumstances.cluster_uuid,
         directory_id=circumstances.directory_id,
         end_offset=next_era(survivor.end_offset),
-        epoch=max(one.epoch for one in reports) + EPOCH_JUMP,
-        next_object_id=jumped_object_id(issued_below, circumstances.claimed_below),
+        epoch=max(report.epoch for report in reports) + EPOCH_JUMP,
+        next_object_id=jump_object_id(issued_below, circumstances.claimed_below),
         undecided_from=survivor.undecided_from,
         generation=circumstances.generation,
         created_ms=circumstances.now_ms,
@@ -181,28 +181,29 @@ def planned(
 def _require_one_cluster(reports: Sequence[Report]) -> None:
     if not reports:
         message = "there is no report of a survivor"
-        hint = "make one of each directory that is left: `streammeta recover inspect`"
+        hint = "make one for each remaining directory: `streammeta recover inspect`"
         raise RecoveryError("NO_REPORT", message, hint)
 
     names = {report.cluster_id for report in reports}
-    # A log that ends before the cluster's UUID, as an empty one does, contradicts none.
+    # A log that ends before the cluster's UUID, like an empty one, contradicts no other.
     uuids = {report.cluster_uuid for report in reports if report.cluster_uuid}
     if len(names) > 1 or len(uuids) > 1:
-        named = "; ".join(
-            f"node {one.node_id}: {one.cluster_id} {one.cluster_uuid}" for one in reports
+        named = ", ".join(
+            f"node {report.node_id}: {report.cluster_id} {report.cluster_uuid}"
+            for report in reports
         )
         raise RecoveryError(
             "FOREIGN_REPORT",
             f"the reports are of different clusters, or of before and after a recovery: {named}",
-            "leave out those that do not belong to the cluster to recover",
+            "omit the reports that do not belong to the cluster to recover",
         )
 
-    seen = Counter(one.node_id for one in reports)
+    seen = Counter(report.node_id for report in reports)
     if repeated := [node_id for node_id, count in seen.items() if count > 1]:
         raise RecoveryError(
             "REPEATED_REPORT",
             f"several reports are of node {repeated[0]}",
-            "give one report of each node, that of the directory it used last",
+            "pass one report for each node, from the directory that it used last",
         )
 
 
@@ -213,46 +214,45 @@ def _require_whole(reports: Sequence[Report]) -> None:
             raise RecoveryError(
                 "DAMAGED",
                 f"{name} is damaged in {report.damages} places",
-                "`streammeta storage verify` shows them; restore the disk, or count the node among "
-                "the dead",
+                "restore the disk, or name the node as dead. See `streammeta storage verify`",
             )
 
         if report.is_repairing:
             raise RecoveryError(
                 "REPAIRING",
-                f"{name} has lost flushed batches to damage and has not got them back",
-                "count the node among the dead, or restore from a backup: `streammeta restore`",
+                f"{name} has lost flushed batches to damage and has not restored them",
+                "name the node as dead, or restore from a backup: `streammeta restore`",
             )
 
 
 def _require_all_voters(best: Report, reports: Sequence[Report], dead: set[int]) -> None:
     voters = voters_of(best.voters)
-    wanted = {int(one.key.node_id) for one in voters}
+    wanted = {int(voter.key.node_id) for voter in voters}
     for report in reports:
         if not voters.contains(report.key):
             raise RecoveryError(
                 "NOT_A_VOTER",
-                f"node {report.node_id} with disk {report.directory_id} is none of the voters, "
+                f"node {report.node_id} with disk {report.directory_id} is not one of the voters "
                 f"{best.voters}",
-                "leave its report out; a node that votes with another disk is one of the dead",
+                "omit its report: a node that votes with another disk counts as dead",
             )
 
-    living = {one.node_id for one in reports}
+    living = {report.node_id for report in reports}
     if both := living & dead:
         raise RecoveryError(
             "DEAD_LIST",
-            f"{_ids(both)} counted among the dead and reported too",
-            "name only nodes as dead whose disks are lost for good",
+            f"{_ids(both)} named as dead, but also reported",
+            "name only nodes as dead whose disks are permanently lost",
         )
 
     if living | dead != wanted:
         missing, foreign = wanted - living - dead, dead - wanted
-        missing_ones = f"; neither reported nor dead: {_ids(missing)}" if missing else ""
-        foreign_ones = f"; no voters: {_ids(foreign)}" if foreign else ""
+        missing_ones = f", neither reported nor dead: {_ids(missing)}" if missing else ""
+        foreign_ones = f", not voters: {_ids(foreign)}" if foreign else ""
         raise RecoveryError(
             "DEAD_LIST",
             f"survivors and dead must be the voters {_ids(wanted)}{missing_ones}{foreign_ones}",
-            "name in --dead all voters whose disks are lost, and no other; report all the others",
+            "name in --dead exactly the voters whose disks are lost, and report all the others",
         )
 
 
@@ -262,7 +262,7 @@ def _require_no_majority(best: Report, reports: Sequence[Report]) -> None:
         raise RecoveryError(
             "MAJORITY_IS_THERE",
             f"{len(reports)} of {count} voters have survived, which is a majority",
-            "start them: they elect a leader and lose nothing; then replace the lost disks",
+            "start them: they elect a leader and lose nothing. Then replace the lost disks",
         )
 
 

@@ -1,4 +1,4 @@
-"""Report of one surviving directory: identity, voters, and the end of what was flushed. Pure."""
+"""Report of one surviving directory: identity, voters, and the end of the flushed log. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Contents of one directory; all of the log below `end_offset` was flushed.
+    """Contents of one directory. All of the log below `end_offset` was flushed.
 
-    `epoch` is the highest that the node knew, `last_epoch` that of the last batch. `voters` are the
-    last that the log names, as `voters_text` writes them. Everything below `committed_end` is known
-    to be committed, perhaps more. `damages` are damaged places, `is_repairing` is 1 for a replica
-    that damage has taken flushed batches from. The map at the end would issue object ids from
-    `next_object_id` on, and may have issued those below `issued_below`; below `undecided_from` no
-    upload is under way.
+    `epoch` is the highest that the node knew, `last_epoch` the last batch's. `voters` are the last
+    ones named by the log, in the format of `voters_text`. Everything below `committed_end` is known
+    to be committed, and entries above it may be. `damages` counts damaged places. `is_repairing` is
+    1 for a replica that has lost flushed batches to damage. At the end of its log the node would
+    issue object ids from `next_object_id` on, and may have issued ids below `issued_below`. No
+    upload below `undecided_from` is pending.
     """
 
     cluster_id: str
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Epoch and end of the log, by which a vote would compare it with another one."""
+        """Epoch and end of the log, which votes compare."""
         return self.last_epoch, self.end_offset
 
     @property
@@ -49,16 +49,16 @@ class Report:
 
 
 def voters_text(voters: VoterSet) -> str:
-    """Return voters as ID@HOST:PORT/DIRECTORY-ID,...; an unknown disk is left out."""
+    """Return voters as ID@HOST:PORT/DIRECTORY-ID,... without unknown disks."""
     return ",".join(
-        f"{one.key.node_id}@{one.endpoint}"
-        + ("" if one.key.directory_id is None else f"/{one.key.directory_id}")
-        for one in voters
+        f"{voter.key.node_id}@{voter.endpoint}"
+        + ("" if voter.key.directory_id is None else f"/{voter.key.directory_id}")
+        for voter in voters
     )
 
 
 def voters_of(text: str) -> VoterSet:
-    """Read what `voters_text` returned; raises ValueError."""
+    """Parse the result of `voters_text`. Raises ValueError."""
     voters = VoterSet()
     for entry in filter(None, text.split(",")):
         place, _, directory = entry.partition("/")

@@ -1,7 +1,8 @@
-"""Reading of a surviving directory: its report, and the map as of the end of its flushed log.
+"""Reading of a surviving directory: its report, and the metadata at the end of its flushed log.
 
-Changes nothing. A follower learns late what is committed, so all that was flushed is read: an entry
-that was never acknowledged may become committed thereby, one that was is not lost.
+Changes nothing. A follower learns late which entries are committed, so everything flushed is read.
+An entry that was never acknowledged may thereby become committed, but no acknowledged entry is
+lost.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streammeta.controller.backup.replaying import Replayed
-from streammeta.controller.backup.restoring import undecided_from
-from streammeta.controller.backup.segments import Position, advanced
+from streammeta.controller.backup.restoring import first_undecided_id
+from streammeta.controller.backup.segments import Position, advance_position
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import Epoch, SnapshotId
 from streammeta.controller.journal import state_files
@@ -37,7 +38,7 @@ from streammeta.storage.segmented_log import BadFrameError
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A directory's report, and its map; of a damaged one the map is empty."""
+    """A directory's report and its metadata, which is empty for a damaged directory."""
 
     report: Report
     replayed: Replayed
@@ -48,7 +49,7 @@ def read_survivor(path: Path, files: FileSystem, identity: DirectoryIdentity) ->
 
     Raises:
         JournalError: it is of a newer version, or its identity is damaged.
-        NewerLogError: its log holds what only a newer version can read.
+        NewerLogError: its log contains records that only a newer version can read.
         RecoveryError: its log can't be replayed.
     """
     inspection = Inspection(path, files, identity)
@@ -80,7 +81,7 @@ def _base(inspection: Inspection, base: SnapshotId) -> tuple[Replayed, VoterSet]
 
 
 def _batches(inspection: Inspection, base: SnapshotId) -> Iterator[Batch]:
-    """Yield the batches behind the newest snapshot; none of a log that it has replaced."""
+    """Yield the batches after the newest snapshot, or none if it has replaced the log."""
     end, epoch = base.end_offset, Epoch(0)
     for batch in _whole_log(inspection):
         if batch.base_offset < base.end_offset:
@@ -95,7 +96,7 @@ def _batches(inspection: Inspection, base: SnapshotId) -> Iterator[Batch]:
 
 
 def _whole_log(inspection: Inspection) -> Iterator[Batch]:
-    """Yield all batches that a start would keep: up to an announced cut, or to a torn tail."""
+    """Yield all batches that a start would keep, up to an announced truncation or a torn tail."""
     files, path, log_id = inspection.files, inspection.path, inspection.identity.log_id
     mark = state_files.FlushedMark.open(files, path / state_files.MARK_NAME, log_id)
     cut_end = mark.end_offset if mark.is_cutting else None
@@ -107,7 +108,7 @@ def _whole_log(inspection: Inspection) -> Iterator[Batch]:
                     return
                 yield batch
         except BadFrameError:
-            return  # a torn tail, for no damage was found
+            return  # a torn tail, because no damage was found
         finally:
             file.close()
 
@@ -124,7 +125,7 @@ def _replay(replayed: Replayed, batch: Batch) -> None:
                     "use the version of streammeta that wrote the log",
                 ) from error
         replayed.cluster_metadata.forget_undo(batch.end_offset)
-    replayed.position = advanced(replayed.position, [batch])
+    replayed.position = advance_position(replayed.position, [batch])
     replayed.epoch = batch.epoch
 
 
@@ -151,5 +152,7 @@ def _report(
         feature_level=cluster_metadata.feature_level,
         next_object_id=cluster_metadata.next_object_id,
         issued_below=cluster_metadata.bucket_claim.issued_below,
-        undecided_from=undecided_from(cluster_metadata.freeze(), cluster_metadata.next_object_id),
+        undecided_from=first_undecided_id(
+            cluster_metadata.freeze(), cluster_metadata.next_object_id
+        ),
     )

@@ -195,7 +195,7 @@ class MetadataController:
             MarkerUnseenError, SupersededError, BucketRefusedError, FencePendingError: there is no
                 lease on the marker in the bucket, or the bucket belongs to another cluster.
             ObjectIdsNotReadyError, BucketRefusedError, MetadataOlderThanBucketError: the request
-                object ids, and none can be issued.
+                needs object ids, and none can be issued.
         """
         if type(request) is PrepareObjects:
             self._leading_log()
