@@ -92,7 +92,7 @@ class SimController(MetadataController):
 
     @property
     def store(self) -> Store:
-        return cast(Store, self._map)
+        return cast(Store, self._metadata)
 
     # -- what the driver asks
 
@@ -129,12 +129,12 @@ class SimController(MetadataController):
 
     def image(self, point: SnapshotPoint) -> StoreImage:
         """Return an image of what is committed; what is not is taken back for the moment."""
-        self._map.undo_to(self._committed_end)
+        self._metadata.undo_to(self._committed_end)
         try:
             return self.store.image(point.snapshot_id, point.voters, self._committed_log_hash())
         finally:
             for offset, records in self._uncommitted:
-                self._map.apply(offset, records)
+                self._metadata.apply(offset, records)
 
     def _committed_log_hash(self) -> bytes:
         for offset, before in self._log_hash._before:
@@ -149,6 +149,6 @@ class SimController(MetadataController):
         levels, level = self._node.levels, self.store.level
         check(levels.include(level), "a version runs at its own levels", f"{level}, has {levels}")
         end = self._committed_end
-        if self._map.applied_end_offset <= end:
+        if self._metadata.applied_end_offset <= end:
             ledger = self._node.world.ghost.ledger
             ledger.check_state(self._node.key, end, self.store.hash, self._log_hash.value)

@@ -211,7 +211,7 @@ class SimDriver(QuorumDriver):
                 self.stepper.committed_before(read_id)
             case events.VotersChanged():
                 node.check_voters()
-            case events.LeadershipEnded(reason=reason) if "room" in reason:
+            case events.LeadershipEnded(reason=reason) if "disk is full" in reason:
                 world.count("leaders without room that hand over")
             case events.FullVotersChanged(full_voters=full_voters) if full_voters:
                 world.count("majorities without room")

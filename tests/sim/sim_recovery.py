@@ -18,7 +18,12 @@ from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import VoterSet, majority
 from streammeta.controller.recover.errors import RecoveryError
-from streammeta.controller.recover.planning import Circumstances, RecoveryPlan, chosen, planned
+from streammeta.controller.recover.planning import (
+    Circumstances,
+    RecoveryPlan,
+    choose_survivor,
+    plan_recovery,
+)
 from streammeta.controller.recover.report import Report, voters_text
 from tests.sim.sim_ledger import GhostLog
 from tests.sim.sim_node import RemovedDisk, SimNode
@@ -120,7 +125,7 @@ class Recovery:
         dead = [int(voter.key.node_id) for voter in voters if voter.key.node_id not in ids]
         reports = [one.report for one in survivors]
         try:
-            best = chosen(reports, dead)
+            best = choose_survivor(reports, dead)
         except RecoveryError as error:
             world.count(f"recoveries refused: {error.code}")
             return None
@@ -142,7 +147,7 @@ class Recovery:
             directory_id=f"disk-{best.node_id}-recovered",
             now_ms=0,
         )
-        return planned(best, reports, dead, circumstances)
+        return plan_recovery(best, reports, dead, circumstances)
 
     def _recover(self, plan: RecoveryPlan) -> None:
         world = self._world
