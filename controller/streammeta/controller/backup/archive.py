@@ -73,6 +73,7 @@ class Archive:
         try:
             self._store.put(self.folder.key(name), data, if_absent=True)
         except ObjectExistsError:
+            # A repeated upload, or another leader's of the same entries, writes equal bytes.
             self._require_equal(name, data)
         try:
             body = json_files.encode(manifest)
@@ -83,6 +84,7 @@ class Archive:
     def delete(self, names: Sequence[FileName]) -> int:
         """Delete files, manifests first. Returns the number of deleted files."""
         refused = self._store.delete_many(self.folder.manifest_key(name) for name in names).failed
+        # A file whose manifest remains must stay, or the manifest would name a missing file.
         bare = [name for name in names if self.folder.manifest_key(name) not in refused]
         return len(self._store.delete_many(self.folder.key(name) for name in bare).deleted)
 

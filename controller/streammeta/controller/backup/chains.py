@@ -54,6 +54,7 @@ def chain_from(base: CheckpointName | None, segments: Sequence[SegmentName]) -> 
             end, best = best.end_offset, None
         if segment.start_offset > end:
             break
+        # Greedy choice of the segment that reaches furthest needs the fewest segments.
         if segment.end_offset > (end if best is None else best.end_offset):
             best = segment
     return Chain(base, (*taken, best) if best is not None else tuple(taken))

@@ -27,6 +27,7 @@ def count_committed_by(
     """Return how many of the segments, in the order of their ends, were committed by a time."""
     sample = segments[:: max(1, len(segments) // SAMPLE)]
     apart = [abs(written_ms[name] - manifest_of(name).last_ms) for name in sample]
+    # The median ignores a few segments that were uploaded late.
     if not apart or median(apart) > JUMP_MS:
         return bisect_right(segments, to_ms, key=lambda name: manifest_of(name).last_ms)
 

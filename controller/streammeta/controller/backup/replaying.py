@@ -120,6 +120,7 @@ def replay(
             replayed.position = advance_position(replayed.position, batches)
             replayed.epoch = batches[-1].epoch
             replayed.last_ms = manifest.last_ms
+        # A replay that stops within a segment has no hash to compare with.
         at_end = replayed.position.end_offset == manifest.end_offset
         if at_end and replayed.position.log_hash.hex() != manifest.log_hash:
             raise BackupDamagedError(name, "it disagrees with the files before it (log hash)")
@@ -140,6 +141,7 @@ def _check_start(manifest: SegmentManifest, before: Position) -> None:
         raise BackupDamagedError(
             manifest.name, f"offsets from {before.end_offset} on are missing", before.end_offset
         )
+    # The hash before an overlapping segment is unknown here. Its end is compared instead.
     is_next = manifest.start_offset == before.end_offset
     if is_next and manifest.log_hash_before != before.log_hash.hex():
         raise BackupDamagedError(manifest.name, "it continues another log than the files before it")

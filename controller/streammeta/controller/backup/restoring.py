@@ -165,6 +165,7 @@ def require_same(replayed: Replayed, plan: RestorePlan) -> None:
 
 def _counters(section: Section, view: FrozenMetadata, plan: RestorePlan) -> Section:
     nodes = view.sections()["nodes"]["node_id"]
+    # Nodes may have been registered under higher ids than the counter, which freed ids reduce.
     highest_node = max(NODE_ID_MIN, int(section["last_node_id"][0]), *map(int, nodes))
     next_stream_id = int(section["next_stream_id"][0]) + STREAM_ID_JUMP
     last_node_id = highest_node + NODE_ID_JUMP

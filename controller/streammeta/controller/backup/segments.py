@@ -42,6 +42,7 @@ def advance_position(position: Position, batches: Sequence[Batch]) -> Position:
     """Return the position after batches that begin at `position`."""
     rolling = RollingHash(position.log_hash)
     for batch in batches:
+        # Control batches are not applied to the metadata and not part of its log hash.
         if batch.kind is BatchKind.DATA:
             for index, payload in enumerate(batch.payloads):
                 rolling.extend(batch.base_offset + index, payload)
@@ -54,6 +55,7 @@ def new_segment(
 ) -> tuple[bytes, SegmentManifest]:
     """Return a segment of at least one batch that begins at `before`, and its manifest."""
     after = advance_position(before, batches)
+    # Equal batches are equal bytes, so two leaders' uploads of one range do not conflict.
     data = encode(batches, writing.folder.cluster_uuid)
     manifest = SegmentManifest(
         cluster_id=writing.folder.cluster_id,

@@ -194,6 +194,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
 
     async def _copy(self, term: _Term) -> None:
         """Upload everything that is committed now."""
+        # Taken before the upload, so that entries committed meanwhile do not count as copied.
         now_ms, wanted = self._clock.monotonic_ms(), self._controller.committed_end
         while (step := next_step(self._progress(term, wanted))) is not None:
             match step:
@@ -223,6 +224,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             await self._require_own(term, newest)
             term.position = Position(newest.end_offset, bytes.fromhex(newest.log_hash))
             term.last_ms = newest.last_ms
+            # The backup may have been behind before this term.
             term.copied_at_ms -= max(0, self._clock.wall_ms() - newest.last_ms)
         term.checkpoint_end = max((name.end_offset for name in inventory.checkpoints), default=0)
         term.is_begun = True
@@ -300,6 +302,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         now_ms = self._controller.log_time.now_ms()
         writing = Writing(
             folder=term.archive.folder,
+            # Times of one leader may be before those of an earlier one with a faster clock.
             first_ms=min(term.last_ms, now_ms),
             last_ms=now_ms,
             feature_level=self._controller.cluster_metadata.feature_level,
@@ -333,6 +336,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
 
         log_hash = await self._with_archive(term, put, CHECKPOINT_TIMEOUT_S)
         term.checkpoint_end = snapshot_id.end_offset
+        # A new chain begins here, because the log no longer reaches back to the old one's end.
         if term.position is None:
             term.position, term.last_ms = Position(snapshot_id.end_offset, log_hash), now_ms
 

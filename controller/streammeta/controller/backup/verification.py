@@ -138,6 +138,7 @@ def _contradictions(inventory: Inventory, files: DescribedFiles) -> Iterator[Bac
             claims = _claims(name, files)
         except BackupDamagedError:
             continue  # already reported
+        # The first file to name a hash for an offset is the reference for later ones.
         wrong = [offset for offset, value in claims if claimed.setdefault(offset, value) != value]
         if wrong:
             yield BackupDamagedError(

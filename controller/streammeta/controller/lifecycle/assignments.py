@@ -118,6 +118,7 @@ def plan_compactions(
     if not left or not targets:
         return {}
 
+    # Rounded up, so that all nodes fit.
     share = -(-len(left) // len(targets))
     load = dict.fromkeys(targets, 0)
     plan: dict[int, int] = {}

@@ -167,6 +167,7 @@ class Sessions:
         if not self._leads:
             return
 
+        # The leader can receive heartbeats again, so silence is no longer its own fault.
         self._end_doubt(now_ms)
         session = self._sessions.get(node_id)
         if session is None or session.node_epoch < node_epoch:
@@ -218,6 +219,7 @@ class Sessions:
         if not silent:
             self._doubt_since_ms = None
             return ()
+        # Silence of all nodes suggests that this leader is cut off, not that all have failed.
         if len(silent) == len(waiting) and not self._is_believed(now_ms):
             return ()
         fenced = sorted(i for i, s in silent.items() if not _is_within_grace(s, now_ms))

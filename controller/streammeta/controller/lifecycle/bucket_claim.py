@@ -119,6 +119,7 @@ def claim_round(read_metadata: Callable[[], Issued]) -> Generator[Step, Any, int
 
 def next_bound(issued: Issued) -> int:
     """Return the bound to claim: one step ahead, and above every committed bound."""
+    # Above every committed bound, so that no claim is ever repeated.
     return min(_INT64_MAX, max(issued.next_object_id + CLAIM_STEP, issued.issued_below + 1))
 
 
@@ -331,6 +332,7 @@ class BucketClaims(LeaderTask[_Term]):
         term.refused = ""
         term.claimed_at_ms = self._clock.monotonic_ms()
         _log.info("object_ids_claimed", next_id=next_id, issued_below=bound)
+        # After the new claim, so that the bucket always has one.
         await self._call(term, lambda store: delete_old_claims(store, self._namespace))
 
     async def _claim_round(self, term: _Term) -> int:

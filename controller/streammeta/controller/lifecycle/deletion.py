@@ -187,6 +187,7 @@ class Deletion:
 
     def _on_leadership(self, leads: bool) -> None:
         self._reign += 1
+        # Only the metadata outlives a term. Everything remembered here may be outdated.
         self._retries.clear()
         self._ahead.clear()
         self._unproven.clear()
@@ -455,6 +456,7 @@ class Deletion:
         keys = {key_for(object_id, self._namespace): object_id for object_id in object_ids}
         try:
             result = await in_thread(lambda: self._store.delete_many(tuple(keys)))
+        # These concern the whole bucket, other errors only these keys.
         except (StoreUnavailableError, AccessDeniedError, BucketNotFoundError) as error:
             self._on_store_failure(object_ids, error)
         except StorageError as error:
@@ -474,6 +476,7 @@ class Deletion:
         deleted = [keys[key] for key in result.deleted]
         if deleted:
             self._retries.forget(deleted)
+            # Only after the bytes: an object forgotten earlier would leave them forever.
             await self._controller.write(RemoveObjects(object_ids=tuple(deleted)))
             self._deleted += len(deleted)
             _log.info("objects_deleted", count=len(deleted))

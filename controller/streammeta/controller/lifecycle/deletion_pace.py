@@ -134,6 +134,7 @@ class RetryQueue:
         while self._due and self._due[0][0] <= now_ms and len(taken) < limit:
             _, object_id, count = self._due[0]
             refusal = self._refusals.get(object_id)
+            # Outdated entries stay in the heap and are skipped here.
             if refusal is None or refusal.count != count:
                 heapq.heappop(self._due)
                 continue

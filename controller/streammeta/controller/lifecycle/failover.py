@@ -181,6 +181,7 @@ def read_nodes(
 def _check(caller: NodeIdentity, known: Node | None) -> ErrorCode:
     if known is None:
         return ErrorCode.NODE_EPOCH_NOT_EXIST
+    # A newer process of this node has registered, so the caller is a former one.
     if known.node_epoch > caller.node_epoch:
         return ErrorCode.NODE_EPOCH_EXPIRED
     if known.failover or known.departed:
@@ -250,6 +251,7 @@ class Failover(PeriodicTask):
                 if node.supervised and not node.departed
             ),
         )
+        # Logged before the assignment, which may fail.
         self._report(fenced, was_in_doubt=was_in_doubt)
         self._interval_ms = self._sessions.tick_ms  # brokers may have requested shorter sessions
         try:

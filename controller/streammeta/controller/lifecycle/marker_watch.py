@@ -98,6 +98,7 @@ class MarkerWatch:
             FencePendingError: the cluster's predecessor may still acknowledge changes.
             StorageError: the bucket can't be read, or the marker is not this cluster's.
         """
+        # The start counts: another cluster may claim the bucket during the check.
         began_ms = self._lease.now_ms()
         try:
             found = await self._call(lambda store: read_ownership(store, self._namespace))

@@ -169,6 +169,7 @@ class SetObjectSweep(_Sweep):
             answer = (await self._controller.write(request)).answer
             assert isinstance(answer, DestroyDeadStreamSetObjectsAnswer)
             destroyed += answer.destroyed
+            # The metadata continues after the last examined object, destroyed or not.
             after = answer.next_after
             if after < 0:
                 break
@@ -251,6 +252,7 @@ class UploadSweep(_Sweep):
             try:
                 self._store.abort_multipart(upload)
                 aborted.append(upload)
+            # Further uploads would fail the same way.
             except StoreUnavailableError:
                 raise
             except StorageError as error:

@@ -33,6 +33,7 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     future: asyncio.Future[T] = loop.create_future()
 
     def complete(result: T | None, error: BaseException | None) -> None:
+        # The caller was cancelled while the thread worked.
         if future.done():
             return
         if error is not None:

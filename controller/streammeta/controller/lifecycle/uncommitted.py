@@ -107,6 +107,7 @@ class UncommittedObjects:
         except StorageError as error:
             looks.failed[object_id] = error
             return
+        # The bytes do not end with an index, so they prove nothing.
         if not last:
             looks.unreadable.append(object_id)
             return

@@ -138,6 +138,7 @@ class PeerAddresses:
         failed = self._failed.setdefault(node_id, set())
         failed.add(endpoint)
         if self._in_use.get(node_id) == endpoint and endpoint in candidates:
+            # In turn, so that every source is tried before one is tried again.
             following = candidates.index(endpoint) + 1
             self._in_use[node_id] = candidates[following % len(candidates)]
         return failed.issuperset(candidates)

@@ -173,6 +173,7 @@ class DialledConnection(FramedConnection):
         self._last_used = self._loop.time()
         self._calls[self._last_call_id] = _Call(request, ANSWER_KINDS[kind], self._last_used)
         frame = seal(kind, self._last_call_id, parts)
+        # Before the answer to the hello the other side's identity is unknown.
         if self._is_ready:
             self.write(frame)
         else:
@@ -278,6 +279,7 @@ class DialledConnection(FramedConnection):
         self._is_ready = True
         self._caller.on_greeted(self.place, answer.token_endpoint)
         self.parser.expect(ANSWERS)
+        # In their order, because the listener rejects descending call ids.
         for frame in self._waiting:
             self.write(frame)
         self._waiting.clear()
@@ -391,6 +393,7 @@ async def _connect(host: str, port: int) -> socket.socket:
         except OSError as error:
             opened.close()
             errors.append(error)
+        # A cancelled attempt must not leak its socket.
         except BaseException:
             opened.close()
             raise

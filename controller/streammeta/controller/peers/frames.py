@@ -101,6 +101,7 @@ HEADER_BYTES = _HEADER.size
 def seal(kind: FrameKind, call_id: int, parts: Sequence[bytes]) -> bytes:
     """Return a frame whose payload is the concatenation of `parts`."""
     fields = _FIELDS.pack(sum(map(len, parts)), kind, _RESERVED, call_id)
+    # The header is covered too: a wrong length or call id must not go unnoticed.
     checksum = google_crc32c.value(fields)
     for part in parts:
         checksum = google_crc32c.extend(checksum, part)
@@ -136,6 +137,7 @@ class FrameParser:
             FrameError: the bytes are not a frame, or the frame is not allowed now.
         """
         buffer = self._buffer
+        # Large frames arrive in many pieces. This avoids parsing the header for each of them.
         if len(buffer) < self._wanted:
             return None
 

@@ -145,6 +145,7 @@ class HelloAnswer:
             raise HelloError(f"answer has {len(payload)} bytes, must have at least {_ANSWER.size}")
         magic, version, node_id, refusal, length = _ANSWER.unpack_from(payload)
         _require_magic(magic)
+        # The layout of other versions is unknown, so only the version is read.
         if not OLDEST_VERSION <= version <= VERSION:
             return cls(ClusterId(""), NodeId(0), Refusal.UNKNOWN_VERSION, version)
         (cluster,), rest = _read_texts(payload[_ANSWER.size :], [length])

@@ -397,6 +397,7 @@ class _AcceptedConnection(FramedConnection):
 
         refusal = self._refusal(hello)
         identity = self._server.identity
+        # Both sides use the lower version, so that controllers can be upgraded one by one.
         version = min(hello.version, VERSION)
         names = identity.cluster_id, identity.node_id
         answer = HelloAnswer(*names, refusal, version, identity.token_endpoint)
@@ -411,6 +412,7 @@ class _AcceptedConnection(FramedConnection):
             self._timer.cancel()
         self._timer = None
         if self._certified is not None:
+            # A certificate is only checked in the handshake, so connections must not live forever.
             self._timer = self._loop.call_later(self._server.tls.age_ms / 1000, self._on_aged)
         self._sender, self._software = hello.sender, hello.software
         self._server.greeted(self, hello.sender, hello.client_endpoint)

@@ -139,6 +139,7 @@ class TcpPeerTransport:
 
     def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
         """Pass a peer's answer to the driver, unless another node made it."""
+        # An address can be reused by another controller after a reconfiguration.
         if response.header.sender != place.peer:
             self._log_once(ANOTHER_NODE, place, sender=response.header.sender)
             self._addresses.failed(place.peer, place.endpoint)
@@ -181,6 +182,7 @@ class TcpPeerTransport:
         elif connection.detail:
             self._log_once("peer_connection_broken", place, reason=connection.detail)
 
+        # A peer that breaks the protocol or closes an idle connection is not unreachable.
         is_answering = end in (End.BROKEN, End.LOST) and not unanswered
         all_failed = not is_answering and self._addresses.failed(place.peer, place.endpoint)
         for request in unanswered:
@@ -237,6 +239,7 @@ class TcpPeerTransport:
 
     def _dial(self, place: Place) -> DialledConnection:
         self._drop_unused()
+        # Version 1 listeners reject every other hello, so the second attempt uses the oldest.
         version = OLDEST_VERSION if place in self._older else VERSION
         patience = self._patience.setdefault(place.peer, Patience(self._timeout_s))
         connection = DialledConnection(place, self._identity, self, patience, version, self._tls)

@@ -299,6 +299,7 @@ def _read_batch(data: bytes, start: int, path: str) -> tuple[Batch, int]:
     """Return the batch at a position, and its end."""
     base_offset, epoch, number, count = unpack_fields(_BATCH, data, start, path)
     position = start + _BATCH.size
+    # The count is untrusted, so it is compared with the data before anything is allocated.
     if position + 4 * count > len(data):
         raise too_short(f"{path}: batch at {base_offset}", data, position + 4 * count)
 

@@ -151,6 +151,7 @@ class QuorumCore:
         replica.now = now_ms
         if replica.leader_id == replica.local.node_id:
             successors = tuple(voter.key for voter in replica.others)
+            # Followers campaign immediately instead of waiting for a fetch timeout.
             replica.become_resigned(successors, "restarted")
         elif replica.leader_id is not None:
             replica.become_follower(replica.epoch, replica.leader_id)
@@ -278,6 +279,8 @@ class QuorumCore:
 
     def _on_request_failed(self, peer: NodeId, request_id: int) -> None:
         kind, is_late = self._replica.requests.match_failure(peer, request_id, self._replica.now)
+        # The failed request belongs to the current role, because a change of role forgets all
+        # requests.
         if kind is messages.VoteResponse:
             self._election.on_vote_request_failed(peer, is_late=is_late)
         elif kind in (messages.FetchResponse, messages.FetchSnapshotResponse):
@@ -307,6 +310,8 @@ class QuorumCore:
             self._on_voter_request(request)
 
     def _on_leader_request(self, request: messages.LeaderRequest) -> None:
+        # Only the leader of exactly this epoch may answer: its log and high watermark define the
+        # epoch.
         error = self._leading.check(request)
         if error is not messages.QuorumError.NONE:
             self._reject(request, error)
@@ -325,6 +330,7 @@ class QuorumCore:
         if isinstance(request, messages.VoteRequest) and not _is_valid_vote(request):
             self._reject(request, messages.QuorumError.INVALID_REQUEST)
             return
+        # The response carries the newer epoch, so the sender catches up.
         if epoch < replica.epoch:
             self._reject(request, messages.QuorumError.FENCED_LEADER_EPOCH)
             return
@@ -452,6 +458,8 @@ class QuorumCore:
             if (until := replica.requests.expiry(follower.leader_id, kind)) is not None
             and until > replica.now
         ]
+        # An expired request is retried at `next_fetch`, so only running ones postpone the next
+        # Fetch.
         deadlines = self._unless_writing(follower.fetch_deadline)
         deadlines.append(max(waiting, default=follower.next_fetch))
         if (keepalive_at := self._following.next_keepalive(follower)) is not None:

@@ -58,6 +58,7 @@ class Election:
 
     def campaign(self) -> None:
         """Ask for pre-votes. The only voter of a quorum wins immediately."""
+        # Pre-votes first: a replica that can't win must not disturb the current leader (KIP-996).
         self._replica.become_prospective()
         self._advance()
         if isinstance(self._replica.role, roles.Prospective):
@@ -157,6 +158,8 @@ class Election:
     def _lose_pre_vote(self) -> None:
         replica = self._replica
         replica.candidacy.lost_elections += 1
+        # Back to the state before the campaign. The epoch is unchanged, so a known leader still
+        # leads.
         if replica.leader_id is None or replica.leader_id == replica.local.node_id:
             replica.become_unattached(replica.epoch)
         else:
@@ -164,6 +167,7 @@ class Election:
 
     def _lose_election(self) -> None:
         self._replica.candidacy.lost_elections += 1
+        # The random backoff keeps candidates from splitting the vote again.
         self._replica.become_prospective(self._replica.draw_backoff())
 
     def _leave_resigned_epoch(self) -> None:

@@ -47,6 +47,7 @@ class Following:
         replica = self._replica
         known = {voter.key.node_id for voter in replica.others} | set(replica.config.seeds)
         known.discard(replica.local.node_id)
+        # Sooner than a heartbeat, so that several replicas are tried before an operator notices.
         role.next_search = replica.now + replica.timings.heartbeat_ms // 2 + 1
         if known:
             self._fetch_from(replica.choose(sorted(known)), read_round=0, max_wait_ms=0)
@@ -240,6 +241,7 @@ class Following:
         role.has_fetched = True
         role.leader_ended = False
         role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
+        # Long polling: the next Fetch leaves immediately, and the leader delays its answer.
         role.next_fetch = replica.now
         replica.candidacy.on_leader()
 
@@ -267,6 +269,7 @@ class Following:
     # -- snapshots
 
     def _begin_download(self, role: roles.Follower, snapshot_id: SnapshotId) -> None:
+        # A snapshot below the high watermark would remove committed entries.
         if snapshot_id.end_offset <= self._replica.high_watermark:
             raise InvariantError(
                 f"the leader sent a snapshot that ends at {snapshot_id.end_offset}, but the log "
@@ -372,6 +375,7 @@ class Following:
         replica = self._replica
         leader_id = request.header.sender.node_id
         role = replica.role
+        # Two leaders of one epoch are impossible: each would need votes of a majority.
         if isinstance(role, roles.Leader) and request.header.epoch == replica.epoch:
             raise InvariantError(
                 f"node {leader_id} claims to lead epoch {replica.epoch}, which this node leads"
@@ -399,6 +403,7 @@ class Following:
         for position, key in enumerate(successors):
             if replica.is_self(key):
                 return position * replica.timings.failover_stagger_ms
+        # Not a chosen successor: wait until those have had their chance.
         return replica.draw_election_timeout()
 
 
@@ -409,6 +414,7 @@ def _continues(download: roles.Download, response: messages.FetchSnapshotRespons
         return False
     if end > response.total_bytes:
         return False
+    # The first chunk determines size and digest, and later ones must be of the same file.
     is_first = download.position == 0
     return is_first or (response.total_bytes, response.file_digest) == (
         download.total_bytes,

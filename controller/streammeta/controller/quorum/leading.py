@@ -59,6 +59,7 @@ class Leading:
             return
 
         ends = [progress.end_offset for progress in role.progress_of(replica.others)]
+        # A leader that is being removed does not count itself (Ongaro, section 4.2.2).
         if replica.is_voter:
             ends.append(replica.log.flushed_end)
         end = committed_end(ends, role.epoch_start)
@@ -212,6 +213,7 @@ class Leading:
     def _forget_idle_observers(self, role: roles.Leader) -> None:
         replica = self._replica
         oldest = replica.now - _OBSERVER_SESSION_MS
+        # Voters keep their entry even when silent, because check-quorum watches them.
         voters = {voter.key for voter in replica.voters}
         idle = [
             key
@@ -268,6 +270,7 @@ class Leading:
             replica.answer_fetch(request, read_round=role.read_round)
             return
         max_bytes = min(request.max_bytes, replica.config.limits.max_fetch_bytes)
+        # None means that the batches are no longer in memory and must be read from disk.
         batches = replica.log.read(request.fetch_offset, max_bytes=max_bytes)
         if batches is None:
             self._next_read_id += 1
@@ -292,6 +295,7 @@ class Leading:
         if not isinstance(role, roles.Leader) or not self.is_established():
             replica.emit(events.ReadIndexRejected(read_id))
             return
+        # A new round per request: an echo of an earlier one proves nothing about the time since.
         role.read_round += 1
         role.pending_reads.append(
             roles.PendingRead(read_id, role.read_round, replica.high_watermark)
@@ -441,6 +445,7 @@ class Leading:
 
     def _announce(self, role: roles.Leader) -> None:
         replica = self._replica
+        # Only voters learn of the leader this way. Observers search for it themselves.
         for progress in role.progress_of(replica.others):
             if replica.now < self.next_heartbeat(progress):
                 continue
@@ -473,6 +478,8 @@ class Leading:
             role.unacknowledged[peer] = self._next_attempt()
 
     def _next_attempt(self) -> int:
+        # A quarter of the heartbeat: fast enough after a short outage, without flooding a dead
+        # host.
         return self._replica.now + self._replica.timings.heartbeat_ms // 4 + 1
 
     def on_end_acknowledged(self, sender: NodeId) -> None:

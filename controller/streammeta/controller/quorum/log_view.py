@@ -76,6 +76,7 @@ class LogView:
 
     def _enter_epoch_at_start(self) -> None:
         """Add the epoch in which the log begins, which may have started before the log."""
+        # Every offset of the log then has an epoch, even if its first batch was trimmed.
         begins_within = not self._starts or self._starts[0] > self.start_offset
         if begins_within and self.end_offset > self.start_offset:
             self._epochs.insert(0, self.start_epoch)
@@ -137,6 +138,7 @@ class LogView:
         """Remove everything below `start_offset`, the end of a committed batch."""
         self.start_epoch = self.epoch_before(start_offset)
         self.start_offset = start_offset
+        # The epoch that contains the new start must stay, to answer where it ends.
         drop = max(0, bisect_right(self._starts, start_offset) - 1)
         del self._epochs[:drop], self._starts[:drop]
 

@@ -72,6 +72,7 @@ class Membership:
             round_end=replica.log.end_offset,
             round_started_at=replica.now,
         )
+        # A replica that is already caught up ends its first round immediately.
         self.on_fetched(role, progress)
 
     def _fetches(self, progress: roles.ReplicaProgress) -> bool:
@@ -249,6 +250,7 @@ class Membership:
             deadline = self.round_deadline(change)
             if deadline is not None and replica.now >= deadline:
                 self._abandon(role, change, "stopped catching up")
+        # The leader has no leader to send UpdateVoter to, so it records its own endpoints and disk.
         if replica.is_voter and not replica.is_known:
             self._update(role, replica.config.voter)
         return self._due_transfer(role)
@@ -325,6 +327,7 @@ class FullDisks:
         writable = [progress for progress in others if self._has_reported_room(progress)]
         if len(writable) < majority(len(replica.voters)):
             return None
+        # The lowest id breaks ties, so that the choice is deterministic.
         best = max(writable, key=lambda item: (item.end_offset, -item.key.node_id))
         return best.key if best.end_offset == replica.log.end_offset else None
 

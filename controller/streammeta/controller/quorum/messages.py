@@ -51,6 +51,7 @@ class Batch:
     """Bytes of payload, without framing."""
 
     def __post_init__(self) -> None:
+        # Computed once: sizes are summed for every append, Fetch and trim.
         object.__setattr__(self, "size", sum(map(len, self.payloads)))
 
     @property
@@ -289,6 +290,7 @@ def encode_leader_change(leader_id: NodeId, voters: VoterSet, granting: Iterable
             "type": "leader_change",
             "version": _VERSION,
             "leader_id": leader_id,
+            # For people who read the log. Only the voters record changes the voters.
             "voters": [voter.key.node_id for voter in voters],
             "granting_voters": sorted(granting),
         }

@@ -50,6 +50,7 @@ class PendingWrites:
 
         Returns how long the newest one took, 0 while it is pending.
         """
+        # An older state proves nothing: the newest may contain another vote or epoch.
         if self._state is None or self._state[0] > token:
             return 0
         took = now - self._state[1]

@@ -92,6 +92,7 @@ class Replica:
         )
         for batch in recovered.control:
             voters = messages.decode_voters(batch)
+            # Batches below the snapshot's end are covered by the voters that it names.
             if voters is not None and batch.end_offset > history.latest_end:
                 history.append(batch.end_offset, voters)
         return history
@@ -177,6 +178,7 @@ class Replica:
         Followers that last heard from the leader together would campaign together and split the
         vote. Each therefore waits a little longer than those before it.
         """
+        # A fixed stagger instead of randomness, so that the order of campaigns is predictable.
         return self.now + self.timings.fetch_timeout_ms + self.failover_delay(leader_id)
 
     def failover_delay(self, leader_id: NodeId) -> int:
@@ -187,6 +189,7 @@ class Replica:
     def draw_backoff(self) -> int:
         """Return a random wait that grows with consecutive lost elections, up to 2T."""
         timeout = self.timings.election_timeout_ms
+        # At first a fiftieth of the election timeout, doubling with every lost election.
         bound = min(timeout * 2, max(2, timeout // 50) << min(self.candidacy.lost_elections, 10))
         return self._rng.randrange(bound)
 
@@ -273,6 +276,7 @@ class Replica:
             )
             for voter in self.others
         }
+        # The first batch of the epoch begins here. Reads and appends wait until it is committed.
         start = self.log.end_offset
         self._change_role(roles.Leader(start, progress))
         self._last.append(events.LeadershipStarted(self.epoch, start))
@@ -290,6 +294,7 @@ class Replica:
         if epoch <= self.epoch:
             raise InvariantError(f"epoch {epoch} does not follow epoch {self.epoch}")
         self.epoch = epoch
+        # A vote and a leader belong to one epoch.
         self.vote = None
         self.leader_id = leader_id
         self.candidacy.on_epoch()
@@ -368,6 +373,7 @@ class Replica:
         self.snapshots = [snapshot_id]
         self._history = VoterHistory(voters, snapshot_id.end_offset)
         self._cache_voters()
+        # A snapshot only contains committed entries.
         self.raise_high_watermark(snapshot_id.end_offset)
 
     def clear_damage(self) -> None:
@@ -520,6 +526,7 @@ class Replica:
         last = self._persisted
         if self.epoch != last.epoch or self.leader_id != last.leader_id:
             return True
+        # The identity check is a fast path: this runs in every step.
         return self.vote is not last.vote and self.vote != last.vote
 
     def finish(self) -> list[events.Effect]:

@@ -141,6 +141,7 @@ class VoterSet:
         A swap of two voters in one change is rejected. For odd sizes the two sets have majorities
         that do not overlap.
         """
+        # A voter whose disk becomes known is kept: both keys match.
         kept = sum(earlier.contains(voter.key) for voter in self)
         came, went = len(self) - kept, len(earlier) - kept
         return came + went <= 1
@@ -186,6 +187,7 @@ class VoterHistory:
 
     def at(self, end_offset: EndOffset) -> VoterSet:
         """Return the voters named by the log below `end_offset`."""
+        # Below the first named set the base applies.
         return self._sets[max(0, bisect_right(self._ends, end_offset) - 1)]
 
     def append(self, end_offset: EndOffset, voters: VoterSet) -> None:

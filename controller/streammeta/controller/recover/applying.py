@@ -115,6 +115,7 @@ class Application:
             survivor = self.survivor()
             self._put_evidence()
             self._stage(survivor)
+            # Before the exchange: from here on no earlier controller may acknowledge changes.
             fence()
             self.files.make_directory(self.before)
             self._move(META_NAME, self.directory, self.before)
@@ -165,6 +166,7 @@ class Application:
 
     def _move(self, name: str, source: Path, target: Path) -> None:
         self.files.rename(source / name, target / name)
+        # The target first: after a crash the file may be in both directories, but never in neither.
         self.files.sync_directory(target)
         self.files.sync_directory(source)
 

@@ -151,6 +151,7 @@ def plan_recovery(
     circumstances: Circumstances,
 ) -> RecoveryPlan:
     """Return the plan to continue from the survivor returned by `choose_survivor`."""
+    # `choose_survivor` has checked that the survivor is one of these voters.
     voter = voters_of(survivor.voters).find(NodeId(survivor.node_id))
     assert voter is not None
     issued_below = max(survivor.next_object_id, survivor.issued_below)

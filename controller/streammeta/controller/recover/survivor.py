@@ -54,6 +54,7 @@ def read_survivor(path: Path, files: FileSystem, identity: DirectoryIdentity) ->
     """
     inspection = Inspection(path, files, identity)
     inspection.run(snapshot_check(identity.cluster_id))
+    # A damaged log is not replayed. The report only names the damage.
     if inspection.findings:
         nothing = Replayed(ClusterMetadata(), Position(0, EMPTY_LOG_HASH), 0, 0)
         return Survivor(_report(inspection, nothing, VoterSet(), NO_SNAPSHOT), nothing)
@@ -87,6 +88,7 @@ def _batches(inspection: Inspection, base: SnapshotId) -> Iterator[Batch]:
         if batch.base_offset < base.end_offset:
             end, epoch = batch.end_offset, batch.epoch
             continue
+        # The log before the snapshot ends in another epoch, so what follows diverges from it.
         if batch.base_offset == base.end_offset and epoch not in (0, base.epoch):
             return
         if end != batch.base_offset:

@@ -154,6 +154,7 @@ class Admission:
         runs.
         """
         for kind, queue in self._waiting.items():
+            # A late ticket is returned first, so that its caller learns of the timeout immediately.
             if queue and self._is_late(queue[0], now_ms):
                 return queue.popleft()
             if queue and self._has_room(kind):
@@ -231,6 +232,8 @@ class Gate:
     def _expire(self, ticket: Ticket) -> None:
         waiter = self._waiters.get(ticket)
         if waiter is not None and not waiter.done():
+            # Removed from the queue before its caller wakes, so that it can't be admitted in
+            # between.
             self.admission.leave(ticket)
             waiter.set_exception(_late())
 
@@ -302,6 +305,7 @@ class TurnBudget:
 
     def _next_turn(self) -> None:
         self._is_scheduled = False
+        # A debt of earlier turns is carried over, unused budget is not.
         self._left = min(self._per_turn, self._left + self._per_turn)
         while self._waiting and self._left > 0:
             cost, granted = self._waiting.popleft()

@@ -24,6 +24,7 @@ def raise_limit() -> int:
     """Raise this process's descriptor limit as far as allowed, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    # A higher soft limit than needed is left as the operator set it.
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return _ENOUGH if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

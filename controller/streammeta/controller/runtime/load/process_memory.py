@@ -54,6 +54,7 @@ def resident_bytes() -> int:
 @cache
 def _statm() -> int:
     """Return the opened statm file, which stays open because descriptors may run out later."""
+    # Memory is measured most urgently when the process is at its limits, descriptors included.
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -133,6 +134,7 @@ class ProcessMemory:
 
     def _pressure_now(self) -> Pressure:
         for pressure, share in ((Pressure.FULL, 1.0), (Pressure.HIGH, HIGH_SHARE)):
+            # Hysteresis: pressure near a mark must not flap with every allocation.
             eased = EASED_SHARE if self.pressure >= pressure else 0.0
             if self.rss_bytes >= (share - eased) * self.limit_bytes:
                 return pressure

@@ -112,6 +112,7 @@ class CheckpointSchedule:
         """Return when a checkpoint is due if nothing more is committed, None for never."""
         if self._is_requested or self._bytes >= self._log_bytes:
             return self._not_before
+        # Without new entries a checkpoint would equal the last one.
         if self._bytes:
             return max(self._not_before, self._since + self._limits.interval_ms)
         return None
@@ -171,6 +172,8 @@ class _WatchfulSink:
 
     def write(self, data: bytes) -> None:
         self.sink.write(data)
+        # Computing time of this thread holds the interpreter lock, so the pause is proportional to
+        # it.
         self.attempt.abandoned.wait(_REST * (time.thread_time() - self._computed))
         self.attempt.require()
         self._computed = time.thread_time()
@@ -335,6 +338,7 @@ class Checkpointer:
             await self._attempt_at(point)
         except _AbandonedError:
             _log.info("checkpoint_abandoned", end_offset=point.snapshot_id.end_offset)
+            # Callers stay in the order of their requests.
             self._asked[:0] = asked
             self._schedule.request(self._clock.monotonic_ms())
         except DiskFullError as error:
@@ -362,6 +366,7 @@ class Checkpointer:
         """
         started = self._clock.monotonic_ms()
         attempt = _Attempt(point, self._state_machine.freeze(point))
+        # Registered before the long write, so that a lost leadership abandons it immediately.
         committed = self._host.when_committed(point.snapshot_id.end_offset)
         committed.add_done_callback(lambda _: _abandon_if_failed(attempt, committed))
         self._attempt = attempt

@@ -54,6 +54,7 @@ class DiskSpace:
 
     def require(self) -> None:
         """Raise NoDiskSpaceError while writes can't be accepted."""
+        # A full majority is reported first: the next leader could not write either.
         if set(self._full_voters) - {self._node_id}:
             full = ", ".join(map(str, self._full_voters))
             raise NoDiskSpaceError(

@@ -70,6 +70,7 @@ class FlushPlace:
         """Record the duration of a flush in either place."""
         if len(self._last) == REMEMBERED:
             self._sum_s -= self._last[0]
+        # A single stall must not dominate the mean for the next flushes.
         took_s = min(took_s, SLOW_S)
         self._last.append(took_s)
         self._sum_s += took_s

@@ -221,6 +221,7 @@ def snapshot_check(cluster_id: ClusterId) -> SnapshotCheck:
     def check(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
         try:
             return _checked_voters(file, snapshot_id, cluster_id)
+        # A newer file is intact, so it must not be removed as damaged.
         except NewerCheckpointError as error:
             raise NewerVersionError(str(error)) from error
         except CheckpointError as error:
@@ -236,6 +237,7 @@ def _checked_voters(file: BinaryIO, snapshot_id: SnapshotId, cluster_id: Cluster
             f"{snapshot_id.file_name}: the file is checkpoint {reader.id.file_name} of cluster "
             f"{reader.cluster_id!r}, expected the one of its name and of cluster {cluster_id!r}"
         )
+    # Bytes before contents: nothing of a damaged file is interpreted.
     reader.verify()
     _require_known(reader)
     return section_voters(reader)

@@ -238,6 +238,8 @@ class DiskWorker:
 
     def _install(self, item: events.InstallSnapshot) -> None:
         self._flush()
+        # Earlier writes are flushed first, because the installation replaces the log they belong
+        # to.
         voters = self._journal.install_snapshot(item.snapshot_id, item.total_bytes, item.digest)
         self._unreported = item.token
         self._flush()
@@ -370,6 +372,7 @@ class JournalThread:
         return here
 
     def _give(self, work: Sequence[Work]) -> None:
+        # From here on the journal belongs to the thread, until it has reported everything.
         self._place.given()
         self._queue.put(work)
 
@@ -421,6 +424,8 @@ class JournalThread:
                 if given or self._full is not None:
                     work = [item for items in given for item in items]
                     self._post(self._take, self._carry_out(work, len(given)))
+                # Idle snapshot files are closed here, because only this thread may touch the
+                # journal now.
                 self._journal.snapshots.release_idle()
         except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
             self._post(self._on_error, error)
@@ -441,6 +446,7 @@ class JournalThread:
     def _carry_out(self, work: Sequence[Work], given: int) -> _Round:
         began = time.monotonic()
         is_due = began >= self._retry_at
+        # Work behind a full disk keeps its order. Only independent work is served meanwhile.
         if self._waiting and not is_due:
             served = self._worker.serve(work)
             self._waiting += served.left

@@ -62,6 +62,7 @@ class RollingHash:
 
     def extend(self, offset: int, payload: bytes) -> None:
         """Add the entry at `offset`."""
+        # The previous value allows an undo without hashing the log again.
         self._before.append((offset, self.value))
         if self.value != UNKNOWN_LOG_HASH:
             entry = _ENTRY.pack(offset, len(payload), google_crc32c.value(payload))
@@ -114,6 +115,7 @@ class AwaitedViews:
         """
         if not self._awaited:
             return
+        # The list changes in the loop, so matching entries are collected first.
         for offset, future in [entry for entry in self._awaited if entry[0] <= end_offset]:
             self._awaited.remove((offset, future))
             if not future.done():

@@ -96,6 +96,7 @@ class FormingBatch:
             raise RecordTooLargeError(problem, "request", most)
 
         waiting = uncommitted_bytes + self._size
+        # A single append of any size is allowed when nothing waits, or it could never succeed.
         if waiting and waiting + sum(sizes) > self._limits.max_uncommitted_bytes:
             raise UncommittedLogFullError(
                 f"{waiting} bytes wait for a majority of the voters, and the limit is "

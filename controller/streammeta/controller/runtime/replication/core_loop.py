@@ -96,6 +96,8 @@ class CoreLoop:
         try:
             self._note_lost_time()
             while self.is_running:
+                # Appends first: their offsets are promised, and any event may append a record of
+                # the core.
                 for append in self._take_appends():
                     self._step(append)
                 if not self._events:
@@ -191,6 +193,7 @@ class Outbox:
         key = _call_key(request.header.sender.node_id, request.header)
         replaced = self._replies.get(key)
         self._replies[key] = reply
+        # The peer repeats a request only after it has abandoned the earlier call.
         if replaced is not None:
             replaced(None)
 

@@ -96,6 +96,7 @@ class Delivery:
     def was_read(self, batches: Sequence[Batch], high_watermark: EndOffset) -> HandOn | None:
         """Return the next step for the batches that were read, None if a snapshot replaced them."""
         self._is_waiting = False
+        # A snapshot was installed during the read, and replaces these batches too.
         if self._to_load is not None:
             return None
         return self._deliver_batches(
@@ -295,6 +296,7 @@ class Deliverer:
 
     def _exchange(self, snapshot_id: SnapshotId, install: Callable[[], None], size: int) -> None:
         install()
+        # In the same turn, so that nobody sees the new state with the old offset.
         self._delivery.loaded(snapshot_id)
         _log.info("snapshot_loaded", end_offset=snapshot_id.end_offset, epoch=snapshot_id.epoch)
         self._progress.on_loaded(size)
@@ -302,6 +304,7 @@ class Deliverer:
 
     def _load_failed(self, snapshot_id: SnapshotId, error: Exception) -> None:
         if not self._is_installing and not self._delivery.is_superseded(snapshot_id):
+            # The newest snapshot is unreadable, and without it the replica has no state.
             raise error
         # A newer snapshot has removed, or is about to remove, the file.
         self._delivery.load_abandoned()

@@ -45,6 +45,7 @@ class Operations:
         """
         self._last_change += 1
         change_id = self._last_change
+        # Before the event, because the core may answer within `feed`.
         future = self._changes.expect(change_id)
         self._feed(VoterChangeRequested(change_id, change))
         try:

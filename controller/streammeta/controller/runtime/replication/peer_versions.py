@@ -28,6 +28,7 @@ class PeerVersions:
 
     def disconnected(self, node_id: NodeId, software: Software) -> None:
         """Record the end of a controller's connection."""
+        # A node may have a control and a bulk connection, and reconnects before the old ones end.
         self._connected[node_id].remove(software)
         if not self._connected[node_id]:
             del self._connected[node_id]

@@ -102,6 +102,7 @@ class OffsetWaiters:
 
     def fail_all(self, error: Exception) -> None:
         """Fail every future that is not released yet, because its outcome is unknown here."""
+        # Released futures are still completed successfully: their entries are committed.
         failed = sorted(entry for entry in self._waiting if entry[0] > self._reached)
         self._waiting = [entry for entry in self._waiting if entry[0] <= self._reached]
         heapify(self._waiting)

@@ -102,6 +102,8 @@ class ChangeFeed:
 
     def _drop_oldest(self) -> None:
         while self._bytes > self._ring_bytes:
+            # Slots are cleared one by one and removed in bulk, because shifting the list costs its
+            # length.
             payload, self._payloads[self._first] = self._payloads[self._first], b""
             self.start_offset = self._offsets[self._first] + 1
             self._bytes -= len(payload) + ENTRY_OVERHEAD_BYTES
@@ -151,5 +153,6 @@ class Cursor:
         if change is not None:
             self.next_offset = change.offset + 1
         else:
+            # Control batches have no entry here, so the end may be above the last entry.
             self.next_offset = max(self.next_offset, self._feed.end_offset)
         return change

@@ -44,6 +44,7 @@ class FeatureUpdates:
         """
         if level < BASE_LEVEL:
             raise InvalidRequestError("level", f"{level}, must be at least {BASE_LEVEL}")
+        # Proves leadership: a former leader would compare with an outdated level.
         offset = await self._driver.read_barrier()
         before = self.level
         if level != before:

@@ -36,6 +36,7 @@ class GroupCommitDelay:
     def arrived(self, size: int) -> None:
         """Record a message that waits to be decided."""
         if self._unanswered:
+            # An unanswered message is in flight, so messages do not come one at a time.
             self._is_crowded = True
         self._waiting += size
         self._unanswered += size
@@ -60,6 +61,7 @@ class GroupCommitDelay:
     @property
     def is_alone(self) -> bool:
         """Whether messages arrive one at a time, each after the previous one is answered."""
+        # Two batches in a row must be free of overlap before a message counts as alone.
         return not (self._is_crowded or self._was_crowded)
 
     async def over(self) -> None:

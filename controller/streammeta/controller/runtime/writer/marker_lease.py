@@ -73,6 +73,7 @@ class MarkerLease:
         """
         if self._refused_ms is not None and began_ms <= self._refused_ms:
             return  # a later check has found another owner
+        # Checks may end in another order than they began.
         self._proven_ms = began_ms if self._proven_ms is None else max(self._proven_ms, began_ms)
         self._refusal = None
         self._failure = "no later check has ended"
@@ -122,6 +123,7 @@ class MarkerLease:
             return self._refusal
         if isinstance(self._failure, BucketRefusedError):
             return self._failure
+        # The age tells operators how long the bucket has been unreachable.
         age_ms = None if self._proven_ms is None else self.now_ms() - self._proven_ms
         return MarkerUnseenError(age_ms, self._failure)
 

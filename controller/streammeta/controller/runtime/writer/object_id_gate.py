@@ -57,6 +57,7 @@ class ObjectIdGate:
     def check(self, end_id: int) -> None:
         """Raise the rejection unless all ids below `end_id` may be issued."""
         if end_id > self._bound:
+            # Wakes the lifecycle, which claims more ids.
             self.wanted.set()
             raise self._refusal
 

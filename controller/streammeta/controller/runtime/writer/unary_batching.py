@@ -86,6 +86,8 @@ class CommitBatcher:
     ) -> Answered:
         await self._controller.turn()
         submission = self._controller.submit((request,), held_to)
+        # No other call is expected in this turn, so waiting for the next one would only add
+        # latency.
         self._controller.flush()
         await submission.committed()
         return Answered(submission.answers[0], submission.offset)
@@ -99,6 +101,7 @@ class CommitBatcher:
                     self._fail_all(error)
                     return
                 self._decide_waiting()
+                # Calls that arrived meanwhile join the queue before the next batch forms.
                 await asyncio.sleep(0)
         finally:
             self._deciding = None
