@@ -68,7 +68,7 @@ LEVELS = (
         "the codec here, before records had levels: protobuf drops them without a word",
         """
         streammeta.controller.records.codec:
-        - _refuse_unknown_fields(record_set, payload)
+        - _reject_unknown_fields(record_set, payload)
         """,
         Tested(
             "tests/metadata/test_metadata_codec.py"

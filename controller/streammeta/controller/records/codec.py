@@ -52,11 +52,11 @@ def decode_records(payload: bytes) -> tuple[rec.Record, ...]:
     if not record_set.records:
         raise RecordCodecError(f"payload of {len(payload)} bytes contains no record")
     records = tuple(_decode(index, message) for index, message in enumerate(record_set.records))
-    _refuse_unknown_fields(record_set, payload)
+    _reject_unknown_fields(record_set, payload)
     return records
 
 
-def _refuse_unknown_fields(record_set: RecordSet, payload: bytes) -> None:
+def _reject_unknown_fields(record_set: RecordSet, payload: bytes) -> None:
     # Walking through all messages would cost as much as decoding them, comparing sizes does not.
     record_set.DiscardUnknownFields()
     if record_set.ByteSize() == len(payload):

@@ -365,7 +365,7 @@ class CheckpointReader:
     def _stream_error(self, section: str, problem: object) -> CheckpointError:
         return self._error(f"section {section!r} is not an Arrow IPC stream: {problem}")
 
-    def refuse_newer(self, what: str) -> NoReturn:
+    def reject_newer(self, what: str) -> NoReturn:
         """Raise `NewerCheckpointError` for an unknown part of the file."""
         raise NewerCheckpointError(
             f"{self._name}: this version does not know {what}: a newer one wrote it, upgrade this "
@@ -407,7 +407,7 @@ class CheckpointReader:
             raise self._error("the header does not match its checksum")
         # Every version keeps the layout of the header, so an intact one can be trusted.
         if version > VERSION:
-            self.refuse_newer(f"format version {version}, only up to {VERSION}")
+            self.reject_newer(f"format version {version}, only up to {VERSION}")
         if version < VERSION:
             raise self._error(f"has format version {version}, this program reads {VERSION}")
         return SnapshotId(EndOffset(end_offset), Epoch(epoch)), name.decode()
@@ -428,7 +428,7 @@ class CheckpointReader:
         for entry in members["sections"]:
             added |= {*entry} - _ENTRY_MEMBERS
         if added:
-            self.refuse_newer(f"member {min(added)!r} of its index")
+            self.reject_newer(f"member {min(added)!r} of its index")
         entries = [SectionEntry(**entry) for entry in members["sections"]]
         return digest, footer_at, {entry.name: entry for entry in entries}
 

@@ -142,7 +142,7 @@ def check_commit(request: CommitStreamSetObject) -> None:
     if request.object_id >= 0 and not len(ranges.stream_id):
         raise InvalidRequestError("ranges", "empty, but object_id names a stream set object")
     if request.object_id < 0 and len(ranges.stream_id):
-        raise InvalidRequestError("object_id", "got -1, must name the object that holds the ranges")
+        raise InvalidRequestError("object_id", "got -1, must name the object with the ranges")
     if not rows and not len(request.compacted_object_ids):
         raise InvalidRequestError("stream_objects", "empty, as are ranges: nothing to commit")
 

@@ -433,7 +433,7 @@ class ObjectQueries:
         return tuple(map(answers.StreamSetObject, *(values.tolist() for values in columns)))
 
     def stream_set_objects_of(self, node_id: int, after_id: int, limit: int) -> Int64Column:
-        """Return the ids of a node's first `limit` committed set objects above an id."""
+        """Return the ids of a node's first `limit` committed SSOs above an id."""
         spans = self._set_objects.spans_from(node_id, after_id + 1)
         found: list[Int64Column] = [EMPTY_COLUMN]
         left = limit

@@ -250,11 +250,11 @@ def _require_known(reader: CheckpointReader) -> None:
     """
     for section in reader.entries:
         if section not in _KNOWN_COLUMNS:
-            reader.refuse_newer(f"its section {section!r}")
+            reader.reject_newer(f"its section {section!r}")
         for name in reader.column_names(section):
             if name not in _KNOWN_COLUMNS[section]:
-                reader.refuse_newer(f"column {name!r} of its section {section!r}")
+                reader.reject_newer(f"column {name!r} of its section {section!r}")
     if "feature_level" in reader.entries:
         level = int(reader.columns("feature_level")["level"][0])
         if not SUPPORTED.include(level):
-            reader.refuse_newer(f"its feature level {level}, only {SUPPORTED}")
+            reader.reject_newer(f"its feature level {level}, only {SUPPORTED}")
