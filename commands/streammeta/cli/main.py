@@ -26,8 +26,10 @@ garbage take a tenth of the time of loading modules.
 def main() -> None:
     """Run the command line and exit: 0 success, 1 failure, 2 usage error or missing package."""
     gc.set_threshold(COLLECTED_EVERY)
+    # gRPC reads these when it is imported below. Values that the user has set have precedence.
     os.environ.update(GRPC_SETTINGS | os.environ)
     try:
+        # Everything below needs packages, and a missing one is reported as a sentence.
         with optional_packages("the command line"):
             from streammeta.cli.framework.output import run_cli
             from streammeta.cli.root import cli

@@ -75,6 +75,7 @@ def show_command(name: str | None, output: Output) -> None:
             'name one, or write `default = "NAME"` into the file',
         )
 
+    # Printed before the files are read, so that their paths are visible if they are invalid.
     output.summary(
         {
             "name": chosen.name,

@@ -80,6 +80,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_request(*, every_node: bool, **given: Any) -> None:
+        # Tokens are for people's tools. Compaction makes the calls of a broker.
         if isinstance(given["tls"], TokenFiles):
             raise click.UsageError(
                 "token-file: compaction needs a certificate. Set --tls-cert and --tls-key"
@@ -89,6 +90,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("select the nodes: --node ID, --all or --gone")
         command(request=request, **given)
 
+    # Reversed: click shows options in the reverse order of their decoration.
     for option in reversed(_OPTIONS):
         with_request = option(with_request)
     return connection_options()(with_request)
@@ -159,6 +161,7 @@ class RunByDefault(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `run` before options that do not belong to the group."""
+        # Words that are no options name a command of the group. --help must show the group's help.
         if args and args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx):
             args = [RUN, *args]
         return super().parse_args(ctx, args)
@@ -222,6 +225,7 @@ def run_command(
 
     try:
         asyncio.run(run(request, interval_ms, output, stream_objects=stream_objects))
+    # The second signal cancels the task. For the user that is an interruption like any other.
     except asyncio.CancelledError:
         raise click.Abort from None
 
@@ -240,6 +244,7 @@ def plan_command(*, request: CompactionRequest, output: Output) -> None:
     Example:
       streammeta compact plan --connect 127.0.0.1:9091 --store file:///data --node 7
     """
+    # numpy and boto3 load slowly.
     from streammeta.cli.brokers.compaction_run import plan
 
     asyncio.run(plan(request, output))

@@ -73,6 +73,7 @@ async def find_targets(
 
     Raises `CommandError` if a named node has not registered, or no node is live.
     """
+    # Describe all nodes, because the writer may be one that the user did not select.
     pages = client.pages(GET_NODES, nodes_pb2.GetNodesRequest())
     known = {node.node_id: node async for page in pages for node in page.nodes}
     unknown = [node_id for node_id in node_ids if node_id not in known]
@@ -84,11 +85,14 @@ async def find_targets(
             "`streammeta node list` shows the registered nodes",
         )
 
+    # dict.fromkeys drops repeated ids and keeps the user's order.
     chosen = [known[node_id] for node_id in dict.fromkeys(node_ids)] or [
         node
         for node in known.values()
         if node.stream_set_object_count and (is_gone(node) or not gone)
     ]
+    # With failover the compactor does not wait for more objects: a node without a process adds
+    # none.
     targets = tuple(
         CompactionTarget(node.node_id, node.node_epoch, failover=is_gone(node)) for node in chosen
     )
@@ -110,6 +114,7 @@ def _writer(
 ) -> NodeIdentity:
     """Return a node that may prepare ids, preferably a selected one, and one with heartbeats."""
     able = [node for node in (*chosen, *nodes) if not _is_barred(node)]
+    # The sort is stable. Fenced nodes go last, and selected nodes stay first among their kind.
     able.sort(key=is_gone)
     if not able:
         raise CommandError(
@@ -146,15 +151,19 @@ async def run(
     The first signal ends the run after the current work, a second one at once. Raises
     `CommandError` if a node failed in the last pass.
     """
+    # Handlers come before any work, so that a signal never breaks off a commit.
     stopping = _stopped_by_signals()
     totals = Totals()
 
+    # One compactor serves all passes, so that indexes read in one pass are cached for the next.
     async with _open_work(request) as work:
         while True:
             try:
                 found = await work.targets()
                 await work.compact_all(found, totals, stopping, stream_objects=stream_objects)
             except CommandError as error:
+                # Wrong options and an unreachable cluster should fail at once. Later passes outlast
+                # a failover.
                 if totals.passes == 1:
                     raise
                 totals.failures[-1] = str(error)  # it may pass until the next repetition
@@ -162,6 +171,7 @@ async def run(
                 break
             totals.begin_pass()
 
+    # After a signal, unfinished work is what the user asked for.
     if totals.failures and not stopping.is_set():
         raise CommandError(
             "INCOMPLETE",
@@ -204,6 +214,7 @@ class CompactionWork:
         listed = listed_objects(planned.listing.objects)
         commits: list[CommitFigures] = []
         left_out = dict.fromkeys(planned.selection.waiting, _WAITS)
+        # Close the generator here and not whenever the garbage collector finds it.
         async with aclosing(planned.groups()) as groups:
             async for group in groups:
                 commits.extend(self._figures(group, listed))
@@ -213,6 +224,8 @@ class CompactionWork:
     def _figures(self, group: PlannedGroup, listed: dict[int, ListedObject]) -> list[CommitFigures]:
         """Return the figures of each commit of a group. The first one includes expired objects."""
         plans = [(commit, commit.source_ids) for commit in group.plan.commits]
+        # Expired objects have no live data. They join the first commit, or form a commit without
+        # outputs.
         if group.expired_ids:
             first, ids = plans[0] if plans else (_NOTHING, ())
             plans[:1] = [(first, (*ids, *group.expired_ids))]
@@ -232,6 +245,8 @@ class CompactionWork:
                 compactor = self._compactor_of(found)
                 reports = compactor.compact(target, force_split=self.request.force_split)
                 await _add(reports, target, totals, stopping)
+                # Stream objects are committed as the node that owns the streams, so it must be
+                # live.
                 if stream_objects and not target.failover and not stopping.is_set():
                     with closing(self._stream_object_compactor(target)) as of_streams:
                         await _add(of_streams.compact_node(), target, totals, stopping)
@@ -246,6 +261,7 @@ class CompactionWork:
     def _compactor_of(self, found: Targets) -> SetObjectCompactor:
         """Return the compactor of the selected writer."""
         assert found.writer is not None, "a target has a writer"
+        # The writer may depart between two passes. Then another node prepares the ids.
         if self._compactor is None or self._writer != found.writer:
             if self._compactor is not None:
                 self._compactor.close()
@@ -263,6 +279,8 @@ async def _add(
     stopping: asyncio.Event,
 ) -> None:
     """Add the reports of work as they arrive, until `stopping` is set."""
+    # Closing the generator stops the compaction: reads and uploads in flight end before the store
+    # closes.
     async with aclosing(work) as reports:
         async for report in reports:
             totals.add(target.node_id, report)
@@ -283,6 +301,8 @@ async def _open_work(request: CompactionRequest) -> AsyncIterator[CompactionWork
             request.connect, deadline_s=request.timeout_s, tls=request.tls
         ) as client:
             try:
+                # Keys are valid in the bucket of this cluster only. Check it before anything is
+                # read or replaced.
                 namespace = await client.object_namespace()
                 await BucketCheck(client, store, namespace).require()
             except BrokerClientError as error:
@@ -299,6 +319,7 @@ def _command_error(error: BrokerClientError, tls: TlsFiles | None) -> CommandErr
     if isinstance(error, ControllerUnavailableError):
         failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, str(error))
         return CommandError("NO_CONTROLLER", str(error), advice(failure, over_tls=over_tls))
+    # The controller's own message names the missing role. Keep it and its advice.
     if isinstance(error, PermissionDeniedError) and isinstance(error.__cause__, grpc.RpcError):
         failure = read_failure(error.__cause__)
         return explain(call_error(failure, "a controller", over_tls=over_tls))
@@ -316,6 +337,7 @@ def _stopped_by_signals() -> asyncio.Event:
             task.cancel()
         stopping.set()
 
+    # Handlers of the loop run between two steps of tasks, where cancelling a task is safe.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stopping
@@ -323,6 +345,7 @@ def _stopped_by_signals() -> asyncio.Event:
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
     """Wait for `event`, at most `timeout_s` seconds. Return whether it is set."""
+    # wait_for cancels only its own waiter. The event can be awaited again.
     with suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)
     return event.is_set()

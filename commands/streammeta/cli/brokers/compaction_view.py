@@ -149,6 +149,7 @@ def commit_figures(
     set_entries = _set_object_entries(commit)
     outputs = tuple(_outputs(commit, set_entries))
     ids = np.array([source.object_id for source in sources], dtype=np.int64)
+    # Entries name their source by id. searchsorted finds all places in `sources` without a loop.
     order = np.argsort(ids)
     holder = order[np.searchsorted(ids, commit.entries.object_id, sorter=order)]
     counts = np.bincount(holder, minlength=len(ids)).tolist()
@@ -172,9 +173,12 @@ def commit_figures(
         cold_gets=Change(
             _cold_gets(commit.entries, holder, index_gets), _cold_gets_after(outputs, set_entries)
         ),
+        # One request for each index, because the compactor sizes the read by the number of ranges.
         gets=len(sources) + block_gets,
         bytes_read=index_bytes + block_bytes,
         bytes_written=sum(output.object_size for output in outputs),
+        # Compaction gives its outputs another order id, so an equal id marks an object from a
+        # broker.
         fresh_bytes=sum(
             source.object_size for source in sources if source.order_id == source.object_id
         ),
@@ -204,6 +208,7 @@ def _outputs(commit: CommitPlan, set_entries: EntryTable) -> Iterator[OutputFigu
         for output in iteration.outputs:
             if output.kind is OutputKind.SPLIT:
                 entries = output.entries
+                # A stream object is one contiguous range, which its first and last entries bound.
                 stream_id, start = int(entries.stream_id[0]), int(entries.start_offset[0])
                 held = (stream_id, start, int(entries.end_offset[-1]))
                 yield _output(OutputKind.SPLIT, entries, held, 1)
@@ -212,6 +217,7 @@ def _outputs(commit: CommitPlan, set_entries: EntryTable) -> Iterator[OutputFigu
 def _output(
     kind: OutputKind, entries: EntryTable, held: tuple[int, int, int] | None, ranges: int
 ) -> OutputFigures:
+    # The writer merges entries by the same rule, so that the predicted size is exact.
     index = merge_entries(entries.place(), OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
     return OutputFigures(kind, held, ranges, len(index), entries.data_size)
 
@@ -222,6 +228,7 @@ def _metadata_bytes(objects: int, ranges: int) -> int:
 
 def _block_reads(commit: CommitPlan, config: CompactionConfig) -> tuple[int, int]:
     """Count the requests with which the compaction fetches blocks, and their bytes."""
+    # All iterations append to one stream set object. Each starts where the previous one ended.
     so_far, gets, size = SetObjectSoFar(), 0, 0
     for iteration in commit.iterations:
         layout = lay_out(
@@ -244,6 +251,7 @@ def _cold_gets_after(outputs: Sequence[OutputFigures], set_entries: EntryTable) 
         if output.kind is OutputKind.COMPACT:
             gets += _cold_gets(set_entries, np.zeros(len(set_entries), np.int64), [index_gets])
         else:
+            # Ceiling division: a reader fetches at most MAX_SPAN bytes at a time.
             gets += index_gets + -(-output.data_size // MAX_SPAN)
     return gets
 
@@ -254,6 +262,7 @@ def _cold_gets(entries: EntryTable, holder: Column, index_gets: Sequence[int]) -
     `holder` has the place of each entry's object in `index_gets`.
     """
     _, stream = np.unique(entries.stream_id, return_inverse=True)
+    # One number for each pair of stream and object, so that a single unique() groups by both.
     pairs, place = np.unique(stream * len(index_gets) + holder, return_inverse=True)
     held = np.bincount(place, weights=entries.size).astype(np.int64)
     of_indexes = np.array(index_gets, dtype=np.int64)[pairs % len(index_gets)]
@@ -262,6 +271,7 @@ def _cold_gets(entries: EntryTable, holder: Column, index_gets: Sequence[int]) -
 
 def _index_gets(object_size: int, entries: int) -> int:
     """Count the requests for an index: a second one if the first guess misses its start."""
+    # Readers know the size of the object only, unlike the compactor, which also knows its ranges.
     guess = tail_guess(object_size, "")
     begins = object_size - FOOTER_SIZE - entries * INDEX_ENTRY_SIZE
     return 1 if begins >= guess.start else 2
@@ -342,6 +352,7 @@ class Totals:
             node.merged += len(report.source_ids)
             node.made += len(report.made)
             if failure:
+                # The node's first failure is kept. Streams after it often fail for the same reason.
                 said = f"node {node_id}, stream {report.stream_id}: {failure}"
                 self.failures.setdefault(node_id, said)
             return
@@ -419,6 +430,7 @@ def plan_summary(plans: Sequence[NodePlan]) -> dict[str, object]:
 
 def show_rows(output: Output, name: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
     """Show a table. Outside of machine formats only the beginning of a long one."""
+    # People need no empty tables. Programs get every key, with an empty list.
     listed = list(rows)
     if output.format is OutputFormat.TABLE and listed:
         output.note("")

@@ -48,6 +48,8 @@ def _address(
 ) -> tuple[str, int] | None:
     if value is None:
         return None
+    # rpartition leaves the colons of an IPv6 address alone. int() would accept digits of any
+    # script.
     host, separator, port = value.rpartition(":")
     if not (host and separator and port.isascii() and port.isdigit() and int(port) <= 65_535):
         raise click.BadParameter(f"{value!r} is not HOST:PORT", param=parameter)
@@ -162,9 +164,11 @@ def kafka(
       streammeta dev --port 9101 --data-dir /tmp/dev
       streammeta kafka --connect 127.0.0.1:9101 --store file:///tmp/dev/bucket --node-id 1
     """
+    # The broker's packages load slowly, and --help does not need them.
     from streammeta.brokers.kafka.service.process import KafkaConfig
     from streammeta.brokers.kafka.service.users import UsersFileError
 
+    # Tokens are for people's tools. A broker is authenticated by its certificate.
     if tls is not None and not isinstance(tls, TlsFiles):
         raise click.UsageError(
             "token-file: a broker needs a certificate. Set --tls-cert and --tls-key"
@@ -177,6 +181,7 @@ def kafka(
         _require_loopback(listen[0])
     if session < SESSION_MS_MIN:
         raise click.UsageError(f"--session is {session} ms, expected at least 2s")
+    # Logs go to standard error. Standard output is reserved for the ready line.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     config = KafkaConfig(
         controllers=connect,
@@ -197,6 +202,7 @@ def kafka(
     try:
         with exporting_traces("streammeta-kafka", wanted=tracing):
             asyncio.run(_run(config, output_format))
+    # Not one of EXPECTED_ERRORS, because its package is imported here only.
     except UsersFileError as error:
         fail(output_format, CommandError("USERS_FILE", str(error), "correct the file"))
     except Exception as error:  # noqa: BLE001 - whatever ends the broker is told in one form
@@ -205,6 +211,7 @@ def kafka(
 
 def _require_loopback(host: str) -> None:
     """Reject an address at which others could read passwords."""
+    # Names are not resolved, because their addresses may change later. Only localhost is trusted.
     try:
         is_loopback = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -231,6 +238,7 @@ def kafka_user(name: str, output: Output) -> None:
     """
     from streammeta.brokers.kafka.service.users import user_entry
 
+    # Prompts go to standard error: standard output is often redirected into the file of users.
     if sys.stdin.isatty():
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
@@ -244,6 +252,7 @@ def kafka_user(name: str, output: Output) -> None:
 
 async def _run(config: KafkaConfig, output_format: OutputFormat) -> None:
     """Run a broker until a signal stops it, even while it still joins the cluster."""
+    # A second signal changes nothing, so that it can't interrupt the broker's orderly shutdown.
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -253,6 +262,7 @@ async def _run(config: KafkaConfig, output_format: OutputFormat) -> None:
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     serving.cancel()
+    # If serving failed by itself, this raises its error. After a signal it was only cancelled.
     with contextlib.suppress(asyncio.CancelledError):
         await serving
 
@@ -263,6 +273,7 @@ async def _serve(config: KafkaConfig, output_format: OutputFormat) -> NoReturn:
 
     async with running_broker(config) as broker:
         address = f"{broker.host}:{broker.port}"
+        # Scripts wait for this line. It is printed once clients can connect.
         if output_format is OutputFormat.JSON:
             answer = {"ok": True, "bootstrap_servers": address, "node_id": config.node_id}
             if broker.http:

@@ -89,6 +89,7 @@ def lock(client: ControllerClient, node_id: int, output: Output) -> None:
     Example:
       streammeta node lock --connect 127.0.0.1:9091 --node-id 1007
     """
+    # One id for all retries of the call, so that a retry after an unknown outcome changes nothing.
     request = nodes_pb2.LockNodeRequest(request_id=_new_id(), node_id=node_id)
     answer = client.call(lambda channel: NodeServiceStub(channel).LockNode, request)
     _require(answer.error, node_id)
@@ -127,10 +128,12 @@ def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
       streammeta node unregister --connect 127.0.0.1:9091 --node-id 1007
     """
     described = _get_node(client, node_id)
+    # The epoch names the described process. If the broker restarts now, the request is rejected.
     identity = common_pb2.NodeIdentity(node_id=node_id, node_epoch=described.node_epoch)
     request = nodes_pb2.UnregisterNodeRequest(request_id=_new_id(), node=identity)
     answer = client.call(lambda channel: NodeServiceStub(channel).UnregisterNode, request)
     _require(answer.error, node_id)
+    # A node with stream set objects stays listed as departed, so look again.
     left = _get_nodes(client, node_id)
     output.summary(
         {
@@ -187,6 +190,8 @@ def abandon(
       streammeta node abandon --connect 127.0.0.1:9091 --node-id 1007 --close-streams
     """
     described = _get_node(client, node_id)
+    # The request would fence a live broker. A restart after this check has another epoch and is
+    # rejected.
     if close_streams and described.state in _ALIVE:
         raise CommandError(
             "NODE_IS_ALIVE",
@@ -204,6 +209,7 @@ def abandon(
         if close_streams:
             request.close_streams_of_epoch = described.node_epoch
         uploads = []
+        # A call closes at most 10,000 streams, and is idempotent. Repeat it until none is open.
         while True:
             answer = client.call(lambda channel: StreamServiceStub(channel).AbandonUploads, request)
             _require(answer.error, node_id)
@@ -259,6 +265,7 @@ def _get_nodes(client: ControllerClient, *node_ids: int) -> list[nodes_pb2.NodeD
 
 def _get_node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:
     found = _get_nodes(client, node_id)
+    # GetNodes omits unknown ids. Report them with the contract's own error code.
     if not found:
         _require(common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, node_id)
     return found[0]

@@ -37,9 +37,11 @@ def show_command(context: click.Context, *, options: tuple[str, ...], output: Ou
       streammeta config show --config controller.toml --listen 10.0.0.1:9091
     """
     root = context.find_root()
+    # make_context parses and validates the options as a start would, without running anything.
     called = controller.make_context("controller", list(options), parent=root)
     rows = []
     for setting, value, origin in origins(called):
+        # Store addresses may contain access keys. No other setting is secret.
         is_store = setting in ("store", "backup-store") and value is not None
         shown = without_secrets(value) if is_store else value
         rows.append((setting, "" if shown is None else str(shown), origin))

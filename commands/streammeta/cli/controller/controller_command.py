@@ -66,12 +66,14 @@ _SETTINGS = {
 def _setting_options(command: Command) -> Command:
     """Add the options of `_SETTINGS`, with the defaults of `ControllerConfig`."""
     defaults = {field.name: field.default for field in fields(ControllerConfig)}
+    # Reversed: click shows options in the reverse order of their decoration.
     for name, text in reversed(_SETTINGS.items()):
         option = f"--{name.replace('_', '-')}"
         command = click.option(
             option,
             type=int,
             default=defaults[name],
+            # A default of None is computed at the start. The help text describes it.
             show_default=defaults[name] is not None,
             help=text,
         )(command)
@@ -301,6 +303,7 @@ def controller(
         --listen 127.0.0.1:9091 --store file:///var/lib/streammeta/bucket
     """
     try:
+        # The default namespace is derived from the id, so check it first.
         check_cluster_id(cluster_id)
         peer_listen = peer_listen or next_port("listen", listen)
         config = ControllerConfig(
@@ -347,8 +350,10 @@ def _run(config: ControllerConfig) -> None:
 
 def _import_structlog() -> None:
     """Import structlog without Rich, which takes a tenth of the start time."""
+    # Rich is loaded already, so hiding it would save nothing.
     if "rich" in sys.modules:
         return
+    # None makes `import rich` fail, and structlog then works without it.
     sys.modules["rich"] = None  # type: ignore[assignment]
     try:
         importlib.import_module("structlog")

@@ -67,6 +67,7 @@ def parse_voters(text: str) -> VoterSet:
     voters = VoterSet()
     for entry in (part.strip() for part in text.split(",")):
         match = _VOTER.fullmatch(entry)
+        # An entry that does not match becomes "@", for which parse_peers reports the expected form.
         ((node_id, endpoint),) = parse_peers("voters", match["peer"] if match else "@").items()
         directory = match["directory"] if match else None
         key = ReplicaKey(node_id, _uuid(directory) if directory else None)
@@ -85,6 +86,8 @@ def _directory_id(
 
 def _uuid(text: str) -> DirectoryId:
     try:
+        # UUID() accepts braces, capitals and missing dashes. str() brings all of them into one
+        # form.
         return DirectoryId(str(uuid.UUID(text)))
     except ValueError:
         raise ValueError(f"{text!r} is not a directory id. Expected a UUID") from None
@@ -142,6 +145,7 @@ def format_command(
       streammeta storage format --data-dir /var/lib/streammeta --cluster-id demo --node-id 1 \\
         --voters 1@10.0.0.1:9091,2@10.0.0.2:9091,3@10.0.0.3:9091
     """
+    # No default: a controller that should join must never start a cluster of its own by mistake.
     if (voters is None) != join:
         raise click.UsageError("use --voters for a new cluster, or --join for an existing one")
     try:
@@ -152,6 +156,8 @@ def format_command(
 
     identity = None
     if ignore_formatted:
+        # A start script repeats `format` on every boot. Another identity in the directory still
+        # fails.
         identity = _formatted(data_dir, ClusterId(cluster_id), NodeId(node_id), directory_id)
     was_formatted = identity is not None
 
@@ -176,6 +182,7 @@ def format_command(
 def _formatted(
     data_dir: Path, cluster_id: ClusterId, node_id: NodeId, directory_id: DirectoryId | None
 ) -> DirectoryIdentity | None:
+    # Read only, so that the check leaves no trace.
     files = PosixFileSystem(read_only=True)
     if META_NAME not in files.names(data_dir):
         return None
@@ -219,6 +226,8 @@ def verify_command(*, data_dir: Path, output: Output) -> None:
         # Arrow comes along with it; `--help` need not wait.
         from streammeta.controller.runtime.persistence.metadata_checkpoint import snapshot_check
 
+        # Snapshots are decoded completely, because checksums alone do not prove that they can be
+        # loaded.
         inspection.run(snapshot_check(inspection.identity.cluster_id))
         output.summary(
             {
@@ -228,6 +237,7 @@ def verify_command(*, data_dir: Path, output: Output) -> None:
                 "damages": len(inspection.findings),
             }
         )
+        # Print the rows before the failure, so that people and programs see every damaged place.
         output.rows("damage", _DAMAGE_COLUMNS, map(_DAMAGE, inspection.findings))
         if inspection.findings:
             raise _list_damage(len(inspection.findings))
@@ -244,6 +254,8 @@ def _list_damage(count: int) -> CommandError:
 @contextmanager
 def _inspect(data_dir: Path) -> Iterator[Inspection]:
     try:
+        # The lock keeps a controller from starting meanwhile, which would change the files being
+        # read.
         with open_stopped_directory(data_dir) as (files, identity):
             yield Inspection(data_dir, files, identity)
     except DirectoryLockedError as error:
@@ -299,6 +311,7 @@ def _print_facts(output: Output, facts: Inspection) -> None:
 
     for name, columns, rows in tables:
         if rows:
+            # Programs get empty tables as well, so that each key always exists.
             output.note("")
         if rows or output.format == "json":
             output.rows(name, columns, rows)

@@ -73,13 +73,16 @@ def call_error(failure: RpcFailure, endpoint: str, *, over_tls: bool = False) ->
     """Return the error to show to operators."""
     code = failure.code.name
     hint = (
+        # The most specific advice wins: certificates first, then the reason, then the status code.
         advice(failure, over_tls=over_tls)
         or _HINTS_BY_REASON.get(failure.reason)
         or _HINTS.get(code, "see the controller's log")
     )
+    # gRPC's own text for a timeout names no cause and no endpoint.
     message = f"{endpoint}: {failure.message}"
     if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED:
         message = f"{endpoint} did not answer in time"
+    # Reasons are stable and more precise than status codes, but not every failure has one.
     return CallError(failure.reason or code, message, hint)
 
 
@@ -96,6 +99,7 @@ class ControllerClient(BlockingClient):
         timeout_s: float = DEADLINE_S,
         tls: CallerFiles | None = None,
     ) -> None:
+        # A command does not wait for a cluster that is down: people want to know at once.
         super().__init__(endpoints, _REPEATED, waits_for_cluster=False, tls=tls)
         self.timeout_s = timeout_s
 
@@ -124,11 +128,13 @@ class ControllerClient(BlockingClient):
 
 def _explain(error: LeaderCallError, *, over_tls: bool) -> CallError:
     has_failed_before = error.endpoint in error.search.tried
+    # A final failure comes from a controller that was reached. It explains more than the search.
     is_late = error.failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
     # A timeout at an endpoint that failed before means: the time for the search is over.
     if error.is_final and not (is_late and has_failed_before):
         return call_error(error.failure, error.endpoint, over_tls=over_tls)
     tried = error.search.tried
+    # Without any controller that answered "not leader", nobody knows the cluster's state.
     claims = {
         endpoint: failure.metadata.get("leader_endpoint", "")
         for endpoint, failure in tried.items()
@@ -152,11 +158,13 @@ def no_controller_error(
 
     `hint` is for failures that certificates do not cause.
     """
+    # A controller that rejects the caller is running. The others' silence matters less.
     for endpoint, failure in silent.items():
         if is_refusal(failure):
             return call_error(failure, endpoint, over_tls=over_tls)
     advices = (advice(failure, over_tls=over_tls) for failure in silent.values())
     hint = next(filter(None, advices), hint)
+    # Controllers often fail in the same way. Name each cause once.
     why = "; ".join(dict.fromkeys(failure.message for failure in silent.values()))
     where = ", ".join(silent)
     message = f"no controller answers at {where}: is it running? ({why})"
@@ -165,6 +173,7 @@ def no_controller_error(
 
 def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str:
     if not leader:
+        # A leader that is known but unreachable from here is usually a wrong --advertise.
         return f"{asked} knows no leader"
     claim = f"{asked} says {leader} leads"
     if leader in tried and tried[leader].reason != Reason.NOT_LEADER:

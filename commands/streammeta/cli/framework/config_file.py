@@ -24,6 +24,7 @@ _ORIGINS = {
     ParameterSource.DEFAULT: "default",
 }
 
+# These options act at once and say nothing about the controller.
 _NOT_SETTINGS = frozenset({"config", "help", "check_config"})
 
 
@@ -44,6 +45,7 @@ def config_option(command: Command) -> Command:
 def settings(command: click.Command) -> Mapping[str, click.Option]:
     """Return the options of a command that are settings, by their key in a file."""
     return {
+        # The longest name is the option's long form. Short forms are no keys.
         max(option.opts, key=len).lstrip("-"): option
         for option in command.params
         if isinstance(option, click.Option) and option.name not in _NOT_SETTINGS
@@ -65,6 +67,8 @@ def origins(context: click.Context) -> Iterator[tuple[str, Any, str]]:
 def _take(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is not None:
         known = settings(context.command)
+        # click looks up defaults below the command line and the environment, which is the
+        # documented order.
         context.default_map = {
             str(known[key].name): _check(path, key, known[key], value)
             for key, value in _read(path, known).items()
@@ -79,6 +83,7 @@ def _read(path: Path, known: Mapping[str, click.Option]) -> Mapping[str, Any]:
     except ValueError as error:  # of TOML, or of UTF-8
         raise _refused(path, f"{error}; must be TOML") from error
     for key in found:
+        # A misspelt key would otherwise leave a default in force without a sign.
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             meant = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(sorted(known))}"
@@ -90,6 +95,7 @@ def _check(path: Path, key: str, option: click.Option, value: Any) -> Any:
     """Return a value as the option accepts it. A list replaces comma-separated values."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
+    # type() and not isinstance(): in Python True is an int, in TOML it is not a number.
     wanted: type = bool if option.is_flag else int if option.type is click.INT else str
     if type(value) is not wanted:
         names = {bool: "true or false", int: "a whole number", str: "a text in quotes"}

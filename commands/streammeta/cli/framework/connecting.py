@@ -148,6 +148,7 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
         ) -> None:
             given = {
                 "tls_ca": tls_ca,
+                # The decorated function sees one resolved connection, never the seven options.
                 "tls_cert": tls_cert,
                 "tls_key": tls_key,
                 "token_file": token_file,
@@ -156,6 +157,7 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
             command(connect=found.endpoints, tls=found.tls, **others)
 
         with_options: Command = run
+        # Reversed: click shows options in the reverse order of their decoration.
         for option in reversed(_options(endpoints)):
             with_options = option(with_options)
         return with_options
@@ -214,8 +216,11 @@ def resolve(
         click.UsageError: no controller is named, or several where the command needs one.
     """
     path = profiles_path()
+    # An unknown --profile fails even if every option is given: it is a typing error.
     profile = read_profiles(path).choose(name)
     if connect is None and profile is not None:
+        # A command that knows endpoints from its plan must not be led to the default profile's
+        # cluster.
         is_left_out = endpoints is Endpoints.KNOWN and name is None
         connect = None if is_left_out else profile.endpoints or None
     if connect is None and endpoints in (Endpoints.REQUIRED, Endpoints.ONE):
@@ -226,6 +231,7 @@ def resolve(
             param_type="option",
         )
 
+    # These commands ask one controller about itself, so a search for the leader would mislead.
     if endpoints is Endpoints.ONE and connect is not None and len(connect) > 1:
         raise click.UsageError(f"--connect: {','.join(connect)}; name one controller")
     return Connection(connect, _files(path, given, profile))
@@ -241,6 +247,7 @@ def files_of(paths: Mapping[str, Path | None]) -> CallerFiles | None:
     token = paths.get("token_file")
     if token is None:
         return tls_files(ca, certificate, key)
+    # One certificate or one token: with both, the caller's identity would depend on the port.
     if certificate is not None or key is not None:
         raise TlsError("token-file: replaces --tls-cert and --tls-key. Use one of both")
     if ca is None:
@@ -253,6 +260,7 @@ def _merge(
 ) -> Mapping[str, Path | None]:
     """Return the given files, completed from a profile. A given token replaces a certificate."""
     has_token = given.get("token_file") is not None
+    # The command line replaces the kind of credential as a whole, never a half of it.
     has_certificate = any(given[key] is not None for key in ("tls_cert", "tls_key"))
     replaced = {"tls_cert", "tls_key"} if has_token else {"token_file"} if has_certificate else {}
     rest = {key: path for key, path in of_profile.items() if key not in replaced}
@@ -265,9 +273,12 @@ def _files(
     of_profile = {} if profile is None else profile.files
     try:
         files = files_of(_merge(given, of_profile))
+        # Validate before the first connection, where a bad file only appears as a failed handshake.
         if files is not None:
             files.load()
     except TlsError as error:
+        # Messages begin with the option's name. Translate it to the profile's key if it came from
+        # there.
         option, _, rest = str(error).partition(":")
         key = option.replace("-", "_")
         if profile is None or given.get(key) is not None or key not in of_profile:

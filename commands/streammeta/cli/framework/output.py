@@ -58,6 +58,7 @@ class _Quantity(click.ParamType[int]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """Parse `value`. A default that is already a number is returned unchanged."""
+        # Defaults of options are already numbers, and click converts them too.
         if isinstance(value, int):
             return value
         found = re.fullmatch(r"(\d+)([A-Za-z]+)", str(value))
@@ -91,6 +92,7 @@ class Moment(click.ParamType[int]):
             moment = datetime.fromisoformat(str(value))
         except ValueError:
             moment = None
+        # Without a zone the same text would be another moment on another machine.
         if moment is None or moment.tzinfo is None:
             self.fail(
                 f"{value!r} is not a time with its zone. Expected for example 2026-05-01T12:00:00Z",
@@ -196,11 +198,13 @@ def explain(error: Exception) -> CommandError:
 def _os_hint(error: OSError) -> str:
     """Return the next step by the kind of error. A listener's error has its own as cause."""
     cause = error.__cause__
+    # A failed listener raises an error without a number, caused by the system's own error.
     number = error.errno or (cause.errno if isinstance(cause, OSError) else None)
     if number == errno.EIO:
         return _BAD_DISK
     if number in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
         return "stop the process that uses this address, or choose another address to listen on"
+    # ConnectionError is an OSError too, but its cause is the network and no path.
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
         return "check the address, and that its server runs and is reachable from here"
     return _BAD_PATH
@@ -243,6 +247,7 @@ class Output:
         if self.format is OutputFormat.JSON:
             self.collected.update(facts)
             return
+        # Plain output is not aligned, so that programs can split each line at the first colon.
         separator = ": "
         width = max(map(len, facts), default=0) if self.format is OutputFormat.TABLE else 0
         for name, value in facts.items():
@@ -272,6 +277,7 @@ class Output:
 
 
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    # Rich takes long to import, and only tables need it.
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -282,6 +288,7 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     needed = 0
     for index, column in enumerate(columns):
         values = [row[index] for row in listed]
+        # Numbers are never wrapped, since half a number reads as another number.
         is_number = _is_numeric(values)
         longest = max(len(column), *(len(cell(value)) for value in values), 0)
         least = longest if is_number else min(longest, TEXT_COLUMN_WIDTH_MIN)
@@ -295,6 +302,7 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         )
     for row in listed:
         table.add_row(*(Text(cell(value)) for value in row))
+    # Rich assumes 80 columns in a pipe, which would fold most tables.
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_TABLE_WIDTH)
     # The terminal would wrap such lines, and columns that are cut in pieces can't be read.
     if needed > console.width and listed:
@@ -323,12 +331,15 @@ def command_output(output_format: OutputFormat) -> Iterator[Output]:
     """Run a command's body under the contract: print its result or explain its failure."""
     output = Output(output_format)
     try:
+        # A missing extra becomes a sentence with the command to install it.
         with optional_packages("this command"):
             yield output
     except BrokenPipeError:
         raise  # the reader has seen enough: click ends the program quietly
     except EXPECTED_ERRORS as error:
+        # Results found before the failure are still printed in json.
         fail(output_format, explain(error), output.collected)
+    # Printed only at the end, so that standard output is exactly one object.
     if output_format is OutputFormat.JSON:
         click.echo(json.dumps({"ok": True, **output.collected}))
 
@@ -350,6 +361,7 @@ def _write_failure(
     if output_format is OutputFormat.JSON:
         shown = {"code": error.code, "message": str(error), "hint": error.hint}
         details = {"details": error.details} if error.details else {}
+        # Own keys come last: a result named "ok" or "error" must not hide the failure.
         click.echo(json.dumps({**found, "ok": False, "error": {**shown, **details}}))
         return
     click.echo(f"streammeta: {error}", err=True)
@@ -391,10 +403,12 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
     as a misspelt option, follow the same contract.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # click reports misspelt options before it has parsed --format.
     output_format = _format_in(words)
 
     try:
         with optional_packages("this command"):
+            # standalone_mode would print errors by itself, and not as json.
             result = command.main(words, prog_name="streammeta", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         _write_missing_command(output_format, error)
@@ -442,10 +456,12 @@ def _usage_failure(error: click.UsageError) -> CommandError:
 
 def _format_in(words: Sequence[str]) -> OutputFormat:
     """Return the requested format, read before click has validated the words."""
+    # Words after "--" are arguments, even if they look like options.
     options = words[: words.index("--")] if "--" in words else words
     chosen = [
         following if word == "--format" else word.removeprefix("--format=")
         for word, following in zip_longest(options, options[1:], fillvalue="")
         if word.startswith("--format")
     ]
+    # The last one counts, as in click.
     return OutputFormat.JSON if chosen[-1:] == ["json"] else OutputFormat.PLAIN

@@ -19,15 +19,18 @@ def show_lines(lines: Iterable[str]) -> None:
 
     The pager pulls the lines, so the rest is never fetched if the user quits early.
     """
+    # A pager in a pipe would wait for a key that nobody presses.
     if not sys.stdout.isatty():
         write_lines(lines)
         return
     rest = iter(lines)
+    # One line is reserved for the prompt. One more item decides whether the text fits.
     first = list(islice(rest, shutil.get_terminal_size().lines - 1))
     following = next(rest, None)
     if following is None:
         write_lines(first)
         return
+    # Only a default: the user's own options for less have precedence.
     os.environ.setdefault("LESS", _LESS)
     click.echo_via_pager(f"{line}\n" for line in chain(first, [following], rest))
 

@@ -60,6 +60,7 @@ class Profiles:
         Raises:
             ProfileError: no profile has this name.
         """
+        # --profile none overrides a default profile.
         if name == NO_PROFILE or (name is None and not self.default):
             return None
         wanted = self.default if name is None else name
@@ -88,6 +89,7 @@ def read_profiles(path: Path) -> Profiles:
     """
     try:
         content = parse_toml(path.read_text())
+    # Most users have no profiles. A missing file is an empty one.
     except FileNotFoundError:
         return Profiles(path)
     except OSError as error:
@@ -95,6 +97,7 @@ def read_profiles(path: Path) -> Profiles:
     except ValueError as error:
         raise ProfileError(f"{path}: not TOML: {error}") from error
 
+    # A misspelt key would otherwise be ignored without a sign.
     _refuse_unknown(str(path), content, _TOP_KEYS)
     tables = content.get("profiles", {})
     if not isinstance(tables, dict):
@@ -112,6 +115,7 @@ def read_profiles(path: Path) -> Profiles:
 
 def _profile(path: Path, name: str, table: Any) -> Profile:
     where = f"{path}: profile {name!r}"
+    # The name is reserved, or --profile none would mean two things.
     if name == NO_PROFILE:
         raise ProfileError(f"{where}: means no profile. Choose another name")
     if not isinstance(table, dict):
@@ -121,6 +125,7 @@ def _profile(path: Path, name: str, table: Any) -> Profile:
     if "token_file" in files and len(files) > len(TOKEN_KEYS):
         raise ProfileError(f"{where}: token_file: replaces tls_cert and tls_key. Use one of both")
     needed = TOKEN_KEYS if "token_file" in files else TLS_KEYS
+    # Checked here and not at the first connection, so that the message names the profile.
     if files and len(files) < len(needed):
         missing = next(key for key in needed if key not in files)
         raise ProfileError(f"{where}: {missing}: missing; set {', '.join(needed)}, or none")
@@ -147,4 +152,5 @@ def _endpoints(where: str, value: Any) -> tuple[str, ...]:
 def _file(path: Path, where: str, key: str, value: Any) -> Path:
     if not isinstance(value, str) or not value:
         raise ProfileError(f"{where}: {key}: {value!r}; must be the path of a file")
+    # Relative to the file, so that a profile works in every folder. `~` is expanded as in a shell.
     return path.parent / Path(value).expanduser()

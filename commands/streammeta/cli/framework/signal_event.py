@@ -19,6 +19,7 @@ class SignalEvent:
 
     def set(self) -> None:
         """Set the event, and wake the waiting thread."""
+        # The flag comes first: a thread that is woken must already see it.
         self._is_set = True
         self._wake.put(None)
 
@@ -28,6 +29,7 @@ class SignalEvent:
 
     def wait(self, timeout: float) -> bool:
         """Wait until the event is set, at most `timeout` seconds. Return whether it is set."""
+        # A wake-up is used up by one wait. The flag answers all later ones.
         if not self._is_set:
             with contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=timeout)

@@ -28,6 +28,7 @@ def exporting_traces(service: str, *, wanted: bool) -> Iterator[None]:
 
     Raises `MissingPackageError` if the extra is not installed.
     """
+    # Import nothing of OpenTelemetry unless traces are wanted.
     if not wanted:
         yield
         return

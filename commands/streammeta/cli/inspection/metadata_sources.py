@@ -60,6 +60,7 @@ class MetadataSources:
     def other(self, address: str) -> MetadataCopy:
         """See `MetadataSource.other`. Raises `CommandError` if it can't be opened."""
         if address == LIVE:
+            # Live metadata changes, so each request gets a new copy. Files and backups do not.
             return self._live()
         if address not in self._opened:
             self._opened[address] = self._open(address)
@@ -79,6 +80,7 @@ class MetadataSources:
     def changes(self, from_offset: int | None) -> Iterator[Change]:
         """See `MetadataSource.changes`. Continues at another controller when one fails."""
         client = self._required_client("changes are")
+        # Without an offset, begin at the leader's high watermark: only later changes are news.
         if from_offset is None:
             from_offset = client.call(
                 lambda channel: AdminServiceStub(channel).DescribeCluster,
@@ -87,6 +89,8 @@ class MetadataSources:
 
         next_offset = from_offset
         while True:
+            # A watch that fails later is opened again at the next offset, so no change is lost or
+            # repeated.
             responses, first = client.ask(_watch(next_offset))
             try:
                 for response in chain([first], responses):
@@ -96,9 +100,11 @@ class MetadataSources:
                         yield Change(response.offset, response.records)
                         next_offset = response.offset + 1
             except grpc.RpcError as error:
+                # Only an unreachable controller is worth a retry. Any other failure would repeat.
                 if read_failure(error).code is not grpc.StatusCode.UNAVAILABLE:
                     raise
             finally:
+                # A generator that is closed early would leave the stream open on the controller.
                 responses.cancel()
 
     def now_ms(self) -> int:
@@ -119,6 +125,7 @@ class MetadataSources:
 
     def _open(self, address: str) -> MetadataCopy:
         place, at, offset = address.rpartition("@")
+        # A file whose name contains "@" and a number goes before a backup.
         if at and offset.isascii() and offset.isdigit() and not Path(address).exists():
             return self._backup(address, place, int(offset))
         path = Path(address)
@@ -142,6 +149,8 @@ class MetadataSources:
 
         try:
             manifest = parse_json((path / MANIFEST).read_text())
+            # The export writes its manifest first as incomplete. An interrupted one has missing
+            # rows.
             if not manifest["complete"]:
                 raise CommandError(
                     "EXPORT", f"{path}: the export was interrupted", "repeat it with --overwrite"
@@ -151,6 +160,7 @@ class MetadataSources:
                 file["section"]: pq.read_table(path / file["file"]) for file in manifest["files"]
             }
             rows = {file["section"]: file["rows"] for file in manifest["files"]}
+            # Files of two exports in one folder would otherwise be read as one state.
             if any(table.num_rows != rows[name] for name, table in tables.items()):
                 raise ValueError(f"the numbers of rows of some files differ from {MANIFEST}")
             file = self._temporary()
@@ -164,6 +174,7 @@ class MetadataSources:
     def _backup(self, address: str, place: str, offset: int) -> MetadataCopy:
         from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 
+        # No cluster id and no namespace: the backup names its own.
         with open_backup(place, None, None) as archive:
             found = replay_backup(archive, archive.inventory(), offset)
             cluster_id = archive.folder.cluster_id
@@ -181,6 +192,7 @@ def _read(file: IO[bytes], name: str) -> MetadataCopy:
 
     try:
         reader = CheckpointReader(cast(BinaryIO, file), Path(name).name)
+        # Verify before the first row: a damaged copy must not be shown as the truth.
         reader.verify()
     except CheckpointError as error:
         raise CommandError("CHECKPOINT", str(error), _HINT) from error

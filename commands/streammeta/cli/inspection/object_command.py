@@ -54,6 +54,7 @@ class OpenedObject:
     def object_id(self) -> int | None:
         """Object id in a key or file name of the product's own form."""
         last = self.name.rpartition("/")[2]
+        # Only the exact decimal form is a key of the product. int() would accept more.
         is_canonical = last.isascii() and last.isdigit() and str(int(last)) == last
         return int(last) if is_canonical else None
 
@@ -65,6 +66,7 @@ def open_object(address: str) -> Iterator[OpenedObject]:
     Raises `click.BadParameter` on an address of another form, `OSError` and `StorageError` if the
     object does not exist or is unreadable.
     """
+    # The footer is at the end of an object, so a stream has to be read completely.
     if address == STANDARD_INPUT:
         yield _in_memory("standard input", sys.stdin.buffer.read())
     elif "://" in address:
@@ -95,6 +97,7 @@ def _in_bucket(address: str) -> Iterator[OpenedObject]:
     from streammeta.storage.object_store.opening import open_with_path  # boto3 is slow to import
 
     parts = urlsplit(address)
+    # An unencoded # would start a fragment, and the key would silently end before it.
     if parts.scheme != "s3" or not parts.path[1:] or parts.fragment:
         raise click.BadParameter(
             f"{address.partition('?')[0]!r} is not an object. Expected a file, - for standard"
@@ -105,6 +108,7 @@ def _in_bucket(address: str) -> Iterator[OpenedObject]:
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     with closing(store):
+        # Reads begin at the footer, so the size comes first.
         size = store.head(key).size
         yield OpenedObject(key, size, lambda start, end: store.get_range(key, start, end))
 
@@ -173,6 +177,7 @@ def dump_command(
         outline = read_outline(opened.name, opened.size, opened.fetch, is_tolerant=tolerant)
         dump = _Dump(output, outline, decode)
         dump.show_outline(opened.object_id)
+        # With a limit of 0 no block must be fetched, not even the first.
         if limit != 0:
             wanted = read_records(outline, opened.fetch, stream_id)
             dump.show_records(wanted, limit)
@@ -208,17 +213,20 @@ class _Dump:
                 case PlacedRecord():
                     self._show(finding)
                     self._shown += 1
+                    # Return before the generator fetches another block.
                     if self._shown == limit:
                         return
 
     def end(self, stream_id: int | None) -> None:
         """Report omitted records, and fail if anything is wrong."""
+        # A broken index has no reliable number of records, and those of a composite are elsewhere.
         if self._outline.is_sound and not self._outline.is_composite:
             entries = self._outline.entries
             wanted = [e for e in entries if stream_id is None or e.stream_id == stream_id]
             left = sum(entry.record_count for entry in wanted) - self._shown
             if left and not self._faults:
                 self._output.note(f"records not shown: {left}")
+        # Collected before the failure, so that json has these results together with the error.
         self._output.collected |= {
             "records": self._records,
             "faults": [rendering.problem_document(fault) for fault in self._faults],
@@ -238,6 +246,7 @@ class _Dump:
     def _show(self, placed: PlacedRecord) -> None:
         document = rendering.record_document(placed)
         self._output.note(rendering.record_line(placed.record))
+        # A payload of another format is not a fault of the object. Note it and continue.
         try:
             if self._decode == KAFKA:
                 self._show_kafka(placed, document)
@@ -248,15 +257,19 @@ class _Dump:
         except PayloadError as error:
             document["not_decoded"] = rendering.payload_error_document(error)
             self._output.note(rendering.payload_error_line(error))
+        # People see each record at once. json needs all of them in its single object.
         if self._output.format is OutputFormat.JSON:
             self._records.append(document)
 
     def _show_kafka(self, placed: PlacedRecord, document: dict[str, Any]) -> None:
+        # Assigned before decoding, so that batches before an undecodable one are kept.
         batches = document["batches"] = []
         for batch in decode_kafka_batches(placed.record.payload):
             records, error = _records_of(batch)
             batches.append(rendering.kafka_document(batch, records))
             self._say(rendering.kafka_lines(batch, records))
+            # A wrong checksum explains undecodable records. Report the damage instead of its
+            # consequence.
             if not batch.is_intact:
                 self._add_fault(_find_damage(batch, placed, self._outline.source))
             elif error is not None:

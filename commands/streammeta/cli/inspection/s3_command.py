@@ -67,6 +67,7 @@ def check_command(*, address: str, step_s: float, output: Output) -> None:
     """
     store, configured = _understood(lambda: _open(address))
     with closing(store):
+        # Each step is printed as it ends, since a slow server takes up to `step_s` for every one.
         report = run_precheck(store, lambda step: output.note(_line(step)), step_s=step_s)
         _tell(output, report, configured)
 
@@ -115,6 +116,7 @@ def url_command(*, address: str | None, output: Output, **parts: Any) -> None:
     if given == (address is not None):
         raise click.UsageError("give an ADDRESS to explain, or --bucket to format one")
     config = _understood(lambda: S3Config.from_uri(address) if address else _config(**parts))
+    # Amazon's server is not part of an address, so the form that begins with the server is missing.
     server_form = None if config.endpoint_url is None else config.to_server_uri()
 
     output.summary(
@@ -141,6 +143,7 @@ def _understood(read: Callable[[], T]) -> T:
 
 def _open(address: str) -> tuple[ObjectStore, Checksum | None]:
     store = open_object_store(address)
+    # A directory has no checksum setting.
     is_s3 = address.startswith("s3://")
     return store, S3Config.from_uri(address).checksum if is_s3 else None
 
@@ -169,6 +172,7 @@ def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -
         "enforced_checksums": report.enforced and [checksum.value for checksum in report.enforced],
         "left_behind": report.left_behind,
     }
+    # People have seen the steps already.
     if output.format is OutputFormat.JSON:
         output.summary(facts)
     elif report.left_behind:

@@ -34,6 +34,7 @@ from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 COMMANDS_WITHOUT_MAP = ("help", "history", "pwd", "exit")
 
 
+# Options after the first word belong to the shell's command, not to this one.
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--file",
@@ -97,6 +98,7 @@ def _known(client: ControllerClient | None) -> ControllerClient:
 def _run_once(
     sources: MetadataSources, client: ControllerClient | None, words: Sequence[str], output: Output
 ) -> None:
+    # These commands need no metadata, so they also work without a cluster.
     if words[0] in COMMANDS_WITHOUT_MAP:
         root: Directory = live_tree(_Nobody())
     else:
@@ -114,6 +116,7 @@ def _run_once(
 
     problems: list[Problem] = []
     state = ShellState(root, source=sources)
+    # Problems are set aside: other paths are still shown, and the failure comes last.
     events = _without_problems(execute(state, list(words)), problems)
 
     if output.format is OutputFormat.JSON:
@@ -121,12 +124,14 @@ def _run_once(
     elif output.format is OutputFormat.TABLE:
         lines = text_lines(events, shutil.get_terminal_size().columns)
         command = COMMANDS.get(words[0])
+        # Output that never ends must appear at once, but show_lines first collects a screenful.
         show = write_lines if command is not None and command.goes_on else show_lines
         show(lines)
     else:
         for line in text_lines(events):
             output.note(line)
 
+    # Events are generated while they are printed, so the problems are complete only here.
     if problems:
         raise _as_error(problems)
 
@@ -178,6 +183,7 @@ def _open_prompt(sources: MetadataSources, client: ControllerClient | None, outp
     else:
         copy = sources.copy()
         banner = f"Metadata of cluster {copy.cluster_id} below offset {copy.end_offset}."
+    # The prompt's packages load slowly, and a single command does not need them.
     from streammeta.shell.prompt import run_interactive
 
     run_interactive(
@@ -191,6 +197,7 @@ def _open_prompt(sources: MetadataSources, client: ControllerClient | None, outp
 
 def explain_for_prompt(error: Exception) -> tuple[str, str]:
     """Return message and next step of a failure, as the command prints them after `--`."""
+    # A defect in one command must not end the prompt.
     if not isinstance(error, EXPECTED_ERRORS):
         return f"defect in streammeta ({type(error).__name__}: {error})", "report it"
     explained = explain(error)

@@ -87,6 +87,7 @@ def dev(
       streammeta shell --connect 127.0.0.1:9091 -- tree /
       streammeta dev --tls --data-dir ./dev
     """
+    # Handlers come first: Ctrl-C during the start must still stop the controllers.
     stop = SignalEvent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -94,15 +95,18 @@ def dev(
 
     with contextlib.ExitStack() as stack:
         if data_dir is None:
+            # The stack removes the folder after `finally` has stopped the controllers.
             folder = tempfile.TemporaryDirectory(prefix="streammeta-dev-")
             data_dir = Path(stack.enter_context(folder))
         cluster = _plan_cluster(data_dir.absolute(), cluster_id, ports, has_tls=has_tls)
         admin = _certify(cluster) if has_tls else None
         try:
             cluster.start_all()
+            # The ready line comes afterwards, so that clients find the newest level.
             _raise_level(cluster, admin, stop)
             _say_ready(cluster, admin, output_format)
             supervisor = Supervisor(cluster, _say)
+            # The wait is also the interval at which ended controllers are noticed.
             while not stop.wait(_LOOK_S):
                 supervisor.look()
         except ChildFailedError as error:
@@ -148,6 +152,8 @@ def _plan_cluster(
         peer_ports=peers,
         own_options=listeners,
     )
+    # A file outlasts a start that ends early. Without it, the next start could not tell a new
+    # cluster.
     if not cluster.is_formatted:
         (root / LEVEL_PENDING).touch()
 

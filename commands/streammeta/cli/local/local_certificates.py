@@ -30,6 +30,7 @@ class LocalCertificates:
         self.ca_key = root / "private" / "ca.key"
         self._cluster_id = cluster_id
         files = IssuedFiles(self.folder / "ca.pem", self.ca_key)
+        # Another CA would invalidate the certificates of earlier runs.
         if not files.certificate.exists():
             create_authority(files, f"throw-away CA of {cluster_id}")
         self._authority = Authority(files)
@@ -39,6 +40,7 @@ class LocalCertificates:
         stem = f"{role}-{name}"
         ca, certificate, key = (self.folder / n for n in ("ca.pem", f"{stem}.pem", f"{stem}.key"))
         files = TlsFiles(ca, certificate, key)
+        # Files are never overwritten, so expired ones are removed first.
         if not self._is_of_use(files):
             certificate.unlink(missing_ok=True)
             key.unlink(missing_ok=True)

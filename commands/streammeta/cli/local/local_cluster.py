@@ -54,6 +54,7 @@ _STEADY_PORTS = range(12_000, 30_000)
 _HOLDERS: deque[socket.socket] = deque()
 """Sockets that reserve the ports given out, the oldest first."""
 
+# Bounds the sockets that this process keeps open.
 _HOLDERS_MAX = 256
 
 
@@ -113,6 +114,7 @@ class Child:
     def stop(self, timeout_s: float = 10.0) -> int:
         """Ask the child to end, kill it after `timeout_s`, and return its exit code."""
         if self.is_running:
+            # A paused process handles SIGTERM only after it continues.
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
@@ -124,6 +126,7 @@ class Child:
     def _reap(self) -> int:
         """Wait for the child's end, close its output, and return its exit code."""
         code = self.process.wait()
+        # Otherwise the pipe stays open until the garbage collector finds it.
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code
@@ -137,9 +140,11 @@ def start_child(
 ) -> Child:
     """Start `command`. Its standard error is appended to `log_path`."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    # The child has its own descriptor of the log, so this one is closed at once.
     with log_path.open("ab") as log:
         process = _SPAWNER.submit(
             subprocess.Popen[str],
+            # The launcher needs no packages. -I and -S make it start without looking for any.
             [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -175,6 +180,7 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     while len(ports) < count:
         port = random.choice(_STEADY_PORTS)
+        # Reserve last, because a reservation keeps a socket open.
         if port not in ports and _is_free(port) and _reserve(port):
             ports.append(port)
     return ports
@@ -198,6 +204,7 @@ def _is_free(port: int, *, may_linger: bool = False) -> bool:
 
 def _reserve(port: int) -> bool:
     """Reserve the UDP port. Return False if another process has it."""
+    # UDP, so that the later process can still listen on the TCP port.
     holder = socket.socket(type=socket.SOCK_DGRAM)
     try:
         holder.bind(("127.0.0.1", port))
@@ -275,6 +282,7 @@ class LocalCluster:
 
     def start_all(self) -> None:
         """Start every controller and wait until each one listens."""
+        # Start all before waiting for the first, so that they start in parallel.
         for node_id in self.node_ids:
             self.spawn(node_id)
         for child in self.children.values():
@@ -287,6 +295,8 @@ class LocalCluster:
 
     def spawn(self, node_id: int) -> None:
         """Start one controller without waiting for it, on a formatted directory."""
+        # Only a new cluster names its voters. A controller that has lost its disk must not vote
+        # again.
         if not self.is_formatted:
             for voter_id in self.node_ids:
                 self._format(voter_id, self.peer_endpoints)
@@ -315,10 +325,12 @@ class LocalCluster:
     def stop_all(self) -> None:
         """Stop every controller that still runs, all at once."""
         running = [child for child in self.children.values() if child.is_running]
+        # Signal all first, so that they end at the same time and share one timeout.
         for child in running:
             child.process.send_signal(signal.SIGCONT)
             child.process.terminate()
         deadline = time.monotonic() + 10
+        # A controller that is late still gets a moment before it is killed.
         for child in running:
             child.stop(max(0.1, deadline - time.monotonic()))
 
@@ -355,6 +367,7 @@ class LocalCluster:
             *("--data-dir", str(self.data_dir(node_id))),
             *("--store", self.store_uri),
             *(tls_words(self.tls[node_id]) if node_id in self.tls else ()),
+            # Later options override earlier ones.
             *self.options,
             *self.own_options.get(node_id, ()),
         ]

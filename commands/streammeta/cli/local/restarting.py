@@ -54,6 +54,7 @@ class Supervisor:
                 self._schedule(child, restart, now)
 
     def _schedule(self, child: Child, restart: _Restart, now: float) -> None:
+        # After a long run, this end has probably another cause than the previous one.
         if now - restart.started_at > STEADY_AFTER_S:
             restart.delay_s = DELAY_MIN_S
         restart.due_at = now + restart.delay_s

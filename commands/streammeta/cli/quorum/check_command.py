@@ -69,10 +69,12 @@ def perf(
     Example:
       streammeta check perf --connect 127.0.0.1:9091 --rate 1000 --duration 30s
     """
+    # The broker client loads slowly.
     from streammeta.cli.quorum.speed_check import Load, judge
 
     if not 1_000 <= duration_ms <= _DURATION_MAX_MS:
         raise click.BadParameter("must be 1s to 60s", param_hint="--duration")
+    # Writes go through the broker client, which supports no tokens.
     if tls is not None and not isinstance(tls, TlsFiles):
         raise click.UsageError("this command needs a certificate: set --tls-cert and --tls-key")
     load = Load(rate, duration_ms / 1000)
@@ -81,6 +83,7 @@ def perf(
     rows = [
         (figure.name, figure.measured, figure.threshold, _word(figure.passed)) for figure in judged
     ]
+    # All figures are printed before the failure, to show how far off they are.
     output.summary(
         {
             "writes": len(measured.latencies_ms),
