@@ -17,6 +17,7 @@ from streammeta.controller.records.codec import RecordCodecError, decode_records
 from streammeta.shell.events import Changed, Fact
 from streammeta.shell.state import Change
 
+# wal_config may contain access keys. The others mean nothing to people.
 _HIDDEN = frozenset(("wal_config", "content_digest", "request_id"))
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 

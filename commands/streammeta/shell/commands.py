@@ -61,6 +61,7 @@ def _ls(state: ShellState, words: list[str]) -> Iterator[Event]:
         else:
             directories.append((path, node))
 
+    # A single directory needs no heading, as with the system's own ls.
     needs_heading = file_count + len(directories) > 1
     for position, (path, directory) in enumerate(directories):
         if needs_heading:
@@ -90,9 +91,11 @@ def _cat(state: ShellState, words: list[str]) -> Iterator[Event]:
             continue
 
         document = file.read()
+        # The file may have been deleted since it was listed.
         if document is None:
             yield _not_found("cat", path_text(path))
             continue
+        # With a pattern or several words, captions tell the files apart.
         if shown or len(words) > 1 or not _names(state, words[0], path):
             yield from [Caption("")] if shown else []
             yield Caption(f"{path_text(path)}:")
@@ -152,6 +155,7 @@ def _cd(state: ShellState, words: list[str]) -> Iterator[Event]:
     word = words[0] if words else "/"
     matches = []
 
+    # Stop at the second match, because a pattern may match millions.
     for match in resolve(state.root, absolute(state.here, word)):
         matches.append(match)
         if len(matches) > 1:

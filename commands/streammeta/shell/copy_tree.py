@@ -56,6 +56,7 @@ class _MapCaller:
         request: Request,
     ) -> Response:
         """See `live_tree.Caller`."""
+        # A stub asks its channel for a function of each method. This one answers from memory.
         ask = cast(Callable[[Request], Response], method(cast(grpc.Channel, _Methods(self._ask))))
         return ask(request)
 
@@ -64,6 +65,7 @@ class _MapCaller:
         encoded = route.encode(self._map.query(route.decode(request)))
         if isinstance(encoded, Message):
             return encoded
+        # The tree expects one message, also where the leader would stream several.
         whole = next(encoded)
         for piece in encoded:
             whole.MergeFrom(piece)

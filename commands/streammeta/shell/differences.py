@@ -119,6 +119,7 @@ def differences(kind: str, before: MetadataCopy, after: MetadataCopy) -> list[Di
         *(Difference("removed", int(id_)) for id_ in np.setdiff1d(old_ids, new_ids)),
         *_changed_columns(described, old, new),
     ]
+    # Parts of added and removed entities are not listed, because the entity itself is.
     both = np.intersect1d(old_ids, new_ids, assume_unique=True)
     for part in described.parts:
         found.extend(_changed_parts(described.id, part, before, after, both))
@@ -129,6 +130,7 @@ def _changed_columns(kind: _Kind, old: Section, new: Section) -> Iterator[Differ
     ids, old_rows, new_rows = np.intersect1d(
         np.asarray(old[kind.id]), np.asarray(new[kind.id]), assume_unique=True, return_indices=True
     )
+    # A column that only one version has can't be compared.
     for name in (name for name in old if name in new and name != kind.id):
         if name == "range_count":
             continue  # the ranges themselves are compared
@@ -139,6 +141,7 @@ def _changed_columns(kind: _Kind, old: Section, new: Section) -> Iterator[Differ
 
 
 def _array(values: Any) -> Array:
+    # Columns of strings are lists. As an array of objects they are compared element by element.
     return values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
 
 
@@ -155,6 +158,7 @@ def _show(kind: _Kind, name: str, value: Any) -> Value | None:
 def _changed_parts(
     id_column: str, part: _Part, before: MetadataCopy, after: MetadataCopy, among: Array
 ) -> Iterator[Difference]:
+    # A copy of an older version may lack the section.
     old, new = before.sections.get(part.section, {}), after.sections.get(part.section, {})
     changed = np.intersect1d(_ids_that_differ(id_column, old, new), among)
     if not len(changed):
@@ -170,6 +174,7 @@ def _ids_that_differ(id_column: str, old: Section, new: Section) -> Array:
     if not old or not new:
         return np.unique(np.asarray((old or new or {id_column: []})[id_column], np.int64))
     columns = [id_column, *(name for name in old if name in new and name != id_column)]
+    # Packed rows are compared at once. Rows with strings take the slower way below.
     if all(isinstance(part[name], np.ndarray) for part in (old, new) for name in columns):
         only = np.setxor1d(_pack(old, columns), _pack(new, columns), assume_unique=True)
         return np.unique(only[columns[0]])

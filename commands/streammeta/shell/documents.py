@@ -48,6 +48,7 @@ def field_value(message: Message, field: str) -> Value | None:
     if described.enum_type is None:
         return value
     names = described.enum_type.values_by_number
+    # Names of enum values share a prefix, which the zero value shows.
     prefix = names[0].name.removesuffix("UNSPECIFIED")
     known = names.get(int(value))
     return str(value) if known is None else known.name.removeprefix(prefix)
@@ -80,6 +81,7 @@ def stream(described: streams_pb2.StreamDescription, readable: objects_pb2.Objec
             _table("ranges", ("range_index", "epoch", *_SPAN, "node_id"), described.ranges),
             _table("stream_objects", ("object_id", *_SPAN), described.stream_objects),
             _table("read_from", ("object_id", *_SPAN, "kind", "object_size"), readable.objects),
+            # Most streams have no such rows, and an empty table would be noise.
             *(table for table in left_behind if table.rows),
         ),
     )
@@ -90,6 +92,7 @@ def stored_object(described: objects_pb2.ObjectDescription, namespace: str) -> D
 
     Without a namespace the place is unknown and omitted.
     """
+    # 0 is a valid checksum, so only its absence counts.
     crc32c = field_value(described, "crc32c")
     fields = (
         *_facts(described, "object_id", "state", "kind", "object_size"),
@@ -127,6 +130,7 @@ def key_value(namespace: str, entry: kv_pb2.KVEntry) -> Document:
     try:
         text = entry.value.decode()
     except UnicodeDecodeError:
+        # Not printable, so that the value is shown in hexadecimal.
         text = "\0"
     is_readable = all(char.isprintable() or char in "\n\t" for char in text)
     return Document(

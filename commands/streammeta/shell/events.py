@@ -105,10 +105,12 @@ def text_lines(events: Iterable[Event], width: int | None = None) -> Iterator[st
     """
     labels: list[str] = []
     for event in events:
+        # The width of a column is known only for a whole block, so labels are collected.
         if isinstance(event, Listed) and event.in_columns and width is not None:
             labels.append(event.label)
             if len(labels) < LISTING_CHUNK:
                 continue
+        # Other output must not overtake labels that are still collected.
         yield from columns(labels, width or 0)
         labels = []
         match event:
@@ -182,6 +184,7 @@ def cell(value: object) -> str:
         return "yes" if value else "no"
     if value is None:
         return "-"
+    # Control characters in a key must not reach the terminal.
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in str(value)

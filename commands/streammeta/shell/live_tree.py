@@ -106,6 +106,7 @@ class _FixedDirectory(Directory):
 
 def parse_id(name: str) -> int | None:
     """Return the 63-bit id with the decimal form `name`, or None."""
+    # int() accepts other digits and signs, and converts long texts slowly.
     if not (name.isascii() and name.isdigit() and len(name) <= 19 and str(int(name)) == name):
         return None
     return int(name) if int(name) < 2**63 else None
@@ -116,6 +117,7 @@ def ids_to_suggest(prefix: str) -> list[int]:
     first = parse_id(prefix)
     if first is None:
         return []
+    # No other id begins with 0.
     if first == 0:
         return [0]
     ids = [
@@ -194,6 +196,7 @@ class _IdDirectory(Directory):
 
     def suggest(self, prefix: str, limit: int) -> list[Child]:
         """Look up ids that may begin with the prefix, because listing could read millions."""
+        # Without a prefix, the first page already has enough.
         if not prefix:
             return list(islice(self.children(), limit))
         ids = ids_to_suggest(prefix)
@@ -239,6 +242,8 @@ class _StreamDirectory(_IdDirectory):
         ]
         found: list[objects_pb2.ObjectList] = []
 
+        # The controller may answer only some queries, to bound its response. Ask again for the
+        # rest.
         while len(found) < len(queries):
             answer = self.caller.call(
                 lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).GetObjects,
@@ -328,6 +333,7 @@ class _NodesDirectory(Directory):
 
     def child(self, name: str) -> Node | None:
         node_id = parse_id(name)
+        # Ids of nodes have 32 bits in the contract. A larger one can't be sent.
         if node_id is None or node_id >= 2**31 or self._read(node_id) is None:
             return None
         return self._directory(node_id)
@@ -382,6 +388,7 @@ class _NamespaceDirectory(Directory):
     caller: Caller
 
     def children(self, prefix: str = "") -> Iterator[Child]:
+        # The default namespace always comes first, so it is left out of the listing.
         named = (filter(None, page) for page in _pages(self._list))
         for namespace in chain([""], chain.from_iterable(named)):
             name = namespace_name(namespace)
@@ -411,6 +418,8 @@ class _KeyDirectory(Directory):
     def children(self, prefix: str = "") -> Iterator[Child]:
         for entry in chain.from_iterable(_pages(partial(self._list, _key_prefix(prefix)))):
             name = name_of(entry.key)
+            # A prefix that ends within a %XX is shortened for the request, so compare the names
+            # again.
             if name.startswith(prefix):
                 yield Child(name, File(partial(self._read, entry.key)))
 

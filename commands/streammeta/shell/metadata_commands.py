@@ -66,6 +66,7 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
             return
 
     mine, other = state.source.copy(), state.source.other(address)
+    # Compared nevertheless, because a restored cluster has a new id.
     if mine.cluster_id != other.cluster_id:
         yield Caption(
             f"The two copies belong to different clusters, {mine.cluster_id} and"
@@ -77,6 +78,7 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
 
 def _compare(mine: MetadataCopy, other: MetadataCopy, kinds: list[str]) -> Document:
     """Return the differences from the copy with the lower offset to the other."""
+    # The older copy is `before`, in whichever order the user names them.
     is_later = (mine.end_offset, mine.name) > (other.end_offset, other.name)
     before, after = (other, mine) if is_later else (mine, other)
     tables, counts = [], []
@@ -121,6 +123,7 @@ def _tail(state: ShellState, words: list[str]) -> Iterator[Event]:
     count = int(words[0]) if words else None
     from_offset = int(words[1]) if len(words) > 1 else None
     changes = state.source.changes(from_offset)
+    # The count bounds records. One log entry may have several.
     yield from islice(chain.from_iterable(map(describe_change, changes)), count)
 
 

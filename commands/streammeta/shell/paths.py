@@ -120,6 +120,7 @@ def absolute(here: Path, word: str) -> Path:
     components = [] if word.startswith("/") else [escape(name) for name in here]
     for component in word.split("/"):
         if component == "..":
+            # Above the root, `..` stays at the root as in a file system.
             del components[-1:]
         elif component not in {"", "."}:
             components.append(component)
@@ -138,11 +139,13 @@ def _descend(path: Path, node: Node, patterns: Path) -> Iterator[tuple[Path, Nod
     if isinstance(node, File):
         return
     pattern = compile_component(patterns[0])
+    # A literal name is looked up, because listing a directory could read millions.
     if pattern.literal is not None:
         found = node.child(pattern.literal)
         if found is not None:
             yield from _descend((*path, pattern.literal), found, patterns[1:])
         return
+    # The literal beginning of a pattern limits the listing.
     for child in node.children(pattern.prefix):
         if pattern.matches(child.name):
             yield from _descend((*path, child.name), child.node, patterns[1:])

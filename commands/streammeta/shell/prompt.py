@@ -61,6 +61,7 @@ def _paths(state: ShellState, word: str) -> list[Completion]:
         return []  # a pattern stands for what it matches; there is nothing to add
     place = absolute(state.here, parent + slash)
 
+    # Completion can't continue several paths, so the first directory is enough.
     for _, node in resolve(state.root, place):
         if isinstance(node, File):
             continue
@@ -114,6 +115,7 @@ class Prompt:
         """Run a typed line and add it to the history."""
         if not line.strip():
             return
+        # Recorded before it runs, so that failed lines are in the history too.
         self.state = replace(self.state, history=(*self.state.history, line.strip()))
         try:
             words = split_words(line)
@@ -165,6 +167,7 @@ def run_interactive(
     session = Prompt(root, write, source=source, show=show, explain=explain)
     prompt: PromptSession[str] = PromptSession(
         completer=_TreeCompleter(session),
+        # Completion sends requests, so only the Tab key starts it, in a thread.
         complete_while_typing=False,
         complete_in_thread=True,
     )

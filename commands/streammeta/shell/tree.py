@@ -63,6 +63,7 @@ class Directory(Protocol):
 
     def child(self, name: str) -> "Node | None":
         """Return the child of this name, or None, without listing large directories."""
+        # A name is its own prefix, which limits the listing.
         return next((child.node for child in self.children(name) if child.name == name), None)
 
     def suggest(self, prefix: str, limit: int) -> list[Child]:
@@ -91,6 +92,7 @@ def name_of(text: str) -> str:
 def text_of(name: str) -> str | None:
     """Return the string that `name_of` turned into `name`, or None if no string has this name."""
     text = unquote(name, errors="replace")
+    # unquote() maps several names to one text. Only the form of name_of is accepted.
     return text if name_of(text) == name else None
 
 

@@ -58,6 +58,7 @@ def by_stream(copy: MetadataCopy) -> Table:
     held = _holding(copy)
     ids, at = np.unique(held.stream_id, return_inverse=True)
     counts, own, shared = _sums(held, at, len(ids))
+    # lexsort sorts by its last key first: the largest, then the lowest id.
     order = np.lexsort((ids, -(own + shared)))
     rows = zip(*(values[order].tolist() for values in (ids, counts, own, shared)), strict=True)
     return Table("usage", ("stream_id", "objects", "bytes", "shared_bytes"), tuple(rows))
@@ -70,6 +71,7 @@ def by_node(copy: MetadataCopy) -> Table:
     nodes = np.where(held.is_shared, np.asarray(objects["node_id"])[held.object_row], owner)
     ids, at = np.unique(nodes, return_inverse=True)
     _, own, shared = _sums(held, at, len(ids))
+    # An object with several ranges of a node counts once.
     pairs = np.unique(np.stack((at, held.object_row)), axis=1)[0] if len(at) else at
     counts = np.bincount(pairs, minlength=len(ids))
     rows = (
@@ -128,6 +130,7 @@ def _live_rows(copy: MetadataCopy) -> Array:
 
 def _holding(copy: MetadataCopy) -> _Holding:
     objects, ranges = copy.sections["objects"], copy.sections["object_ranges"]
+    # Objects are sorted by id.
     object_row = np.searchsorted(objects["object_id"], ranges["object_id"])
     span = np.asarray(ranges["end_offset"]) - np.asarray(ranges["start_offset"])
     total = np.bincount(object_row, weights=span, minlength=len(objects["object_id"]))
@@ -141,6 +144,7 @@ def _of_streams(stream_id: Array, known: Array, values: Array, missing: int) -> 
     """Return the value of each stream, `missing` for an unknown one."""
     if not len(known):
         return np.full(len(stream_id), missing)
+    # searchsorted returns the length for ids beyond the last one.
     at = np.minimum(np.searchsorted(known, stream_id), len(known) - 1)
     return np.where(np.asarray(known)[at] == stream_id, values[at], missing)
 
@@ -150,4 +154,5 @@ def _sums(held: _Holding, at: Array, count: int) -> tuple[Array, Array, Array]:
     own = np.bincount(at, weights=np.where(held.is_shared, 0, held.bytes), minlength=count)
     shared = np.bincount(at, weights=np.where(held.is_shared, held.bytes, 0), minlength=count)
     rows = np.bincount(at, minlength=count)
+    # Rounded only as sums, so that errors of single shares do not add up.
     return rows, np.rint(own).astype(np.int64), np.rint(shared).astype(np.int64)

@@ -22,6 +22,7 @@ _REFUSALS = frozenset(
     }
 )
 
+# gRPC reports these failures by their text only.
 _BY_WORDS: Mapping[str, str] = {
     "WRONG_VERSION_NUMBER": "the port speaks plain text: give the one that speaks TLS, or no files "
     "for TLS",
@@ -97,6 +98,7 @@ def connection_advice(failures: Collection[str], *, over_tls: bool) -> str:
     for words, sentence in _PROGRAMS_BY_WORDS.items():
         if any(words in failure for failure in failures):
             return sentence
+    # A single closed connection may be a restart. If all are closed, TLS is the likely cause.
     if failures and all(any(words in one for words in _CLOSED_WORDS) for one in failures):
         return _PROGRAM_CLOSED_OVER_TLS if over_tls else _PROGRAM_CLOSED_IN_PLAIN_TEXT
     return ""

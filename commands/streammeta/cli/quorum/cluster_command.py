@@ -72,6 +72,7 @@ def health(
 
 
 def _health_of(endpoint: str, tls: CallerFiles | None, service: str, timeout_s: float) -> str:
+    # No search for the leader, because the question is about this controller.
     with operator_channel(endpoint, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -97,6 +98,7 @@ STALLED_S = 1.0
 
 _POLL_S = 0.1
 _PASSED = "OFFSET_PASSED"
+# CANCELLED: this client gave up on an offset that was not reached.
 _TRY_AGAIN = frozenset({_PASSED, "CANCELLED"})
 
 
@@ -161,11 +163,14 @@ def compare_members(
 
     with ControllerClient(endpoints, timeout_s, tls) as client:
         silent = _silent_members(views, client)
+        # Members that did not answer at first are not asked again. Each would cost the whole
+        # timeout.
         asked = sorted(_answering_endpoints(views, endpoints))
         lead_s = FIRST_LEAD_S
         while True:
             at_offset = _choose_offset(client, lead_s)
             answers = _ask(client, asked, at_offset, deadline)
+            # A single member without the offset makes the other answers incomparable.
             if not any(_needs_retry(answer) for answer in answers.values()):
                 break
             if time.monotonic() > deadline:
@@ -174,7 +179,9 @@ def compare_members(
                     f"no offset that all members reached was found within {timeout_s:g} s",
                     "raise --timeout, or repeat when the write rate is lower",
                 )
+            # Writes were faster than the requests. Aim further ahead.
             lead_s *= 2
+        # Leadership may have moved during the attempts, so look at the end.
         leader_id = leaders_view(client).leader_id
 
     states = judge(answers, leader_id)
@@ -183,12 +190,14 @@ def compare_members(
 
 def judge(answers: Mapping[str, Answer], leader_id: int) -> list[MemberState]:
     """Compare with the majority's hashes, on a tie with the leader's. Return one row per member."""
+    # Two addresses of one controller count once.
     said = {
         answer.answered_by: (endpoint, answer)
         for endpoint, answer in answers.items()
         if isinstance(answer, admin_pb2.StateHashResponse)
     }
     wanted_hash = _most_common({node: hashes.hash for node, (_, hashes) in said.items()}, leader_id)
+    # A log hash may be missing, which is not a difference.
     wanted_log = _most_common(
         {node: hashes.log_hash for node, (_, hashes) in said.items() if hashes.log_hash}, leader_id
     )
@@ -219,6 +228,7 @@ def _most_common(hashes: Mapping[int, bytes], leader_id: int) -> bytes:
     counts = Counter(hashes.values())
     most = max(counts.values(), default=0)
     leaders = hashes.get(leader_id, b"")
+    # On a tie the leader's hash wins, because clients read its metadata.
     if counts[leaders] == most:
         return leaders
     return next((value for value, count in counts.items() if count == most), b"")
@@ -263,9 +273,11 @@ def _choose_offset(client: ControllerClient, lead_s: float) -> int:
     time.sleep(RATE_SAMPLE_S)
     second = leaders_view(client)
     written = second.end_offset - first.end_offset
+    # Nothing is being written, and all is committed: every member can reach this end.
     if written <= 0 and second.high_watermark == second.end_offset:
         return second.end_offset
     per_second = written / (time.monotonic() - began)
+    # Ahead of the leader by the expected writes, so that no member passes it before it is asked.
     return int(second.end_offset) + 1 + math.ceil(per_second * lead_s)
 
 
@@ -285,10 +297,13 @@ def _ask(
     try:
         while not all(call.done() for call in calls.values()):
             time.sleep(_POLL_S)
+            # Once the leader has reached the offset, members only need time to compute their
+            # hashes.
             if end_offset < at_offset:
                 now_at = leaders_view(client).end_offset
                 if now_at > end_offset:
                     moved_at, end_offset = time.monotonic(), now_at
+            # Writes have stopped before the offset, so that nobody will reach it.
             if end_offset < at_offset and time.monotonic() - moved_at > STALLED_S:
                 for call in calls.values():
                     call.cancel()
@@ -358,6 +373,7 @@ def hash_command(
     output.note("")
     output.rows("members", _COLUMNS, _rows(compared))
     if problem is not None:
+        # People see the rows above. json has them as details of the error.
         problem.details = output.collected
         raise problem
 
@@ -370,6 +386,7 @@ def _rows(compared: Comparison) -> Iterator[tuple[object, ...]]:
 
 def _problem(compared: Comparison) -> CommandError | None:
     different = compared.of(Verdict.DIFFERENT)
+    # A difference is a defect, and more serious than a missing answer.
     if different:
         names = ", ".join(member.name for member in different)
         return CommandError(

@@ -50,6 +50,7 @@ def describe(client: ControllerClient, output: Output) -> None:
         admin_pb2.DescribeClusterRequest(),
     )
 
+    # Leadership may move between the two calls. A follower does not know the others' versions.
     if seen.answered_by != leader_id:
         raise CommandError(
             "ANOTHER_LEADS",
@@ -76,6 +77,7 @@ def _controller_row(controller: admin_pb2.Controller) -> tuple[object, ...]:
 
 
 def _level_rows(in_force: int) -> Iterator[tuple[object, ...]]:
+    # The cluster's level may be newer than this program and missing in ADDED.
     for level in sorted({*ADDED, in_force}):
         yield level, level <= in_force, ADDED.get(level)
 

@@ -102,6 +102,7 @@ def _say(output: Output, views: QuorumViews) -> None:
     output.rows("replicas", _REPLICA_COLUMNS, _replica_rows(newest))
     output.note("")
     output.rows("controllers", _CONTROLLER_COLUMNS, _controller_rows(views))
+    # Without any policy the table would only have blanks.
     if any(view.policy_sha256 for view in views.answers.values()):
         output.note("")
         output.rows("policies", _POLICY_COLUMNS, _policy_rows(views))
@@ -113,6 +114,7 @@ def _say(output: Output, views: QuorumViews) -> None:
 def _replica_rows(view: pb.DescribeQuorumResponse) -> Iterator[tuple[object, ...]]:
     for role, replicas in (("follower", view.voters), ("observer", live_observers(view))):
         for replica in replicas:
+            # An end offset of 0 is not the same as an unknown one.
             end_offset = replica.end_offset if replica.HasField("end_offset") else None
             yield (
                 replica.key.node_id,
@@ -120,6 +122,8 @@ def _replica_rows(view: pb.DescribeQuorumResponse) -> Iterator[tuple[object, ...
                 replica.endpoint or None,
                 replica.peer_endpoint or None,
                 end_offset,
+                # A replica may have progressed since the leader's end offset was read. A lag is
+                # never negative.
                 None if end_offset is None else max(0, view.end_offset - end_offset),
                 field_value(replica, "last_fetch_age_ms"),
                 field_value(replica, "last_caught_up_age_ms"),
@@ -160,6 +164,7 @@ def _silent_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
     """Return controllers that did not answer, and voters that could not be asked."""
     for endpoint, failure in views.silent.items():
         yield endpoint, failure.message
+    # Some voters are known by their peer address only, where clients get no answer.
     for voter in views.newest.voters:
         if not voter.endpoint and voter.key.node_id not in views.answers:
             where = voter.peer_endpoint
@@ -197,8 +202,10 @@ def add_voter(
     Example:
       streammeta quorum add-voter --connect 127.0.0.1:9091 --node-id 4 --endpoint 127.0.0.1:9104
     """
+    # A wrong endpoint would be committed with the voter set, and peers could not reach the voter.
     check_reachable("endpoint", endpoint)
     view = leaders_view(client)
+    # Look among the voters first: after a repeated command the node is no longer an observer.
     if directory_id is None:
         directory_id = _voting_disk(view, node_id, endpoint)
     if directory_id is None:
@@ -231,6 +238,7 @@ def _voting_disk(view: pb.DescribeQuorumResponse, node_id: int, endpoint: str) -
     for voter in view.voters:
         if voter.key.node_id != node_id:
             continue
+        # With an observer of the same node the user means another disk, which is not a repetition.
         if voter.peer_endpoint == endpoint and voter.key.directory_id and not observers:
             return voter.key.directory_id
         raise CommandError(
@@ -265,6 +273,8 @@ def remove_voter(
       streammeta quorum remove-voter --connect 127.0.0.1:9091 --node-id 3
     """
     view = leaders_view(client)
+    # A node that does not vote is sent as well. The leader answers a repetition like the first
+    # call.
     was_voter = any(voter.key.node_id == node_id for voter in view.voters)
     key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id or "")
     if was_voter:
@@ -307,6 +317,7 @@ def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
             lambda channel: AdminServiceStub(channel).TransferLeadership,
             admin_pb2.TransferLeadershipRequest(to_node_id=to),
         )
+    # The call returns once the old leader has stepped down. Only another look shows the result.
     after = leaders_view(client)
     if to not in (None, after.leader_id):
         raise CommandError(
@@ -332,6 +343,7 @@ def snapshot(
       streammeta quorum snapshot --connect 127.0.0.1:9091
     """
     rows = []
+    # A snapshot belongs to one controller. A client with several endpoints would ask the leader.
     for endpoint in connect:
         with ControllerClient([endpoint], timeout_s, tls) as client:
             taken = client.call(

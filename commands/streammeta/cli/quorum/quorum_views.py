@@ -52,6 +52,7 @@ def gather_views(
     views = QuorumViews()
     asked: set[str] = set()
     waiting = set(endpoints)
+    # A new answer may name further voters, for example after a change of the voters.
     while waiting:
         asked |= waiting
         _ask(sorted(waiting), min(timeout_s, ANSWER_TIMEOUT_S), tls, views)
@@ -68,6 +69,7 @@ def _ask(
     endpoints: Sequence[str], timeout_s: float, tls: CallerFiles | None, views: QuorumViews
 ) -> None:
     channels = {endpoint: operator_channel(endpoint, tls) for endpoint in endpoints}
+    # All calls run at once, so that timeouts of silent controllers do not add up.
     calls = {
         endpoint: QuorumServiceStub(channel).DescribeQuorum.future(
             pb.DescribeQuorumRequest(), timeout=timeout_s
@@ -83,6 +85,7 @@ def _ask(
         else:
             views.answers[answer.node_id] = answer
 
+    # Closing a channel cancels its calls, so this comes last.
     for channel in channels.values():
         channel.close()
 
@@ -118,6 +121,7 @@ def find_replica(
             _MISSING_HINTS[what],
         )
 
+    # Never guess: a change for the wrong disk could cost the majority.
     disks = ", ".join(replica.key.directory_id or "unknown" for replica in found)
     raise CommandError(
         "SEVERAL_DIRECTORIES",

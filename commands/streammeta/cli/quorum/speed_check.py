@@ -75,6 +75,7 @@ class Judged:
 def judge(load: Load, measured: Measured) -> Sequence[Judged]:
     """Return the verdict on each figure. The check passes if all pass."""
     acknowledged = len(measured.latencies_ms)
+    # A run that ends a little early must not show a higher rate than the requested one.
     rate = acknowledged / max(measured.elapsed_s, load.duration_s)
     wanted = RATE_SHARE_MIN * load.writes / load.duration_s
     p99, slowest = measured.quantile_ms(0.99), measured.quantile_ms(1)
@@ -92,6 +93,7 @@ async def run(client: ControllerClient, load: Load) -> Measured:
 
     Raises `BrokerClientError` if no write was acknowledged, or the keys could not be removed.
     """
+    # Begins with the time, from which later checks see how old a key is.
     prefix = f"{time.time_ns() // 1_000_000:014d}-{secrets.token_hex(4)}/"
     await _remove(client, [key async for key in _left_behind(client)])
     keys = [f"{prefix}{i}" for i in range(min(IN_FLIGHT_MAX, load.writes))]
@@ -107,6 +109,7 @@ async def _measure(client: ControllerClient, load: Load, keys: Sequence[str]) ->
     latencies: list[float] = []
     failures: list[str] = []
     started = time.monotonic()
+    # All writers share one schedule, so that a slow write delays no other.
     dues = (started + i / load.rate for i in itertools.count())
     turns = itertools.islice(dues, load.writes)
 
@@ -118,6 +121,8 @@ async def _measure(client: ControllerClient, load: Load, keys: Sequence[str]) ->
             except BrokerClientError as error:
                 failures.append(str(error))
             else:
+                # Counted from the schedule: waiting for a free writer is part of what a client
+                # sees.
                 latencies.append((time.monotonic() - due) * 1000)
 
     await asyncio.gather(*(write(key, turns) for key in keys))
@@ -126,6 +131,7 @@ async def _measure(client: ControllerClient, load: Load, keys: Sequence[str]) ->
 
 async def _put(client: ControllerClient, key: str) -> None:
     value = secrets.token_bytes(VALUE_BYTES)
+    # With overwrite, a retry after an unknown outcome succeeds.
     item = kv_pb2.KVToPut(namespace=NAMESPACE, key=key, value=value, overwrite=True)
     await client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
 
@@ -139,6 +145,7 @@ async def _remove(client: ControllerClient, keys: Sequence[str]) -> None:
 async def _left_behind(client: ControllerClient) -> AsyncIterator[str]:
     """Yield one page of keys that earlier checks did not remove."""
     listed = await client.call(LIST_KVS, kv_pb2.ListKVsRequest(namespace=NAMESPACE, keys_only=True))
+    # Younger keys may belong to a check that still runs.
     oldest = time.time_ns() // 1_000_000 - _LEFT_BEHIND_MS
     for entry in listed.entries:
         begun, _, _ = entry.key.partition("-")

@@ -122,6 +122,7 @@ def plan_command(
         from streammeta.reconcile.plan import PlanConfig, plan
         from streammeta.reconcile.run_reporter import plan_report
 
+    # Before other threads start, because it hides pandas from all imports for a moment.
     start_arrow()
     config = PlanConfig(
         folder=folder,
@@ -133,6 +134,7 @@ def plan_command(
         **settings,  # the fields of the same names
     )
     started_ms = _now_ms()
+    # A plan deletes nothing, so a signal may interrupt it anywhere.
     with (
         interruptible(
             f"no plan was written to {folder}, and no object was deleted", "run the command again"
@@ -140,6 +142,7 @@ def plan_command(
         exporting_traces(SERVICE, wanted=tracing),
     ):
         result = plan(config, tell_progress)
+    # Reported before a failure is raised, so that status pages show failed runs too.
     run = plan_report(result, started_ms, _now_ms())
     tell_controllers(run, config.connect, config.tls)
     _show_plan(output, folder, result)
@@ -194,6 +197,7 @@ def apply_command(
 
     start_arrow()
     started_ms = _now_ms()
+    # Deletions must not be broken off, so a signal waits for the current batches.
     with ending_event() as ending:
         config = ApplyConfig(
             delete=yes,
@@ -204,6 +208,7 @@ def apply_command(
         )
         with exporting_traces(SERVICE, wanted=tracing):
             result = apply(config, tell_progress)
+        # Without --connect, the plan names the controllers.
         run = apply_report(result, started_ms, _now_ms())
         connect = config.connect or read_plan_file(config.folder).connect
         tell_controllers(run, connect, config.tls)
@@ -301,12 +306,14 @@ def _show_losses(output: Output, result: "PlanResult") -> None:
 
 def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
     """Return the most serious failure of a written plan, if any."""
+    # Failed guards come first, because such a plan can't be applied at all.
     if result.failed_guards:
         names = ", ".join(guard.name for guard in result.failed_guards)
         return CommandError(
             "GUARD",
             f"the plan {folder} can't be applied. Failed guards: {names}",
             result.failed_guards[0].detail,
+            # Lost objects keep their exit code, whatever else is wrong.
             exit_code=EXIT_LOST if result.lost else EXIT_FAILED,
         )
 

@@ -23,6 +23,7 @@ class Ending(SignalEvent):
     by = ""
 
 
+# A KeyboardInterrupt passes through `except Exception` in libraries.
 class _SignalError(KeyboardInterrupt):
     """Raised by the first signal, wherever the main thread is."""
 
@@ -57,6 +58,7 @@ def ending_event() -> Iterator[Ending]:
     ending = Ending()
 
     def end(number: int, _frame: FrameType | None) -> None:
+        # The name comes first: whoever sees the event may read it.
         ending.by = signal.Signals(number).name
         ending.set()
         line = f"{ending.by}: stopping after the current work. Another signal stops at once\n"
@@ -87,6 +89,7 @@ def _first_signal(act: Callable[[int, FrameType | None], None]) -> Iterator[None
 
     def once(number: int, frame: FrameType | None) -> None:
         nonlocal has_come
+        # Restored before anything else, so that a second signal ends the process.
         restore()
         if has_come:  # what ran meanwhile has put this handler back
             signal.raise_signal(number)

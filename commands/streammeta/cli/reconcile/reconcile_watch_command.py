@@ -118,6 +118,7 @@ def watch_command(
         click.echo(_line(one), err=True)
         if metrics_file is not None:
             text = exposition(one, place)
+            # Replaced atomically, so that the collector never reads half of a file.
             replace_file(PosixFileSystem(mode=READABLE_MODE), metrics_file, [text.encode()])
         tell_controllers(round_report(one), planned.connect, planned.tls)
 
@@ -136,6 +137,7 @@ def _configs(folder: Path, yes: bool, settings: dict[str, Any]) -> tuple[Any, An
     from streammeta.reconcile.engines.spark_session import SparkConfig
     from streammeta.reconcile.plan import PlanConfig
 
+    # Taken out here, because all that remains are fields of the plan.
     removal = {name: settings.pop(name) for name in ("quarantine", "tag", "keys_per_s")}
     unsafe_ms, grace_ms = settings.pop("unsafe_grace_ms"), settings.pop("grace_ms")
     common = {
@@ -179,6 +181,7 @@ def _problem(last: Round) -> CommandError | None:
     """Return the problem of the last round, if any."""
     from streammeta.reconcile.watch import RoundOutcome
 
+    # A round that a signal ended is not a failure.
     if last.outcome in (RoundOutcome.SETTLED, RoundOutcome.ENDED):
         return None
     is_lost = bool(last.lost)

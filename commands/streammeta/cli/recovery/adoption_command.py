@@ -90,6 +90,7 @@ def adopt(
     if dry_run == yes:
         raise click.UsageError("choose --dry-run or --yes")
     cluster = describe_restored(client)
+    # The old cluster could still add objects that a survey before its fence would miss.
     if yes:
         _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
     surveyed = _survey(client, cluster, store, passes_gaps=pass_gaps)
@@ -102,9 +103,11 @@ def adopt(
         )
 
     if yes and surveyed.plan.torn:
+        # Copies have ids of their own. A new survey finds them like all other objects.
         _copy_torn(surveyed, cluster, store)
         surveyed = _survey(client, cluster, store, passes_gaps=pass_gaps) or surveyed
     if yes:
+        # Each batch is one atomic change. After an interruption, a new survey finds the rest.
         for number, batch in enumerate(surveyed.plan.batches, 1):
             _adopt(client, batch)
             say_progress(f"adopted batch {number} of {len(surveyed.plan.batches)}")
@@ -152,6 +155,7 @@ def finish(
       streammeta restore finish --connect 127.0.0.1:9091 --store file:///objects --from file:///backups
     """
     cluster = describe_restored(client)
+    # Wait before the last look at the bucket, so that no object can appear afterwards.
     _wait_for_fence(cluster, store, is_declared=old_controllers_stopped)
     surveyed = _survey(client, cluster, store)
     if surveyed is not None:
@@ -163,6 +167,7 @@ def finish(
         admin_pb2.FinishRestoreRequest(),
     )
     output.summary({"was_recovering": answer.was_recovering})
+    # A backup from before this point would be restored into recovery mode again.
     if backups is not None:
         output.summary({"backup_end": _backed_up(client, backups)})
 
@@ -202,6 +207,7 @@ def _wait_for_fence(
 ) -> None:
     """Wait until the old cluster can neither acknowledge nor upload more objects."""
     with open_store(address) as store:
+        # The mark must not end up in the bucket of another cluster.
         _require_own(store, cluster)
         wait_for_fence(
             store,
@@ -234,6 +240,7 @@ def _survey(
     from streammeta.storage.adoption.survey import find_present, list_stored, read_candidates
 
     with open_store(address) as store, tempfile.TemporaryFile() as copy:
+        # A plan from another cluster's bucket would adopt that cluster's data.
         _require_own(store, cluster)
         download(client, copy)
         state = read_map_state(copy)
@@ -259,6 +266,7 @@ def _survey(
         state.undecided,
         len(undecided),
         sum(object_.size for object_ in undecided),
+        # Unreadable objects are reported like those that the planner leaves behind.
         replace(plan, left=(*plan.left, *unusable)),
         tuple(list_missing(state.held, present, adopted)),
         state,
@@ -353,6 +361,7 @@ def _cells(one: LeftBehind) -> tuple[int, int, int, int, str]:
 
 def _require_settled(surveyed: _Surveyed, *, leave_behind: bool) -> None:
     adoptable, lost = len(surveyed.plan.objects), len(surveyed.plan.lost)
+    # Missing ranges do not count here, because adoption can't bring them back.
     if leave_behind or not (adoptable or lost):
         return
     raise CommandError(
@@ -369,6 +378,7 @@ def _backed_up(client: ControllerClient, address: str) -> int:
     """Wait until the backup contains the whole log, verify it, and return its end."""
     from streammeta.controller.backup.verification import newest_file, verify
 
+    # Asked again: the high watermark now includes the end of recovery mode.
     cluster = describe_restored(client)
     deadline = time.monotonic() + BACKUP_WAIT_S
     end_offset = 0
@@ -401,6 +411,7 @@ def _end_of_backup(
         with open_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
             newest = newest_file(archive.inventory(), archive)
     except CommandError as error:
+        # The controllers may not have written a first file yet.
         if error.code != "NO_BACKUP":
             raise
         newest = None
@@ -415,5 +426,6 @@ def open_store(address: str) -> Iterator[ObjectStore]:
     except ValueError as error:
         raise ConfigError(f"store: {error}") from error
     with closing(store):
+        # A wrong address fails here, and not in the middle of the work.
         store.check()
         yield store

@@ -58,9 +58,11 @@ class MetadataState:
         for object_id, ranges in self.held.items():
             if object_id in linked:
                 continue  # its composite is what streams read
+            # A composite is readable only together with all objects that it links.
             is_readable = present >= {object_id, *self.links.get(object_id, ())}
             for part in ranges:
                 head = self.streams.get(part.stream_id)
+                # Offsets below the start are trimmed and need no object.
                 if head is not None and part.end > head.start_offset:
                     start = max(part.start, head.start_offset)
                     held[part.stream_id].append(HeldRange(start, part.end, object_id, is_readable))
@@ -82,12 +84,14 @@ def read_map_state(copy: BinaryIO) -> MetadataState | None:
         CheckpointError: the copy is damaged.
     """
     reader = CheckpointReader(copy, "the copy of the metadata")
+    # The section exists in recovery mode only.
     if "recovery" not in reader.entries:
         return None
     objects = reader.columns("objects")
     counters, window = reader.columns("counters"), reader.columns("recovery")
     return MetadataState(
         streams=_streams(reader),
+        # The restore skipped these ids, because the old cluster may have issued them.
         next_stream_id=int(counters["next_stream_id"][0]) - STREAM_ID_JUMP,
         undecided=range(int(window["undecided_from"][0]), int(window["undecided_below"][0])),
         object_ids=np.asarray(objects["object_id"], dtype=np.int64),
@@ -135,6 +139,7 @@ def _streams(reader: CheckpointReader) -> dict[int, StreamHead]:
     columns = ("stream_id", "start_offset", "end_offset", "epoch")
 
     for stream_id, start, end, epoch in _rows(reader.columns("streams"), *columns):
+        # Trimmed offsets need no upload.
         spans = [(max(start, low), high, by) for low, high, by in owed[stream_id] if high > start]
         streams[stream_id] = StreamHead(
             end,
@@ -159,6 +164,7 @@ def _list_pending(reader: CheckpointReader) -> dict[int, list[tuple[int, int, in
     owed: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
 
     for node_id, stream_id, start, end in pending:
+        # The range that ends with the upload has the epoch of the owner that must upload it.
         epochs = [
             epoch
             for owner, of_stream, first, last, epoch in ranges
@@ -181,6 +187,7 @@ def _links(objects: dict[str, Any]) -> dict[int, list[int]]:
 def list_held(objects: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[int, list[Missing]]:
     """Return the ranges of all objects whose bytes the metadata needs, by object."""
     states = np.asarray(objects["state"])
+    # Only these states promise that the bytes exist.
     needed = (states == ObjectState.COMMITTED) | (states == ObjectState.LINKED)
     held: dict[int, list[Missing]] = {
         object_id: [] for object_id in np.asarray(objects["object_id"])[needed].tolist()

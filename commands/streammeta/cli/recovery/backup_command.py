@@ -146,7 +146,9 @@ def verify_command(
         inventory = archive.inventory()
         verified = verify(inventory, archive, is_all=is_all)
     replayed = verified.replayed
+    # Written before the failure is raised, so that an alert sees it.
     if metrics_file is not None:
+        # A backup without any restorable point counts as one damage.
         is_lost = replayed is None and not verified.damages
         _write_metrics(metrics_file, archive.folder, len(verified.damages) + is_lost)
     output.summary(
@@ -181,6 +183,7 @@ def _write_metrics(file: Path, folder: Folder, damages: int) -> None:
         f"# HELP {name} {meaning}\n# TYPE {name} gauge\n{name}{{{labels}}} {value}\n"
         for (name, meaning), value in zip(VERIFY_METRICS.items(), values, strict=True)
     )
+    # Replaced atomically, and readable by the collector's user.
     replace_file(PosixFileSystem(mode=READABLE_MODE), file, [text.encode()])
 
 
@@ -218,7 +221,9 @@ def status_command(
     with open_backup(address, described.cluster_id, described.cluster_uuid) as archive:
         newest = newest_file(archive.inventory(), archive)
     end_offset, copied_ms = (0, 0) if newest is None else (newest.end_offset, newest.last_ms)
+    # The backup was read later, and may have passed the high watermark in the meantime.
     lag = max(0, described.high_watermark - end_offset)
+    # An old backup without missing entries is complete: nothing was committed since.
     lag_ms = max(0, time.time_ns() // 1_000_000 - copied_ms) if lag else 0
     output.summary(
         {
@@ -258,14 +263,17 @@ def now_command(*, client: ControllerClient, file: Path, output: Output) -> None
     )
     from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 
+    # Checked before the download, which may take long.
     if file.exists():
         raise CommandError(
             "EXISTS", f"{file} already exists. The command left it unchanged", "choose another name"
         )
+    # Next to the file and not in /tmp, which is often small.
     with tempfile.TemporaryFile(dir=file.absolute().parent) as copy:
         download(client, copy)
         try:
             reader = CheckpointReader(copy, "the copy of the metadata")
+            # Verified before the file appears, since its name promises a complete copy.
             reader.verify()
             hashes = {"state_hash": state_hash_of(reader), "log_hash": log_hash_of(reader)}
         except CheckpointError as error:
@@ -336,6 +344,7 @@ def _choose(found: Iterable[Folder], cluster_uuid: str | None) -> Folder:
             " with --backup-store",
         )
 
+    # Clusters of one name have different UUIDs. Never guess between them.
     if len(fit) > 1:
         names = ", ".join(f"{folder.cluster_id} {folder.cluster_uuid}" for folder in fit)
         raise CommandError(

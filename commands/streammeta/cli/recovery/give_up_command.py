@@ -95,6 +95,7 @@ def give_up_command(
     with open_store(store) as objects:
         left = _survey(client, cluster, objects, now_ms - older_than_ms)
         if yes and left:
+            # The leader records the command first, so that no mark exists without an audit entry.
             numbers = [restore.generation.number for restore in left]
             client.call(
                 lambda channel: AdminServiceStub(channel).FinishRestore,
@@ -125,6 +126,7 @@ def _survey(
 ) -> list[_Left]:
     """Return the leftovers of restores before a time, including restores without any."""
     namespace = cluster.object_namespace
+    # A mark in another cluster's bucket would let reconciliation delete that cluster's objects.
     check_marker(
         read_marker(store, namespace),
         cluster_id=cluster.cluster_id,
@@ -136,8 +138,10 @@ def _survey(
         for generation in read_undecided(store, namespace)
         if generation.created_ms <= before_ms
     ]
+    # The copy of the metadata may be large and is not needed without restores.
     if not generations:
         return []
+    # List the bucket before the metadata: an object committed in between is then known, and kept.
     stored = list(list_stored(store, namespace))
     known = _known_ids(client, cluster)
 

@@ -66,10 +66,12 @@ def wait_for_fence(
                 "nothing was marked. Connect to the controllers of that cluster",
             )
 
+        # Only this process's clock counts. No clocks of different machines are compared.
         now = time.monotonic()
         if number != generation.number:
             ends_at, number = now + FENCE_WAIT_MS / 1000, generation.number
         if is_declared or now >= ends_at:
+            # The mark spares all later processes the wait.
             _put_mark(store, generation, is_declared=is_declared)
             return
         say_progress(
@@ -77,6 +79,7 @@ def wait_for_fence(
             " acknowledge changes",
             ends="\r",
         )
+        # Look often, because a controller of the cluster may put the mark first.
         time.sleep(min(_LOOK_S, ends_at - now))
 
 

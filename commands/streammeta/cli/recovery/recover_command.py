@@ -137,6 +137,7 @@ def plan_command(
         survivor = choose_survivor(reports, lost, backup=backup)
     with open_objects(store) as objects:
         namespace = namespace or cluster_namespace(survivor.cluster_id)
+        # A plan for the wrong bucket would fence another cluster.
         _require_owner(objects, namespace, survivor)
         plan = plan_recovery(survivor, reports, lost, _circumstances(objects, namespace))
     if plan_file is not None:
@@ -208,27 +209,35 @@ def apply_command(
     from streammeta.controller.recover.planning import RecoveryPlan
 
     plan = json_files.decode(RecoveryPlan, str(plan_file), plan_file.read_bytes())
+    # Without --yes the file system itself rejects every change.
     files = PosixFileSystem(read_only=not yes)
     if not files.names(data_dir):
         raise DirectoryNotFormattedError(
             f"{data_dir} is empty or missing. Name the survivor's directory"
         )
     with _no_controller(), _refusals():
+        # A controller that starts now would write into a directory that is being replaced.
         lock = lock_directory(files, data_dir)
         try:
             application = Application(data_dir, plan, files)
             was_done = application.is_done()
             if yes:
                 with open_objects(store) as objects:
+                    # The marker is in the bucket before the directory changes, so that two clusters
+                    # never both write.
                     application.carry_out(lambda: _fence(objects, plan, audit_log))
+                    # Controllers without access to the bucket do not see the marker. Their lease
+                    # must end first.
                     wait_for_fence(
                         objects,
                         plan.namespace,
                         cluster_uuid=plan.cluster_uuid,
                         is_declared=old_controllers_stopped,
                     )
+                # OK is recorded last: marker, directory and wait are complete.
                 _record(audit_log, plan, "OK")
             elif not was_done and not application.is_begun():
+                # Without --yes, still check that this is the directory that the plan chose.
                 application.survivor()
         finally:
             lock.release()
@@ -251,11 +260,13 @@ def apply_command(
 def _circumstances(objects: ObjectStore, namespace: str) -> Circumstances:
     from streammeta.controller.recover.planning import Circumstances
 
+    # A bucket that was never taken over is in its first generation.
     generations = read_generations(objects, namespace)
     return Circumstances(
         namespace=namespace,
         claimed_below=read_claimed(objects, namespace),
         generation=generations[-1].number + 1 if generations else 2,
+        # New ids, so that a lost controller that returns is never taken for a member.
         cluster_uuid=str(uuid.uuid4()),
         directory_id=str(uuid.uuid4()),
         now_ms=time.time_ns() // 1_000_000,
@@ -265,6 +276,7 @@ def _circumstances(objects: ObjectStore, namespace: str) -> Circumstances:
 def _require_owner(objects: ObjectStore, namespace: str, survivor: Report) -> None:
     """Check that the namespace belongs to the survivors' cluster."""
     marker = read_marker(objects, namespace)
+    # A bucket without a marker fits survivors without a UUID.
     if (marker.cluster_uuid if marker else "") != survivor.cluster_uuid:
         found = "no cluster" if marker is None else f"{marker.cluster_id} {marker.cluster_uuid}"
         raise CommandError(
@@ -286,11 +298,13 @@ def _backup_point(address: str, report: Report) -> tuple[int, int] | None:
             return None
         if chain.segments:
             return archive.segment_manifest(chain.segments[-1]).last_epoch, chain.end_offset
+        # Without segments the backup ends at its checkpoint.
         return (0 if chain.base is None else chain.base.epoch), chain.end_offset
 
 
 def _fence(objects: ObjectStore, plan: RecoveryPlan, audit_log: Path | None) -> None:
     """Keep lost controllers that return from writing and deleting."""
+    # On disk before the first change, so that even an interrupted recovery is on record.
     _record(audit_log, plan, "BEGUN")
     take_over(objects, plan.restore)
 
@@ -321,6 +335,7 @@ def _record(path: Path | None, plan: RecoveryPlan, verdict: str) -> None:
 
 
 def _write_new(file: Path, data: bytes) -> None:
+    # Reports and plans are evidence and never replaced.
     if file.exists():
         raise CommandError(
             "EXISTS", f"{file} already exists. The command left it unchanged", "name another"

@@ -160,9 +160,11 @@ def plan_command(
     folder = archive.folder
     if new_cluster_id == folder.cluster_id:
         raise click.UsageError("--new-cluster-id: equals the old cluster's id. Choose another one")
+    # The new cluster keeps the keys of the old one's objects, and so its namespace.
     namespace = namespace or cluster_namespace(folder.cluster_id)
 
     with open_objects(store) as objects:
+        # With --supersede the namespace belongs to a cluster that was restored since.
         if not supersede:
             _require_owner(objects, namespace, folder)
         plan = _plan_of(replayed, folder, objects, namespace, new_cluster_id, voters)
@@ -243,12 +245,17 @@ def apply_command(
         raise click.UsageError(
             f"--node-id: {node_id} is not one of the plan's voters, {plan.voters}"
         )
+    # Checked before anything is written, above all before the marker.
     check_empty(data_dir, PosixFileSystem())
     with open_backup(address, plan.from_cluster_id, plan.from_cluster_uuid) as archive:
         replayed = replay_backup(archive, archive.inventory(), plan.from_end_offset)
+        # All controllers must start from one state, so the replay must have the plan's hash.
         require_same(replayed, plan)
+    # The checkpoint is complete before the marker fences the old cluster.
     checkpoint = io.BytesIO()
     write_checkpoint(checkpoint, replayed, plan, voters)
+    # The marker comes before the directory, so that no new controller starts beside unfenced old
+    # ones.
     with open_objects(store) as objects:
         generation = take_over(objects, plan)
         if old_controllers_stopped:
@@ -299,6 +306,7 @@ def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: dat
     """Return the end of the last segment that was committed by a time."""
     from streammeta.controller.backup.points import count_committed_by
 
+    # The option is in UTC, and click returns it without a zone.
     to_ms = int(to_time.replace(tzinfo=UTC).timestamp() * 1_000)
     segments = sorted(inventory.segments, key=lambda one: one.end_offset)
     at = count_committed_by(segments, to_ms, inventory.written_ms, archive.segment_manifest)
@@ -355,6 +363,7 @@ def _plan_of(
 
     generations = read_generations(objects, namespace)
     view, cluster_metadata = replayed.cluster_metadata.freeze(), replayed.cluster_metadata
+    # Ids below this may be in use. The bucket may know of later claims than the backup.
     issued_below = max(cluster_metadata.next_object_id, cluster_metadata.bucket_claim.issued_below)
     plan = restoring.RestorePlan(
         from_cluster_id=folder.cluster_id,
@@ -365,6 +374,7 @@ def _plan_of(
         cluster_uuid=str(uuid.uuid4()),
         namespace=namespace,
         voters=",".join(f"{voter.key.node_id}@{voter.endpoint}" for voter in voters),
+        # Ahead of all that the lost controllers may have written after the backup.
         end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
         epoch=replayed.epoch + restoring.EPOCH_JUMP,
         next_object_id=restoring.jump_object_id(issued_below, read_claimed(objects, namespace)),
@@ -373,6 +383,7 @@ def _plan_of(
         created_ms=time.time_ns() // 1_000_000,
         state_hash="",
     )
+    # The hash depends on the other fields of the plan.
     return replace(plan, state_hash=restoring.state_hash(view, plan))
 
 
@@ -394,9 +405,11 @@ def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
         created_ms=plan.created_ms,
     )
     advice = "make a new plan"
+    # Half of the reserve is used up. New ids of the old cluster could soon equal those of the plan.
     if read_claimed(objects, plan.namespace) > plan.next_object_id - OBJECT_ID_JUMP // 2:
         message = "the old cluster has issued too many object ids since the plan was made"
         raise CommandError("PLAN_TOO_OLD", message, advice)
+    # Created once: a repetition finds its own marker, and a competitor's wins over this one.
     found = create_generation(objects, wanted)
     if found != wanted or read_generations(objects, plan.namespace)[-1] != wanted:
         message = (
@@ -414,5 +427,6 @@ def open_objects(store: str) -> Iterator[ObjectStore]:
     except ValueError as error:
         raise ConfigError(f"store: {error}") from error
     with closing(opened):
+        # A wrong address fails here, and not in the middle of the work.
         opened.check()
         yield opened

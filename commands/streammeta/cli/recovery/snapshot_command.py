@@ -87,6 +87,7 @@ class StoreTarget:
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
+        # With the slash, keys of prefixes that only begin alike stay out.
         self._prefix = f"{prefix}/" if prefix else ""
 
     def names(self) -> Iterator[str]:
@@ -198,6 +199,7 @@ def export(
                 "cluster_id": checkpoint.cluster_id,
                 "end_offset": checkpoint.id.end_offset,
                 "epoch": checkpoint.id.epoch,
+                # Without the query, which may contain access keys.
                 "target": address.partition("?")[0],
                 "manifest": MANIFEST,
             }
@@ -228,6 +230,7 @@ def _copy_of_map(
     with tempfile.TemporaryFile() as copy, ControllerClient(connect, timeout_s, tls) as client:
         download(client, copy)
         with _explain(), CheckpointReader(copy, "the copy of the metadata") as checkpoint:
+            # Verified as a whole before anything is written to the target.
             checkpoint.verify()
             yield checkpoint
 
@@ -256,6 +259,7 @@ def download(client: ControllerClient, file: BinaryIO) -> None:
     """
 
     def receive(channel: grpc.Channel, seconds_left: float) -> int:
+        # A new leader starts over, because parts of two controllers' copies do not fit together.
         file.seek(0)
         file.truncate()
         total_bytes = 0
@@ -268,6 +272,7 @@ def download(client: ControllerClient, file: BinaryIO) -> None:
 
     total_bytes = client.ask(receive)
     _say("")
+    # A stream that ends early without an error must not pass as a copy.
     if file.tell() != total_bytes:
         raise CallError(
             "INCOMPLETE",

@@ -105,6 +105,7 @@ def verify_command(
 
     # Before the files are read: lines are written before they are anchored.
     anchored = anchored_lines(map_address, connect, tls, timeout_s)
+    # Anchors name the newest lines, so the files are read up to their ends.
     read = [
         split(str(path), data)
         for path, data in read_files(files, to_the_end=bool(anchored)).items()
@@ -152,6 +153,7 @@ def show_command(
     Example:
       streammeta audit show audit.log --principal admin/alice --since 24h
     """
+    # Times are ISO 8601 in UTC, and so can be compared as text.
     after = "" if since is None else f"{datetime.now(UTC) - timedelta(milliseconds=since):%FT%T}"
     chosen = [
         members
@@ -164,6 +166,7 @@ def show_command(
     ]
     rows = [
         (*(members.get(name, "") for name in _SHOWN[:-1]), json.dumps(members.get("target", {})))
+        # Lines of several controllers are merged by time. `seq` orders those of one moment.
         for members in sorted(chosen, key=lambda one: (str(one.get("ts")), one["seq"]))
     ]
 
@@ -175,5 +178,6 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
     with path.open("rb") as file:
         for line in file:
+            # Lines that do not parse are skipped. `audit verify` reports them.
             if (members := parse(line)) is not None:
                 yield members

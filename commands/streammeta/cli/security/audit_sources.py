@@ -18,12 +18,14 @@ def read_files(paths: Sequence[Path], *, to_the_end: bool = False) -> Mapping[Pa
 
     With `to_the_end` the full file before a log's newest one is read too.
     """
+    # A log that is rotated meanwhile would lose lines or show them twice, so look again.
     for _ in range(_LOOKS_MAX):
         before = _full_files(paths)
         wanted = dict.fromkeys((*paths, *_newer(paths, before, to_the_end=to_the_end)))
         try:
             read = {path: path.read_bytes() for path in wanted}
         except FileNotFoundError:
+            # No file was renamed, so this one never existed.
             if _full_files(paths) == before:
                 raise
             continue
@@ -51,8 +53,10 @@ def _newer(paths: Sequence[Path], full: set[Path], *, to_the_end: bool) -> list[
         of_log = sorted((file for file in full if file.stem == path.name), key=_number)
         given = [_number(file) for file in of_log if file in paths]
         if given:
+            # The chain continues in newer files and would seem to be cut without them.
             found += [file for file in of_log if _number(file) > max(given)]
         elif to_the_end:
+            # Lines that were anchored just before a rotation are in the last full file.
             found += of_log[-1:]
     return found
 

@@ -49,6 +49,7 @@ def create_authority(files: IssuedFiles, name: str, days: int = AUTHORITY_DAYS) 
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = _builder(own, own, key.public_key(), _validity(days))
     certificate = (
+        # path_length=0: it signs certificates of holders, never of another authority.
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -97,8 +98,10 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(principal))])
         begin, end = _validity(days)
+        # A certificate that outlives its authority would fail without a visible cause.
         validity = begin, min(end, self._certificate.not_valid_after_utc)
         names = (x509.UniformResourceIdentifier(principal.uri), *map(_host, hosts))
+        # Controllers accept connections and open them, so certificates are valid for both sides.
         usages = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)
         builder = _builder(subject, self._certificate.subject, key.public_key(), validity)
         certificate = (
@@ -106,6 +109,7 @@ class Authority:
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            # Tells authorities of the same name apart.
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
                 critical=False,
@@ -124,6 +128,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _validity(days: int) -> tuple[datetime, datetime]:
+    # Certificates have whole seconds only.
     now = datetime.now(UTC).replace(microsecond=0)
     return now - _BEGINS_EARLIER, now + timedelta(days=days)
 
@@ -148,6 +153,7 @@ def _builder(
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    # Authorities sign certificates, holders sign handshakes. TLS 1.3 needs no other usage.
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -170,11 +176,13 @@ def _write(
             raise CertificateError(
                 f"{path}: already exists. Move it away first (files are never overwritten)"
             )
+    # No passphrase, because controllers start unattended.
     key_pem = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
+    # After a failure in between there is a key without a certificate, which nobody accepts.
     _create(files.key, key_pem, _KEY_MODE)
     _create(
         files.certificate, certificate.public_bytes(serialization.Encoding.PEM), _CERTIFICATE_MODE

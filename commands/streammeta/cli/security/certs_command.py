@@ -104,6 +104,7 @@ def ca_command(*, folder: Path, ca_key: Path, name: str, days: int, output: Outp
             f"--ca-key: {ca_key} is in the folder of the certificates, --dir. Choose a folder"
             " that is not copied to other machines"
         )
+    # cryptography loads slowly.
     from streammeta.cli.security import certificate_authority as authority
 
     files = authority.IssuedFiles(folder / "ca.pem", ca_key)
