@@ -55,6 +55,7 @@ class BlockingClient:
         waits_for_cluster: bool = True,
         tls: CallerFiles | None = None,
     ) -> None:
+        # The router rejects an endpoint that is given twice.
         different = tuple(dict.fromkeys(endpoints))
         self._router = LeaderRouter(different, random.Random(), different[0])
         self._repeats = repeats
@@ -118,6 +119,7 @@ class BlockingClient:
             LeaderCallError: the failure is final, or none succeeded within `timeout_s`.
         """
         search = LeaderSearch(self._router, self._repeats)
+        # The limit counts from here, and again from every sign of progress.
         self.heard()
 
         while True:
@@ -126,12 +128,15 @@ class BlockingClient:
                 answer = send(self.channel(endpoint), self._time_left(timeout_s))
             except grpc.RpcError as error:
                 failure = read_failure(error, over_tls=self._tls is not None)
+                # The router learns of every failure, also of one that ends this call.
                 wait = search.failed(failure)
+                # Jobs wait for a cluster that is down. People want to know at once.
                 is_given_up = search.is_unreachable and not self._waits_for_cluster
                 if wait is None or is_given_up or not self._time_left(timeout_s):
                     raise LeaderCallError(
                         search, endpoint, failure, is_final=wait is None
                     ) from error
+                # Never beyond the limit, so that the caller's timeout holds.
                 time.sleep(min(wait, self._time_left(timeout_s)))
             else:
                 search.answered()

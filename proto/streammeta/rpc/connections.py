@@ -29,6 +29,7 @@ _CHANNEL: _Options = (
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     # Controllers are neighbours: a proxy meant for the internet only gets in the way.
     ("grpc.enable_http_proxy", 0),
+    # The router decides on retries. gRPC's own would hide failures from it.
     ("grpc.enable_retries", 0),
     # Channels with equal options share a connection otherwise; bulk and control must not.
     ("grpc.use_local_subchannel_pool", 1),
@@ -93,6 +94,7 @@ def _channel_credentials(tls: TlsFiles | TlsContents) -> grpc.ChannelCredentials
 
 def _bearer_credentials(files: TokenFiles) -> grpc.ChannelCredentials:
     return grpc.composite_channel_credentials(
+        # gRPC sends call credentials over TLS only.
         grpc.ssl_channel_credentials(files.load()),
         grpc.metadata_call_credentials(_Bearer(files), "bearer"),
     )
@@ -110,6 +112,7 @@ class _Bearer(grpc.AuthMetadataPlugin):
         try:
             shown = (("authorization", f"Bearer {self._files.read_token()}"),)
         except TlsError as error:
+            # An exception on gRPC's thread would be lost. The callback fails the call with it.
             callback((), error)
         else:
             callback(shown, None)

@@ -97,6 +97,7 @@ def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
     was refused from its holder.
     """
     call: Any = error
+    # Some errors of gRPC have no status.
     if not hasattr(call, "code"):
         return RpcFailure(grpc.StatusCode.UNKNOWN, str(error))
 
@@ -107,6 +108,7 @@ def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
 
     if info is None:
         message = call.details() or ""
+        # The server's gRPC rejects such calls before a controller can add a reason.
         if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_MANY_CALLS in message:
             return RpcFailure(call.code(), message, Reason.BUSY)
         is_closed = call.code() is grpc.StatusCode.UNAVAILABLE and _CLOSED in message
@@ -150,6 +152,7 @@ def _parse_details(trailer: bytes) -> tuple[error_details_pb2.ErrorInfo | None, 
     retry_after_s = 0.0
     for detail in details:
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        # Details of others, such as a proxy, have another domain.
         if detail.Unpack(info) and info.domain == DOMAIN:
             found = info
         elif detail.Unpack(retry):

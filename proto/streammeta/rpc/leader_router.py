@@ -58,6 +58,7 @@ for the size of a message. Any other resource may be there a moment later."""
 
 def kind_of(failure: RpcFailure) -> FailureKind | None:
     """Return how a failure may be followed by another attempt; None if it is final."""
+    # The order matters: a reason shows that a controller answered, a bare status may be gRPC's own.
     match failure.code:
         case grpc.StatusCode.UNAVAILABLE if failure.reason == Reason.NOT_LEADER:
             return FailureKind.NOT_LEADER
@@ -92,6 +93,7 @@ class LeaderHint:
     def of(cls, failure: RpcFailure) -> LeaderHint | None:
         """Return the hint in a refusal with `Reason.NOT_LEADER`; None if there is none."""
         epoch = failure.metadata.get("epoch", "")
+        # Metadata comes from the network, so the epoch may be any text.
         if failure.reason != Reason.NOT_LEADER or not epoch.isdecimal():
             return None
         return cls(failure.metadata.get("leader_endpoint", ""), int(epoch))
@@ -171,6 +173,7 @@ class LeaderRouter:
         self._waited_s: dict[str, float] = {}
         self._failures = 0
         self._last_failures: dict[str, int] = {}
+        # A random start spreads the first calls of many clients over the controllers.
         self._turn = (
             rng.randrange(len(self._endpoints)) if start is None else self._endpoints.index(start)
         )
@@ -203,6 +206,7 @@ class LeaderRouter:
         listed = [endpoint for endpoint in endpoints if endpoint]
         if listed:
             self._known = self._endpoints
+            # The leader stays known, even if an outdated list omits it.
             for endpoint in (*listed, self._leader):
                 self._know(endpoint)
 
@@ -216,8 +220,10 @@ class LeaderRouter:
         self._is_proven = True
         self._silent_since = None
         self._know(endpoint)
+        # As long as the leader answers, hints of earlier epochs stay outdated.
         self._epoch_heard_at = self._clock()
         if endpoint != self._answered:
+            # The first leader is not a change.
             self.leader_changes += bool(self._answered)
             self._answered = endpoint
         self._suspects.pop(endpoint, None)
@@ -248,22 +254,27 @@ class LeaderRouter:
         """Choose the next step of a call whose attempt `failures`, from 1, failed at `endpoint`."""
         self._failures += 1
         self._last_failures[endpoint] = self._failures
+        # The leader answered, so that neither the belief nor a suspicion changes.
         if failure is FailureKind.NOT_NOW:
             return self._put_off(endpoint, failures)
 
         if failure in (FailureKind.UNREACHABLE, FailureKind.TIMED_OUT):
             self._suspect(endpoint, hangs=failure is FailureKind.TIMED_OUT)
+        # Another call may have found a new leader meanwhile. Then that belief stays.
         if endpoint == self._leader:
             self._leader = None
         hinted = self._accept(endpoint, hint, failures) or self._leader
 
+        # Now and then hints are ignored, in case two controllers name each other.
         if hinted is not None and failures % LOOK_ROUND_OF_HINTS:
+            # Hints of the first round are followed at once. Later ones probably lead in a circle.
             free = failures <= len(self._known)
             return Step(hinted, 0.0 if free else self._pause(failures))
         return Step(self._rotate(endpoint, failures), self._pause_in_round(failure, failures))
 
     def _put_off(self, endpoint: str, failures: int) -> Step:
         wait = REFUSAL_BACKOFF.wait(failures - 1, self._rng.random())
+        # Another call has found a new leader.
         if self._leader not in (None, endpoint):
             return Step(str(self._leader), wait)
         if failures % LOOK_ROUND == 0:
@@ -275,16 +286,20 @@ class LeaderRouter:
         if hint is None or not hint.endpoint or self._is_outdated(hint, failures):
             return None
         if hint.epoch > self._epoch:
+            # A new epoch may have a new leader, so the former one has to answer again.
             self._is_proven = False
             if self._epoch >= 0:  # the first epoch heard of may be that of the suspects
                 self._suspects.clear()
         self._epoch, self._epoch_heard_at = hint.epoch, self._clock()
 
         self._know(hint.endpoint)
+        # A hint to its own sender or to a suspect leads nowhere.
         if hint.endpoint == endpoint or self._is_suspected(hint.endpoint, failures):
             return None
         if self._leader is not None and self._is_proven:
             return None  # it has answered, and this hint is of no later epoch
+        # The suspicion has expired. One call tries the endpoint, and the others wait for its
+        # result.
         if hint.endpoint in self._suspects:
             return self._probe(hint.endpoint)
         self._leader, self._is_proven = hint.endpoint, False
@@ -305,11 +320,13 @@ class LeaderRouter:
         learned = (*self._known[len(self._endpoints) :], endpoint)
         self._known = (*self._endpoints, *learned[-LEARNED_MAX:])
         for memory in (self._suspects, self._waited_s, self._last_failures):
+            # What is known of endpoints outside the rotation would only fill memory.
             for forgotten in memory.keys() - set(self._known):
                 del memory[forgotten]
 
     def _suspect(self, endpoint: str, *, hangs: bool) -> None:
         self._suspects[endpoint] = _Suspicion(self._clock() + SUSPICION_S, hangs=hangs)
+        # The waits are used up as evidence for this suspicion.
         self._waited_s.pop(endpoint, None)
 
     def _is_suspected(self, endpoint: str, failures: int) -> bool:
@@ -343,6 +360,7 @@ class LeaderRouter:
             return self._last_failures.get(endpoint, 0), (known.index(endpoint) - turn) % len(known)
 
         awake = [endpoint for endpoint in known if not self._hangs(endpoint, failures)]
+        # If all of them hang, one is asked nevertheless.
         return self._probe(min(awake or known, key=rank))
 
     def _hangs(self, endpoint: str, failures: int) -> bool:
@@ -427,6 +445,7 @@ class LeaderSearch:
             self._router.missed()
 
         self._failures += 1
+        # The router learns of every failure, also of one that ends this search.
         step = self._router.failed(self.endpoint, kind, self._failures, LeaderHint.of(failure))
         if kind not in self._repeats:
             return None
@@ -436,6 +455,7 @@ class LeaderSearch:
         self.tried[self.endpoint] = failure
         self.endpoint = step.endpoint
         if kind is FailureKind.NOT_NOW:
+            # The controller's wait is a minimum, with a bound against nonsense.
             return max(step.wait, min(failure.retry_after_s, RETRY_AFTER_S_MAX))
 
         return step.wait

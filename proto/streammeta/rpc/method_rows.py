@@ -248,6 +248,7 @@ ROWS: Mapping[str, Mapping[str, MethodFacts]] = {
             retry=Retry.SAFE,
             leader_only=True,
             work=Work(RequestClass.HEARTBEAT),
+            # A rejected heartbeat would fence the broker.
             memory=MemoryClass.VITAL,
             request_lists=(),
             answer_list=None,
@@ -424,6 +425,7 @@ ROWS: Mapping[str, Mapping[str, MethodFacts]] = {
             retry=Retry.OBJECT_ID,
             leader_only=True,
             work=_COMMIT,
+            # The object is in the bucket already, so its commit is rejected as late as possible.
             memory=MemoryClass.COMMIT,
             request_lists=(
                 RequestList("compacted_object_ids", least=0),

@@ -26,6 +26,7 @@ def otlp_provider(service: str) -> TracerProvider:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     own = Resource.create({"service.name": service})
+    # Merged in this order, so that the environment overrides the name.
     provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
@@ -38,5 +39,6 @@ def tracing_by(provider: TracerProvider) -> Iterator[None]:
     try:
         yield
     finally:
+        # No span may begin once the provider is shut down.
         tracing.disable()
         provider.shutdown()

@@ -95,8 +95,10 @@ class OpenSpan:
 
         sharer = trace.get_current_span()
         of = sharer.get_span_context()
+        # Without a sampled span there is nothing to link, and a span is linked once.
         if not (of.is_valid and of.trace_flags.sampled) or of.span_id in self._sharers:
             return self
+        # Nobody would see this span. Begin another one, in the trace that is sampled.
         if not self.traceparent:
             return begin(name)
         if len(self._sharers) <= LINKS_MAX:
@@ -113,6 +115,7 @@ class OpenSpan:
             return
         from opentelemetry import trace
 
+        # The span outlives the block, and its owner sets its status.
         with trace.use_span(self._span, end_on_exit=False, record_exception=False):
             yield
 
@@ -151,6 +154,7 @@ def span(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
     try:
         with opened.current():
             yield opened
+    # A cancelled span failed too.
     except BaseException as failure:
         error = type(failure).__name__
         raise
@@ -228,6 +232,7 @@ def outside() -> contextvars.Context:
         from opentelemetry import trace
         from opentelemetry.context import attach
 
+        # attach() inside the copy changes only the copy.
         context.run(attach, trace.set_span_in_context(trace.INVALID_SPAN))
     return context
 
@@ -250,6 +255,7 @@ def record_phases(
     from opentelemetry import trace
 
     contexts = [found for each in traceparents[:LINKS_MAX] if (found := _context(each)) is not None]
+    # None of the traces is sampled, so nobody wants a span.
     if traceparents and not contexts:
         return
     links = [trace.Link(trace.get_current_span(each).get_span_context()) for each in contexts[1:]]
@@ -263,6 +269,7 @@ def record_phases(
     )
     inside = trace.set_span_in_context(whole)
     for (_, began), (phase, ended) in itertools.pairwise(times_ns):
+        # The clock may step back between two phases.
         _tracer.start_span(phase, context=inside, start_time=began).end(max(began, ended))
     if error:
         whole.set_status(trace.Status(trace.StatusCode.ERROR, error))
@@ -273,6 +280,7 @@ def _traceparent(span: Span) -> str:
     of = span.get_span_context()
     if not (of.is_valid and of.trace_flags.sampled):
         return ""
+    # 01: sampled, as checked above.
     return f"00-{of.trace_id:032x}-{of.span_id:016x}-01"
 
 
@@ -281,6 +289,7 @@ def _context(traceparent: str) -> Context | None:
     from opentelemetry import trace
 
     parts = _TRACEPARENT.fullmatch(traceparent)
+    # Version ff is invalid by W3C Trace Context.
     if parts is None or parts[1] == "ff":
         return None
     trace_id, span_id, flags = (int(part, 16) for part in parts.groups()[1:])

@@ -50,12 +50,14 @@ def read_key(path: Path) -> PrivateKeyTypes:
         data, status = path.read_bytes(), path.stat()
     except OSError as error:
         raise CertificateError(f"{path}: {_told(error)}; must hold a private key") from error
+    # Checked first: a key that others could read is no secret, whatever the file contains.
     if is_open_to_others(status):
         mode = stat.S_IMODE(status.st_mode)
         raise CertificateError(
             f"{path}: mode {mode:04o} lets others than its owner at the key; run `chmod 600 {path}`"
         )
     try:
+        # No password, because controllers start unattended.
         return serialization.load_pem_private_key(data, password=None)
     except (TypeError, ValueError) as error:
         raise CertificateError(
@@ -100,6 +102,7 @@ def describe(
     names = _alternative_names(certificate)
     principal, problems = None, []
     is_authority = _is_authority(certificate)
+    # An authority only signs and has no identity of its own.
     if not is_authority:
         try:
             principal = principal_of(names.get_values_for_type(x509.UniformResourceIdentifier))
@@ -156,9 +159,11 @@ def judge(certificate: bytes, ca: bytes, now: datetime) -> CertificateFacts:
         bundle = x509.load_pem_x509_certificates(ca)
     except ValueError as error:
         raise CertificateError("is damaged; must hold certificates, as PEM") from error
+    # During a rotation, a bundle may still contain expired authorities.
     authorities = [each for each in bundle if _may_sign(each, now)]
     if not authorities:
         raise CertificateError("none of its certificates is an authority's that is valid now")
+    # Each round proves at least one more link of a chain, in whichever order they are given.
     for _ in between:
         authorities += [
             each
@@ -204,6 +209,7 @@ def _missing_usages(certificate: x509.Certificate) -> list[str]:
 def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
+    # Other names, kinds of keys and algorithms raise TypeError or ValueError.
     except (InvalidSignature, TypeError, ValueError):
         return False
     return True

@@ -60,6 +60,7 @@ class TlsContents:
             OSError, ValueError: certificate and key are no pair, or the key is encrypted.
         """
         context = ssl.SSLContext(protocol)
+        # The other side is identified by its certificate and not by its address.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -67,6 +68,7 @@ class TlsContents:
             # A session that goes on would pass over an authority that was removed since.
             context.num_tickets = 0
         try:
+            # Bundles often have comments in other encodings.
             context.load_verify_locations(cadata=self.ca.decode("ascii", "ignore"))
         except (OSError, ValueError) as error:
             raise _CaError(str(error)) from error
@@ -109,6 +111,7 @@ class TlsFiles:
         contents = self.read(option)
         self._check_mode(option)
         self._check_fit(option, contents)
+        # Clients may be installed without cryptography, and then check less.
         if find_spec("cryptography") is None:
             return contents
         facts = self._judged(option, contents)
@@ -175,6 +178,7 @@ class TokenFiles:
                 may read the token; the message names `--tls-ca` or `--token-file`.
         """
         _check_mode("token-file", self.token, "token")
+        # Checked before the first call, where a bad file would look like a failed connection.
         self.read_token()
         ca = _read("tls-ca", self.ca)
         try:
@@ -193,6 +197,7 @@ class TokenFiles:
             raise TlsError(f"token-file: can't read {self.token}: {error.strerror}") from error
         except ValueError:
             token = ""
+        # A line break inside would begin another header.
         if not token or any(character.isspace() for character in token):
             raise TlsError(f"token-file: {self.token}: must hold one token and nothing else")
         return token
@@ -246,6 +251,7 @@ class WatchedTls:
     def _is_news(self) -> bool:
         """Return whether a set of no use has been seen once before, and not told of."""
         try:
+            # Read once more, because a set that still changes is not reported yet.
             found = self.files.read(self._option)
         except TlsError:
             found = TlsContents(b"", b"", b"")
@@ -292,6 +298,7 @@ def _take_paths(files: TlsFiles | TokenFiles) -> None:
         given = getattr(files, field.name)
         if not isinstance(given, str | os.PathLike):
             raise TypeError(f"{field.name} is {given!r}, wanted the path of a file")
+        # The dataclass is frozen, and its construction is not over.
         object.__setattr__(files, field.name, Path(given))
 
 

@@ -51,6 +51,7 @@ class HandshakePlaces:
         """
         await self._wait(host)
         try:
+            # While places are scarce, a slow peer must not keep one.
             async with asyncio.timeout(COMPUTED_S if self._are_scarce_for(host) else None):
                 yield
         finally:
@@ -69,12 +70,14 @@ class HandshakePlaces:
         try:
             await place
         except asyncio.CancelledError:
+            # The place was handed out before the cancellation, so it is free again.
             if place.done() and not place.cancelled():
                 self._give_back(host)
             raise
 
     def _give_back(self, host: str) -> None:
         self._taken[host] -= 1
+        # Zeros would pile up with the number of hosts.
         if not self._taken[host]:
             del self._taken[host]
         self._hand_out()
@@ -85,6 +88,7 @@ class HandshakePlaces:
             for host in self._waiting:
                 if self._taken[host] < COMPUTED_MAX_PER_HOST:
                     self._hand_to(host)
+                    # The dictionary has changed, so begin again at its first host.
                     break
             else:
                 return
@@ -105,6 +109,7 @@ class HandshakePlaces:
     def _note_turn(self) -> None:
         if not self._is_turn_due:
             self._is_turn_due = True
+            # call_soon runs in the next turn of the loop.
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
@@ -133,6 +138,7 @@ async def wait_for_hello(opened: socket.socket) -> None:
             return
         await _wait_for_bytes(opened, headers)
         head = opened.recv(headers, socket.MSG_PEEK)
+        # The other side has ended.
         if len(head) < headers:
             return
 
@@ -142,11 +148,13 @@ async def wait_for_hello(opened: socket.socket) -> None:
             raise OSError("its first message is longer than its first record of TLS")
         await _wait_for_bytes(opened, _RECORD_HEADER_BYTES + record)
     finally:
+        # Otherwise the transport would wait for as many bytes each time.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
 async def _wait_for_bytes(opened: socket.socket, number: int) -> None:
     """Wait until so many bytes can be read, or the end."""
+    # The kernel wakes the loop once all bytes are there, so trickled bytes cost nothing.
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, number)
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()

@@ -21,6 +21,7 @@ NODE_ID_MAX = (1 << 31) - 1
 
 _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+# No leading zeros, so that a node has a single identity.
 _NODE_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -136,6 +137,7 @@ def principal_of(uris: Iterable[str]) -> Principal:
         IdentityError: there is none, or several.
     """
     ours = [uri for uri in uris if uri.startswith(f"{SCHEME}://")]
+    # With several identities it would be unclear who calls.
     if len(ours) != 1:
         found = f"{len(ours)} of them" if ours else "none"
         raise IdentityError(

@@ -114,6 +114,7 @@ class Listener:
         Raises:
             OSError: the address is taken, or is none of this host's.
         """
+        # Resolving a name may wait for DNS.
         port = await asyncio.to_thread(self.bind, address)
         self.begin()
         return port
@@ -124,6 +125,7 @@ class Listener:
         found = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+        # getaddrinfo may return an address twice.
         places = dict.fromkeys((each[0], each[4]) for each in found)
         try:
             for family, place in places:
@@ -145,6 +147,7 @@ class Listener:
         tasks = [*self._accepting, *self._handshakes]
         for task in tasks:
             task.cancel()
+        # Wait for all tasks, so that none uses a socket that is closed next.
         await asyncio.gather(*tasks, return_exceptions=True)
         self._close()
 
@@ -216,6 +219,7 @@ class Listener:
 
     async def _wanted(self, opened: socket.socket) -> ssl.SSLContext | None:
         """Return the context for a connection, None for plain text."""
+        # Only one kind is accepted, so the first byte decides nothing.
         if not self._tls.takes_plain_text or self._tls.listening is None:
             return self._tls.listening
         return self._tls.listening if await first_byte(opened) == HANDSHAKE else None
@@ -227,8 +231,10 @@ def _listening(
     """Return a socket at one address; one of IPv6 alone takes IPv4 too where it has any address."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
+        # Connections of an ended process may linger at the port.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
+            # Systems without this option keep their default.
             with contextlib.suppress(AttributeError, OSError):
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_alone)
         made.bind(place)

@@ -40,8 +40,10 @@ class ServerCertificates:
 
 def _context(contents: TlsContents, *, asks_clients: bool) -> ssl.SSLContext:
     context = contents.context(ssl.PROTOCOL_TLS_SERVER)
+    # Clients of gRPC require HTTP/2 by ALPN.
     context.set_alpn_protocols(["h2"])
     if not asks_clients:
+        # Callers that show a token have no certificate.
         context.verify_mode = ssl.CERT_NONE
     return context
 
@@ -53,6 +55,7 @@ def proven_by(transport: BaseTransport) -> Mapping[str, Iterable[bytes]]:
         return PLAIN_TEXT
     proven: dict[str, list[bytes]] = {"transport_security_type": [b"ssl"]}
     shown = tls.getpeercert(binary_form=True)
+    # The listener asked for no certificate.
     if shown is None:
         return proven
     proven["x509_pem_cert"] = [ssl.DER_cert_to_PEM_cert(shown).encode()]

@@ -208,8 +208,8 @@ def apply_command(
         )
         with exporting_traces(SERVICE, wanted=tracing):
             result = apply(config, tell_progress)
-        # Without --connect, the plan names the controllers.
         run = apply_report(result, started_ms, _now_ms())
+        # Without --connect, the plan names the controllers.
         connect = config.connect or read_plan_file(config.folder).connect
         tell_controllers(run, connect, config.tls)
     _show_run(output, result)
