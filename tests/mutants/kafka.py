@@ -177,8 +177,8 @@ _CALLS = (
         "a flag that nobody is waked for",
         """
         streammeta.brokers.partition.log:
-          self._is_closed = True
-        - self._tell_watchers()
+              self._is_closed = True
+        - self._notify_watchers()
         """,
         Tested(f"{_RECORDS}::test_a_fetch_that_waits_hears_that_its_broker_leads_no_more"),
     ),

@@ -20,8 +20,8 @@ SHAPES = (
         - wanted = (batch.base_sequence, batch.last_sequence)
         + wanted = batch.base_sequence
           return next(
-        -     (one for one in known.batches if (one.first_sequence, one.last_sequence) == wanted),
-        +     (one for one in known.batches if one.first_sequence == wanted),
+        -     (old for old in known.batches if (old.first_sequence, old.last_sequence) == wanted),
+        +     (old for old in known.batches if old.first_sequence == wanted),
         """,
         Tested(f"{_PRODUCERS}::test_a_repeat_has_the_same_epoch_and_both_sequences"),
     ),
@@ -70,7 +70,7 @@ SHAPES = (
         streammeta.brokers.partition.log:
         - if self.failure is not None:
         + if error is not None:
-              settled.set_exception(self._failed())
+              settled.set_exception(self._failure_copy())
         """,
         Tested(f"{_LOG}::test_a_failed_log_takes_nothing_though_later_appends_succeed"),
     ),
@@ -91,8 +91,8 @@ SHAPES = (
         "expiry by the first remembered batch",
         """
         streammeta.brokers.partition.producer_state:
-        - if one.batches[-1].timestamp > now_ms - EXPIRATION_MS
-        + if one.batches[0].timestamp > now_ms - EXPIRATION_MS
+        - if known.batches[-1].timestamp > now_ms - EXPIRATION_MS
+        + if known.batches[0].timestamp > now_ms - EXPIRATION_MS
         """,
         Tested(f"{_PRODUCERS}::test_a_producer_expires_when_its_newest_batch_has_the_age"),
     ),

@@ -1,5 +1,5 @@
-"""A partition log on streams: one writer, epochs, Kafka record batches, state beside the data.
+"""Partition log on streams: a single writer, epochs, Kafka record batches, and their state.
 
-Formats, rules of producers, segments and epochs are pure modules; `log` does the I/O. The package
-knows no network protocol and no cluster: who owns a partition is decided above it.
+Formats, producer rules, segments and epochs are pure modules. `log` does the I/O. The package knows
+neither a network protocol nor a cluster: its users decide who owns a partition.
 """

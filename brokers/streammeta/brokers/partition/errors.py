@@ -1,4 +1,4 @@
-"""Errors of a partition log; each says what is wrong and what would be right."""
+"""Errors of a partition log. Each names the problem and the expected value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class PartitionError(Exception):
 
 
 class CorruptBatchError(PartitionError):
-    """The bytes are no record batch of format 2, or their checksum does not hold."""
+    """The bytes are not a record batch of format 2, or its checksum does not match."""
 
 
 class InvalidBatchError(PartitionError):
@@ -16,7 +16,7 @@ class InvalidBatchError(PartitionError):
 
 
 class UnsupportedBatchError(PartitionError):
-    """A batch of a kind that is not offered: transactional ones."""
+    """An unsupported kind of batch: a transactional one."""
 
 
 class InvalidTimestampError(PartitionError):
@@ -28,31 +28,31 @@ class BatchTooLargeError(PartitionError):
 
 
 class OutOfOrderSequenceError(PartitionError):
-    """A sequence number does not continue that of its producer."""
+    """A sequence number does not continue its producer's sequence."""
 
 
 class InvalidProducerEpochError(PartitionError):
-    """A producer epoch is older than one that was seen."""
+    """A producer epoch is older than a known one."""
 
 
 class OffsetOutOfRangeError(PartitionError):
-    """An offset lies before the start of the log, or behind its end."""
+    """An offset is before the start of the log, or after its end."""
 
 
 class SegmentError(PartitionError):
-    """A segment can't begin at the offset asked for."""
+    """A segment can't begin at the requested offset."""
 
 
 class MetaStreamClosedError(PartitionError):
-    """A change of a MetaStream came after it was closed."""
+    """A MetaStream was changed after it was closed."""
 
 
 class DamagedPartitionError(PartitionError):
-    """A value of a partition's MetaStream can't be read; nothing older is used in its place."""
+    """A value of a partition's MetaStream is unreadable. No older value replaces it."""
 
 
 class PartitionFailedError(PartitionError):
-    """An append failed, so the log takes no more: it must be opened again with a larger epoch."""
+    """An append failed. The log must be opened again with a larger epoch."""
 
 
 class PartitionClosedError(PartitionError):

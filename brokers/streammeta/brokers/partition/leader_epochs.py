@@ -1,4 +1,4 @@
-"""Start offsets of leader epochs: up to which offset an epoch wrote (KIP-101, KIP-320)."""
+"""Start offsets of leader epochs, which tell where each epoch ended (KIP-101, KIP-320)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _VERSION = 0
 
 
 class LeaderEpochs:
-    """Epochs in ascending order with the offset at which each began."""
+    """Epochs in ascending order with their start offsets."""
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self.entries = list(entries)
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` writes from `start_offset` on; return whether that was new."""
+        """Record that `epoch` writes from `start_offset` on, and return whether that is new."""
         if self.entries and self.entries[-1][0] >= epoch:
             return False
         while self.entries and self.entries[-1][1] >= start_offset:
@@ -26,16 +26,16 @@ class LeaderEpochs:
         return True
 
     def trim(self, start_offset: int) -> None:
-        """Forget epochs that ended at or before `start_offset`; the one it is in begins there."""
+        """Drop epochs that ended at or before `start_offset`. The current one then begins there."""
         while len(self.entries) > 1 and self.entries[1][1] <= start_offset:
             self.entries.pop(0)
         if self.entries and self.entries[0][1] < start_offset:
             self.entries[0] = (self.entries[0][0], start_offset)
 
     def end_of(self, epoch: int, log_end: int) -> tuple[int, int]:
-        """Return the largest epoch known up to `epoch`, and the offset behind its last record.
+        """Return the largest known epoch up to `epoch`, and the offset after its last record.
 
-        (-1, -1) if there is none, or if `epoch` is larger than all that are known.
+        (-1, -1) if there is none, or if `epoch` is larger than all known ones.
         """
         if not self.entries or epoch > self.entries[-1][0]:
             return -1, -1
@@ -48,7 +48,7 @@ class LeaderEpochs:
         return found
 
     def at(self, offset: int) -> int:
-        """Return the epoch that wrote, or will write, the record at `offset`; -1 for none."""
+        """Return the epoch that wrote, or will write, the record at `offset`, -1 for none."""
         return max((epoch for epoch, start in self.entries if start <= offset), default=-1)
 
     def encode(self) -> bytes:

@@ -1,10 +1,10 @@
-"""Log of a partition on three streams: batches, time index and the map of its state.
+"""Log of a partition on three streams: batches, time index, and its state in a MetaStream.
 
-Offsets of the log stream are Kafka offsets. One process writes, under the leader epoch with which
-all streams are opened; a later owner's opening fences it. Owns the order of writes: what a value
-says is in the streams before the value is, and values that belong together are in one commit, so
-a log that was not closed is recovered by reading the batches behind its last checkpoint. Batches
-show to readers once they are durable.
+Offsets of the log stream are Kafka offsets. A single process writes, under the leader epoch with
+which all streams are opened. The next owner's opening fences it. Owns the order of writes: streams
+are written before the values that refer to them, and values that belong together share a commit. So
+a log that was not closed is recovered by reading the batches after its last checkpoint. Readers see
+batches once they are durable.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from streammeta.brokers.partition.time_index import Entry, decode_entries, encod
 from streammeta.storage.inspection.kafka_batch import KafkaBatch
 
 CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""Bytes of batches between two checkpoints: what a recovery reads at most, and a batch."""
+"""Bytes of batches between two checkpoints. A recovery reads at most these and one batch."""
 
 TIMESTAMP_AFTER_MAX_MS = 3_600_000
-"""Most that the time of a record may be ahead of its append, as in Kafka since version 4."""
+"""Maximum time by which a record may be ahead of its append, as in Kafka since version 4."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Bounds of a log; sizes in bytes, `timestamp_after_max_ms` of records ahead of the time."""
+    """Limits of a log in bytes. `timestamp_after_max_ms` bounds records in the future."""
 
     max_batch_bytes: int = MAX_BATCH_BYTES
     segment: rules.SegmentLimits = field(default_factory=rules.SegmentLimits)
@@ -72,7 +72,7 @@ class Appended:
 
 
 class PartitionLog:
-    """The log of one partition, open for its leader. `opening.open_log` makes it."""
+    """The log of one partition, open for its leader. `opening.open_log` creates it."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class PartitionLog:
 
     @property
     def start_offset(self) -> int:
-        """First offset that can be read."""
+        """First readable offset."""
         return self._state.start_offset
 
     @property
@@ -116,12 +116,12 @@ class PartitionLog:
 
     @property
     def stream_ids(self) -> tuple[int, int, int]:
-        """Ids of its streams: the map, the batches, the time index."""
+        """Ids of its streams: MetaStream, batches, time index."""
         return self._meta_id, self._state.log_id, self._state.time_id
 
     @property
     def end_offset(self) -> int:
-        """Offset that the next batch gets; batches from the high watermark on are not durable."""
+        """Offset of the next batch. Batches from the high watermark on are not durable."""
         return self._state.end_offset
 
     @property
@@ -131,17 +131,18 @@ class PartitionLog:
 
     @property
     def is_writable(self) -> bool:
-        """Whether it takes appends: it has not failed, and is not closed."""
+        """Whether it accepts appends: it has not failed and is not closed."""
         return self.failure is None and not self._is_closed
 
     # -- appending
 
     async def append(self, payload: bytes) -> Appended:
-        """Append a batch as a producer sent it; repeated ones are answered with their old offset.
+        """Append a producer's batch. A repeated batch returns its original offset.
 
-        Raises what `check_produced` raises, `OutOfOrderSequenceError`, `InvalidProducerEpochError`,
-        `InvalidTimestampError`, `PartitionFailedError`, `PartitionClosedError`; the future of the
-        answer raises `PartitionFailedError`: the batch may be in the log or not.
+        Raises the errors of `check_produced`, `OutOfOrderSequenceError`,
+        `InvalidProducerEpochError`, `InvalidTimestampError`, `PartitionFailedError`,
+        `PartitionClosedError`. The returned future raises `PartitionFailedError` if it is unknown
+        whether the batch is in the log.
         """
         batch = check_produced(payload, self.config.max_batch_bytes)
         async with self._appending:
@@ -150,23 +151,23 @@ class PartitionLog:
             if batch.producer_id >= 0:
                 repeated = producers.duplicate_of(batch)
                 if repeated is not None:
-                    return Appended(repeated.first_offset, self._settled())
+                    return Appended(repeated.first_offset, self._when_settled())
                 producers.check(batch.producer_id, batch.producer_epoch, batch.base_sequence)
             self._check_time(batch)
             return await self._append(batch)
 
     def _check_time(self, batch: KafkaBatch) -> None:
-        """Refuse records from the future: retention would keep everything with them."""
+        """Reject records from the future: retention would keep everything with them."""
         latest_ms = self._latest_ms(self.config.timestamp_after_max_ms)
         newest_ms = max(batch.base_timestamp, batch.max_timestamp)
         if newest_ms > latest_ms:
             raise InvalidTimestampError(
-                f"the batch has records of {newest_ms} ms since 1970, wanted at most {latest_ms}:"
-                " the time and message.timestamp.after.max.ms"
+                f"the batch has records of {newest_ms} ms since 1970; expected at most"
+                f" {latest_ms}: the current time plus message.timestamp.after.max.ms"
             )
 
     def _latest_ms(self, after_max_ms: int) -> int:
-        """Return the latest time of a record that may be right: neither clock has to be."""
+        """Return the latest plausible time of a record. Either clock may be wrong."""
         return max(self._wall_ms(), self._now_ms()) + after_max_ms
 
     async def _append(self, batch: KafkaBatch) -> Appended:
@@ -184,6 +185,7 @@ class PartitionLog:
             state.log_id, data, batch.last_offset_delta + 1, timestamp_ms=timestamp
         )
         settled = self._follow(future, last + 1)
+        # The state advances before the batch is durable, so that the next batch can be checked.
         self._tail.add(base, last + 1, data)
         state.take(batch, base, now)
         self._since_checkpoint += batch.size
@@ -193,7 +195,7 @@ class PartitionLog:
         return Appended(base, settled)
 
     def _follow(self, future: asyncio.Future[int], next_offset: int) -> asyncio.Future[None]:
-        """Move the high watermark when `future` is done; return a future of that."""
+        """Return a future that is done once `future` has moved the high watermark."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting = settled
 
@@ -202,18 +204,18 @@ class PartitionLog:
             if appended.cancelled() or error is not None:
                 self._fail(error)
             if self.failure is not None:
-                settled.set_exception(self._failed())
-                settled.exception()  # callers that are gone are not warned about
+                settled.set_exception(self._failure_copy())
+                settled.exception()  # suppresses asyncio's warning if the caller has left
                 return
             self.high_watermark = max(self.high_watermark, next_offset)
             settled.set_result(None)
-            self._tell_watchers()
+            self._notify_watchers()
 
         future.add_done_callback(done)
         return settled
 
-    def _settled(self) -> asyncio.Future[None]:
-        """Return a future that is done when all that was appended so far is durable."""
+    def _when_settled(self) -> asyncio.Future[None]:
+        """Return a future that is done when all previous appends are durable."""
         if self._waiting is not None:
             return self._waiting
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -223,20 +225,20 @@ class PartitionLog:
     def _fail(self, error: BaseException | None) -> None:
         if self.failure is None:
             self.failure = PartitionFailedError(
-                f"an append failed, the log must be opened again with a larger epoch: {error}"
+                f"an append failed, open the log again with a larger epoch: {error}"
             )
             self.failure.__cause__ = error
             _log.warning("partition log %d failed: %s", self._state.log_id, error)
-            self._tell_watchers()
+            self._notify_watchers()
 
-    def _failed(self) -> PartitionFailedError:
+    def _failure_copy(self) -> PartitionFailedError:
         return PartitionFailedError(str(self.failure))
 
     def _require_writable(self) -> None:
         if self.failure is not None:
-            raise self._failed()
+            raise self._failure_copy()
         if self._is_closed:
-            raise PartitionClosedError("the log is closed; ask the partition's present leader")
+            raise PartitionClosedError("the log is closed. Ask the partition's current leader")
 
     # -- checkpoints and segments
 
@@ -248,7 +250,7 @@ class PartitionLog:
         await self._checkpoint()
 
     async def roll(self) -> None:
-        """Begin a new segment at the end of the log."""
+        """Start a new segment at the end of the log."""
         async with self._appending:
             self._require_writable()
             await self._roll(self._state.end_offset)
@@ -260,10 +262,10 @@ class PartitionLog:
             payload = encode_entries(rows, self._state.segments[-1].base_offset)
             time_id = self._state.time_id
             _ignore(await self._streams.writer.append(time_id, payload, len(payload)))
-            self._state.unsaved_times = 0  # not before: an append that waits may be given up
+            self._state.unsaved_times = 0  # not earlier: a waiting append may be cancelled
 
     async def _checkpoint(self, *, is_clean: bool = False) -> asyncio.Future[int]:
-        """Write what recovery begins with; recovery reads from the present end of the log."""
+        """Write the state for a recovery, which then reads from the current end of the log."""
         await self._save_times()
         state = self._state
         state.producers.expire(self._now_ms())
@@ -284,10 +286,10 @@ class PartitionLog:
         return written
 
     def _snapshots_with(self, end: int) -> dict[int, bytes]:
-        """Return snapshots of the producers at the end, and at the last end that is durable.
+        """Return snapshots of the producers at the end, and at the last durable end.
 
-        The batches before this checkpoint may be lost, and the checkpoint not: objects of one
-        upload fail one by one.
+        The batches before this checkpoint may be lost although the checkpoint is stored, because
+        the objects of one upload can fail independently.
         """
         durable = max((at for at in self._snapshots if at <= self.high_watermark), default=0)
         kept = {at: raw for at, raw in self._snapshots.items() if at >= durable}
@@ -295,14 +297,14 @@ class PartitionLog:
         return self._snapshots
 
     async def start_epoch(self) -> None:
-        """Note the leader epoch at the end of the log, durably, before the first append."""
+        """Record the leader epoch at the end of the log durably, before the first append."""
         self._state.epochs.assign(self.epoch, self._state.end_offset)
         await (await self._checkpoint())
 
     # -- reading
 
     async def read(self, offset: int, max_bytes: int) -> bytes:
-        """Return whole batches from `offset` on, at least one if there is any that is durable.
+        """Return whole batches from `offset` on, at least one if a durable one exists.
 
         The first may begin before `offset`. Raises `OffsetOutOfRangeError`.
         """
@@ -320,6 +322,7 @@ class PartitionLog:
 
     async def time_entries(self, segment: rules.Segment) -> list[Entry]:
         """Return the time index of a segment."""
+        # The newest entries of the active segment are only in memory.
         if segment.end_offset == rules.OPEN_END:
             return list(self._state.times)
         at, end, rows = segment.time_start, segment.time_end, bytearray()
@@ -329,18 +332,18 @@ class PartitionLog:
             at = fetched.next_offset
         size = segment.time_end - segment.time_start
         entries = decode_entries(bytes(rows[:size]), segment.base_offset)
-        return [one for one in entries if one[1] < segment.end_offset]
+        return [entry for entry in entries if entry[1] < segment.end_offset]
 
     @contextlib.contextmanager
     def watched(self, on_change: Callable[[], None]) -> Iterator[None]:
-        """Call `on_change` whenever there is more to read, or the log fails or closes."""
+        """Call `on_change` whenever records become readable, or the log fails or closes."""
         self._watchers.add(on_change)
         try:
             yield
         finally:
             self._watchers.discard(on_change)
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         for on_change in tuple(self._watchers):
             on_change()
 
@@ -349,15 +352,15 @@ class PartitionLog:
         return self._state.epochs.end_of(epoch, self.high_watermark)
 
     def epoch_at(self, offset: int) -> int:
-        """Return the leader epoch of the record at `offset`, -1 if it is not known."""
+        """Return the leader epoch of the record at `offset`, -1 if unknown."""
         return self._state.epochs.at(offset)
 
     # -- trimming
 
     async def trim(self, new_start: int) -> int:
-        """Delete records below `new_start`, at most up to the high watermark; return the start.
+        """Delete records below `new_start`, at most up to the high watermark, and return the start.
 
-        Raises `OffsetOutOfRangeError` for an offset behind the high watermark.
+        Raises `OffsetOutOfRangeError` for an offset above the high watermark.
         """
         async with self._appending:
             self._require_writable()
@@ -370,7 +373,7 @@ class PartitionLog:
             return self.start_offset
 
     async def retain(self) -> int:
-        """Delete segments that are past retention; return the first offset that is left."""
+        """Delete segments that exceed retention, and return the first remaining offset."""
         async with self._appending:
             self._require_writable()
             active = self._state.segments[-1]
@@ -386,6 +389,7 @@ class PartitionLog:
         state = self._state
         if new_start <= state.start_offset:
             return
+        # The checkpoint precedes the trim: recovery must never start at trimmed records.
         state.start_offset = new_start
         state.segments = rules.without_head(state.segments, new_start)
         state.epochs.trim(new_start)
@@ -400,29 +404,30 @@ class PartitionLog:
     # -- ending
 
     async def close(self) -> None:
-        """Write a clean checkpoint, then close the streams; a failed log only closes them."""
+        """Write a clean checkpoint, then close the streams. A failed log only closes them."""
         async with self._appending:
             if self._is_closed:
                 return
             if self.failure is None:
+                # Others may open the streams only after the clean checkpoint is durable.
                 await (await self._checkpoint(is_clean=True))
                 await self._meta.close()
             self._is_closed = True
-        self._tell_watchers()
+        self._notify_watchers()
         (await self._streams.close_streams(self.stream_ids)).require_all()
         self._is_released = True
 
     def give_up(self) -> None:
-        """Take no more appends: another owner has the streams."""
+        """Stop accepting appends: another owner has the streams."""
         self._is_closed = True
-        self._tell_watchers()
+        self._notify_watchers()
 
     async def housekeep(self) -> None:
-        """Apply retention, and compact the map if that is worth it."""
+        """Apply retention, and compact the MetaStream if that is worthwhile."""
         await self.retain()
         await self._meta.compact()
 
 
 def _ignore(written: asyncio.Future[int]) -> None:
-    """Let nobody be warned about a write that failed: its stream takes no later one."""
+    """Suppress asyncio's warning about a failed write: its stream accepts no later write either."""
     written.add_done_callback(lambda done: done.cancelled() or done.exception())

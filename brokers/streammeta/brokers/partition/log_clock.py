@@ -1,6 +1,6 @@
-"""Clock of one partition's log: a broker with a wrong clock deletes no records early.
+"""Clock of a partition's log, so that a broker with a wrong clock deletes no records early.
 
-See `stamped_time`: the stamps are the times at which segments were created and written.
+See `stamped_time`. The stamps are the times at which segments were created and written.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def log_clock(
     wall_ms: Callable[[], int] = wall_clock_ms,
     timer_ms: Callable[[], int] = _timer_ms,
 ) -> Callable[[], int]:
-    """Return the clock of a log with these segments; at most a day after them when it is opened."""
-    stamps = (time_ms for one in segments for time_ms in (one.created_ms, one.modified_ms))
+    """Return the clock of a log. It starts at most a day after the newest of the segments."""
+    stamps = (
+        time_ms for segment in segments for time_ms in (segment.created_ms, segment.modified_ms)
+    )
     return stamped_clock("a partition's log", stamps, wall_ms, timer_ms)

@@ -1,7 +1,7 @@
-"""The small map that a MetaStream holds: the newest value of each key, and what compaction does.
+"""Content of a MetaStream: the newest value of each key, and the rules of compaction.
 
 Owns the frame of a record (u8 magic 0, i32 key length, key in UTF-8, value) and the bytes of the
-values PARTITION and PRODUCER_SNAPSHOTS. Keys that are not known are kept as they are.
+values PARTITION and PRODUCER_SNAPSHOTS. Unknown keys are preserved.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def encode_entry(key: str, value: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """The value PARTITION: offsets, and whether the owner has closed the log in order."""
+    """Value PARTITION: offsets, and whether the owner closed the log cleanly."""
 
     start_offset: int = 0
     cleaner_offset: int = 0
@@ -59,13 +59,13 @@ class PartitionState:
 
 
 def encode_snapshots(snapshots: Mapping[int, bytes]) -> bytes:
-    """Return the value PRODUCER_SNAPSHOTS of snapshots by the next offset of each."""
+    """Return the value PRODUCER_SNAPSHOTS of snapshots, each keyed by its next offset."""
     rows = [_SNAPSHOT.pack(at, len(raw)) + raw for at, raw in sorted(snapshots.items())]
     return bytes([SNAPSHOTS_MAGIC]) + b"".join(rows)
 
 
 class MetaMap:
-    """Newest record of each key, with its offset, and the number of records there are."""
+    """Newest record of each key with its offset, and the number of all records."""
 
     def __init__(self) -> None:
         self.live: dict[str, tuple[int, MetaEntry]] = {}
@@ -73,13 +73,13 @@ class MetaMap:
         self.end_offset = 0
 
     def apply(self, offset: int, payload: bytes) -> None:
-        """Take the record at `offset`. Raises `DamagedPartitionError` if it can't be read."""
+        """Apply the record at `offset`. Raises `DamagedPartitionError` if it is unreadable."""
         try:
             entry = decode_meta_entry(payload)
         except PayloadError as error:
             raise DamagedPartitionError(
-                f"record {offset} of a MetaStream can't be read: {error}; keep its object, and"
-                " restore it from a copy of the bucket"
+                f"record {offset} of a MetaStream is unreadable: {error}. Keep its object,"
+                " and restore it from a copy of the bucket"
             ) from error
         self.live[entry.key] = (offset, entry)
         self.end_offset = max(self.end_offset, offset + 1)
@@ -97,15 +97,15 @@ class MetaMap:
 
     @property
     def has_superseded(self) -> bool:
-        """Whether there are records that do not count any more."""
+        """Whether there are superseded records."""
         return self.end_offset - self.start_offset > len(self.live)
 
     def to_rewrite(self) -> list[bytes]:
-        """Return the records to append again: all live ones but the newest."""
+        """Return the records to append again: all live ones except the newest."""
         by_offset = sorted(self.live.values(), key=lambda found: found[0])
         return [encode_entry(entry.key, entry.raw) for _, entry in by_offset[:-1]]
 
     @property
     def first_live_offset(self) -> int:
-        """Offset below which nothing counts any more."""
+        """Offset below which all records are superseded."""
         return min((offset for offset, _ in self.live.values()), default=self.end_offset)

@@ -1,7 +1,7 @@
-"""MetaStream: the small map of a partition in a stream of its own.
+"""MetaStream: the small key-value state of a partition in a separate stream.
 
-Owns replay, the atomic append of several values, and compaction: every live value but the newest is
-written again, and what is superseded is trimmed. A record that can't be read fails the opening.
+Owns replay, the atomic append of several values, and compaction: every live value except the newest
+is written again, and superseded records are trimmed. An unreadable record fails the opening.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REPLAY_BYTES = 64 * 1024
 
 
 class MetaStream:
-    """The map of one open stream. Make it with `replay`."""
+    """Key-value state of one open stream. Create it with `replay`."""
 
     def __init__(self, streams: Streams, stream_id: int) -> None:
         self._streams = streams
@@ -31,9 +31,9 @@ class MetaStream:
     async def replay(
         cls, streams: Streams, stream_id: int, start_offset: int, end_offset: int
     ) -> MetaStream:
-        """Read the map of a stream that is open; its visible offsets are given.
+        """Read the values of an open stream with these visible offsets.
 
-        Raises `DamagedPartitionError` for a record that can't be read.
+        Raises `DamagedPartitionError` for an unreadable record.
         """
         meta = cls(streams, stream_id)
         meta._map.start_offset = meta._map.end_offset = start_offset
@@ -50,25 +50,25 @@ class MetaStream:
         return self._map.entry(key)
 
     async def put(self, values: Mapping[str, bytes]) -> asyncio.Future[int]:
-        """Admit values, all of them in one commit; the future is done once they are durable.
+        """Append values, all of them in one commit. The future is done once they are durable.
 
         Raises `MetaStreamClosedError` after `close`.
         """
         async with self._changing:
             if self._is_closed:
-                raise MetaStreamClosedError("a value came after the MetaStream was closed")
+                raise MetaStreamClosedError("the MetaStream is closed and accepts no values")
             return await self._append([encode_entry(key, raw) for key, raw in values.items()])
 
     async def compact(self, *, is_forced: bool = False) -> None:
-        """Write live values again and trim what is superseded, if that is worth its writes."""
+        """Write live values again and trim superseded ones, if that is worth its writes."""
         async with self._changing:
             if self._is_closed:
-                raise MetaStreamClosedError("a compaction came after the MetaStream was closed")
+                raise MetaStreamClosedError("the MetaStream is closed and can't be compacted")
             if is_forced or self._map.is_worth_compacting:
                 await self._compact()
 
     async def close(self) -> None:
-        """Compact and take no more changes; the stream stays open for its owner to close."""
+        """Compact, and stop accepting changes. The stream stays open for its owner to close."""
         async with self._changing:
             if not self._is_closed:
                 await self._compact()

@@ -1,7 +1,7 @@
-"""Opening of a partition log: creation, replay of its map, and recovery behind the last checkpoint.
+"""Opening of a partition log: creation, replay of its MetaStream, and recovery of the tail.
 
-The streams of a partition are opened at the leader epoch, which fences every earlier owner, before
-anything of them is read.
+The streams of a partition are opened at the leader epoch before anything is read from them. That
+fences every earlier owner.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RECOVERY_BYTES = 8 * 1024 * 1024
 
 
 async def create_meta_stream(streams: Streams, topic_id: str, partition: int) -> int:
-    """Create the stream of a new partition's map; return its id."""
+    """Create the MetaStream of a new partition, and return its id."""
     (stream_id,) = await streams.create_streams([partition_tags(topic_id, partition)])
     return stream_id
 
@@ -47,40 +47,41 @@ async def open_log(
     config: LogConfig | None = None,
     now_ms: Callable[[], int] | None = None,
 ) -> PartitionLog:
-    """Open the partition whose map is in stream `meta_id`, at a leader epoch of this process.
+    """Open the partition with the MetaStream `meta_id`, at a leader epoch of this process.
 
-    Its other streams are created with `tags` when it is opened for the first time. Without `now_ms`
-    the log has a clock of its own, see `log_clock`. Raises what
-    opening a stream raises, such as `StreamFencedError` for an epoch that is not the newest, and
-    `DamagedPartitionError`.
+    The first opening creates its other streams with `tags`. Without `now_ms` the log uses a
+    `log_clock`. Raises the errors of opening a stream, such as `StreamFencedError` for an outdated
+    epoch, and `DamagedPartitionError`.
     """
     config = LogConfig() if config is None else config
     opened = (await streams.open_streams({meta_id: epoch})).require_all()[meta_id]
     meta = await MetaStream.replay(streams, meta_id, opened.start_offset, opened.next_offset)
     wall_ms = now_ms or wall_clock_ms
-    names, segments = await _layout(streams, meta, tags, wall_ms)
+    names, segments = await _read_or_create_layout(streams, meta, tags, wall_ms)
     now_ms = now_ms or log_clock(segments)
     ids = [names["log"], names["tim"]]
+    # Opening fences the former owner, so the offsets read below can no longer change.
     both = (await streams.open_streams(dict.fromkeys(ids, epoch))).require_all()
-    state = await _recovered(streams, meta, both[ids[0]], both[ids[1]], segments, now_ms())
+    state = await _recover(streams, meta, both[ids[0]], both[ids[1]], segments, now_ms())
     log = PartitionLog(streams, meta, meta_id, state, epoch, config, now_ms, wall_ms)
     await log.start_epoch()
     return log
 
 
-async def _layout(
+async def _read_or_create_layout(
     streams: Streams, meta: MetaStream, tags: Mapping[str, str], now_ms: Callable[[], int]
 ) -> tuple[Mapping[str, int], list[Segment]]:
-    """Return the streams by name and the segments; both are made, durably, if there are none."""
+    """Return the streams by name and the segments. Missing ones are created durably."""
     value = _value(meta, LOG)
     if value is not None:
         try:
             return decode_log(value)
         except (KeyError, TypeError) as error:
-            raise DamagedPartitionError(f"the value LOG lacks a field: {error!r}") from error
+            raise DamagedPartitionError(f"the value LOG has no field {error!r}") from error
     log_id, time_id = await streams.create_streams([tags, tags])
     names = {"log": log_id, "tim": time_id, "txn": -1}
     segments = [Segment(base_offset=0, created_ms=now_ms())]
+    # Durable before use: otherwise a crash would lose the ids of streams that contain batches.
     await (await meta.put({LOG: encode_log(names, segments)}))
     return names, segments
 
@@ -90,7 +91,7 @@ def _value(meta: MetaStream, key: str) -> Any:
     return None if entry is None else entry.value
 
 
-async def _recovered(
+async def _recover(
     streams: Streams,
     meta: MetaStream,
     log: OpenedStream,
@@ -125,7 +126,7 @@ async def _recovered(
 
 def _newest_snapshot(meta: MetaStream, end: int) -> ProducerStates:
     snapshots = _value(meta, PRODUCER_SNAPSHOTS) or ()
-    fitting = [one for one in snapshots if one.offset <= end]
+    fitting = [snapshot for snapshot in snapshots if snapshot.offset <= end]
     if not fitting:
         return ProducerStates()
     newest = max(fitting, key=lambda one: one.offset)
@@ -143,9 +144,9 @@ async def _saved_times(streams: Streams, opened: OpenedStream, active: Segment) 
 
 
 async def _read_tail(streams: Streams, state: LogState, offset: int, now_ms: int) -> None:
-    """Take the batches from `offset` on into the state, as their appends did.
+    """Apply the batches from `offset` on to the state, as their appends did.
 
-    The times of the appends are not known: they are those of the records, as far as they may be.
+    The times of the appends are unknown, so plausible times of the records replace them.
     """
     async for batch in _batches(streams, state, offset):
         time_ms = batch.max_timestamp if 0 < batch.max_timestamp < now_ms else now_ms
@@ -154,13 +155,13 @@ async def _read_tail(streams: Streams, state: LogState, offset: int, now_ms: int
 
 
 async def _read_producers(streams: Streams, state: LogState, offset: int, now_ms: int) -> None:
-    """Take no more than the producers of the batches from `offset` on into the state."""
+    """Apply the batches from `offset` on to the state of the producers alone."""
     async for batch in _batches(streams, state, offset):
         state.producers.record(batch, batch.base_offset, now_ms)
 
 
 async def _batches(streams: Streams, state: LogState, offset: int) -> AsyncIterator[KafkaBatch]:
-    end = state.end_offset  # that of the state moves with every batch
+    end = state.end_offset  # state.end_offset moves with every batch
     while offset < end:
         fetched = await streams.fetch(state.log_id, offset, _RECOVERY_BYTES)
         for record in fetched.records:

@@ -1,9 +1,9 @@
-"""Rules by which a partition tells new batches of idempotent producers from repeated and lost ones.
+"""Detection of repeated and missing batches of idempotent producers in a partition.
 
-Owns what is remembered of each producer (epoch and up to five batches), the order of the checks
+Owns the remembered state of each producer (epoch and up to five batches), the order of the checks
 (Kafka's `ProducerAppendInfo` and `ProducerStateManager`), and the bytes of a snapshot. A snapshot
-holds a row for each batch remembered, the newest of a producer last: readers that know one row for
-a producer take the last and see its newest sequence. Transactions are not known here.
+contains a row for each remembered batch, the newest of a producer last. Readers that expect one row
+per producer use the last one and see its newest sequence. Transactions are not supported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streammeta.storage.inspection.meta_stream import SNAPSHOT_VERSION, Producer
 
 REMEMBERED_BATCHES = 5
 EXPIRATION_MS = 86_400_000
-"""Age in ms at which an idle producer is forgotten (`producer.id.expiration.ms` of Kafka)."""
+"""Age at which an idle producer expires, in ms (Kafka's `producer.id.expiration.ms`)."""
 
 _SEQUENCES = 2**31
 _HEADER = struct.Struct(">hIi")
@@ -43,19 +43,19 @@ class SequencedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A producer in its newest epoch, and its newest batches, oldest first."""
+    """A producer in its newest epoch, with its newest batches, oldest first."""
 
     epoch: int
     batches: tuple[SequencedBatch, ...]
 
 
 def sequence_after(sequence: int) -> int:
-    """Return the sequence number that follows; 2^31-1 is followed by 0."""
+    """Return the next sequence number. 0 follows 2^31-1."""
     return (sequence + 1) % _SEQUENCES
 
 
 class ProducerStates:
-    """What a partition knows of its producers up to the offset `map_end`."""
+    """State of a partition's producers up to the offset `map_end`."""
 
     def __init__(self, map_end: int = 0) -> None:
         self.map_end = map_end
@@ -63,7 +63,7 @@ class ProducerStates:
 
     @classmethod
     def of_snapshot(cls, offset: int, rows: tuple[ProducerState, ...]) -> ProducerStates:
-        """Return the state that was written as the snapshot of `offset`."""
+        """Return the state stored as the snapshot of `offset`."""
         states = cls(offset)
         for row in rows:
             if not row.has_batch:
@@ -79,40 +79,41 @@ class ProducerStates:
         return states
 
     def duplicate_of(self, batch: KafkaBatch) -> SequencedBatch | None:
-        """Return the remembered batch that `batch` repeats, None if it repeats none."""
+        """Return the remembered batch that `batch` repeats, None for a new batch."""
         known = self.producers.get(batch.producer_id)
         if known is None or known.epoch != batch.producer_epoch:
             return None
         wanted = (batch.base_sequence, batch.last_sequence)
         return next(
-            (one for one in known.batches if (one.first_sequence, one.last_sequence) == wanted),
+            (old for old in known.batches if (old.first_sequence, old.last_sequence) == wanted),
             None,
         )
 
     def check(self, producer_id: int, epoch: int, first_sequence: int) -> None:
-        """Check that a batch, which repeats none, may be appended.
+        """Check that a new batch may be appended.
 
-        Raises `InvalidProducerEpochError` or `OutOfOrderSequenceError`. Any sequence is taken from
-        a producer that is not known: it may have been forgotten.
+        Raises `InvalidProducerEpochError` or `OutOfOrderSequenceError`. An unknown producer may
+        start with any sequence, because it may have expired.
         """
         known = self.producers.get(producer_id)
         if known is None:
             return
         if epoch < known.epoch:
             raise InvalidProducerEpochError(
-                f"producer {producer_id} has epoch {epoch}, wanted at least {known.epoch}"
+                f"producer {producer_id} has epoch {epoch}; expected at least {known.epoch}"
             )
         wanted = 0 if epoch > known.epoch else sequence_after(known.batches[-1].last_sequence)
         if first_sequence != wanted:
             raise OutOfOrderSequenceError(
-                f"producer {producer_id} continues with sequence {first_sequence}, wanted {wanted}"
+                f"producer {producer_id} continues with sequence {first_sequence}; expected"
+                f" {wanted}"
             )
 
     def record(self, batch: KafkaBatch, base_offset: int, now_ms: int | None = None) -> None:
-        """Note a batch that was appended at `base_offset`, or that was found in the log.
+        """Record a batch that was appended at `base_offset`, or found in the log.
 
-        `now_ms` is the time of the append, from which the idle time of the producer counts; without
-        it that of the records, which may be far from it.
+        `now_ms` is the time of the append, at which the producer's idle time begins. Without it the
+        records' time is used, which may be far off.
         """
         self.map_end = base_offset + batch.last_offset_delta + 1
         if batch.producer_id < 0 or batch.is_control:
@@ -130,11 +131,11 @@ class ProducerStates:
         )
 
     def expire(self, now_ms: int) -> None:
-        """Forget producers whose newest batch is older than `EXPIRATION_MS`."""
+        """Drop producers whose newest batch is older than `EXPIRATION_MS`."""
         self.producers = {
-            producer_id: one
-            for producer_id, one in self.producers.items()
-            if one.batches[-1].timestamp > now_ms - EXPIRATION_MS
+            producer_id: known
+            for producer_id, known in self.producers.items()
+            if known.batches[-1].timestamp > now_ms - EXPIRATION_MS
         }
 
     def snapshot(self) -> bytes:
@@ -143,15 +144,15 @@ class ProducerStates:
             _ROW.pack(
                 producer_id,
                 known.epoch,
-                one.last_sequence,
-                one.last_offset,
-                one.last_offset - one.first_offset,
-                one.timestamp,
+                past.last_sequence,
+                past.last_offset,
+                past.last_offset - past.first_offset,
+                past.timestamp,
                 -1,  # epoch of a transaction coordinator
                 -1,  # first offset of a transaction
             )
             for producer_id, known in sorted(self.producers.items())
-            for one in known.batches
+            for past in known.batches
         ]
         checked = _COUNT.pack(len(rows)) + b"".join(rows)
         return _HEADER.pack(SNAPSHOT_VERSION, google_crc32c.value(checked), len(rows)) + b"".join(

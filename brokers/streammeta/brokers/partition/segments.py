@@ -1,7 +1,7 @@
 """Segments of a partition: units of retention, each a range of its log and time index streams.
 
-Owns when a segment ends, which ones are past retention, and the JSON value LOG that lists them.
-Stream offsets of the log are Kafka offsets, those of the time index are byte positions.
+Owns the end of a segment, retention, and the JSON value LOG, which lists the segments. Stream
+offsets of the log are Kafka offsets, stream offsets of the time index are byte positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OFFSET_SPAN_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class SegmentLimits:
-    """When a segment is followed by the next; bytes, and ms since its first batch."""
+    """Limits after which a new segment starts: bytes, and ms since its first batch."""
 
     bytes: int = 1024**3
     age_ms: int = 7 * 86_400_000
@@ -27,7 +27,7 @@ class SegmentLimits:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is kept at least; -1: without bound. Ms since the newest record, and bytes."""
+    """Minimum to keep: ms since the newest record, and bytes. -1 means unbounded."""
 
     age_ms: int = 7 * 86_400_000
     bytes: int = -1
@@ -35,9 +35,9 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A part of the log from `base_offset` on; an end of `OPEN_END` is that of the stream.
+    """A part of the log from `base_offset` on. The end `OPEN_END` means the stream's end.
 
-    `last_time` is the largest timestamp and its offset; times are ms since 1970, 0 for none.
+    `last_time` is the largest timestamp and its offset. Times are in ms since 1970, 0 for none.
     """
 
     base_offset: int
@@ -51,10 +51,10 @@ class Segment:
     last_time: tuple[int, int] = (0, 0)
 
     def aged_from(self, latest_ms: int) -> int:
-        """Return the time from which the segment ages: that of its newest record.
+        """Return the time at which the segment's age begins: its newest record's time.
 
-        Records have their producers' times. Without one, or with one beyond `latest_ms`, the
-        segment ages from its last append.
+        Records have their producers' times. Without a time, or with one after `latest_ms`, the age
+        begins at the last append.
         """
         newest_ms = max(self.last_time[0], self.first_batch_time)
         if 0 < newest_ms <= latest_ms:
@@ -76,7 +76,7 @@ class Segment:
 def must_roll(
     active: Segment, batch_bytes: int, last_offset: int, now_ms: int, limits: SegmentLimits
 ) -> bool:
-    """Whether a batch that ends at `last_offset` belongs into a new segment."""
+    """Whether a batch that ends at `last_offset` needs a new segment."""
     if last_offset - active.base_offset > _OFFSET_SPAN_MAX:
         return True
     if active.size == 0:
@@ -91,7 +91,7 @@ def rolled(
 ) -> list[Segment]:
     """Return the segments with a new active one that begins at `offset`.
 
-    An empty active segment is replaced. Raises `SegmentError` below the active one's base.
+    An empty active segment is replaced. Raises `SegmentError` below the active segment's base.
     """
     active = segments[-1]
     if offset < active.base_offset:
@@ -104,11 +104,12 @@ def rolled(
 
 
 def cut(segments: Sequence[Segment], offset: int, time_position: int, now_ms: int) -> list[Segment]:
-    """Return the segments of a log that ends at `offset`, before what they say.
+    """Return the segments of a log that ends at `offset`, before their recorded end.
 
-    An active one begins there, with nothing of the time index: rows of it may be of lost batches.
+    An active one begins there, without entries of the time index, because they may belong to lost
+    batches.
     """
-    kept = [one for one in segments if one.base_offset < offset]
+    kept = [segment for segment in segments if segment.base_offset < offset]
     if not kept:
         return [Segment(base_offset=offset, created_ms=now_ms, time_start=time_position)]
     return rolled(kept, offset, time_position, now_ms)
@@ -117,34 +118,36 @@ def cut(segments: Sequence[Segment], offset: int, time_position: int, now_ms: in
 def retained_from(
     segments: Sequence[Segment], now_ms: int, retention: Retention, latest_ms: int = 2**63 - 1
 ) -> int:
-    """Return the base of the first segment that is kept; the active one always is.
+    """Return the base of the first retained segment. The active one is always retained.
 
-    No time of a record beyond `latest_ms` is believed.
+    A record's time after `latest_ms` is ignored.
     """
-    excess = sum(one.size for one in segments) - retention.bytes
-    for one in segments[:-1]:
-        is_old = 0 <= retention.age_ms < now_ms - one.aged_from(latest_ms)
-        is_excess = retention.bytes >= 0 and excess >= one.size
+    excess = sum(segment.size for segment in segments) - retention.bytes
+    for segment in segments[:-1]:
+        is_old = 0 <= retention.age_ms < now_ms - segment.aged_from(latest_ms)
+        is_excess = retention.bytes >= 0 and excess >= segment.size
         if not (is_old or is_excess):
-            return one.base_offset
-        excess -= one.size
+            return segment.base_offset
+        excess -= segment.size
     return segments[-1].base_offset
 
 
 def without_head(segments: Sequence[Segment], start_offset: int) -> list[Segment]:
-    """Return the segments that hold anything from `start_offset` on, the active one at least."""
-    return [one for one in segments[:-1] if one.end_offset > start_offset] + [segments[-1]]
+    """Return the segments with records from `start_offset` on, at least the active one."""
+    return [segment for segment in segments[:-1] if segment.end_offset > start_offset] + [
+        segments[-1]
+    ]
 
 
 def encode_log(streams: dict[str, int], segments: Sequence[Segment]) -> bytes:
     """Return the value LOG: stream ids by name, -1 for none, and the segments."""
-    value = {"streamMap": streams, "segmentMetas": [_document(one) for one in segments]}
+    value = {"streamMap": streams, "segmentMetas": [_document(segment) for segment in segments]}
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def decode_log(value: Any) -> tuple[dict[str, int], list[Segment]]:
-    """Read the parsed value LOG. Raises `KeyError` or `TypeError` when a field is missing."""
-    return dict(value["streamMap"]), [_segment(one) for one in value["segmentMetas"]]
+    """Decode the parsed value LOG. Raises `KeyError` or `TypeError` for a missing field."""
+    return dict(value["streamMap"]), [_segment(segment) for segment in value["segmentMetas"]]
 
 
 def _document(one: Segment) -> dict[str, Any]:

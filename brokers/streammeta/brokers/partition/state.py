@@ -1,6 +1,7 @@
-"""What an open partition log knows in memory, and the effect of one more batch on it.
+"""In-memory state of an open partition log, and the effect of one more batch on it.
 
-Appends and recovery take batches the same way, so a recovered log is as if it had never stopped.
+Appends and recovery apply batches by the same code, so a recovered log has the state of one that
+never stopped.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from streammeta.storage.inspection.kafka_batch import KafkaBatch
 
 @dataclass(slots=True)
 class LogState:
-    """Streams, bounds, segments, producers and epochs of a log; offsets in `[start, end)`.
+    """Streams, bounds, segments, producers and epochs of a log, with offsets in `[start, end)`.
 
-    `times` are the entries of the active segment's time index, of which the newest
-    `unsaved_times` are not in the time index stream yet.
+    `times` are the entries of the active segment's time index. The newest `unsaved_times` of them
+    are not in the time index stream yet.
     """
 
     log_id: int
@@ -34,7 +35,7 @@ class LogState:
     since_time_entry: int = 0
 
     def take(self, batch: KafkaBatch, base_offset: int, now_ms: int) -> None:
-        """Take a batch that was appended at `base_offset`, at the end of the log."""
+        """Apply a batch that was appended at `base_offset`, at the end of the log."""
         last = base_offset + batch.last_offset_delta
         self.end_offset = last + 1
         self.producers.record(batch, base_offset, now_ms)
@@ -48,7 +49,7 @@ class LogState:
             self.since_time_entry = 0
 
     def roll(self, offset: int, time_position: int, now_ms: int) -> None:
-        """Begin a new segment."""
+        """Start a new segment."""
         self.segments = rolled(self.segments, offset, time_position, now_ms)
         self.times, self.since_time_entry = [], 0
 

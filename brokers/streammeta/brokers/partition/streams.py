@@ -1,4 +1,4 @@
-"""What a partition log needs of a client of streams; `streammeta.client.StreamClient` offers it."""
+"""Interface of the streams under a partition log, implemented by `streammeta.client.StreamClient`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from streammeta.client import Fetched, OpenedStream, Outcomes
 
 
 class Appender(Protocol):
-    """Appends whose futures are done once the record is durable."""
+    """Appends with futures that are done once the record is durable."""
 
     def next_offset(self, stream_id: int) -> int:
-        """Return the offset that the next append to the stream will get."""
+        """Return the offset of the next append to the stream."""
 
     async def append(
         self,
@@ -24,12 +24,12 @@ class Appender(Protocol):
         timestamp_ms: int | None = None,
         max_timestamp_ms: int | None = None,
     ) -> asyncio.Future[int]:
-        """Admit one record of `count` offsets."""
+        """Append one record of `count` offsets."""
 
     async def append_many(
         self, stream_id: int, payloads: Sequence[bytes], *, timestamp_ms: int | None = None
     ) -> asyncio.Future[int]:
-        """Admit a record of one offset for each payload, all of them in one commit."""
+        """Append a record of one offset for each payload, all in one commit."""
 
 
 class Streams(Protocol):
@@ -37,19 +37,19 @@ class Streams(Protocol):
 
     @property
     def writer(self) -> Appender:
-        """Where records are appended."""
+        """Appender for all streams."""
 
     async def create_streams(self, tags: Sequence[Mapping[str, str]]) -> list[int]:
         """Create closed, empty streams."""
 
     async def open_streams(self, streams: Mapping[int, int]) -> Outcomes[OpenedStream]:
-        """Open streams, given with their epochs."""
+        """Open streams at the given epochs."""
 
     async def close_streams(self, stream_ids: Iterable[int]) -> Outcomes[None]:
-        """Commit what was appended, and close streams."""
+        """Commit all appends, and close streams."""
 
     async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
-        """Move the first visible offsets of open streams forward; return where each starts now."""
+        """Move the first visible offsets of open streams forward, and return the new starts."""
 
     async def fetch(self, stream_id: int, offset: int, max_bytes: int = ...) -> Fetched:
-        """Read records from `offset` on; none at the end of the stream."""
+        """Read records from `offset` on, none at the end of the stream."""

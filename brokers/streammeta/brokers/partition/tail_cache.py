@@ -1,4 +1,4 @@
-"""Newest batches of a partition in memory: what consumers at the end of the log read."""
+"""Newest batches of a partition in memory, for consumers at the end of the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TAIL_BYTES = 4 * 1024 * 1024
 
 
 class TailCache:
-    """Batches that follow each other, up to `max_bytes` of them and the newest in any case."""
+    """Consecutive batches of up to `max_bytes`, and the newest in any case."""
 
     def __init__(self, max_bytes: int = TAIL_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -17,16 +17,16 @@ class TailCache:
         self._size = 0
 
     def add(self, base_offset: int, next_offset: int, batch: bytes) -> None:
-        """Add the batch that follows the newest."""
+        """Add the next batch."""
         self._batches.append((base_offset, next_offset, batch))
         self._size += len(batch)
         while self._size > self._max_bytes and len(self._batches) > 1:
             self._size -= len(self._batches.popleft()[2])
 
     def read(self, offset: int, below: int, max_bytes: int) -> list[bytes] | None:
-        """Return batches from the one that holds `offset` on, which end at or before `below`.
+        """Return batches from the one with `offset` on, which end at or before `below`.
 
-        They have at most `max_bytes`, or are one; None if the first is not in memory.
+        They have at most `max_bytes`, or are a single batch. None if the first is not in memory.
         """
         if not self._batches or offset < self._batches[0][0]:
             return None

@@ -1,6 +1,6 @@
 """Sparse index from time to offset of one segment: rows of i64 timestamp, i32 offset - base.
 
-Times ascend strictly: a row says that no earlier record of the segment has a later time.
+Times ascend strictly: a row means that no earlier record of the segment has a later time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 ROW_SIZE = 12
 INTERVAL_BYTES = 4096
-"""Bytes of batches between two rows (`index.interval.bytes` of Kafka)."""
+"""Bytes of batches between two rows (Kafka's `index.interval.bytes`)."""
 
 _ROW = struct.Struct(">qi")
 
@@ -25,12 +25,12 @@ def encode_entries(entries: Iterable[Entry], base_offset: int) -> bytes:
 
 
 def decode_entries(rows: bytes, base_offset: int) -> list[Entry]:
-    """Return the entries of whole rows; a rest is cut off."""
+    """Return the entries of whole rows. An incomplete row at the end is ignored."""
     whole = rows[: len(rows) // ROW_SIZE * ROW_SIZE]
     return [(time, base_offset + delta) for time, delta in _ROW.iter_unpack(whole)]
 
 
 def lookup(entries: Sequence[Entry], timestamp: int, base_offset: int) -> Entry:
-    """Return the last entry that is not newer than `timestamp`, (-1, `base_offset`) if none."""
+    """Return the last entry not newer than `timestamp`, (-1, `base_offset`) for none."""
     found = bisect_right(entries, timestamp, key=lambda entry: entry[0])
     return entries[found - 1] if found else (-1, base_offset)

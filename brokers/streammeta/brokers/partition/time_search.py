@@ -1,7 +1,7 @@
-"""Offset by time in a partition log: segments, then the time index, then the records.
+"""Lookup of offsets by time in a partition log: segments, then time index, then records.
 
-The answer is the first record, in offset order, that is not older than the time asked for, also
-where times do not ascend.
+The result is the first record, in offset order, that is not older than the given time, even where
+times do not ascend.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _DECOMPRESSED_MAX = 16 * 1024 * 1024
 
 
 def first_in_batch(batch: KafkaBatch, timestamp: int, from_offset: int) -> Entry | None:
-    """Return time and offset of the first record at or after both, None if there is none.
+    """Return time and offset of the first record at or after both, None for none.
 
-    A batch whose records can't be read, or are too large decompressed, is answered as a whole.
+    A batch with unreadable records, or with too many decompressed bytes, counts as a whole.
     """
     if batch.max_timestamp < timestamp or batch.last_offset < from_offset:
         return None
@@ -37,12 +37,12 @@ def first_in_batch(batch: KafkaBatch, timestamp: int, from_offset: int) -> Entry
 
 
 def segments_to_search(segments: Sequence[Segment], timestamp: int) -> list[Segment]:
-    """Return the segments that may hold a record not older than `timestamp`."""
-    return [one for one in segments if one.size and one.last_time[0] >= timestamp]
+    """Return the segments that may contain a record not older than `timestamp`."""
+    return [segment for segment in segments if segment.size and segment.last_time[0] >= timestamp]
 
 
 async def offset_by_time(log: PartitionLog, timestamp: int) -> Entry | None:
-    """Return time and offset of the first durable record that is not older than `timestamp`."""
+    """Return time and offset of the first durable record not older than `timestamp`."""
     for segment in segments_to_search(log.segments, timestamp):
         entries = await log.time_entries(segment)
         _, offset = lookup(entries, timestamp - 1, segment.base_offset)
