@@ -1,4 +1,4 @@
-"""Interface of the streams under a partition log, implemented by `streammeta.client.StreamClient`."""
+"""Interface of streams for a partition log, implemented by `streammeta.client.StreamClient`."""
 
 from __future__ import annotations
 
