@@ -113,7 +113,7 @@ class KeptCopies(Pauses):
         await self.pause()
         self.kept.discard((ledger_id, uuid))
 
-    async def held(self) -> list[tuple[int, str]]:
+    async def list_copies(self) -> list[tuple[int, str]]:
         await self.pause()
         return sorted(self.kept)
 

@@ -179,7 +179,7 @@ async def test_failures_are_told_and_tried_again(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         await work.run_once()
     assert "offload of topic n/t failed, retrying in 60 s" in caplog.text
-    assert "topic n/lost is served no more, as another owner has it" in caplog.text
+    assert "topic n/lost is not served any longer" in caplog.text
     assert "topic bad/unread is not offloaded: key 'bad'" in caplog.text
     assert work.topics == [("n", "t"), ("bad", "unread")]
     topic.sources.kept[0] = source

@@ -148,7 +148,7 @@ async def _native(endpoints: list[str], bucket: Path) -> None:
         with pytest.raises(NoSuchLedgerError):
             await streams.open(2, second.uuid)
         assert await after.trim(3) == [1, 2]
-        assert await objects.held() == await streams.held() == []
+        assert await objects.list_copies() == await streams.list_copies() == []
 
 
 async def _native_refusals(handle: StreamLedger, streams: LedgerStreams) -> None:
@@ -165,7 +165,7 @@ async def _native_refusals(handle: StreamLedger, streams: LedgerStreams) -> None
     torn.entries[1] = torn.entries[0]
     with pytest.raises(ValueError, match=r"0\.\.0"):
         await streams.offload(torn, uuid, {})
-    assert (9, uuid) not in await streams.held()
+    assert (9, uuid) not in await streams.list_copies()
 
 
 async def test_a_copy_that_another_node_writes_is_kept_until_it_is_back(tmp_path: Path) -> None:
@@ -190,13 +190,13 @@ async def test_a_copy_that_another_node_writes_is_kept_until_it_is_back(tmp_path
             offload = asyncio.create_task(streams.offload(ledger, uuid, {}))
             await stopped.wait()
             elsewhere = LedgerStreams(other, "ml")
-            assert await elsewhere.held() == [(1, uuid)]
+            assert await elsewhere.list_copies() == [(1, uuid)]
             with pytest.raises(NoSuchLedgerError):
                 await elsewhere.open(1, uuid)
             with pytest.raises(BrokerClientError):
                 await elsewhere.delete(1, uuid)
-            assert await elsewhere.held() == [(1, uuid)]
+            assert await elsewhere.list_copies() == [(1, uuid)]
             offload.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await offload
-            assert await elsewhere.held() == []
+            assert await elsewhere.list_copies() == []

@@ -87,7 +87,7 @@ async def _settled(cluster: LocalCluster, mode: str) -> None:
         closed = shape.managed.ledgers[:-1]
         assert all(one.is_complete for one in closed)
         named = [(one.ledger_id, one.context.uuid) for one in closed if one.context is not None]
-        assert sorted(await shape.copies.held()) == sorted(named)
+        assert sorted(await shape.copies.list_copies()) == sorted(named)
         tagged = [
             one async for one in client.controllers.describe_streams() if COPY_TAG in one.tags
         ]
@@ -96,7 +96,7 @@ async def _settled(cluster: LocalCluster, mode: str) -> None:
         objects = NamedObjects(client.session, client.store).describe()
         assert len([one async for one in objects]) == (0 if mode == "native" else 2 * LEDGERS)
         assert await shape.managed.trim(LEDGERS + 1) == list(range(1, LEDGERS + 1))
-        assert await shape.copies.held() == []
+        assert await shape.copies.list_copies() == []
 
 
 @pytest.mark.parametrize("mode", ["native", "compatible"])

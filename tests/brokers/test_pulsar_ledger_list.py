@@ -132,10 +132,10 @@ async def test_a_sweep_spares_a_copy_that_begins_meanwhile() -> None:
     world = World()
 
     class MeetsAnOffload(Copies):
-        async def held(self) -> list[tuple[int, str]]:
+        async def list_copies(self) -> list[tuple[int, str]]:
             if not self.offloads:
                 await other.offload(other.ledgers[:1])
-            return await super().held()
+            return await super().list_copies()
 
     world.copies = MeetsAnOffload()
     sweeping, other = await world.open(), await world.open()

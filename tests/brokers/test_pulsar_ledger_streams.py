@@ -189,7 +189,7 @@ async def test_a_half_made_copy_is_not_read_and_goes_later() -> None:
     later = LedgerStreams(cluster.client, "ml")
     with pytest.raises(NoSuchLedgerError):
         await later.open(LEDGER, UUID)
-    assert await later.held() == [(LEDGER, UUID)]
+    assert await later.list_copies() == [(LEDGER, UUID)]
     await later.delete(LEDGER, UUID)
     assert (cluster.streams, cluster.keys) == ({}, {})
     await later.delete(LEDGER, UUID)
@@ -219,7 +219,7 @@ async def test_streams_without_a_key_are_found_by_tags_and_those_of_others_are_n
     ]
     await cluster.create_streams(tags)
     copies = LedgerStreams(cluster.client, "ml")
-    assert await copies.held() == [(LEDGER, UUID)]
+    assert await copies.list_copies() == [(LEDGER, UUID)]
     await copies.delete(LEDGER, UUID)
     assert sorted(cluster.streams) == [1, 2, 3, 4]
 

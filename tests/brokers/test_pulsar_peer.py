@@ -305,13 +305,13 @@ async def test_what_one_side_deletes_is_gone_for_the_other(
     offloader, ledger = Offloader(blobs, 5 * MIB), MemoryLedger(11, [b"a", b"b"])
     await offloader.offload(ledger, uuid, EXTRA)
     await offloader.offload(ledger, other, EXTRA)
-    assert {(11, uuid), (11, other)} <= set(await offloader.held())
+    assert {(11, uuid), (11, other)} <= set(await offloader.list_copies())
     assert _asked(peer, server, tmp_path, [f"delete 11 {uuid}"]) == ["deleted"]
     with pytest.raises(NoSuchLedgerError):
         await offloader.open(11, uuid)
     await offloader.delete(11, other)
     await offloader.delete(11, other)
-    assert not {(11, uuid), (11, other)} & set(await offloader.held())
+    assert not {(11, uuid), (11, other)} & set(await offloader.list_copies())
 
 
 async def test_an_upload_that_is_dropped_leaves_nothing(blobs: BucketBlobs) -> None:

@@ -64,9 +64,9 @@ def test_retention_does_not_delete_before_the_offload(
 
 def test_bounds_of_two_kinds_are_doubted() -> None:
     by_time = TopicPolicies(offload_after_s=60, retention_bytes=1000)
-    assert "set offload_above_bytes below retention_bytes" in by_time.doubts[0]
+    assert "Set offload_above_bytes below retention_bytes" in by_time.doubts[0]
     by_size = TopicPolicies(offload_above_bytes=60, retention_s=1000)
-    assert "set offload_after_s below retention_s" in by_size.doubts[0]
+    assert "Set offload_after_s below retention_s" in by_size.doubts[0]
     both = TopicPolicies(offload_after_s=1, offload_above_bytes=1, retention_s=2, retention_bytes=2)
     for policies in (both, NOTHING, TopicPolicies(offload_after_s=60, retention_bytes=NEVER)):
         assert policies.doubts == []

@@ -157,7 +157,7 @@ async def _check_ledgers(cluster: LocalCluster, printed: list[list[str]]) -> Non
                 for one in shape.managed.ledgers
                 if one.context
             }
-            held = set(await shape.copies.held())
+            held = set(await shape.copies.list_copies())
             assert held <= named.keys()
             # One that was begun when its broker ended may have nothing yet.
             assert held >= {one for one, is_complete in named.items() if is_complete}

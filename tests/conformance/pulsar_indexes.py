@@ -12,7 +12,7 @@ from streammeta.brokers.pulsar.formats.index_block import (
     IndexEntry,
     LedgerIndex,
     StreamingIndexBlock,
-    placed,
+    place_blocks,
 )
 from streammeta.brokers.pulsar.formats.ledger_values import (
     LedgerInfo,
@@ -92,7 +92,7 @@ def _index_v1(given: Given) -> Any:
     rows = _rows(given)
     length = given.first("data_object_length", default=sum(size for _, _, size in rows))
     block = IndexBlock(
-        metadata, length, header, LedgerIndex(placed(rows, header), metadata.last_entry)
+        metadata, length, header, LedgerIndex(place_blocks(rows, header), metadata.last_entry)
     )
     data = block.encode()
     again = IndexBlock.decode(data)
@@ -148,7 +148,7 @@ def _index_v2(given: Given) -> Any:
         rows.setdefault(one.first("ledger", "ledger_id"), []).append(row)
     ledgers = {}
     for ledger_id, blocks in rows.items():
-        entries = placed(blocks, header, offset)
+        entries = place_blocks(blocks, header, offset)
         offset += sum(size for _, _, size in blocks)
         ledgers[ledger_id] = (infos[ledger_id], LedgerIndex(entries, infos[ledger_id].entries - 1))
     block = StreamingIndexBlock(given.first("data_object_length", default=offset), header, ledgers)
@@ -170,7 +170,7 @@ def _index_v2(given: Given) -> Any:
 
 
 def _floor_and_ceiling(given: Given) -> Any:
-    entries = placed([(first, 1, 1) for first in given.take("indexed")], 128)
+    entries = place_blocks([(first, 1, 1) for first in given.take("indexed")], 128)
     index = LedgerIndex(entries, given.take("entries") - 1)
     asked = given.first("ask", "lookups")
     ceilings = [index.ceiling(one) for one in asked]

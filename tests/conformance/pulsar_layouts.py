@@ -90,7 +90,7 @@ def _padding(stated: str) -> Iterator[Mismatch]:
 
 
 def _index_v1(stated: dict[str, Any]) -> Iterator[Mismatch]:
-    places = index_block.placed([(0, 1, 9)], 128)
+    places = index_block.place_blocks([(0, 1, 9)], 128)
     data = IndexBlock(LedgerMetadata(1, 0), 9, 128, LedgerIndex(places, 0)).encode()
     yield from _fixed(data, stated["fields"])
     if data[-20:] != struct.pack(">qiq", 0, 1, 0):
@@ -98,7 +98,7 @@ def _index_v1(stated: dict[str, Any]) -> Iterator[Mismatch]:
 
 
 def _index_v2(stated: dict[str, Any]) -> Iterator[Mismatch]:
-    places = index_block.placed([(0, 1, 9)], 128)
+    places = index_block.place_blocks([(0, 1, 9)], 128)
     ledgers = {4: (LedgerInfo(4, 1, 1), LedgerIndex(places, 0))}
     data = StreamingIndexBlock(9, 128, ledgers).encode()
     yield from _fixed(data, stated["fields"])

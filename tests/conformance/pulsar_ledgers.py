@@ -89,11 +89,11 @@ class Copies:
         self.deleted.append(uuid)
         self.stored.pop(uuid, None)
 
-    async def held(self) -> list[tuple[int, str]]:
+    async def list_copies(self) -> list[tuple[int, str]]:
         return [(ledger_id, uuid) for uuid, ledger_id in self.stored.items()]
 
     async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
-        return managed_ledger == "ml" and (ledger_id, uuid) in await self.held()
+        return managed_ledger == "ml" and (ledger_id, uuid) in await self.list_copies()
 
 
 @dataclass

@@ -103,7 +103,7 @@ class CopyWorld(World):
             "state": AnyOf(list(self.states), self.states[-1] if self.states else None),
             "last_entry_same": handle is not None and handle.metadata.last_entry == last,
             "last_entry": None if handle is None else handle.metadata.last_entry,
-            "scanned": [ledger_id for ledger_id, _ in await self.offloader.held()],
+            "scanned": [ledger_id for ledger_id, _ in await self.offloader.list_copies()],
         }
 
     def conditions(self, sentence: str) -> str:
@@ -183,7 +183,7 @@ class CopyWorld(World):
     @verb(r"scans?|lists?", "scan")
     async def scan(self, clause: Clause) -> Any:
         clause.skip(r"ledgers|offloaded|objects")
-        return len(await self.offloader.held())
+        return len(await self.offloader.list_copies())
 
 
 def _world(given: Given) -> CopyWorld:

@@ -57,7 +57,7 @@ LEDGERS = (
         streammeta.brokers.pulsar.ledger_list:
         - if found != attempted:
         + if False:
-              raise self._fence(f"list has version {version}, wanted {self._version}")
+              raise self._fence(f"list has version {version}, expected {self._version}")
         """,
         Tested(f"{_CHANGES}::test_a_lost_answer_hides_no_other_owner"),
     ),
@@ -97,7 +97,8 @@ LEDGERS = (
         streammeta.brokers.pulsar.cluster_lists:
         - if result.error == common_pb2.ERROR_CODE_KEY_EXIST and result.value == item.value:
         + if False:
-              return result.version  # the answer to an earlier attempt of this call was lost
+              # The answer to an earlier attempt of this call was lost.
+              return result.version
         """,
         Tested(f"{_CHANGES}::test_a_save_that_a_client_repeats_is_no_save_of_another"),
     ),
@@ -200,6 +201,7 @@ LEDGERS = (
         """
         streammeta.brokers.pulsar.formats.ledger_values:
           _uuid_fields(self.uuid),
+          # The peer leaves the field out instead of writing false.
         - wire.number_field(3, 1 if self.complete else None),
         + wire.number_field(3, int(self.complete)),
           wire.number_field(4, deleted),

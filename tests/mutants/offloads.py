@@ -304,7 +304,7 @@ OFFLOADS = (
         """
         streammeta.brokers.pulsar.streaming:
           while self._waiting_bytes >= self._limits.block_bytes:
-        -     await self._undone_if_it_fails(self._upload_block)
+        -     await self._abandon_on_failure(self._upload_block)
         +     await self._upload_block()
         """,
         Tested(f"{_PULSAR}::test_a_segment_whose_upload_fails_leaves_nothing_and_takes_nothing"),
@@ -337,8 +337,8 @@ OFFLOADS = (
         "lists that name what has begun",
         """
         streammeta.brokers.pulsar.ledger_reader:
-        - uuids = [one.uuid for one in context.segments if one.complete]
-        + uuids = [one.uuid for one in context.segments]
+        - uuids = [segment.uuid for segment in context.segments if segment.complete]
+        + uuids = [segment.uuid for segment in context.segments]
         """,
         Tested(f"{_PULSAR}::test_a_segment_that_is_not_whole_is_not_read"),
     ),
@@ -360,7 +360,9 @@ OFFLOADS = (
         """
         streammeta.brokers.pulsar.ledger_streams:
         - for future in appended:
+              # Raises the error of an append that was not committed.
         -     await future
+          # A closed stream rejects entries of a replaced process.
           (await self._client.close_streams([stream_id])).require_all()
         """,
         Tested(f"{_STREAMS}::test_an_offload_that_fails_leaves_neither_stream_nor_key"),
@@ -423,7 +425,9 @@ OFFLOADS = (
         """
         streammeta.brokers.pulsar.blobs.bucket_blobs:
           try:
-              return await run_blocking(lambda: [one.key for one in self._store.list_objects()])
+              return await run_blocking(
+                  lambda: [object_.key for object_ in self._store.list_objects()]
+              )
           except StorageError as error:
         -     raise BlobError(str(error)) from error
         +     return []

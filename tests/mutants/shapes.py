@@ -209,9 +209,9 @@ SHAPES = (
         "a list that is older than the listing it is compared with",
         """
         streammeta.brokers.pulsar.ledger_list:
-        - found = await self.copies.held()
+        - found = await self.copies.list_copies()
           ledgers, _ = await self.store.load()
-        + found = await self.copies.held()
+        + found = await self.copies.list_copies()
         """,
         Tested(f"{_LEDGERS}::test_a_sweep_spares_a_copy_that_begins_meanwhile"),
     ),

@@ -1,9 +1,9 @@
-"""Offload that runs by itself: the policies of the topics that a broker owns, carried out for ever.
+"""Automatic offload: carries out the policies of the topics that a broker owns.
 
-Copies are made by any clock: one made early harms nobody. Sources are deleted by no wall clock
-alone: a copy has also been watched for the lag by this process's timer. A process that starts
-watches its copies from then on. Ledgers are deleted by nobody here: `ManagedLedger.trim` is the
-broker's call, which knows what its consumers have read.
+Copies are made by any clock, because an early copy does no harm. Sources are never deleted by a
+wall clock alone: this process's timer must also have watched the copy for the lag. A new process
+watches its copies from its start on. It never deletes ledgers. The broker, which knows the reads of
+its consumers, calls `ManagedLedger.trim`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from streammeta.brokers.pulsar.policy_store import AllPolicies
 
 INTERVAL_S = 60.0
 TOPICS_AT_ONCE = 4
-"""Topics that are offloaded at the same time; the others wait."""
+"""Topics that are offloaded at the same time. The others wait."""
 
 _log = logging.getLogger(__name__)
 
 
 class PolicySource(Protocol):
-    """Where policies are read; `PolicyStore` is."""
+    """Source of policies, such as `PolicyStore`."""
 
     async def load(self) -> AllPolicies:
         """Return all policies."""
@@ -38,7 +38,7 @@ class PolicySource(Protocol):
 
 @dataclass(slots=True)
 class _Topic:
-    """A managed ledger, and since when its whole copies have been watched, in ms of the timer."""
+    """Managed ledger, and the times since which its whole copies are watched, in timer ms."""
 
     namespace: str
     name: str
@@ -54,6 +54,7 @@ class _Topic:
             for ledger_id, context in contexts
             if context is not None and context.complete and not context.source_deleted
         ]
+        # Copies that are no longer whole, or no longer listed, are not watched.
         self.watched = {copy: self.watched.get(copy, now_ms) for copy in whole}
         return {copy[0] for copy, since_ms in self.watched.items() if now_ms - since_ms >= lag_ms}
 
@@ -77,13 +78,13 @@ class AutomaticOffload:
         self._timer_ms = timer_ms
         self._topics: dict[tuple[str, str], _Topic] = {}
         self._offloads: set[asyncio.Task[None]] = set()
-        """Work of topics that is under way, also of those that are served no more."""
+        """Tasks in flight, including tasks of removed topics."""
         self._places = asyncio.Semaphore(TOPICS_AT_ONCE)
         self._woken = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin rounds."""
+        """Start rounds."""
         self._running = asyncio.create_task(self._run())
         return self
 
@@ -93,44 +94,46 @@ class AutomaticOffload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop: offloads under way end, and leave nothing but what the next one deletes."""
+        """Stop. Offloads in flight are cancelled, and the next one deletes their remains."""
         await _cancel(*self._offloads, self._running)
 
     @property
     def topics(self) -> list[tuple[str, str]]:
-        """Namespaces and names of the topics that are served."""
+        """Namespaces and names of the served topics."""
         return list(self._topics)
 
     def add(self, namespace: str, name: str, managed: ManagedLedger) -> None:
-        """Serve a topic from the next round on, which comes at once; `managed` is open.
+        """Serve a topic from the next round on, which starts at once. `managed` is open.
 
-        It takes the place of one that was opened before, whose offload ends.
+        Replaces an earlier managed ledger of the topic, whose offload is cancelled.
         """
         former = self._topics.get((namespace, name))
+        # Two offloads of one topic would fence each other.
         if former is not None and former.task is not None:
             former.task.cancel()
         self._topics[namespace, name] = _Topic(namespace, name, managed)
         self.wake()
 
     async def remove(self, namespace: str, name: str) -> None:
-        """Serve a topic no more; an offload of it under way ends."""
+        """Stop serving a topic, and cancel its offload in flight."""
         topic = self._topics.pop((namespace, name), None)
         if topic is not None:
             await _cancel(topic.task)
 
     def wake(self) -> None:
-        """Begin a round now, as after a ledger was closed."""
+        """Start a round now, for example after a ledger was closed."""
         self._woken.set()
 
     async def run_once(self) -> None:
-        """Carry out one round; raise errors of the policies' source.
+        """Carry out one round. Raise errors of the policies' source.
 
-        A topic whose former round is under way is left to that.
+        A topic is skipped while its earlier round is in flight.
         """
         await asyncio.gather(*await self._begin_round())
 
     async def _run(self) -> None:
         while True:
+            # Cleared before the round: a wake during it starts another one.
             self._woken.clear()
             try:
                 await self._begin_round()
@@ -146,8 +149,10 @@ class AutomaticOffload:
         found = await self._policies.load()
         begun = []
         for topic in self._topics.values():
+            # A slow topic does not delay the next round of the others.
             if topic.task is None or topic.task.done():
                 topic.task = asyncio.create_task(self._serve(topic, found))
+                # The set holds a reference, because the loop only has a weak one.
                 self._offloads.add(topic.task)
                 topic.task.add_done_callback(self._offloads.discard)
                 begun.append(topic.task)
@@ -161,15 +166,17 @@ class AutomaticOffload:
                 try:
                     await topic.managed.offload_due(policies.offload)
                 finally:
+                    # Also after a failed offload: earlier copies are whole and may be due.
                     await self._delete_sources(topic, policies)
             except PolicyError as error:
                 _log.warning("topic %s is not offloaded: %s", where, error)
             except ManagedLedgerFencedError as error:
+                # The topic may have been opened again meanwhile. That one stays.
                 if self._topics.get((topic.namespace, topic.name)) is topic:
                     del self._topics[topic.namespace, topic.name]
                 _log.warning(
-                    "topic %s is served no more, as another owner has it: %s; open it again to"
-                    " take it back",
+                    "topic %s is not served any longer, because another owner has it: %s."
+                    " Open it again to take it back",
                     where,
                     error,
                 )
@@ -185,6 +192,7 @@ class AutomaticOffload:
         lag_ms = policies.offload.deletion_lag_ms
         if lag_ms is None:
             return
+        # Wall clocks may jump, so the timer must agree that the lag has passed.
         watched = topic.watched_for(lag_ms, self._timer_ms())
         await topic.managed.delete_sources(lag_ms, among=watched)
 

@@ -1,8 +1,8 @@
-"""Entries of one ledger, read out of the blocks of a data object in the order of their ids.
+"""Entries of one ledger, read from the blocks of a data object in the order of their ids.
 
-A read begins at the nearest entry whose place is known, and what the read before has fetched ahead
-is used again. Bytes of no entry are skipped, as by the peer: the wanted entry is searched for in
-the rest of its block.
+A read begins at the nearest known entry, and uses the read-ahead of the read before. Bytes that are
+not an entry are skipped, as in the peer: the reader searches the rest of the block for the
+requested entry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.storage.errors import PayloadError
 
 SEARCHED_BYTES = 1 << 20
-"""Bytes in which an entry is searched for that is not where it should be."""
+"""Bytes that are searched for an entry that is not at its place."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ async def read_index(blobs: Blobs, name: str) -> bytes:
 
 @contextlib.contextmanager
 def whole_index() -> Iterator[None]:
-    """Raise `PayloadError` for an index that is cut."""
+    """Raise `PayloadError` for a cut index."""
     try:
         yield
     except EOFError as error:
@@ -63,7 +63,7 @@ def whole_index() -> Iterator[None]:
 
 @dataclass(slots=True)
 class DataObject:
-    """A data object and its length; `ledger_id` is None where its blocks are of one ledger."""
+    """Data object and its length. `ledger_id` is None if all blocks are of one ledger."""
 
     blobs: Blobs
     name: str
@@ -75,12 +75,12 @@ class DataObject:
     _ahead: ReadAhead = field(default_factory=ReadAhead)
 
     async def entries(self, index: LedgerIndex, first: int, last: int) -> list[Entry]:
-        """Return entries of a ledger, both ends included; one that can't be found ends the read.
+        """Return entries of a ledger, both ends included. A missing entry ends the read.
 
         Raises:
-            NoSuchLedgerError: the object is gone.
-            OSError: it has a format that is not known, or can't be read.
-            PayloadError: it is damaged, or a block is not where the index says.
+            NoSuchLedgerError: the object is missing.
+            OSError: its format is unknown, or it can't be read.
+            PayloadError: it is damaged, or a block is not at its place in the index.
         """
         try:
             await self._check_version()
@@ -97,6 +97,7 @@ class DataObject:
     async def _check_version(self) -> None:
         if not self._is_checked and not is_known_version(await self.blobs.metadata(self.name)):
             raise OSError(f"Error reading from BlobStore: format version of {self.name}")
+        # Objects never change, so one check is enough.
         self._is_checked = True
 
     async def _read(self, start: int, length: int) -> bytes:
@@ -107,6 +108,7 @@ class DataObject:
 
     async def _walk(self, index: LedgerIndex, first: int, last: int) -> list[Entry]:
         block, found = index.find(first), list[Entry]()
+
         known = self._places.find(first, block.first_entry)
         if known is not None:
             stream, end, begin = self._stream(known.offset), known.block_end, known.entry_id
@@ -115,22 +117,25 @@ class DataObject:
             end = await self._enter(stream, index, block)
 
         for wanted in range(begin, last + 1):
+            # The ledger continues in another block.
             if index.find(wanted) != block:
                 block = index.find(wanted)
                 end = await self._enter(stream, index, block)
             length = await self._entry_length(stream, wanted, end)
+            # The read began before its first entry, at the nearest known place.
             if wanted < first:
                 stream.seek_forward(stream.position + length)
             else:
                 found.append(Entry(wanted, await stream.read(length)))
 
+        # A sequential reader continues here without walking the block again.
         if last < index.last_entry and index.find(last + 1) == block:
             self._places.note_next(last + 1, stream.position, end)
         self._ahead = stream.ahead
         return found
 
     async def _enter(self, stream: RangeStream, index: LedgerIndex, block: IndexEntry) -> int:
-        """Go to the entries of a block; return where the block ends."""
+        """Move to the entries of a block. Return the end of the block."""
         if block.offset < stream.position:
             raise PayloadError(stream.position, "block", block.offset, "a later place in the index")
         stream.seek_forward(block.offset)
@@ -139,6 +144,8 @@ class DataObject:
             header = BlockHeader.decode(await stream.read(HEADER_SIZE))
         except (EOFError, PayloadError) as error:
             raise PayloadError(block.offset, "block header", error, wanted) from error
+
+        # The header must agree with the index, or entries of another ledger would be returned.
         if (header.ledger_id, header.first_entry_id) != (self.ledger_id, block.first_entry):
             raise PayloadError(block.offset, "block header", header, wanted)
         if self.ledger_id is not None:
@@ -147,11 +154,13 @@ class DataObject:
         return self.size if following is None else following.offset
 
     async def _entry_length(self, stream: RangeStream, wanted: int, end: int) -> int:
-        """Go to the data of an entry of a block; return how many bytes they are."""
+        """Move to the data of an entry in a block. Return the length of the data."""
         at, room = stream.position, end - stream.position
         head = await stream.peek(min(2 * ENTRY_HEADER_SIZE, max(0, room)))
+        # Two heads: the second one confirms an entry without data.
         length = entry_length(head, wanted, room)
         if length is None:
+            # Searched without moving, because the entry may not be found.
             window = await self._read(at, min(room, SEARCHED_BYTES)) if head else b""
             found = find_entry(window, wanted, room)
             if found is None:
@@ -159,14 +168,15 @@ class DataObject:
                 raise PayloadError(at, "entry", "padding" if entry_id < 0 else entry_id, wanted)
             skipped, length = found
             _log.warning(
-                "the reader skips %d bytes of no entry at byte %d of object %s, before entry %d;"
-                " offload the ledger again if its source is there",
+                "the reader skips %d bytes of no entry at byte %d of object %s, before entry"
+                " %d. Offload the ledger again if its source exists",
                 skipped,
                 at,
                 self.name,
                 wanted,
             )
             stream.seek_forward(at + skipped)
+
         self._places.note(wanted, stream.position, end)
         stream.seek_forward(stream.position + ENTRY_HEADER_SIZE)
         return length

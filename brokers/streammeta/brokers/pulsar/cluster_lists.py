@@ -1,6 +1,6 @@
-"""Ledger lists as keys of a cluster: a save is a compare-and-set by the key's version.
+"""Ledger lists as keys of a cluster. A save is a compare-and-set by the key's version.
 
-The key owns the named objects of its managed ledger, so they go when it does.
+The key owns the named objects of its managed ledger, so deleting the key deletes them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class ClusterListStore:
         self._key = key
 
     async def load(self) -> tuple[list[LedgerInfo], int]:
-        """Return the ledgers and the version; no ledgers and 0 if the key is absent.
+        """Return the ledgers and the version: no ledgers and 0 for an absent key.
 
-        Raises `PayloadError` if the key holds no list, and errors of the controllers.
+        Raises `PayloadError` if the key contains no list, and errors of the controllers.
         """
         place = kv_pb2.KVKey(key=self._key.key, namespace=self._key.namespace)
         answer = await self._client.call(GET_KVS, kv_pb2.GetKVsRequest(keys=[place]))
@@ -34,22 +34,25 @@ class ClusterListStore:
         return (decode_list(found.value), found.version) if found.found else ([], 0)
 
     async def save(self, ledgers: Sequence[LedgerInfo], version: int) -> int:
-        """Replace the list if it has this version; return the new one.
+        """Replace the list if it has this version. Return the new version.
 
-        Raises `VersionConflictError` if it has another, and errors of the controllers.
+        Raises `VersionConflictError` for another version, and errors of the controllers.
         """
         item = kv_pb2.KVToPut(
             key=self._key.key,
             namespace=self._key.namespace,
             value=encode_list(ledgers),
+            # Fails if another owner has saved the list meanwhile.
             expected_version=version,
         )
         answer = await self._client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
         (result,) = answer.results
         if result.error == common_pb2.ERROR_CODE_KEY_EXIST and result.value == item.value:
-            return result.version  # the answer to an earlier attempt of this call was lost
+            # The answer to an earlier attempt of this call was lost.
+            return result.version
         if result.error == common_pb2.ERROR_CODE_KEY_EXIST:
-            raise VersionConflictError(f"list has version {result.version}, wanted {version}")
+            raise VersionConflictError(f"list has version {result.version}, expected {version}")
         if result.error != common_pb2.ERROR_CODE_NONE:
             raise refusal(result.error, f"list {self._key.key!r}")
+
         return result.version

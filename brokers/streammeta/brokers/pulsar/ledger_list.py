@@ -1,9 +1,9 @@
 """Ledgers of a managed ledger and their copies: offload in two phases, trim, deletion of sources.
 
-The list is one versioned value: every change is saved before it is relied on, and a save that finds
+The list is one versioned value. Every change is saved before it is relied on, and a save that finds
 another version fences this managed ledger. Its own changes run one after the other, each on the
-list that the one before left. A uuid is saved before data is written under it, so whatever a crash
-leaves is found and deleted by the next try, or with the ledger.
+result of the one before. A uuid is saved before data is written under it, so the next attempt, or
+the deletion of the ledger, finds and deletes the remains of a crash.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NEVER = -1
 
 
 class VersionConflictError(Exception):
-    """The list was saved by another since it was loaded."""
+    """Another owner has saved the list since it was loaded."""
 
 
 class ManagedLedgerFencedError(Exception):
-    """Another owner has changed the list; this one ends."""
+    """Another owner has changed the list, so this one stops."""
 
     code = "ManagedLedgerFenced"
 
@@ -52,27 +52,27 @@ class OffloadInProgressError(Exception):
 
 
 class OffloadConflictError(Exception):
-    """A ledger got another uuid while it was offloaded; that copy is the one that counts."""
+    """A ledger got another uuid during its offload. The copy with that uuid counts."""
 
 
 class LedgerListStore(Protocol):
-    """Keeps the list of a managed ledger as one versioned value."""
+    """Store of a managed ledger's list as one versioned value."""
 
     async def load(self) -> tuple[list[LedgerInfo], int]:
         """Return the ledgers, oldest first, and the version of the list."""
         ...
 
     async def save(self, ledgers: Sequence[LedgerInfo], version: int) -> int:
-        """Replace the list if it has this version; return the new one.
+        """Replace the list if it has this version. Return the new version.
 
         Raises:
-            VersionConflictError: it has another.
+            VersionConflictError: the list has another version.
         """
         ...
 
 
 class Copies(Protocol):
-    """Where ledgers are offloaded to; `Offloader` and `LedgerStreams` are."""
+    """Place of offloaded ledgers, such as `Offloader` and `LedgerStreams`."""
 
     is_appendable: bool
 
@@ -81,18 +81,18 @@ class Copies(Protocol):
         ...
 
     async def delete(self, ledger_id: int, uuid: str) -> None:
-        """Delete a copy, whole or not; may be repeated."""
+        """Delete a copy, whole or not. May be repeated."""
         ...
 
-    async def held(self) -> Sequence[tuple[int, str]]:
-        """List what there is of copies, whole or not, as ledger ids and uuids.
+    async def list_copies(self) -> Sequence[tuple[int, str]]:
+        """Return ledger ids and uuids of all copies, whole or not.
 
         Copies of other managed ledgers may be among them.
         """
         ...
 
     async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
-        """Return True for a copy from `held` whose metadata names this managed ledger."""
+        """Return True for a listed copy whose metadata names this managed ledger."""
         ...
 
 
@@ -100,27 +100,27 @@ class SegmentCopies(Protocol):
     """Place of segments of streaming offload, such as `Segments`."""
 
     async def delete(self, uuid: str) -> None:
-        """Delete a segment, whole or not; may be repeated."""
+        """Delete a segment, whole or not. May be repeated."""
         ...
 
 
 class Sources(Protocol):
-    """The ledgers as they were written."""
+    """The original ledgers."""
 
     async def open(self, ledger_id: int) -> LedgerSource:
         """Return a closed ledger."""
         ...
 
     async def delete(self, ledger_id: int) -> None:
-        """Delete a ledger; one that is gone counts as deleted."""
+        """Delete a ledger. A missing one counts as deleted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadPolicy:
-    """What is offloaded by itself: bytes and age in seconds. None or negative: never.
+    """Thresholds of automatic offload: bytes and age in seconds. None or negative: never.
 
-    `deletion_lag_ms` is from the end of an offload to the deletion of its source.
+    `deletion_lag_ms` is the time from the end of an offload to the deletion of its source.
     """
 
     threshold_bytes: int | None = None
@@ -133,22 +133,25 @@ def due_ledgers(
 ) -> list[LedgerInfo]:
     """Return the closed ledgers that a policy offloads, oldest first.
 
-    Sizes are summed from the newest on, each ledger included: it goes when the sum is over the
-    limit or its age reaches the time.
+    Sizes are summed from the newest ledger on, each one included. A ledger is due when the sum
+    exceeds the limit or its age reaches the time.
     """
     found, total = [], 0
-    for one in reversed(closed):
-        total += one.size
+    # From the newest on: the sum is the distance from the end of the closed ledgers.
+    for info in reversed(closed):
+        total += info.size
         by_size = policy.threshold_bytes is not None and total > policy.threshold_bytes >= 0
-        age_ms = now_ms - (one.timestamp_ms or now_ms)
+        age_ms = now_ms - (info.timestamp_ms or now_ms)
         by_age = policy.threshold_s is not None and age_ms >= policy.threshold_s * 1000 >= 0
-        if (by_size or by_age) and one.size and not one.is_complete:
-            found.append(one)
+        # Empty ledgers have nothing to offload.
+        if (by_size or by_age) and info.size and not info.is_complete:
+            found.append(info)
+
     return found[::-1]
 
 
 def source_is_due(context: OffloadContext | None, lag_ms: int | None, now_ms: int) -> bool:
-    """Whether the source of an offloaded ledger is to be deleted: once the lag has passed."""
+    """Whether the lag since a ledger's offload has passed, so that its source is deleted."""
     if context is None or not context.complete or context.source_deleted:
         return False
     return lag_ms is not None and lag_ms >= 0 and now_ms - (context.timestamp_ms or 0) > lag_ms
@@ -164,7 +167,10 @@ def reads_copy(info: LedgerInfo, *, source_first: bool = False) -> bool:
 
 @dataclass(slots=True)
 class ManagedLedger:
-    """The list of one managed ledger; make it with `open`. The last ledger is the open one."""
+    """The list of one managed ledger. Create it with `open`.
+
+    The last ledger is the open one.
+    """
 
     name: str
     store: LedgerListStore
@@ -174,15 +180,15 @@ class ManagedLedger:
     driver: str = "streammeta"
     driver_metadata: dict[str, str] = field(default_factory=dict)
     former: Mapping[str, Copies] = field(default_factory=dict)
-    """Places that `copies` has replaced, by driver: copies there are deleted there."""
+    """Places that `copies` has replaced, by driver, for the deletion of copies stored there."""
     segments: SegmentCopies | None = None
-    """Place of the segments of streaming offload that the list names, for their deletion."""
+    """Place of the list's segments of streaming offload, for their deletion."""
     new_uuid: Callable[[], str] = lambda: str(uuids.uuid4())
     ledgers: list[LedgerInfo] = field(default_factory=list)
     is_fenced: bool = False
     _version: int = 0
     _unsettled: list[LedgerInfo] | None = None
-    """List of a save whose outcome is not known."""
+    """List of a save without a known outcome."""
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _offloading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -195,47 +201,54 @@ class ManagedLedger:
         ledgers, version = await self.store.load()
         if self.segments is None and (named := sorted(_segments_of(ledgers))):
             raise ValueError(
-                f"{self.name} names segment {named[0]}, wanted `segments`: the place where it lies"
+                f"{self.name} names segment {named[0]}, expected `segments`: the place of its"
+                " segments"
             )
         self.ledgers, self._version = ledgers, version
 
     def info(self, ledger_id: int) -> LedgerInfo | None:
-        """Return a ledger, None if it is gone."""
-        return next((one for one in self.ledgers if one.ledger_id == ledger_id), None)
+        """Return a ledger, None for an unknown one."""
+        return next((info for info in self.ledgers if info.ledger_id == ledger_id), None)
 
     # ---- changes of the list ----
 
     async def _change(self, change: Callable[[list[LedgerInfo]], list[LedgerInfo] | None]) -> bool:
-        """Save the list that `change` makes of the present one; None: there is nothing to save.
+        """Save the list that `change` makes of the current one, or nothing for None.
 
-        Changes wait for each other: between the read of a version and the save that names it this
-        managed ledger makes no other save, which would look like another owner's.
+        Changes wait for each other. Between reading a version and saving with it, this managed
+        ledger makes no other save, which would look like another owner's.
         """
         async with self._changing:
             if self.is_fenced:
-                raise ManagedLedgerFencedError(f"{self.name} was fenced; open it again")
+                raise ManagedLedgerFencedError(f"{self.name} was fenced. Open it again")
+
+            # An unanswered save may have taken effect, so its version is read first.
             if self._unsettled is not None:
                 await self._settle(self._unsettled)
             ledgers = change(self.ledgers)
             if ledgers is None:
                 return False
+
+            # Set before the save: its answer may be lost.
             self._unsettled = ledgers
             try:
                 self._version = await self.store.save(ledgers, self._version)
             except VersionConflictError as error:
                 raise self._fence(str(error)) from error
+
             self.ledgers, self._unsettled = ledgers, None
             return True
 
     async def _settle(self, attempted: list[LedgerInfo]) -> None:
-        """Learn from the store whether a save took effect whose answer is missing.
+        """Read from the store whether an unanswered save took effect.
 
         A list with another version is this managed ledger's own if it has the attempted content.
         """
         found, version = await self.store.load()
         if version != self._version:
+            # Equal content is this owner's save. Other content is another owner's.
             if found != attempted:
-                raise self._fence(f"list has version {version}, wanted {self._version}")
+                raise self._fence(f"list has version {version}, expected {self._version}")
             self.ledgers, self._version = found, version
         self._unsettled = None
 
@@ -246,9 +259,9 @@ class ManagedLedger:
     async def _set_context(
         self, ledger_id: int, choose: Callable[[LedgerInfo], OffloadContext | None]
     ) -> bool:
-        """Save the context that `choose` returns for a ledger as the list has it now.
+        """Save the context that `choose` returns for a ledger of the current list.
 
-        Returns False, with nothing saved, if the ledger is gone or `choose` returns None.
+        Returns False without a save if the ledger does not exist or `choose` returns None.
         """
 
         def change(ledgers: list[LedgerInfo]) -> list[LedgerInfo] | None:
@@ -261,9 +274,9 @@ class ManagedLedger:
         return await self._change(change)
 
     async def roll(self, entries: int, size: int, next_ledger: int) -> None:
-        """Close the open ledger, which has so many entries and bytes, and begin the next.
+        """Close the open ledger, with its numbers of entries and bytes, and begin the next.
 
-        A list without ledgers gets its first one. May be repeated.
+        Begins the first ledger of an empty list. May be repeated.
 
         Raises:
             ValueError: the id of the next ledger is not above all others.
@@ -274,14 +287,16 @@ class ManagedLedger:
             if not ledgers:
                 return [LedgerInfo(next_ledger)]
             *closed, last = ledgers
+            # A repeated call finds its own result.
             is_done = closed and (closed[-1].entries, closed[-1].size) == (entries, size)
             if is_done and last == LedgerInfo(next_ledger):
                 return None
             if next_ledger <= last.ledger_id:
                 raise ValueError(
-                    f"next_ledger is {next_ledger}, wanted more than {last.ledger_id}, the last"
-                    f" ledger of {self.name}"
+                    f"next_ledger is {next_ledger}, expected more than {last.ledger_id}, the"
+                    f" last ledger of {self.name}"
                 )
+
             ended = replace(last, entries=entries, size=size, timestamp_ms=now_ms)
             return [*closed, ended, LedgerInfo(next_ledger)]
 
@@ -290,71 +305,77 @@ class ManagedLedger:
     # ---- offload ----
 
     async def offload_prefix(self, ledger_id: int, entry_id: int) -> tuple[int, int]:
-        """Offload all ledgers before the one of a position; return the first position that is not.
+        """Offload all ledgers before a position's ledger. Return the first position not offloaded.
 
         Raises:
-            InvalidCursorPositionError: there is no such position.
+            InvalidCursorPositionError: the position does not exist.
             OffloadInProgressError: another offload is under way.
-            Exception: the first error met; the other ledgers are offloaded.
+            Exception: the first error. The other ledgers are offloaded all the same.
         """
         info = self.info(ledger_id)
         is_open = info is not None and info is self.ledgers[-1]
         if info is None or not 0 <= entry_id < max(info.entries, 1 if is_open else 0):
             raise InvalidCursorPositionError(
-                f"position is {ledger_id}:{entry_id}, wanted one of {self.name}"
+                f"position is {ledger_id}:{entry_id}, expected one of {self.name}"
             )
-        wanted = [one for one in self.ledgers[:-1] if one.ledger_id < ledger_id and one.size]
-        await self.offload([one for one in wanted if not one.is_complete])
-        left = (one for one in self.ledgers[:-1] if one.size and not one.is_complete)
+
+        wanted = [info for info in self.ledgers[:-1] if info.ledger_id < ledger_id and info.size]
+        await self.offload([info for info in wanted if not info.is_complete])
+
+        left = (info for info in self.ledgers[:-1] if info.size and not info.is_complete)
         first = next(left, self.ledgers[-1])
         return first.ledger_id, 0
 
     async def offload_due(self, policy: OffloadPolicy) -> None:
-        """Offload the ledgers that a policy names, after an offload that is under way.
+        """Offload the ledgers that a policy selects, after any offload under way.
 
-        Raises as `offload_prefix`, but for `OffloadInProgressError`.
+        Raises the errors of `offload_prefix`, except `OffloadInProgressError`.
         """
         async with self._offloading:
             await self._offload_all(due_ledgers(self.ledgers[:-1], policy, self.now_ms()))
 
     async def offload(self, ledgers: Sequence[LedgerInfo]) -> None:
-        """Offload ledgers one after the other; raises as `offload_prefix`."""
-        self._refuse_during_an_offload()
+        """Offload ledgers one after the other. Raises as `offload_prefix`."""
+        self._require_no_offload()
         async with self._offloading:
             await self._offload_all(ledgers)
 
-    def _refuse_during_an_offload(self) -> None:
+    def _require_no_offload(self) -> None:
         if self._offloading.locked():
-            raise OffloadInProgressError(f"{self.name} is being offloaded; try again later")
+            raise OffloadInProgressError(f"{self.name} is being offloaded. Try again later")
 
     async def _offload_all(self, ledgers: Sequence[LedgerInfo]) -> None:
         if not self.copies.is_appendable:
             raise NotAppendableError
+
         first_error: Exception | None = None
         for info in ledgers:
             try:
-                await self._offload_one(info.ledger_id)
+                await self._offload_ledger(info.ledger_id)
             except ManagedLedgerFencedError:
                 raise
             except Exception as error:  # noqa: BLE001 - the first is raised when all were tried
+                # Errors do not matter if the ledger was deleted meanwhile.
                 if self.info(info.ledger_id) is not None:
                     first_error = first_error or error
         if first_error is not None:
             raise first_error
 
-    async def _offload_one(self, ledger_id: int) -> None:
+    async def _offload_ledger(self, ledger_id: int) -> None:
+        # First phase: the uuid is in the list before data is written under it.
         uuid = await self._prepare(ledger_id)
         if uuid is None:
             return
         source = await self.sources.open(ledger_id)
         extra = {MANAGED_LEDGER_KEY: self.name, SOFTWARE_KEY: _software()}
         await self.copies.offload(source, uuid, extra)
+        # Second phase: only now the copy counts as whole.
         await self._complete(ledger_id, uuid)
 
     async def _prepare(self, ledger_id: int) -> str | None:
-        """Save a new uuid, after an earlier try's copy was deleted.
+        """Save a new uuid, after deleting the copy of an earlier attempt.
 
-        Returns None if there is nothing to offload: the ledger is gone, or offloaded already.
+        Returns None if nothing is to be offloaded: the ledger is deleted or already offloaded.
         """
         info = self.info(ledger_id)
         if info is not None and info.context is not None:
@@ -362,6 +383,7 @@ class ManagedLedger:
             if not await self._set_context(ledger_id, _unless_complete):
                 return None
             await self._delete_copy(ledger_id, info.context)
+
         uuid = self.new_uuid()
         context = OffloadContext(
             uuid, driver=self.driver, driver_metadata=dict(self.driver_metadata)
@@ -372,9 +394,9 @@ class ManagedLedger:
         return uuid if is_saved else None
 
     async def _complete(self, ledger_id: int, uuid: str) -> None:
-        """Save that the copy is whole; a copy that no list names is deleted.
+        """Save that the copy is whole. A copy that the list does not name is deleted.
 
-        After a failed save the outcome is not known, and the copy is kept.
+        After a failed save the outcome is unknown, and the copy stays.
         """
         now_ms = self.now_ms()
 
@@ -385,6 +407,7 @@ class ManagedLedger:
 
         if await self._set_context(ledger_id, choose):
             return
+        # The ledger was deleted or got another copy during the offload.
         await self.copies.delete(ledger_id, uuid)
         if self.info(ledger_id) is not None:
             raise OffloadConflictError(f"ledger {ledger_id} has another copy than {uuid}")
@@ -392,12 +415,13 @@ class ManagedLedger:
     # ---- deletion ----
 
     async def _delete_copy(self, ledger_id: int, context: OffloadContext) -> None:
-        """Delete a ledger's copy; of its segments those that no other ledger of the list is in."""
+        """Delete a ledger's copy, and its segments without other ledgers of the list."""
         if context.uuid:
             copies = self.former.get(context.driver, self.copies)
             await copies.delete(ledger_id, context.uuid)
         if self.segments is not None and context.segments:
-            kept = _segments_of(one for one in self.ledgers if one.ledger_id != ledger_id)
+            # A segment may contain several ledgers.
+            kept = _segments_of(info for info in self.ledgers if info.ledger_id != ledger_id)
             for segment in context.segments:
                 if segment.uuid not in kept:
                     await self.segments.delete(segment.uuid)
@@ -405,29 +429,34 @@ class ManagedLedger:
     async def sweep(self) -> list[tuple[int, str]]:
         """Delete copies of this managed ledger that the list does not name.
 
-        Returns their ledger ids and uuids. A copy in a place that others share, which does not say
-        whose it is, stays.
+        Returns their ledger ids and uuids. A copy in a shared place that does not name its managed
+        ledger stays.
 
-        Such are left where a process ended between two steps of an offload or a deletion, or went
-        on when it was replaced. The list is read after the copies were listed: a uuid is saved
-        before there is anything under it, and none comes back.
+        Such copies are left if a process ended between two steps of an offload or a deletion, or
+        continued after it was replaced. The list is read after the copies: a uuid is saved before
+        data is written under it, and never reused.
         """
-        self._refuse_during_an_offload()
-        found = await self.copies.held()
+        self._require_no_offload()
+        # Copies are listed first: a list read afterwards names every copy in progress.
+        found = await self.copies.list_copies()
         ledgers, _ = await self.store.load()
-        named = {(one.ledger_id, one.context.uuid) for one in ledgers if one.context is not None}
-        left = [one for one in found if one not in named]
-        left = [one for one in left if await self.copies.is_of(self.name, *one)]
+        named = {
+            (info.ledger_id, info.context.uuid) for info in ledgers if info.context is not None
+        }
+        left = [copy for copy in found if copy not in named]
+        # Several managed ledgers may share a place.
+        left = [copy for copy in left if await self.copies.is_of(self.name, *copy)]
         for ledger_id, uuid in left:
             await self.copies.delete(ledger_id, uuid)
+
         return left
 
     async def trim(self, before_ledger: int) -> list[int]:
-        """Delete closed ledgers below an id with their copies, whole or not; return their ids.
+        """Delete closed ledgers below an id with their copies, whole or not. Return their ids.
 
         Raises:
-            Exception: the first error met; the other ledgers are deleted. `sweep` finds a copy that
-                is left.
+            Exception: the first error. The other ledgers are deleted, and `sweep` finds copies that
+                are left.
         """
         gone: list[LedgerInfo] = []
 
@@ -435,6 +464,7 @@ class ManagedLedger:
             gone[:] = [info for info in ledgers[:-1] if info.ledger_id < before_ledger]
             return [info for info in ledgers if info not in gone] if gone else None
 
+        # Deleted from the list first, so that no reader opens a deleted copy.
         await self._change(change)
         first_error: Exception | None = None
         for info in gone:
@@ -452,9 +482,9 @@ class ManagedLedger:
     async def delete_sources(
         self, lag_ms: int | None, *, among: Collection[int] | None = None
     ) -> list[int]:
-        """Delete sources whose lag has passed, noted in the list first; return their ids.
+        """Delete sources whose lag has passed, noted in the list first. Return their ids.
 
-        With `among` only sources of these ledgers are deleted.
+        With `among`, only sources of these ledgers are deleted.
         """
         now_ms = self.now_ms()
 
@@ -466,6 +496,7 @@ class ManagedLedger:
         for info in list(self.ledgers):
             if among is not None and info.ledger_id not in among:
                 continue
+            # The list says so before the deletion, so reads already use the copy.
             if choose(info) is not None and await self._set_context(info.ledger_id, choose):
                 await self.sources.delete(info.ledger_id)
                 deleted.append(info.ledger_id)
@@ -474,21 +505,23 @@ class ManagedLedger:
 
 @cache
 def _software() -> str:
-    """Return which software makes the copies, for whoever looks into the bucket."""
+    """Return the software version for the copies' metadata."""
     return f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}"
 
 
 def _unless_complete(info: LedgerInfo) -> OffloadContext | None:
-    """Return the context of a ledger that has no whole copy, as it is."""
+    """Return the unchanged context of a ledger without a whole copy, else None."""
     return None if info.is_complete else info.context
 
 
 def _segments_of(ledgers: Iterable[LedgerInfo]) -> set[str]:
-    """Return the uuids of all segments that ledgers are in."""
-    contexts = (one.context for one in ledgers)
-    return {each.uuid for one in contexts if one is not None for each in one.segments}
+    """Return the uuids of all segments of the ledgers."""
+    contexts = (info.context for info in ledgers)
+    return {
+        segment.uuid for context in contexts if context is not None for segment in context.segments
+    }
 
 
 def closed_metadata(info: LedgerInfo) -> LedgerMetadata:
-    """Return the metadata of a closed ledger that has no bookies: native mode."""
+    """Return the metadata of a closed ledger without bookies (native mode)."""
     return LedgerMetadata(info.size, info.entries - 1, created_ms=info.timestamp_ms or 0)

@@ -1,8 +1,8 @@
-"""Native copies of ledgers: a ledger is a closed stream of the cluster, an entry id is its offset.
+"""Native copies of ledgers: a copy is a closed stream, and an entry id is its offset.
 
-A key beside each stream names it and says whether the copy is whole; only then it can be opened.
+A key for each stream names it and says whether the copy is whole. Only whole copies can be opened.
 The key is put before the first entry is appended, completed after the stream is closed, and deleted
-after the stream is. A stream that no key names yet is found by its tags. Knows nothing of lists.
+after the stream is deleted. A stream without a key is found by its tags. Knows nothing of lists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What the key of a copy says; `metadata` is None until the copy is whole."""
+    """Value of a copy's key. `metadata` is None until the copy is whole."""
 
     stream_id: int
     version: int
@@ -56,8 +56,8 @@ class _Copy:
 class LedgerStreams:
     """The native copies of one managed ledger, written by the node of a client.
 
-    Raises errors of the client beside those that calls name: what bars the node or a stream. The
-    stream of a copy that another node was writing can't be deleted while that node has it open.
+    All calls also raise the client's errors of the node or of a stream. The stream of an unfinished
+    copy can't be deleted while another node has it open.
     """
 
     def __init__(
@@ -73,14 +73,15 @@ class LedgerStreams:
 
         Raises:
             NotAppendableError: this place only reads.
-            ValueError: the ledger is open or empty, or the source gives other entries than it has.
-            BrokerClientError: the copy is not whole; nothing is left of it, unless it can't be
-                deleted either.
+            ValueError: the ledger is open or empty, or its source returns wrong entries.
+            BrokerClientError: the copy is not whole. It is deleted, unless that fails too.
         """
         if not self.is_appendable:
             raise NotAppendableError
+
         check_offloadable(ledger)
         name = data_name(uuid, ledger.ledger_id)
+        # A crash before the key is put leaves a stream that only its tags identify.
         tags = {MANAGED_LEDGER_TAG: self._managed_ledger, COPY_TAG: name}
         (stream_id,) = await self._client.create_streams([tags])
         try:
@@ -91,70 +92,80 @@ class LedgerStreams:
                 "metadata": base64.b64encode(ledger.metadata.encode()).decode(),
                 "extra": dict(extra),
             }
+            # Metadata in the key marks the copy as whole.
             await self._put(name, value, version)
         except BaseException:
+            # The key may be missing, so the stream is remembered for its deletion.
             self._strays.setdefault((ledger.ledger_id, uuid), []).append(stream_id)
             with contextlib.suppress(BrokerClientError):
                 await self.delete(ledger.ledger_id, uuid)
             raise
 
     async def _fill(self, ledger: LedgerSource, stream_id: int) -> None:
-        """Append all entries, and close the stream when they are committed."""
+        """Append all entries, and close the stream once they are committed."""
         (await self._client.open_streams({stream_id: 0})).require_all()
         writer, last = self._client.writer, ledger.metadata.last_entry
         appended: list[asyncio.Future[int]] = []
         first = 0
+
         while first <= last:
             entries = await read_entries(ledger, first)
-            appended.append(await writer.append_many(stream_id, [one.data for one in entries]))
+            appended.append(await writer.append_many(stream_id, [entry.data for entry in entries]))
             first += len(entries)
+
         await writer.flush()
         for future in appended:
+            # Raises the error of an append that was not committed.
             await future
+        # A closed stream rejects entries of a replaced process.
         (await self._client.close_streams([stream_id])).require_all()
 
     async def open(self, ledger_id: int, uuid: str) -> StreamLedger:
-        """Return a handle that reads a copy; raise `NoSuchLedgerError` if there is no whole one."""
+        """Return a handle that reads a copy. Raise `NoSuchLedgerError` without a whole one."""
         found = await self._find(data_name(uuid, ledger_id))
         if found is None or found.metadata is None:
             raise NoSuchLedgerError(f"ledger {ledger_id} has no whole copy {uuid}")
         return StreamLedger(self._client, found.stream_id, found.metadata, found.extra)
 
     async def delete(self, ledger_id: int, uuid: str) -> None:
-        """Delete a copy, whole or not; may be repeated."""
+        """Delete a copy, whole or not. May be repeated."""
         name = data_name(uuid, ledger_id)
         found = await self._find(name)
         strays = self._strays.get((ledger_id, uuid), [])
         streams = [*strays, *([] if found is None else [found.stream_id])]
+        # Streams are deleted before their key, so a failed deletion can be repeated.
         if streams:
             await self._delete_streams(streams)
         self._strays.pop((ledger_id, uuid), None)
         if found is not None:
             await self._delete_key(name)
 
-    async def held(self) -> list[tuple[int, str]]:
-        """List what there is of copies, whole or not, as ledger ids and uuids.
+    async def list_copies(self) -> list[tuple[int, str]]:
+        """Return ledger ids and uuids of all copies, whole or not.
 
-        Asks for all streams of the cluster, as there is no look-up by tag.
+        Lists all streams of the cluster, because streams can't be looked up by tag.
         """
         names: dict[str, None] = {}
         request = kv_pb2.ListKVsRequest(namespace=NAMESPACE, prefix=self._prefix)
         async for answer in self._client.controllers.pages(LIST_KVS, request):
-            names.update((one.key[len(self._prefix) :], None) for one in answer.entries)
+            names.update((entry.key[len(self._prefix) :], None) for entry in answer.entries)
+
         keyed = set(names)
-        async for one in self._client.controllers.describe_streams():
-            name = one.tags.get(COPY_TAG)
-            mine = one.tags.get(MANAGED_LEDGER_TAG) == self._managed_ledger
+        async for stream in self._client.controllers.describe_streams():
+            name = stream.tags.get(COPY_TAG)
+            # Streams without a key come from an interrupted offload.
+            mine = stream.tags.get(MANAGED_LEDGER_TAG) == self._managed_ledger
             place = _place(name) if name is not None and mine and name not in keyed else None
             if place is not None and name is not None:
                 names[name] = None
                 strays = self._strays.setdefault(place, [])
-                strays += [one.stream_id] if one.stream_id not in strays else []
+                strays += [stream.stream_id] if stream.stream_id not in strays else []
+
         places = (_place(name) for name in names)
         return [place for place in places if place is not None]
 
     async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
-        """Whether a copy that `held` listed is of the managed ledger: it lists no others."""
+        """Whether a listed copy is of the managed ledger. `list_copies` lists no others."""
         return True
 
     # -- streams
@@ -163,13 +174,16 @@ class LedgerStreams:
         session = self._client.session
         self._client.writer.detach(stream_ids)
         described = self._client.controllers.describe_streams(stream_ids)
-        there = {one.stream_id: one async for one in described}
-        new = {one: 0 for one, stream in there.items() if stream.epoch is None}
+        there = {stream.stream_id: stream async for stream in described}
+        # A stream that was never opened has no epoch, and can't be deleted without one.
+        new = {stream_id: 0 for stream_id, stream in there.items() if stream.epoch is None}
         if new:
             (await session.open_streams(new)).require_all()
-        opened = {one: stream.epoch or 0 for one, stream in there.items() if stream.is_open}
+        opened = {
+            stream_id: stream.epoch or 0 for stream_id, stream in there.items() if stream.is_open
+        }
         (await session.close_streams(opened | new)).require_all()
-        epochs = {one: stream.epoch or 0 for one, stream in there.items()}
+        epochs = {stream_id: stream.epoch or 0 for stream_id, stream in there.items()}
         (await session.delete_streams(epochs)).require_all()
 
     # -- keys
@@ -181,17 +195,18 @@ class LedgerStreams:
     async def _find(self, name: str) -> _Copy | None:
         asked = kv_pb2.KVKey(namespace=NAMESPACE, key=self._prefix + name)
         request = kv_pb2.GetKVsRequest(keys=[asked])
-        (one,) = (await self._client.controllers.call(GET_KVS, request)).results
-        if not one.found:
+        (found,) = (await self._client.controllers.call(GET_KVS, request)).results
+        if not found.found:
             return None
-        value = parse_json(one.value)
+        value = parse_json(found.value)
         metadata = None
+
         if "metadata" in value:
             metadata = LedgerMetadata.decode(base64.b64decode(value["metadata"]))
-        return _Copy(value["stream"], one.version, metadata, value.get("extra", {}))
+        return _Copy(value["stream"], found.version, metadata, value.get("extra", {}))
 
     async def _put(self, name: str, value: Mapping[str, object], version: int) -> int:
-        """Put the key if it has this version, 0: if it is absent; return the new one."""
+        """Put the key if it has this version (0 means absent). Return the new version."""
         item = kv_pb2.KVToPut(
             namespace=NAMESPACE,
             key=self._prefix + name,
@@ -200,11 +215,11 @@ class LedgerStreams:
         )
         request = kv_pb2.PutKVsRequest(items=[item])
         (result,) = (await self._client.controllers.call(PUT_KVS, request)).results
-        is_own = (
-            result.error == common_pb2.ERROR_CODE_KEY_EXIST and result.value == item.value
-        )  # a repeat of a call whose first answer was lost
+        # A retry finds its own value if the first answer was lost.
+        is_own = result.error == common_pb2.ERROR_CODE_KEY_EXIST and result.value == item.value
         if result.error != common_pb2.ERROR_CODE_NONE and not is_own:
             raise refusal(result.error, f"key {item.key!r}")
+
         return result.version
 
     async def _delete_key(self, name: str) -> None:
@@ -219,7 +234,7 @@ class LedgerStreams:
 
 
 class StreamLedger:
-    """A handle that reads a native copy; `extra` is what its offload was given."""
+    """Handle that reads a native copy. `extra` comes from its offload."""
 
     def __init__(
         self,
@@ -240,16 +255,19 @@ class StreamLedger:
         Raises:
             OffloadReadHandleClosedError: the handle is closed.
             IncorrectParameterError: the ledger does not have them all.
-            NoSuchLedgerError: the copy was deleted; what the client holds is read all the same.
+            NoSuchLedgerError: the copy was deleted. Entries in the client's cache are still
+                returned.
         """
         if self.is_closed:
             raise OffloadReadHandleClosedError(
-                f"stream {self._stream_id} is closed; open its ledger again"
+                f"stream {self._stream_id} is closed. Open its ledger again"
             )
+
         if not 0 <= first <= last <= self.metadata.last_entry:
             raise IncorrectParameterError(
-                f"entries are {first}..{last}, wanted some of 0..{self.metadata.last_entry}"
+                f"entries are {first}..{last}, expected some of 0..{self.metadata.last_entry}"
             )
+
         found: list[Entry] = []
         at = first
         while at <= last:
@@ -257,17 +275,19 @@ class StreamLedger:
                 records = await self._client.read(self._stream_id, at, last + 1, _READ_BYTES)
             except StreamNotFoundError as error:
                 raise NoSuchLedgerError(str(error)) from error
-            found += [Entry(one.base_offset, bytes(one.payload)) for one in records]
+            found += [Entry(record.base_offset, bytes(record.payload)) for record in records]
+            # A read returns at most `_READ_BYTES`, so it may end before `last`.
             at = found[-1].entry_id + 1
+
         return found
 
     def close(self) -> None:
-        """Refuse reads from now on."""
+        """Reject reads from now on."""
         self.is_closed = True
 
 
 def _place(name: str) -> tuple[int, str] | None:
-    """Return the ledger id and uuid in the name of a copy, None if it is no such name."""
+    """Return the ledger id and uuid in the name of a copy, None for other names."""
     ledger_id = ledger_id_of(name)
     uuid = uuid_of(name, ledger_id)
     return None if ledger_id is None or uuid is None else (ledger_id, uuid)

@@ -1,4 +1,4 @@
-"""Ledger lists in memory, for tests, and the bytes of a list."""
+"""Codec of ledger lists, and a list in memory for tests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from streammeta.brokers.pulsar.ledger_list import VersionConflictError
 
 def encode_list(ledgers: Sequence[LedgerInfo]) -> bytes:
     """Return the ledgers as the peer's `ManagedLedgerInfo`."""
-    return b"".join(wire.bytes_field(1, one.encode()) for one in ledgers)
+    return b"".join(wire.bytes_field(1, ledger.encode()) for ledger in ledgers)
 
 
 def decode_list(data: bytes) -> list[LedgerInfo]:
-    """Return the ledgers of a list; raise `PayloadError` if the bytes are none."""
-    return [LedgerInfo.decode(one) for one in wire.parts(data, 1)]
+    """Return the ledgers of a list. Raise `PayloadError` for other bytes."""
+    return [LedgerInfo.decode(part) for part in wire.parts(data, 1)]
 
 
 @dataclass(slots=True)
 class MemoryListStore:
-    """A list in memory; it is kept as bytes."""
+    """List in memory, stored as bytes."""
 
     data: bytes = b""
     version: int = field(default=0)
@@ -34,6 +34,6 @@ class MemoryListStore:
     async def save(self, ledgers: Sequence[LedgerInfo], version: int) -> int:
         """Replace the list if it has this version."""
         if version != self.version:
-            raise VersionConflictError(f"list has version {self.version}, wanted {version}")
+            raise VersionConflictError(f"list has version {self.version}, expected {version}")
         self.data, self.version = encode_list(ledgers), version + 1
         return self.version

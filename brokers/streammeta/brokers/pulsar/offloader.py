@@ -1,7 +1,7 @@
 """Offload of closed ledgers to two objects each, reads of them, and deletion.
 
-The index object is written after the data object is whole, so an index never names bytes that are
-not there. A failed offload leaves neither object.
+The index object is written once the data object is whole, so an index never names missing bytes. A
+failed offload leaves neither object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streammeta.brokers.pulsar.formats.blocks import (
     block_size,
     encode_block,
 )
-from streammeta.brokers.pulsar.formats.index_block import IndexBlock, LedgerIndex, placed
+from streammeta.brokers.pulsar.formats.index_block import IndexBlock, LedgerIndex, place_blocks
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerMetadata
 from streammeta.brokers.pulsar.formats.object_names import (
     data_name,
@@ -38,11 +38,11 @@ from streammeta.brokers.pulsar.formats.read_errors import (
 )
 
 READ_ENTRIES = 100
-"""Entries that are read of a ledger at once."""
+"""Entries in one read of a ledger."""
 
 
 class NotAppendableError(Exception):
-    """An offload was asked of an offloader that only reads."""
+    """An offload was requested from a read-only offloader."""
 
     def __init__(self) -> None:
         super().__init__("the offloader does not support offload: it is read only")
@@ -63,7 +63,7 @@ class LedgerSource(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is appended to it any more."""
+        """Whether the ledger accepts no more entries."""
         ...
 
     async def read(self, first: int, last: int) -> Sequence[Entry]:
@@ -72,21 +72,22 @@ class LedgerSource(Protocol):
 
 
 async def read_entries(ledger: LedgerSource, first: int) -> Sequence[Entry]:
-    """Return entries of a ledger from `first` on, not all at once.
+    """Return entries of a ledger from `first` on, at most `READ_ENTRIES`.
 
-    A copy of other entries than a ledger has would stand for it once the source is deleted.
+    A copy with other entries than its ledger would replace it once the source is deleted.
 
     Raises:
-        ValueError: the source returned none, or others than the ones that follow.
+        ValueError: the source returned no entries, or other ones than the next.
     """
     last = min(first + READ_ENTRIES - 1, ledger.metadata.last_entry)
     entries = await ledger.read(first, last)
-    ids = [one.entry_id for one in entries]
+
+    ids = [entry.entry_id for entry in entries]
     if not ids or ids != list(range(first, first + len(ids))) or ids[-1] > last:
         found = f"{ids[0]}..{ids[-1]}" if ids else "none"
         raise ValueError(
-            f"ledger {ledger.ledger_id} returned {len(ids)} entries, {found}, for {first}..{last};"
-            " check its source, then offload it again"
+            f"ledger {ledger.ledger_id} returned {len(ids)} entries, {found}, for"
+            f" {first}..{last}. Check its source, then offload it again"
         )
     return entries
 
@@ -95,7 +96,7 @@ def check_offloadable(ledger: LedgerSource) -> None:
     """Raise `ValueError` if a ledger is open or empty."""
     metadata = ledger.metadata
     if not ledger.is_closed or metadata.last_entry < 0 or metadata.length <= 0:
-        raise ValueError(f"ledger {ledger.ledger_id} is open or empty, wanted a closed one")
+        raise ValueError(f"ledger {ledger.ledger_id} is open or empty, expected a closed one")
 
 
 class Offloader:
@@ -119,19 +120,21 @@ class Offloader:
 
         Raises:
             NotAppendableError: this offloader only reads.
-            ValueError: the ledger is open or empty, the source gives other entries than it has, or
-                an entry is too large for a block.
-            BlobError: the store failed; neither object is left, unless it can't be deleted either.
+            ValueError: the ledger is open or empty, its source returns wrong entries, or an entry
+                is too large for a block.
+            BlobError: the store failed. Neither object is left, unless the deletion fails too.
         """
         if not self.is_appendable:
             raise NotAppendableError
         check_offloadable(ledger)
+
         names = data_name(uuid, ledger.ledger_id), index_name(uuid, ledger.ledger_id)
         try:
             index = await self._write_data(ledger, names[0], extra)
             await self._blobs.put(names[1], index.encode(), object_metadata("index", extra))
         except BaseException:
             with contextlib.suppress(BlobError):
+                # Errors of the deletion must not hide the first error.
                 await self._blobs.delete(names)
             raise
 
@@ -139,6 +142,7 @@ class Offloader:
         self, ledger: LedgerSource, name: str, extra: Mapping[str, str]
     ) -> IndexBlock:
         upload = await self._blobs.begin(name, object_metadata("data", extra))
+
         blocks: list[tuple[int, int, int]] = []
         last, left = ledger.metadata.last_entry, ledger.metadata.length
         first, waiting = 0, list[Entry]()
@@ -147,18 +151,21 @@ class Offloader:
                 size = block_size(self._max_block_size, last - first + 1, left)
                 await self._gather(ledger, waiting, first, size)
                 block = encode_block(waiting, size, first)
+                # Without an entry the loop would never end.
                 if not block.entries:
                     raise EntryTooLargeError(first, len(waiting[0].data), size)
                 number = len(blocks) + 1
                 await upload.part(number, block.data)
                 blocks.append((first, number, size))
+                # Entries that did not fit begin the next block.
                 del waiting[: block.entries]
                 first, left = block.end_entry + 1, left - block.entry_bytes
             await upload.complete()
         except BaseException:
             await upload.abort()
             raise
-        entries = placed(blocks, HEADER_SIZE)
+
+        entries = place_blocks(blocks, HEADER_SIZE)
         size = sum(size for _, _, size in blocks)
         return IndexBlock(ledger.metadata, size, HEADER_SIZE, LedgerIndex(entries, last))
 
@@ -167,20 +174,20 @@ class Offloader:
     ) -> None:
         """Read entries until they fill a block or the ledger ends."""
         last = ledger.metadata.last_entry
-        held = sum(ENTRY_HEADER_SIZE + len(one.data) for one in waiting)
+        held = sum(ENTRY_HEADER_SIZE + len(entry.data) for entry in waiting)
         following = first + len(waiting)
         while following <= last and held < size:
             read = await read_entries(ledger, following)
             waiting += read
-            held += sum(ENTRY_HEADER_SIZE + len(one.data) for one in read)
+            held += sum(ENTRY_HEADER_SIZE + len(entry.data) for entry in read)
             following += len(read)
 
     async def open(self, ledger_id: int, uuid: str) -> OffloadedLedger:
         """Return a handle that reads an offloaded ledger.
 
         Raises:
-            NoSuchLedgerError: there is no index object.
-            OSError: the index object has a format that is not known.
+            NoSuchLedgerError: the index object does not exist.
+            OSError: the index object has an unknown format.
             PayloadError: it is damaged.
             BlobError: the store failed.
         """
@@ -192,11 +199,12 @@ class Offloader:
         return OffloadedLedger(kept, index)
 
     async def delete(self, ledger_id: int, uuid: str) -> None:
-        """Delete both objects; raise `BlobError` if one may be left. May be repeated."""
+        """Delete both objects. Raise `BlobError` if one may be left. May be repeated."""
+        # The index first: without it the ledger can't be opened half deleted.
         await self._blobs.delete([index_name(uuid, ledger_id), data_name(uuid, ledger_id)])
 
-    async def held(self) -> list[tuple[int, str]]:
-        """List what there is of copies, whole or not, as ledger ids and uuids."""
+    async def list_copies(self) -> list[tuple[int, str]]:
+        """Return ledger ids and uuids of all copies, whole or not."""
         found = dict[tuple[int, str], None]()
         for name in await self._blobs.names():
             ledger_id = ledger_id_of(name)
@@ -206,15 +214,16 @@ class Offloader:
         return list(found)
 
     async def is_of(self, managed_ledger: str, ledger_id: int, uuid: str) -> bool:
-        """Whether an object of a copy says that it is of this managed ledger; raise `BlobError`."""
+        """Whether a copy's object names this managed ledger. Raise `BlobError`."""
         for name in (data_name(uuid, ledger_id), index_name(uuid, ledger_id)):
+            # An interrupted offload or deletion leaves only one of the objects.
             with contextlib.suppress(NoSuchBlobError):
                 return managed_ledger_of(await self._blobs.metadata(name)) == managed_ledger
         return False
 
 
 class OffloadedLedger:
-    """A handle that reads an offloaded ledger."""
+    """Handle that reads an offloaded ledger."""
 
     def __init__(self, data: DataObject, block: IndexBlock) -> None:
         self._data = data
@@ -232,18 +241,19 @@ class OffloadedLedger:
         Raises:
             OffloadReadHandleClosedError: the handle is closed.
             IncorrectParameterError: the ledger does not have them all.
-            NoSuchLedgerError: the data object is gone.
-            OSError: the data object has a format that is not known, or can't be read.
+            NoSuchLedgerError: the data object is missing.
+            OSError: the data object has an unknown format, or can't be read.
             PayloadError: it is damaged.
         """
         if self.is_closed:
-            raise OffloadReadHandleClosedError(f"{self._data.name} is closed; open it again")
+            raise OffloadReadHandleClosedError(f"{self._data.name} is closed. Open it again")
         if not 0 <= first <= last <= self.metadata.last_entry:
             raise IncorrectParameterError(
-                f"entries are {first}..{last}, wanted some of 0..{self.metadata.last_entry}"
+                f"entries are {first}..{last}, expected some of 0..{self.metadata.last_entry}"
             )
+
         return await self._data.entries(self._block.index, first, last)
 
     def close(self) -> None:
-        """Refuse reads from now on."""
+        """Reject reads from now on."""
         self.is_closed = True

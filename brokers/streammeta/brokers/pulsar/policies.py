@@ -1,7 +1,7 @@
 """Policies of managed ledgers: set for a namespace, overridden for a topic, checked together.
 
-Retention is the broker's, which alone knows what its consumers have read. It is here so that no
-policy is accepted by which a ledger would be deleted before it is offloaded. Does no I/O.
+The broker carries out retention, because only it knows the reads of its consumers. Retention is
+checked here so that no accepted policy deletes a ledger before its offload. Does no I/O.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _MOST = (1 << 63) - 1
 
 
 class PolicyError(ValueError):
-    """A policy is not valid; nothing was changed."""
+    """A policy is not valid. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicies:
-    """Policies of topics. None: not set here; `NEVER`, -1: without such a bound.
+    """Policies of topics. None means not set here, `NEVER` (-1) means without this bound.
 
     A closed ledger is offloaded `offload_after_s` after it was closed, and when it lies more than
     `offload_above_bytes` below the end of the closed ledgers. Its source is deleted
@@ -44,23 +44,26 @@ class TopicPolicies:
         for name, value in asdict(self).items():
             if value is None:
                 continue
+            # bool is a subclass of int.
             if isinstance(value, bool) or not isinstance(value, int):
-                raise PolicyError(f"{name} is {value!r}, wanted an integer, -1 for never, or None")
+                raise PolicyError(
+                    f"{name} is {value!r}, expected an integer, -1 for never, or None"
+                )
             if not NEVER <= value <= _MOST:
-                raise PolicyError(f"{name} is {value}, wanted -1 for never, or 0..{_MOST}")
+                raise PolicyError(f"{name} is {value}, expected -1 for never, or 0..{_MOST}")
 
-    def overridden_by(self, other: TopicPolicies) -> TopicPolicies:
-        """Return these policies, with the values that others set in their place."""
+    def override(self, other: TopicPolicies) -> TopicPolicies:
+        """Return these policies with another one's values in place of their own."""
         return replace(self, **other.values)
 
     @property
     def values(self) -> dict[str, int]:
-        """The values that are set, by name."""
+        """The set values, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
     def offload(self) -> OffloadPolicy:
-        """The policy that a managed ledger carries out."""
+        """Policy for the managed ledger."""
         after_s = self.delete_source_after_s
         lag_ms = None if after_s is None or after_s < 0 else after_s * 1000
         return OffloadPolicy(self.offload_above_bytes, self.offload_after_s, lag_ms)
@@ -72,22 +75,23 @@ class TopicPolicies:
             ("offload_above_bytes", "retention_bytes"),
         ):
             wanted, bound = getattr(self, offload), getattr(self, retention)
+            # Bounds of the same kind can be compared. Other pairs are only warned about.
             if _is_bound(wanted) and _is_bound(bound) and wanted >= bound:
                 raise PolicyError(
-                    f"{offload} is {wanted}, wanted less than {retention}, which is {bound}:"
-                    " retention would delete ledgers before they are offloaded"
+                    f"{offload} is {wanted}, expected less than {retention}, which is"
+                    f" {bound}: retention would delete ledgers before they are offloaded"
                 )
 
     @property
     def doubts(self) -> list[str]:
-        """Sentences about bounds of two kinds, of which the one of retention may be met first."""
+        """Warnings about bounds of different kinds, where retention may come first."""
         pairs = (
             ("offload_after_s", "offload_above_bytes", "retention_bytes"),
             ("offload_above_bytes", "offload_after_s", "retention_s"),
         )
         return [
             f"{retention} is {getattr(self, retention)} and {other} is not set: retention may"
-            f" delete ledgers before {offload} is reached; set {other} below {retention}"
+            f" delete ledgers before {offload} is reached. Set {other} below {retention}"
             for offload, other, retention in pairs
             if _is_bound(getattr(self, offload))
             and not _is_bound(getattr(self, other))
@@ -105,26 +109,27 @@ NOTHING = TopicPolicies()
 
 @dataclass(frozen=True, slots=True)
 class NamespacePolicies:
-    """Policies of a namespace, and those of its topics that override them."""
+    """Policies of a namespace, and overrides of its topics."""
 
     common: TopicPolicies = NOTHING
     topics: Mapping[str, TopicPolicies] = field(default_factory=dict)
 
     def effective(self, topic: str) -> TopicPolicies:
         """Return the policies of a topic."""
-        return self.common.overridden_by(self.topics.get(topic, NOTHING))
+        return self.common.override(self.topics.get(topic, NOTHING))
 
     def with_common(self, policies: TopicPolicies) -> NamespacePolicies:
-        """Return other policies of the namespace; those of topics stay."""
+        """Return a copy with other policies of the namespace. Overrides of topics stay."""
         return replace(self, common=policies)
 
     def with_topic(self, topic: str, policies: TopicPolicies) -> NamespacePolicies:
-        """Return other policies of a topic, without any if they set nothing."""
+        """Return a copy with other overrides of a topic, or none if they set nothing."""
+        # A topic without overrides has no entry.
         others = {name: kept for name, kept in self.topics.items() if name != topic}
         return replace(self, topics=others | ({topic: policies} if policies.values else {}))
 
     def check(self) -> None:
-        """Raise `PolicyError` if a topic's policies contradict each other; it names the topic."""
+        """Raise `PolicyError`, naming the topic, if a topic's policies contradict each other."""
         for where, policies in self._all():
             try:
                 policies.check()
@@ -133,7 +138,7 @@ class NamespacePolicies:
 
     @property
     def doubts(self) -> list[str]:
-        """Doubts about the policies of the namespace and of its topics, which are named."""
+        """Warnings about the policies of the namespace and of its topics, with their names."""
         return [f"{where}: {doubt}" for where, policies in self._all() for doubt in policies.doubts]
 
     def _all(self) -> Iterator[tuple[str, TopicPolicies]]:
@@ -149,16 +154,17 @@ class NamespacePolicies:
 
     @classmethod
     def decode(cls, data: bytes) -> NamespacePolicies:
-        """Return policies from JSON; raise `PolicyError` if the bytes are none."""
+        """Return policies from JSON. Raise `PolicyError` for other bytes."""
         try:
             value = parse_json(data)
-            topics = {name: _decoded(found) for name, found in value["topics"].items()}
-            return cls(_decoded(value["common"]), topics)
+            topics = {name: _decode_policies(found) for name, found in value["topics"].items()}
+            return cls(_decode_policies(value["common"]), topics)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolicyError(f"stored policies can't be read: {error!r}") from error
 
 
-def _decoded(value: Mapping[str, Any]) -> TopicPolicies:
-    """Return policies; values that a later version has added are left out."""
-    known = {one.name for one in fields(TopicPolicies)}
+def _decode_policies(value: Mapping[str, Any]) -> TopicPolicies:
+    """Return policies without values that only a later version knows."""
+    # A rolling upgrade must not make policies unreadable for the older version.
+    known = {policy.name for policy in fields(TopicPolicies)}
     return TopicPolicies(**{name: found for name, found in value.items() if name in known})

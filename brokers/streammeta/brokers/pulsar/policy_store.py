@@ -1,7 +1,8 @@
 """Policies of managed ledgers as keys of a cluster: one value for a namespace and its topics.
 
-One value, so that the policies of a namespace and those of its topics are checked together: a
-change is put at the version that was read and checked, and the loser of a race reads again.
+A single value allows checking the policies of a namespace together with its topics' policies. A
+change is put at the version that was read and checked. If another change comes first, it reads and
+checks again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ NAMESPACE = "_pulsar_policies"
 
 @dataclass(frozen=True, slots=True)
 class AllPolicies:
-    """The policies of all namespaces; `unreadable` says why some can't be read."""
+    """The policies of all namespaces. `unreadable` contains reasons by namespace."""
 
     namespaces: Mapping[str, NamespacePolicies] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def effective(self, namespace: str, topic: str) -> TopicPolicies:
-        """Return the policies of a topic; raise `PolicyError` if they can't be read."""
+        """Return the policies of a topic. Raise `PolicyError` if they can't be read."""
         if namespace in self.unreadable:
             raise PolicyError(self.unreadable[namespace])
         return self.namespaces.get(namespace, NamespacePolicies()).effective(topic)
@@ -42,7 +43,7 @@ class PolicyStore:
         self._prefix = f"{quote(cluster, safe='')}/"
 
     async def load(self) -> AllPolicies:
-        """Return all policies; raise errors of the controllers."""
+        """Return all policies. Raise errors of the controllers."""
         namespaces: dict[str, NamespacePolicies] = {}
         unreadable: dict[str, str] = {}
         request = kv_pb2.ListKVsRequest(namespace=NAMESPACE, prefix=self._prefix)
@@ -52,16 +53,18 @@ class PolicyStore:
                 try:
                     namespaces[name] = NamespacePolicies.decode(entry.value)
                 except PolicyError as error:
-                    advice = "use the version that wrote them, or delete the key"
-                    unreadable[name] = f"key {entry.key!r}: {error}; {advice}"
+                    advice = "Use the version that wrote them, or delete the key"
+                    # One damaged value must not stop the offload of all other namespaces.
+                    unreadable[name] = f"key {entry.key!r}: {error}. {advice}"
+
         return AllPolicies(namespaces, unreadable)
 
     async def get(self, namespace: str) -> NamespacePolicies:
-        """Return the policies of a namespace; raise `PolicyError` if they can't be read."""
+        """Return the policies of a namespace. Raise `PolicyError` if they can't be read."""
         return (await self._get(namespace))[0]
 
     async def set_namespace(self, namespace: str, policies: TopicPolicies) -> list[str]:
-        """Replace the policies of a namespace; return doubts about them, as sentences.
+        """Replace the policies of a namespace. Return warnings about them, as sentences.
 
         Raises:
             PolicyError: retention would delete ledgers of the namespace, or of one of its topics,
@@ -70,12 +73,13 @@ class PolicyStore:
         return await self._change(namespace, lambda found: found.with_common(policies))
 
     async def set_topic(self, namespace: str, topic: str, policies: TopicPolicies) -> list[str]:
-        """Replace what a topic overrides; return and raise as `set_namespace`."""
+        """Replace the overrides of a topic. Return and raise as `set_namespace`."""
         return await self._change(namespace, lambda found: found.with_topic(topic, policies))
 
     async def _change(
         self, namespace: str, change: Callable[[NamespacePolicies], NamespacePolicies]
     ) -> list[str]:
+        # Another writer may win each attempt. The check is repeated on its policies.
         while True:
             found, version = await self._get(namespace)
             changed = change(found)
@@ -99,6 +103,7 @@ class PolicyStore:
         answer = await self._controllers.call(GET_KVS, kv_pb2.GetKVsRequest(keys=[named]))
         (found,) = answer.results
         if not found.found:
+            # Version 0 stands for an absent key.
             return NamespacePolicies(), 0
         return NamespacePolicies.decode(found.value), found.version
 

@@ -1,7 +1,7 @@
-"""Ledgers that lie in segments of streaming offload: opened, read and deleted.
+"""Ledgers in segments of streaming offload: opened, read and deleted.
 
-A segment may hold several ledgers, and a ledger may go on in the next segment. Where two segments
-hold an entry, the later one counts, as in the peer.
+A segment may contain several ledgers, and a ledger may continue in the next segment. If two
+segments contain the same entry, the later one counts, as in the peer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Segments:
     async def open(self, ledger_id: int, uuids: Sequence[str]) -> SegmentedLedger:
         """Return a handle that reads a ledger from segments, given in the order of their entries.
 
-        Segments that hold nothing of the ledger are passed over.
+        Segments without entries of the ledger are skipped.
 
         Raises:
-            NoSuchLedgerError: an index object does not exist, or none names the ledger.
-            OSError: an index object has a format that is not known.
+            NoSuchLedgerError: an index object does not exist, or none contains the ledger.
+            OSError: an index object has an unknown format.
             PayloadError: one is damaged.
             BlobError: the store failed.
         """
@@ -48,18 +48,21 @@ class Segments:
             with whole_index():
                 block = StreamingIndexBlock.decode(data)
             info, index = block.ledgers.get(ledger_id, (None, None))
+            # An index may name a ledger without having entries of it.
             if info is not None and index is not None and index.entries:
                 size = block.data_object_length
                 kept = DataObject(self._blobs, data_name, size, self._buffer_size, ledger_id)
                 parts.append(_Part(kept, info, index))
+
         if not parts:
             raise NoSuchLedgerError(
-                f"ledger {ledger_id} is in none of {len(uuids)} segments; check the offload context"
+                f"ledger {ledger_id} is in none of {len(uuids)} segments. Check the offload context"
             )
+
         return SegmentedLedger(ledger_id, parts)
 
     async def delete(self, uuid: str) -> None:
-        """Delete both objects; raise `BlobError` if one may be left. May be repeated."""
+        """Delete both objects. Raise `BlobError` if one may be left. May be repeated."""
         data_name, index_name = segment_names(uuid)
         await self._blobs.delete([index_name, data_name])
 
@@ -78,7 +81,7 @@ class _Part:
 
 
 class SegmentedLedger:
-    """A handle that reads a ledger from its segments."""
+    """Handle that reads a ledger from its segments."""
 
     def __init__(self, ledger_id: int, parts: Sequence[_Part]) -> None:
         self.ledger_id = ledger_id
@@ -87,17 +90,17 @@ class SegmentedLedger:
 
     @property
     def info(self) -> LedgerInfo:
-        """The ledger as the last segment knows it; of an open ledger, what was offloaded."""
+        """The ledger as in the last segment. An open ledger ends at its last offloaded entry."""
         return self._parts[-1].info
 
     @property
     def first_entry(self) -> int:
-        """First entry that the segments hold."""
-        return min(one.first_entry for one in self._parts)
+        """First entry in the segments."""
+        return min(part.first_entry for part in self._parts)
 
     @property
     def last_entry(self) -> int:
-        """Last entry of the ledger; segments that are not written yet may be missing before it."""
+        """Last entry of the ledger. Earlier segments may still be missing."""
         return self.info.entries - 1
 
     async def read(self, first: int, last: int) -> list[Entry]:
@@ -106,24 +109,28 @@ class SegmentedLedger:
         Raises:
             OffloadReadHandleClosedError: the handle is closed.
             IncorrectParameterError: the segments do not have them all.
-            NoSuchLedgerError: a data object is gone.
+            NoSuchLedgerError: a data object is missing.
             OSError: a data object has a format that is not known, or can't be read.
             PayloadError: one is damaged.
         """
         if self.is_closed:
-            raise OffloadReadHandleClosedError(f"ledger {self.ledger_id} is closed; open it again")
+            raise OffloadReadHandleClosedError(f"ledger {self.ledger_id} is closed. Open it again")
         if not self.first_entry <= first <= last <= self.last_entry:
             raise IncorrectParameterError(
-                f"entries are {first}..{last}, wanted some of {self.first_entry}..{self.last_entry}"
+                f"entries are {first}..{last}, expected some of"
+                f" {self.first_entry}..{self.last_entry}"
             )
+
         found: list[list[Entry]] = []
+        # From the last segment on, since later segments win where entries overlap.
         for part in reversed(self._parts):
             begin = max(first, part.first_entry)
             if begin <= last:
                 found.append(await part.data.entries(part.index, begin, last))
                 last = begin - 1
-        return [entry for one in reversed(found) for entry in one]
+
+        return [entry for entries in reversed(found) for entry in entries]
 
     def close(self) -> None:
-        """Refuse reads from now on."""
+        """Reject reads from now on."""
         self.is_closed = True

@@ -1,6 +1,6 @@
-"""Named bytes with user metadata: the calls an offloader needs, and a backend in memory.
+"""Interface of named bytes with user metadata, and a backend in memory.
 
-Uploads in parts appear when they are completed. Knows nothing of ledgers.
+An upload in parts appears once it is completed. Knows nothing of ledgers.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import Protocol
 
 
 class BlobError(Exception):
-    """The backend failed; what was to be written may be there."""
+    """The backend failed. The written data may exist or not."""
 
 
 class NoSuchBlobError(Exception):
-    """There is no blob of this name."""
+    """No blob has this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"object {name!r} does not exist; offload the ledger again")
+        super().__init__(f"object {name!r} does not exist. Offload the ledger again")
 
 
 class BlobUpload(Protocol):
     """An upload in parts, numbered from 1."""
 
     async def part(self, number: int, data: bytes) -> None:
-        """Upload a part; raise `BlobError`."""
+        """Upload a part. Raise `BlobError`."""
         ...
 
     async def complete(self) -> None:
-        """Make the blob of its parts; raise `BlobError`."""
+        """Create the blob from its parts. Raise `BlobError`."""
         ...
 
     async def abort(self) -> None:
-        """Drop the upload; may be repeated."""
+        """Drop the upload. May be repeated."""
         ...
 
 
@@ -49,15 +49,15 @@ class Blobs(Protocol):
         ...
 
     async def read(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes, fewer at the end; raise `NoSuchBlobError`."""
+        """Return bytes, fewer at the end. Raise `NoSuchBlobError`."""
         ...
 
     async def metadata(self, name: str) -> Mapping[str, str]:
-        """Return the user metadata; raise `NoSuchBlobError`."""
+        """Return the user metadata. Raise `NoSuchBlobError`."""
         ...
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete blobs; one that is not there counts as deleted."""
+        """Delete blobs. A missing one counts as deleted."""
         ...
 
     async def names(self) -> Sequence[str]:
@@ -67,13 +67,13 @@ class Blobs(Protocol):
 
 @dataclass(slots=True)
 class MemoryBlobs:
-    """Blobs in memory; `fails` names calls that raise `BlobError`, for tests."""
+    """Blobs in memory. `fails` names calls that raise `BlobError`, for tests."""
 
     kept: dict[str, tuple[bytes, dict[str, str]]] = field(default_factory=dict)
     fails: set[str] = field(default_factory=set)
 
     def check(self, call: str) -> None:
-        """Raise `BlobError` if the call is to fail."""
+        """Raise `BlobError` if the call should fail."""
         if call in self.fails:
             raise BlobError(f"{call} failed")
 
@@ -121,12 +121,12 @@ class MemoryUpload:
     parts: dict[int, bytes] = field(default_factory=dict)
 
     async def part(self, number: int, data: bytes) -> None:
-        """Keep a part."""
+        """Store a part."""
         self.blobs.check("part")
         self.parts[number] = data
 
     async def complete(self) -> None:
-        """Make the blob of its parts."""
+        """Create the blob from its parts."""
         self.blobs.check("complete")
         data = b"".join(data for _, data in sorted(self.parts.items()))
         self.blobs.kept[self.name] = (data, self.metadata)

@@ -1,8 +1,8 @@
 """Blobs as objects of a bucket under their own names, where the peer's offloader finds them.
 
-For copies that a Pulsar broker is to read, or has written. The bucket is no cluster's: what lies in
-it has no row in a map, so a list of ledgers is all that tells live from left over. Needs the extra
-`s3`.
+For copies that a Pulsar broker reads or has written. The bucket belongs to no cluster, and no
+metadata describes its objects: only a list of ledgers tells live objects from leftovers. Needs the
+extra `s3`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class BucketBlobs:
-    """All objects of one bucket. `close` it when its uploads are done."""
+    """All objects of one bucket. `close` it after the last upload."""
 
     def __init__(self, config: S3Config, retry: RetryPolicy | None = None) -> None:
         policy = retry or RetryPolicy()
@@ -44,7 +44,7 @@ class BucketBlobs:
 
     @classmethod
     def of(cls, address: str) -> BucketBlobs:
-        """Open the bucket of an address, `s3://bucket?options`; raise as `S3Config.from_uri`."""
+        """Open the bucket of an address, `s3://bucket?options`. Raise as `S3Config.from_uri`."""
         return cls(S3Config.from_uri(address))
 
     def close(self) -> None:
@@ -53,12 +53,13 @@ class BucketBlobs:
         self._store.close()
 
     async def call(self, name: str, request: Callable[[], T]) -> T:
-        """Make a request about an object in a thread, again while the bucket can't serve.
+        """Send a request about an object in a thread, retrying while the bucket is unavailable.
 
         Raises `NoSuchBlobError`, and `BlobError` for all other failures.
         """
 
-        def translated() -> T:
+        # botocore's errors become storage errors, which the retrier knows.
+        def send() -> T:
             try:
                 return request()
             except (ClientError, BotoCoreError) as error:
@@ -67,14 +68,14 @@ class BucketBlobs:
                 ) from error
 
         try:
-            return await run_blocking(self._retrier.call, translated)
+            return await run_blocking(self._retrier.call, send)
         except ObjectNotFoundError as error:
             raise NoSuchBlobError(name) from error
         except StorageError as error:
             raise BlobError(str(error)) from error
 
     async def begin(self, name: str, metadata: Mapping[str, str]) -> BucketUpload:
-        """Begin an upload in parts; all but the last have 5 MiB or more."""
+        """Begin an upload in parts of at least 5 MiB, except the last one."""
         answer = await self.call(
             name,
             lambda: self.client.create_multipart_upload(
@@ -96,6 +97,7 @@ class BucketBlobs:
         """Return bytes of an object, fewer at its end."""
         try:
             return await run_blocking(self._store.get_range, name, start, start + length)
+        # A read from the end on. The interface promises fewer bytes, not an error.
         except RangeNotSatisfiableError:
             return b""
         except ObjectNotFoundError as error:
@@ -104,7 +106,7 @@ class BucketBlobs:
             raise BlobError(str(error)) from error
 
     async def metadata(self, name: str) -> Mapping[str, str]:
-        """Return the user metadata of an object; servers give its keys in lower case."""
+        """Return the user metadata of an object. Servers return its keys in lower case."""
         answer = await self.call(
             name, lambda: self.client.head_object(Bucket=self.bucket, Key=name)
         )
@@ -116,14 +118,17 @@ class BucketBlobs:
             result = await run_blocking(self._store.delete_many, names)
         except StorageError as error:
             raise BlobError(str(error)) from error
+
         if result.failed:
             name, reason = next(iter(result.failed.items()))
-            raise BlobError(f"object {name!r} is not deleted: {reason}")
+            raise BlobError(f"object {name!r} was not deleted, delete it again: {reason}")
 
     async def names(self) -> list[str]:
         """List all objects of the bucket."""
         try:
-            return await run_blocking(lambda: [one.key for one in self._store.list_objects()])
+            return await run_blocking(
+                lambda: [object_.key for object_ in self._store.list_objects()]
+            )
         except StorageError as error:
             raise BlobError(str(error)) from error
 
@@ -153,7 +158,7 @@ class BucketUpload:
         self._etags[number] = answer["ETag"]
 
     async def complete(self) -> None:
-        """Make the object of its parts."""
+        """Create the object from its parts."""
         blobs = self._blobs
         parts: list[CompletedPartTypeDef] = [
             {"PartNumber": number, "ETag": etag} for number, etag in sorted(self._etags.items())
@@ -169,7 +174,7 @@ class BucketUpload:
         )
 
     async def abort(self) -> None:
-        """Drop the upload; one that is gone counts as dropped."""
+        """Drop the upload. A missing one counts as dropped."""
         blobs = self._blobs
         try:
             await blobs.call(
@@ -179,9 +184,11 @@ class BucketUpload:
                 ),
             )
         except BlobError as error:
+            # An earlier attempt may have dropped it.
             if not _is_gone(error):
                 raise
 
 
 def _is_gone(error: BlobError) -> bool:
+    # `call` chains the storage error.
     return isinstance(error.__cause__, UploadNotFoundError)

@@ -1,7 +1,7 @@
 """Blobs as named objects of a cluster: found by name, owned by a key, deleted with it.
 
-Parts of an upload are held until it is completed, as a named object is written at once; so a crash
-before leaves nothing, and reconciliation knows all that is there.
+A named object is written at once, so parts of an upload stay in memory until it is completed. A
+crash before that leaves nothing, and reconciliation knows every object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NamedBlobs:
         return NamedUpload(self, name, metadata)
 
     async def put(self, name: str, data: bytes, metadata: Mapping[str, str]) -> None:
-        """Store a named object; raise `BlobError` if it is refused or can't be uploaded."""
+        """Store a named object. Raise `BlobError` if it is rejected or can't be uploaded."""
         try:
             await self._named.put(
                 self._prefix + name, data, owner=self._owner, metadata=dict(metadata)
@@ -48,38 +48,39 @@ class NamedBlobs:
             raise BlobError(str(error)) from error
 
     async def read(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of a named object; raise `NoSuchBlobError` or `BlobError`."""
-        found = await self._described(name)
+        """Return bytes of a named object. Raise `NoSuchBlobError` or `BlobError`."""
+        found = await self._describe(name)
         key = key_for(found.object_id, self._namespace)
         try:
             return await run_blocking(self._store.get_range, key, start, start + length)
+        # A read from the end on. The interface promises fewer bytes, not an error.
         except RangeNotSatisfiableError:
             return b""
         except StorageError as error:
             raise BlobError(str(error)) from error
 
     async def metadata(self, name: str) -> Mapping[str, str]:
-        """Return the user metadata; raise `NoSuchBlobError` or `BlobError`."""
-        return (await self._described(name)).metadata
+        """Return the user metadata. Raise `NoSuchBlobError` or `BlobError`."""
+        return (await self._describe(name)).metadata
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete named objects; raise `BlobError` if the node may not."""
+        """Delete named objects. Raise `BlobError` if the node may not."""
         try:
             await self._named.delete([self._prefix + name for name in names])
         except BrokerClientError as error:
             raise BlobError(str(error)) from error
 
     async def names(self) -> list[str]:
-        """List the named objects below the prefix; raise `BlobError`."""
+        """List the named objects below the prefix. Raise `BlobError`."""
         try:
             found = self._named.describe(prefix=self._prefix)
-            return [one.name[len(self._prefix) :] async for one in found]
+            return [object_.name[len(self._prefix) :] async for object_ in found]
         except BrokerClientError as error:
             raise BlobError(str(error)) from error
 
-    async def _described(self, name: str) -> NamedObject:
+    async def _describe(self, name: str) -> NamedObject:
         try:
-            found = [one async for one in self._named.describe([self._prefix + name])]
+            found = [object_ async for object_ in self._named.describe([self._prefix + name])]
         except BrokerClientError as error:
             raise BlobError(str(error)) from error
         if not found:
@@ -97,11 +98,12 @@ class NamedUpload:
         self._parts: dict[int, bytes] = {}
 
     async def part(self, number: int, data: bytes) -> None:
-        """Keep a part, replacing it."""
+        """Store a part, replacing an earlier one of its number."""
         self._parts[number] = data
 
     async def complete(self) -> None:
         """Store the named object of all parts."""
+        # Parts may arrive in any order.
         data = b"".join(self._parts[number] for number in sorted(self._parts))
         await self._blobs.put(self._name, data, self._metadata)
 

@@ -1,4 +1,4 @@
-"""Reads a blob forward through a buffer; a seek inside of the buffer costs no request."""
+"""Forward reads of a blob through a buffer. A seek inside of the buffer needs no request."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class ReadAhead:
     data: bytes = b""
 
     def holds(self, start: int, length: int) -> bool:
-        """Whether all of a range is here."""
+        """Whether the buffer contains the whole range."""
         return self.start <= start and start + length <= self.start + len(self.data)
 
 
 class RangeStream:
-    """A position in a blob of `size` bytes, read by `read(start, length)`.
+    """Position in a blob of `size` bytes, which `read(start, length)` reads.
 
-    `ahead` is what an earlier stream of the same blob has read, to begin with.
+    `ahead` is the read-ahead of an earlier stream of the same blob.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class RangeStream:
         while length > 0 and self.position < self._size:
             if not self.ahead.holds(self.position, 1):
                 await self._fill()
+
             at = self.position - self.ahead.start
             part = self.ahead.data[at : at + length]
             parts.append(part)
@@ -54,7 +55,7 @@ class RangeStream:
         return b"".join(parts)
 
     async def peek(self, length: int) -> bytes:
-        """Return the next bytes, and stay before them; fewer only at the end of the blob."""
+        """Return the next bytes without moving, fewer only at the end of the blob."""
         wanted = min(length, self._size - self.position)
         if not self.ahead.holds(self.position, wanted):
             await self._fill(wanted)
@@ -62,13 +63,15 @@ class RangeStream:
         return self.ahead.data[at : at + wanted]
 
     async def _fill(self, least: int = 1) -> None:
+        # Never beyond the end, where a range request fails.
         wanted = min(max(self._buffer_size, least), self._size - self.position)
         self.ahead = ReadAhead(self.position, await self._read(self.position, wanted))
+        # The blob is shorter than its index says. An endless loop would follow.
         if not self.ahead.data:
-            raise EOFError(f"blob ends at byte {self.position}, wanted {self._size}")
+            raise EOFError(f"blob ends at byte {self.position}, expected {self._size}")
 
     def seek_forward(self, position: int) -> None:
-        """Go to a later position; raise `OSError` if it lies behind this one."""
+        """Move to a later position. Raise `OSError` for an earlier one."""
         if position < self.position:
-            raise OSError(f"seek is to {position}, wanted {self.position} or more")
+            raise OSError(f"seek is to {position}, expected {self.position} or more")
         self.position = position

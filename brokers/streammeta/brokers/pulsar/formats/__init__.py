@@ -1,1 +1,1 @@
-"""Formats of offloaded ledgers. Pure."""
+"""Formats of offloaded ledgers, without I/O."""

@@ -1,6 +1,6 @@
 """Blocks of a data object: a header of 128 bytes, whole entries, and padding up to the length.
 
-An entry never spans blocks. Padding read as a length is negative, which sends a reader to the next
+An entry never spans blocks. A reader sees padding as a negative length, and continues with the next
 block. Source: `DataBlockHeaderImpl` and `BlockAwareSegmentInputStreamImpl` of Pulsar.
 """
 
@@ -17,13 +17,14 @@ _STREAMING_HEADER = struct.Struct(">Iqqqq")
 _ENTRY = struct.Struct(">iq")
 HEADER_SIZE = 128
 ENTRY_HEADER_SIZE = _ENTRY.size
+# Position of the id in an entry's head, after the length.
 _ID_AT = 4
 MAGIC = 0xFBDBABCB
 STREAMING_MAGIC = 0x26A66D32
 PADDING = bytes.fromhex("fedcdead")
 DEFAULT_MAX_BLOCK_SIZE = 64 << 20
 MIN_BLOCK_SIZE = 5 << 20
-"""Smallest part of an upload that S3 takes in bytes, the last one excepted."""
+"""Smallest part of an upload that S3 accepts, in bytes. Only the last may be smaller."""
 
 
 class EntryTooLargeError(ValueError):
@@ -31,8 +32,8 @@ class EntryTooLargeError(ValueError):
 
     def __init__(self, entry_id: int, size: int, block_size: int) -> None:
         super().__init__(
-            f"entry {entry_id} has {size} bytes, wanted at most"
-            f" {block_size - HEADER_SIZE - ENTRY_HEADER_SIZE} in blocks of {block_size}; raise"
+            f"entry {entry_id} has {size} bytes, expected at most"
+            f" {block_size - HEADER_SIZE - ENTRY_HEADER_SIZE} in blocks of {block_size}. Raise"
             " max_block_size"
         )
 
@@ -47,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Header of a block; with a ledger id, that of a streaming offload."""
+    """Header of a block. Only blocks of streaming offload have a ledger id."""
 
     block_length: int
     first_entry_id: int
@@ -67,21 +68,23 @@ class BlockHeader:
 
         Raises:
             EOFError: there are fewer than 128 bytes.
-            PayloadError: they are no header.
+            PayloadError: they are not a header.
         """
         if len(data) < HEADER_SIZE:
-            raise EOFError(f"block header has {len(data)} bytes, wanted {HEADER_SIZE}")
+            raise EOFError(f"block header has {len(data)} bytes, expected {HEADER_SIZE}")
+
         magic, size, length, first, ledger_id = _STREAMING_HEADER.unpack_from(data)
         if magic not in (MAGIC, STREAMING_MAGIC):
             raise PayloadError(0, "magic of the data block", f"{magic:#x}", f"{MAGIC:#x}")
         if size != HEADER_SIZE:
             raise PayloadError(4, "header length", size, HEADER_SIZE)
+
         return cls(length, first, ledger_id if magic == STREAMING_MAGIC else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """An encoded block; `end_entry` is the last entry's id, -1 without entries."""
+    """Encoded block. `end_entry` is the id of the last entry, -1 without entries."""
 
     data: bytes
     first_entry: int
@@ -92,31 +95,35 @@ class Block:
 
 
 def decode_entry_header(data: bytes) -> tuple[int, int]:
-    """Return length and id of an entry; -1 for both if the bytes are padding, or too few."""
+    """Return length and id of an entry, -1 for both if the bytes are padding or too few."""
     if len(data) < ENTRY_HEADER_SIZE:
         return -1, -1
     length, entry_id = _ENTRY.unpack_from(data)
+    # Padding reads as a negative length.
     return (length, entry_id) if length >= 0 else (-1, -1)
 
 
 def entry_length(head: bytes, wanted: int, room: int) -> int | None:
-    """Return the length of the entry whose head comes first, None if it is not the wanted one.
+    """Return the length of the entry at the start of `head`, None if it is not the wanted one.
 
-    `head` holds two heads, or the `room` that is left of the block. An entry without data counts if
-    the next one, padding or the end follows: zeros look like an empty entry 0.
+    `head` contains two entry heads, or the `room` that is left of the block. An entry without data
+    counts only if the next entry, padding or the end follows, because zeros look like an empty
+    entry 0.
     """
     length, entry_id = decode_entry_header(head)
     if entry_id != wanted or length > room - ENTRY_HEADER_SIZE:
         return None
+    # Zeros decode as an empty entry 0, so an empty entry needs a second sign.
     return length if length or _is_followed(head, ENTRY_HEADER_SIZE, wanted, room) else None
 
 
 def find_entry(window: bytes, wanted: int, room: int) -> tuple[int, int] | None:
-    """Return position and length of an entry behind bytes of no entry; None if it is not there.
+    """Return position and length of an entry after bytes that are not an entry, or None.
 
-    `window` holds the first bytes of the `room` that is left of the block. Of several heads the
-    first counts behind whose data the next entry, padding or the end follows, else the first.
-    Damage of the entry's own head is not skipped, as its data might look like another head of it.
+    `window` contains the first bytes of the `room` that is left of the block. Among several
+    matching heads, the first one followed by the next entry, padding or the end counts, or else the
+    first. Damage in the entry's own head is not skipped, because its data may look like another
+    head.
     """
     length, entry_id = decode_entry_header(window)
     is_own_length = entry_id == wanted and length > room - ENTRY_HEADER_SIZE
@@ -125,6 +132,7 @@ def find_entry(window: bytes, wanted: int, room: int) -> tuple[int, int] | None:
         return None
 
     found = None
+    # The id is searched for, because lengths are unknown.
     pattern = struct.pack(">q", wanted)
     at = window.find(pattern, _ID_AT) - _ID_AT
     while at >= 0:
@@ -133,6 +141,7 @@ def find_entry(window: bytes, wanted: int, room: int) -> tuple[int, int] | None:
         if length > 0 and end <= room:
             if _is_followed(window, end, wanted, room):
                 return at, length
+            # A fallback if no candidate is followed by a valid head.
             found = found or (at, length)
         at = window.find(pattern, at + 1 + _ID_AT) - _ID_AT
     return found
@@ -140,6 +149,7 @@ def find_entry(window: bytes, wanted: int, room: int) -> tuple[int, int] | None:
 
 def _is_followed(window: bytes, end: int, entry_id: int, room: int) -> bool:
     """Whether the end of the block, padding or the next entry begins where an entry ends."""
+    # The window may end inside of the next head.
     rest = window[end : end + ENTRY_HEADER_SIZE]
     length, following = decode_entry_header(rest)
     is_padding = rest[:4] == PADDING[: len(rest)] != b""
@@ -147,7 +157,7 @@ def _is_followed(window: bytes, end: int, entry_id: int, room: int) -> bool:
 
 
 def block_size(max_size: int, entries_left: int, bytes_left: int) -> int:
-    """Return the length of the next block: what is left, or the maximum."""
+    """Return the length of the next block: the remaining bytes, or the maximum."""
     return min(max_size, ENTRY_HEADER_SIZE * entries_left + bytes_left + HEADER_SIZE)
 
 
@@ -159,10 +169,13 @@ def encode_block(
     room, end, count, total = size - HEADER_SIZE, -1, 0, 0
     for entry in entries:
         wanted = ENTRY_HEADER_SIZE + len(entry.data)
+        # Entries keep their order, so a smaller one further on must not fill the gap.
         if wanted > room:
             break
         parts += (_ENTRY.pack(len(entry.data), entry.entry_id), entry.data)
         room, end, count, total = room - wanted, entry.entry_id, count + 1, total + len(entry.data)
+
+    # The last repetition of the padding may be cut.
     parts.append((PADDING * (room // len(PADDING) + 1))[:room])
     return Block(b"".join(parts), first_entry, end, count, total, room)
 
@@ -170,14 +183,16 @@ def encode_block(
 def encode_blocks(
     entries: Sequence[Entry], max_size: int = DEFAULT_MAX_BLOCK_SIZE
 ) -> Iterator[Block]:
-    """Yield the blocks of entries that follow each other.
+    """Yield the blocks of consecutive entries.
 
     Raises:
-        EntryTooLargeError: an entry fits into no block; nothing is yielded then.
+        EntryTooLargeError: an entry does not fit into any block. Nothing is yielded then.
     """
+    # All sizes are checked first, so that no partial result is yielded.
     for entry in entries:
         if len(entry.data) + ENTRY_HEADER_SIZE + HEADER_SIZE > max_size:
             raise EntryTooLargeError(entry.entry_id, len(entry.data), max_size)
+
     at, left = 0, sum(len(entry.data) for entry in entries)
     while at < len(entries):
         size = block_size(max_size, len(entries) - at, left)
@@ -191,14 +206,16 @@ def decode_block(data: bytes) -> Iterator[Entry]:
 
     Raises:
         EOFError: the block is cut.
-        PayloadError: it is no block.
+        PayloadError: the bytes are not a block.
     """
     header = BlockHeader.decode(data)
     if len(data) < header.block_length:
-        raise EOFError(f"block has {len(data)} bytes, wanted {header.block_length}")
+        raise EOFError(f"block has {len(data)} bytes, expected {header.block_length}")
+
     at = HEADER_SIZE
     while at + 4 <= header.block_length:
         (length,) = struct.unpack_from(">i", data, at)
+        # Padding: the rest of the block has no entries.
         if length < 0:
             return
         end = at + ENTRY_HEADER_SIZE + length

@@ -1,7 +1,8 @@
 """Index objects: the first entry of every block of a data object, with its place.
 
-V1 is of one ledger and holds BookKeeper's metadata of it, V2 is of the ledgers of a streaming
-offload. Source: `OffloadIndexBlockImpl`, `OffloadIndexBlockV2Impl` of Pulsar's jcloud offloader.
+V1 describes one ledger and contains BookKeeper's metadata of it. V2 describes the ledgers of a
+streaming offload. Source: `OffloadIndexBlockImpl`, `OffloadIndexBlockV2Impl` of Pulsar's jcloud
+offloader.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ class LedgerIndex:
     last_entry: int
 
     def find(self, entry_id: int) -> IndexEntry:
-        """Return the block that an entry is in; raise `IndexError` if there is none."""
+        """Return the block that contains an entry. Raise `IndexError` without one."""
         if entry_id > self.last_entry:
             raise IndexError(f"Entry index: {entry_id} beyond lastEntryId: {self.last_entry}")
-        at = bisect_right(self.entries, entry_id, key=lambda one: one.first_entry)
+        at = bisect_right(self.entries, entry_id, key=lambda entry: entry.first_entry)
         if not at:
             raise IndexError(f"Entry index: {entry_id} before the first block")
         return self.entries[at - 1]
 
     def ceiling(self, entry_id: int) -> IndexEntry | None:
-        """Return the first block that begins at or behind an entry, None if there is none."""
-        at = bisect_left(self.entries, entry_id, key=lambda one: one.first_entry)
+        """Return the first block that begins at or after an entry, None without one."""
+        at = bisect_left(self.entries, entry_id, key=lambda entry: entry.first_entry)
         return self.entries[at] if at < len(self.entries) else None
 
 
@@ -85,8 +86,8 @@ class IndexBlock:
         """Return an index.
 
         Raises:
-            EOFError: it is cut.
-            PayloadError: it is none.
+            EOFError: the index is cut.
+            PayloadError: the bytes are not an index.
         """
         reader = _Reader(data)
         length, header = reader.head(MAGIC_V1)
@@ -109,7 +110,7 @@ class StreamingIndexBlock:
     ledgers: dict[int, tuple[LedgerInfo, LedgerIndex]]
 
     def find(self, ledger_id: int, entry_id: int) -> IndexEntry:
-        """Return the block that an entry is in; raise `IndexError` if there is none."""
+        """Return the block that contains an entry. Raise `IndexError` without one."""
         if ledger_id not in self.ledgers:
             raise IndexError(f"ledger {ledger_id} is not in this object")
         return self.ledgers[ledger_id][1].find(entry_id)
@@ -131,8 +132,8 @@ class StreamingIndexBlock:
         """Return an index.
 
         Raises:
-            EOFError: it is cut.
-            PayloadError: it is none.
+            EOFError: the index is cut.
+            PayloadError: the bytes are not an index.
         """
         reader = _Reader(data)
         length, header = reader.head(MAGIC_V2)
@@ -140,15 +141,17 @@ class StreamingIndexBlock:
         while reader.at < len(data):
             ledger_id, count, size = _LEDGER.unpack(reader.take(_LEDGER.size))
             info = LedgerInfo.decode(reader.take(size))
+            # An index has no last entry of its own. It follows from the ledger's count.
             index = LedgerIndex(reader.entries(count, header), info.entries - 1)
             ledgers[ledger_id] = (info, index)
+
         return cls(length, header, ledgers)
 
 
-def placed(
+def place_blocks(
     blocks: Iterable[tuple[int, int, int]], header_length: int, offset: int = 0
 ) -> tuple[IndexEntry, ...]:
-    """Return index entries of blocks given as first entry, part and size, from `offset` on."""
+    """Return index entries for blocks of first entry, part and size, from `offset` on."""
     found = []
     for first, part, size in blocks:
         found.append(IndexEntry(first, part, offset, header_length))
@@ -161,7 +164,7 @@ def _head(magic: int, data_length: int, header_length: int, tail: bytes) -> byte
 
 
 def _encode_entries(entries: Iterable[IndexEntry]) -> bytes:
-    return b"".join(_ENTRY.pack(one.first_entry, one.part, one.offset) for one in entries)
+    return b"".join(_ENTRY.pack(entry.first_entry, entry.part, entry.offset) for entry in entries)
 
 
 @dataclass(slots=True)
@@ -171,7 +174,9 @@ class _Reader:
 
     def take(self, size: int) -> bytes:
         if size < 0 or self.at + size > len(self.data):
-            raise EOFError(f"index ends at byte {len(self.data)}, wanted {self.at + size} or more")
+            raise EOFError(
+                f"index ends at byte {len(self.data)}, expected {self.at + size} or more"
+            )
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -179,8 +184,9 @@ class _Reader:
         magic, size, length, header = _HEAD.unpack(self.take(_HEAD.size))
         if magic != wanted:
             raise PayloadError(0, "Invalid MagicWord: magic", f"{magic:#x}", f"{wanted:#x}")
+        # More bytes than the header says are accepted, as in the peer.
         if size > len(self.data):
-            raise EOFError(f"index has {len(self.data)} bytes, wanted {size}")
+            raise EOFError(f"index has {len(self.data)} bytes, expected {size}")
         return length, header
 
     def entries(self, count: int, header: int) -> tuple[IndexEntry, ...]:

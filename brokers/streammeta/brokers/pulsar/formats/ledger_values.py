@@ -1,6 +1,6 @@
-"""Values about ledgers as Pulsar and BookKeeper keep them: metadata, ledger infos, contexts.
+"""Values about ledgers as in Pulsar and BookKeeper: metadata, ledger infos, contexts.
 
-Field numbers are those of `MLDataFormats.proto` and BookKeeper's `LedgerMetadataFormat`.
+Field numbers come from `MLDataFormats.proto` and BookKeeper's `LedgerMetadataFormat`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from enum import IntEnum
 from streammeta.brokers.pulsar.formats import wire_fields as wire
 
 _CLOSED = 3
+# Protobuf's halves are signed, a uuid's are not.
 _MASK = (1 << 64) - 1
 
 
 def _uuid_fields(uuid: str) -> bytes:
-    """Return both halves of a uuid, nothing for none."""
+    """Return both halves of a uuid, or nothing without one."""
     if not uuid:
         return b""
     value = uuids.UUID(uuid).int
@@ -27,6 +28,7 @@ def _uuid_fields(uuid: str) -> bytes:
 def _uuid_of(numbers: Mapping[int, int]) -> str:
     if 1 not in numbers and 2 not in numbers:
         return ""
+    # The most significant half comes first, as in Java's UUID.
     value = (numbers.get(1, 0) & _MASK) << 64 | numbers.get(2, 0) & _MASK
     return str(uuids.UUID(int=value))
 
@@ -36,7 +38,7 @@ def _driver_field(number: int, driver: str, metadata: dict[str, str]) -> bytes:
 
 
 class Digest(IntEnum):
-    """Checksums of entries, by BookKeeper's numbers."""
+    """Checksums of entries, with BookKeeper's numbers."""
 
     CRC32 = 1
     HMAC = 2
@@ -45,7 +47,10 @@ class Digest(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """A closed ledger; `length` is the bytes of its entries, `ensembles` its bookies by entry."""
+    """Closed ledger.
+
+    `length` is the size of all entries in bytes. `ensembles` contains bookies by first entry.
+    """
 
     length: int
     last_entry: int
@@ -70,7 +75,7 @@ class LedgerMetadata:
                 *(
                     wire.bytes_field(
                         6,
-                        b"".join(wire.bytes_field(1, one) for one in bookies)
+                        b"".join(wire.bytes_field(1, bookie) for bookie in bookies)
                         + wire.number_field(2, first),
                     )
                     for first, bookies in self.ensembles.items()
@@ -84,12 +89,15 @@ class LedgerMetadata:
 
     @classmethod
     def decode(cls, data: bytes) -> LedgerMetadata:
-        """Return the value; raise `PayloadError` if the bytes are none."""
+        """Return the value. Raise `PayloadError` for other bytes."""
         numbers = wire.numbers(data)
         ensembles = {
-            wire.numbers(one).get(2, 0): tuple(each.decode() for each in wire.parts(one, 1))
-            for one in wire.parts(data, 6)
+            wire.numbers(ensemble).get(2, 0): tuple(
+                bookie.decode() for bookie in wire.parts(ensemble, 1)
+            )
+            for ensemble in wire.parts(data, 6)
         }
+
         return cls(
             numbers.get(3, 0),
             numbers.get(4, -1),
@@ -106,7 +114,7 @@ class LedgerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class OffloadSegment:
-    """A segment of streaming offload that holds entries of a ledger; times are ms since 1970.
+    """Segment of streaming offload with entries of a ledger. Times are ms since 1970.
 
     `end_entry` is the last entry of the ledger in the segment.
     """
@@ -134,7 +142,7 @@ class OffloadSegment:
 
     @classmethod
     def decode(cls, data: bytes) -> OffloadSegment:
-        """Return the value; raise `PayloadError` if the bytes are none."""
+        """Return the value. Raise `PayloadError` for other bytes."""
         numbers = wire.numbers(data)
         driver = (wire.parts(data, 7) or [b""])[-1]
         return cls(
@@ -150,10 +158,10 @@ class OffloadSegment:
 
 @dataclass(frozen=True, slots=True)
 class OffloadContext:
-    """Where a ledger's copy is, and whether it is whole; times are ms since 1970.
+    """Place and state of a ledger's copy. Times are ms since 1970.
 
-    A copy that is not whole has no field `complete`, as in the peer. A ledger that was offloaded as
-    a stream is in `segments`, and has no uuid of its own then.
+    An unfinished copy has no field `complete`, as in the peer. A ledger offloaded as a stream is in
+    `segments` and has no uuid of its own.
     """
 
     uuid: str
@@ -170,19 +178,20 @@ class OffloadContext:
         return b"".join(
             (
                 _uuid_fields(self.uuid),
+                # The peer leaves the field out instead of writing false.
                 wire.number_field(3, 1 if self.complete else None),
                 wire.number_field(4, deleted),
                 wire.number_field(5, self.timestamp_ms),
                 b""
                 if self.segments and not self.uuid
                 else _driver_field(6, self.driver, self.driver_metadata),
-                *(wire.bytes_field(7, one.encode()) for one in self.segments),
+                *(wire.bytes_field(7, segment.encode()) for segment in self.segments),
             )
         )
 
     @classmethod
     def decode(cls, data: bytes) -> OffloadContext:
-        """Return the value; raise `PayloadError` if the bytes are none."""
+        """Return the value. Raise `PayloadError` for other bytes."""
         numbers = wire.numbers(data)
         driver = (wire.parts(data, 6) or [b""])[-1]
         return cls(
@@ -192,13 +201,13 @@ class OffloadContext:
             numbers.get(5),
             wire.text(driver, 1),
             wire.pairs(wire.parts(driver, 2)),
-            tuple(OffloadSegment.decode(one) for one in wire.parts(data, 7)),
+            tuple(OffloadSegment.decode(segment) for segment in wire.parts(data, 7)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerInfo:
-    """A ledger of a managed ledger; `timestamp_ms` is its closing, None or 0 while it is open."""
+    """Ledger of a managed ledger. `timestamp_ms` is its closing, None or 0 if it is open."""
 
     ledger_id: int
     entries: int = 0
@@ -212,7 +221,7 @@ class LedgerInfo:
         return self.context is not None and self.context.complete
 
     def with_context(self, context: OffloadContext | None) -> LedgerInfo:
-        """Return the ledger with another context."""
+        """Return a copy with another context."""
         return replace(self, context=context)
 
     def encode(self) -> bytes:
@@ -230,7 +239,7 @@ class LedgerInfo:
 
     @classmethod
     def decode(cls, data: bytes) -> LedgerInfo:
-        """Return the value; raise `PayloadError` if the bytes are none."""
+        """Return the value. Raise `PayloadError` for other bytes."""
         numbers = wire.numbers(data)
         contexts = wire.parts(data, 5)
         context = OffloadContext.decode(contexts[-1]) if contexts else None

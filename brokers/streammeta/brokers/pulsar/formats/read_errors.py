@@ -1,4 +1,4 @@
-"""Errors of reads of offloaded ledgers; `code` is the peer's name."""
+"""Errors of reads of offloaded ledgers. `code` is the peer's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of protobuf messages (proto2): tags, varints and bytes, in the order they are written."""
+"""Fields of protobuf messages (proto2): tags, varints and bytes, in the order of writing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _MASK = (1 << 64) - 1
 
 def varint(value: int) -> bytes:
     """Return a signed 64-bit number as protobuf's int64."""
+    # Negative numbers take ten bytes, as in protobuf's int64.
     value &= _MASK
     out = bytearray()
     while value > 0x7F:
@@ -22,12 +23,12 @@ def varint(value: int) -> bytes:
 
 
 def number_field(number: int, value: int | None) -> bytes:
-    """Return a field, nothing if it is not set."""
+    """Return a field, or nothing if it is not set."""
     return b"" if value is None else varint(number << 3 | _VARINT) + varint(value)
 
 
 def bytes_field(number: int, value: bytes | str | None) -> bytes:
-    """Return a field, nothing if it is not set."""
+    """Return a field, or nothing if it is not set."""
     if value is None:
         return b""
     data = value.encode() if isinstance(value, str) else value
@@ -54,7 +55,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def numbers(data: bytes) -> dict[int, int]:
-    """Return the fields of a message that are numbers."""
+    """Return the numeric fields of a message."""
     return {number: value for number, value in fields(data) if isinstance(value, int)}
 
 
@@ -66,14 +67,14 @@ def parts(data: bytes, wanted: int) -> list[bytes]:
 
 
 def text(data: bytes, wanted: int) -> str:
-    """Return the last value of a field of text, empty if it is not set."""
+    """Return the last value of a text field, empty if it is not set."""
     found = parts(data, wanted)
     return found[-1].decode() if found else ""
 
 
 def pairs(entries: list[bytes]) -> dict[str, str]:
     """Return messages of a key 1 and a value 2 as a map."""
-    return {text(one, 1): text(one, 2) for one in entries}
+    return {text(entry, 1): text(entry, 2) for entry in entries}
 
 
 def pair_fields(number: int, pairs: dict[str, str]) -> bytes:
