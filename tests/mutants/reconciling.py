@@ -205,7 +205,7 @@ RECONCILING = (
         "listings that end early: consistency checks that cry wolf are switched off",
         """
         streammeta.reconcile.findings.losses:
-        - lost = [one for one, still in zip(suspects, is_lost, strict=True) if still]
+        - lost = [suspect for suspect, still in zip(suspects, is_lost, strict=True) if still]
         + lost = suspects
         """,
         Tested(f"{_RECONCILE}_losses.py::test_what_only_the_listing_lacked_is_not_lost"),

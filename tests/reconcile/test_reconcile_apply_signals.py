@@ -216,8 +216,8 @@ def test_a_signal_ends_an_undo_after_the_batch_under_way_and_the_next_one_goes_o
     assert answer["outcomes"] == [{"outcome": "restored", "keys": 10, "bytes": 100}]
     assert answer["error"] == {
         "code": "INTERRUPTED",
-        "message": "ended by SIGTERM: 10 objects were settled, up to 20 candidates of the plan are"
-        " left",
+        "message": "ended by SIGTERM: 10 objects were settled, up to 20 candidates of the plan"
+        " remain",
         "hint": "run undo again for the rest",
     }
     assert len(bucket.keys() - before) == 20, "copies in quarantine"

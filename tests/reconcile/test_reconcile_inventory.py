@@ -377,8 +377,8 @@ def test_times_of_a_table_may_be_timestamps_or_text(tmp_path: Path) -> None:
     [
         ({"path": ["s3://other/a"], "size": [1], "modified": [1]}, "path is 's3://other/a'"),
         ({"path": ["a"], "modified": [1]}, "no column 'size'"),
-        ({"path": ["a"], "size": ["big"], "modified": [1]}, "size is no whole number"),
-        ({"path": ["a"], "size": [1], "modified": ["soon"]}, "lastmodifieddate is no time"),
+        ({"path": ["a"], "size": ["big"], "modified": [1]}, "size is not an integer"),
+        ({"path": ["a"], "size": [1], "modified": ["soon"]}, "lastmodifieddate is not a time"),
     ],
 )
 def test_a_table_that_is_not_right_is_refused_by_column(

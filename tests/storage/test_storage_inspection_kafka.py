@@ -269,7 +269,7 @@ def test_an_unknown_key_keeps_its_bytes_and_shows_nothing_unprintable() -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b"\x00\x00", "what is left for a key-value at byte 0 is 2 bytes, wanted 5"),
+        (b"\x00\x00", "remaining size for a key-value at byte 0 is 2 bytes, wanted 5"),
         (b"\x01" + PARTITION[1:], "magic of a MetaStream key-value at byte 0 is 1, wanted 0"),
         (b"\x00" + struct.pack(">i", 2**31 - 1), "key length at byte 1 is 2147483647"),
         (meta_payload("PARTITION", b"{"), "value at byte 14 is no JSON"),

@@ -1,4 +1,4 @@
-"""Reconciliation of a bucket with the map: objects stored but unknown, and known but missing.
+"""Reconciliation of a bucket with the metadata: unknown objects and missing ones.
 
 `plan`, `apply`, `open_plan` and `register` are for notebooks and jobs, see `notebook`.
 """

@@ -1,8 +1,8 @@
-"""Reconciliation for notebooks and jobs: `plan` and `apply` with DataFrames in and out.
+"""Reconciliation for notebooks and jobs: `plan` and `apply` with DataFrames.
 
-Both run on the caller's Spark session, and write the same folders as the command does: a plan made
-in a notebook can be applied by the command, and the other way round. The folder of a plan has to be
-on a path that driver and executors share.
+Both run on the caller's Spark session and write the command's folders, so the command can apply a
+plan from a notebook, and the other way round. The folder of a plan has to be on a path that driver
+and executors share.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CHOSEN = "chosen"
 class Plan:
     """A plan in its folder, and its tables.
 
-    `result` has counts and guards; a plan whose guards failed is a report, and is not applied.
+    `result` has counts and guards. A plan with failed guards is a report and can't be applied.
     """
 
     folder: Path
@@ -63,13 +63,13 @@ class Plan:
 
     @property
     def losses(self) -> DataFrame:
-        """Ranges of streams in missing or damaged objects, each confirmed by another look."""
+        """Ranges of streams in missing or damaged objects, each confirmed by a second check."""
         return _read(self.spark, self.folder / plan_folder.LOSSES, LOSS_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A run of a plan. `result` has the counts, and says whether every candidate was settled."""
+    """An applied plan. `result` has the counts and says whether every candidate was settled."""
 
     result: ApplyResult
     spark: SparkSession
@@ -90,18 +90,18 @@ def plan(
     progress: Callable[[str], None] = print,
     **options: Any,
 ) -> Plan:
-    """Compare a bucket with the metadata of its cluster; delete nothing.
+    """Compare a bucket with the metadata of its cluster, without deleting anything.
 
-    `store` is the bucket's address, `connect` are controllers as HOST:PORT. The `inventory`
-    replaces the listing of the bucket: the address of one, or a DataFrame with the columns key,
-    size and last_modified, which needs `inventory_taken_ms`. `spark` is the active session unless
-    given. `options` are fields of `PlanConfig`, such as `grace_ms`, `max_share` or `tls`.
+    `store` is the bucket's address, `connect` are controllers as HOST:PORT. An `inventory` replaces
+    the listing of the bucket. It is an address, or a DataFrame with the columns key, size and
+    last_modified, which needs `inventory_taken_ms`. `spark` defaults to the active Spark session.
+    `options` are fields of `PlanConfig`, such as `grace_ms`, `max_share` or `tls`.
 
     Raises:
-        ConfigurationError: an option is unknown or makes no sense, or no session is active.
-        ReconcileError, StorageError: as `streammeta.reconcile.plan.plan` says.
+        ConfigurationError: an option is unknown or invalid, or no Spark session is active.
+        ReconcileError, StorageError: see `streammeta.reconcile.plan.plan`.
     """
-    spark = _session(spark)
+    spark = _spark_session(spark)
     endpoints = tuple(connect.split(",")) if isinstance(connect, str) else tuple(connect)
     config = _config(
         PlanConfig, options, store=store, connect=endpoints, folder=Path(folder).absolute()
@@ -117,9 +117,9 @@ def plan(
 
 
 def open_plan(folder: str | Path, spark: SparkSession | None = None) -> Plan:
-    """Return a plan that was made before. Raises `PlanError` if there is none in `folder`."""
+    """Return an existing plan. Raises `PlanError` unless `folder` contains one."""
     path = Path(folder).absolute()
-    return Plan(path, read_plan_file(path), _session(spark))
+    return Plan(path, read_plan_file(path), _spark_session(spark))
 
 
 def apply(
@@ -129,15 +129,15 @@ def apply(
     progress: Callable[[str], None] = print,
     **options: Any,
 ) -> Applied:
-    """Check every candidate of a plan at the leader; delete it with `delete=True`.
+    """Check every candidate of a plan with the leader, and delete it with `delete=True`.
 
-    `candidates` chooses some of the plan's by their keys; all other columns come from the plan.
+    `candidates` selects candidates of the plan by key. All other columns come from the plan.
     `options` are fields of `ApplyConfig`, such as `delete`, `quarantine`, `tag` or `keys_per_s`.
 
     Raises:
-        ConfigurationError: an option is unknown or makes no sense.
-        PlanError: a chosen key is no candidate of the plan.
-        ReconcileError, StorageError: as `streammeta.reconcile.apply.apply` says.
+        ConfigurationError: an option is unknown or invalid.
+        PlanError: a chosen key is not a candidate of the plan.
+        ReconcileError, StorageError: see `streammeta.reconcile.apply.apply`.
     """
     made = plan if isinstance(plan, Plan) else open_plan(plan)
     config = _config(ApplyConfig, options, folder=made.folder)
@@ -159,7 +159,7 @@ def register(spark: SparkSession | None = None) -> None:
     from streammeta.reconcile.listing.source_filters import has_pushdown
     from streammeta.reconcile.metadata.source import MetadataSource, PushingMetadataSource
 
-    spark = _session(spark)
+    spark = _spark_session(spark)
     if has_pushdown():
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
         spark.dataSource.register(PushingMetadataSource)
@@ -169,14 +169,14 @@ def register(spark: SparkSession | None = None) -> None:
         spark.dataSource.register(ListingSource)
 
 
-def _session(given: SparkSession | None) -> SparkSession:
+def _spark_session(given: SparkSession | None) -> SparkSession:
     from pyspark.sql import SparkSession
 
     found = given or SparkSession.getActiveSession()
     if found is None:
         raise ConfigurationError(
-            "no Spark session is active; begin one with SparkSession.builder.getOrCreate(), or"
-            " give it as spark=..."
+            "no Spark session is active; start one with SparkSession.builder.getOrCreate(), or"
+            " pass it as spark=..."
         )
     return found
 
@@ -186,20 +186,20 @@ def _config(kind: Callable[..., _Config], options: dict[str, Any], **own: Any) -
     for name in options:
         if name not in known:
             raise ConfigurationError(
-                f"there is no option {name!r}; known options: {', '.join(sorted(known))}"
+                f"option {name!r} is unknown; known options: {', '.join(sorted(known))}"
             )
     return kind(**own, **options)
 
 
 def _read(spark: SparkSession, table: Path, columns: str) -> DataFrame:
     if not table.is_dir():
-        raise PlanError(f"{table} is missing: the plan has no such table; plan.json says why")
+        raise PlanError(f"{table} is missing from the plan; plan.json contains the reason")
     return spark.read.schema(columns).parquet(str(table))
 
 
 @contextmanager
 def _written(table: DataFrame, folder: Path) -> Iterator[Path]:
-    """Write a table to a new folder, and delete it at the end."""
+    """Write a table to a new folder, and delete the folder at the end."""
     try:
         table.write.parquet(str(folder))
         yield folder
@@ -208,7 +208,7 @@ def _written(table: DataFrame, folder: Path) -> Iterator[Path]:
 
 
 def _choose(plan: Plan, candidates: DataFrame) -> DataFrame:
-    """Return the plan's own rows of the chosen keys."""
+    """Return the plan's rows of the chosen keys."""
     if "key" not in candidates.columns:
         raise ConfigurationError(
             f"candidates has the columns {', '.join(candidates.columns)}; wanted one named 'key'"
@@ -217,7 +217,7 @@ def _choose(plan: Plan, candidates: DataFrame) -> DataFrame:
     strangers = keys.join(plan.candidates, "key", "left_anti")
     if found := strangers.take(1):
         raise PlanError(
-            f"{strangers.count()} chosen keys are no candidates of the plan, such as"
+            f"{strangers.count()} chosen keys are not candidates of the plan, such as"
             f" {found[0]['key']!r}; choose rows of plan.candidates"
         )
     return plan.candidates.join(keys, "key", "left_semi")

@@ -148,7 +148,7 @@ def _other_rows(listing: DataFrame) -> DataFrame:
     from pyspark.sql import functions as sql
 
     owner = sql.col("owner")
-    is_of_versions = owner.isin([int(one) for one in OF_VERSIONS])
+    is_of_versions = owner.isin([int(version) for version in OF_VERSIONS])
     keys = listing.where((owner != int(Owner.OWN)) & ~is_of_versions)
     return _one_row_of_each(keys, "key").unionByName(listing.where(is_of_versions))
 

@@ -1,8 +1,8 @@
-"""Reading of objects that the map wants: their checksum, and footer, index or links.
+"""Reading of committed objects: checksum, footer, index or links.
 
-A sample or all of them, whole, in the process that plans. What is found goes into the table of the
-map, where the ladder of verdicts sees it. An object that looks damaged is read twice: a store may
-have sent other bytes than it has.
+Reads a sample or all objects completely, in the planning process. The findings go into the table of
+the metadata's objects, for the verdict rules. An object that seems damaged is read twice, because a
+store may return wrong bytes once.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _READ = "read.parquet"
 def read_objects(
     store: ObjectStore, of_map: Path, namespace: str, share: float, seed: int
 ) -> Mapping[Reading, int]:
-    """Read the fraction `share`, 0..1, of the objects in the table `of_map`, and note it there.
+    """Read the fraction `share`, 0..1, of the objects in the table `of_map`, and note the findings.
 
-    The sample is drawn by `seed`. Returns the numbers of objects by what was found.
+    `seed` determines the sample. Returns the number of objects by finding.
 
     Raises:
-        StorageError: an object could not be read; the table is as it was.
+        StorageError: an object could not be read. The table is unchanged.
     """
     chance = np.random.default_rng(seed)
     counts: Counter[Reading] = Counter()
@@ -55,10 +55,10 @@ def read_objects(
                 wanted = np.isin(rows["map_state"].to_numpy(), WANTED_STATES)
                 drawn = np.flatnonzero(wanted & (chance.random(rows.num_rows) < share))
                 chosen = rows.take(pa.array(drawn)).to_pylist()
-                keys = [key_for(one["object_id"], namespace) for one in chosen]
+                keys = [key_for(row["object_id"], namespace) for row in chosen]
                 found = list(
                     pool.map(
-                        lambda key, one: reading_of(store, key, one["map_kind"], one["map_crc"]),
+                        lambda key, row: reading_of(store, key, row["map_kind"], row["map_crc"]),
                         keys,
                         chosen,
                     )
@@ -77,9 +77,9 @@ def read_objects(
 
 
 def reading_of(store: ObjectStore, key: str, kind: int, crc32c: int) -> Reading:
-    """Read an object of a `common_pb2.ObjectKind`; a `crc32c` of `ABSENT` is not compared.
+    """Read an object of a `common_pb2.ObjectKind`. A `crc32c` of `ABSENT` is not compared.
 
-    An object that is absent is unread. Raises `StorageError`.
+    An absent object is `UNREAD`. Raises `StorageError`.
     """
     try:
         found = _read(store, key, kind, crc32c)
@@ -105,7 +105,7 @@ def _read(store: ObjectStore, key: str, kind: int, crc32c: int) -> Reading:
 def _check_form(store: ObjectStore, key: str, kind: int, size: int) -> None:
     """Raise `CorruptObjectError` unless footer and index, or links, can be read."""
     if kind == common_pb2.OBJECT_KIND_NAMED:
-        return  # bytes of a broker's own
+        return  # a broker's object, with any content
     if kind == common_pb2.OBJECT_KIND_COMPOSITE:
         decode_composite(store.get_range(key), source=key)
         return

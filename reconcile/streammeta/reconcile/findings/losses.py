@@ -1,8 +1,8 @@
-"""Losses: objects that the map wants, and of which records can't be read, confirmed and described.
+"""Losses: confirmation and description of committed objects with unreadable records.
 
-A listing may err, and the map goes on while it is compared. So each object is looked up in the
-bucket again, and only then a second copy of the map is taken: an object that this one still wants,
-and that was absent or damaged before, is lost. What is lost is told as ranges of streams.
+A listing may be wrong, and the metadata changes during the comparison. Each object is therefore
+looked up in the bucket again, before a second copy of the metadata. An object that was absent or
+damaged and is still in that copy is lost. Losses are reported as ranges of streams.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import common_pb2
 
 MOST_CONFIRMED = 100_000
-"""Objects that are looked up again; of more the first are, in the order of the plan's tables."""
+"""Maximum number of objects to look up again, in the order of the plan's tables."""
 
 _HEADS_AT_ONCE = 8
 _FIRST_SHOWN = 20
@@ -50,17 +50,17 @@ class _Suspect:
 
 
 def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> LossCounts:
-    """Look up what the verdicts of a draft call missing or damaged; write what is lost.
+    """Look up a draft's missing and damaged objects again, and write the losses.
 
     Raises:
         StorageError: the bucket does not answer.
-        ControllerError: no leader sent a second copy of the map.
-        MapExportError: the second copy can't be read.
+        ControllerError: no leader sent a second copy of the metadata.
+        MetadataExportError: the second copy can't be read.
     """
     suspects = list(islice(_suspects(draft / plan_folder.VERDICTS), MOST_CONFIRMED))
     with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
-        is_lost = list(pool.map(lambda one: _is_still_lost(store, one), suspects))
-    lost = [one for one, still in zip(suspects, is_lost, strict=True) if still]
+        is_lost = list(pool.map(lambda suspect: _is_still_lost(store, suspect), suspects))
+    lost = [suspect for suspect, still in zip(suspects, is_lost, strict=True) if still]
     rows = arrow_schema(LOSS_COLUMNS).empty_table()
     if lost:
         with copy_of_metadata(leader, draft / _COPY) as checkpoint:
@@ -72,7 +72,7 @@ def confirm_losses(store: ObjectStore, leader: LeaderClient, draft: Path) -> Los
 
 
 def _suspects(verdicts: Path) -> Iterator[_Suspect]:
-    wanted = pa.array([str(one) for one in LOST])
+    wanted = pa.array([str(verdict) for verdict in LOST])
     columns = "key string, object_id long, verdict string, map_size long"
     for rows in read_batches(verdicts, columns):
         found = rows.filter(pc.is_in(rows["verdict"], wanted))
@@ -80,23 +80,23 @@ def _suspects(verdicts: Path) -> Iterator[_Suspect]:
             yield _Suspect(row["key"], row["object_id"], Verdict(row["verdict"]), row["map_size"])
 
 
-def _is_still_lost(store: ObjectStore, one: _Suspect) -> bool:
+def _is_still_lost(store: ObjectStore, suspect: _Suspect) -> bool:
     try:
-        info = store.head(one.key)
+        info = store.head(suspect.key)
     except ObjectNotFoundError:
         return True
-    if one.verdict is Verdict.SIZE_MISMATCH:
-        return info.size != one.map_size
-    return one.verdict is not Verdict.MISSING  # what was read was read twice
+    if suspect.verdict is Verdict.SIZE_MISMATCH:
+        return info.size != suspect.map_size
+    return suspect.verdict is not Verdict.MISSING  # other damage was found by two reads
 
 
 def _described(lost: Sequence[_Suspect], checkpoint: CheckpointReader) -> pa.Table:
-    """The ranges of those objects that the map still wants, by stream and offset."""
+    """Return the ranges of the objects still in the metadata, by stream and offset."""
     found = pa.table(
         {
-            "object_id": pa.array([one.object_id for one in lost], pa.int64()),
-            "key": [one.key for one in lost],
-            "verdict": [str(one.verdict) for one in lost],
+            "object_id": pa.array([suspect.object_id for suspect in lost], pa.int64()),
+            "key": [suspect.key for suspect in lost],
+            "verdict": [str(suspect.verdict) for suspect in lost],
         }
     )
     objects = _with_holder(_of(checkpoint.table("objects"), "object_id", found["object_id"]))
@@ -117,9 +117,9 @@ def _described(lost: Sequence[_Suspect], checkpoint: CheckpointReader) -> pa.Tab
 
 
 def _with_holder(objects: pa.Table) -> pa.Table:
-    """Columns of objects as losses have them, and the object that has their ranges as `holder`.
+    """Return the columns of losses, with the object that has the ranges as `holder`.
 
-    A linked object has none: those of its composite are lost, in part at least.
+    A linked object has no ranges. The ranges of its composite are lost, at least in part.
     """
     is_linked = pc.equal(objects["state"], common_pb2.OBJECT_STATE_LINKED)
     holder = pc.if_else(is_linked, objects["order_id"], objects["object_id"])

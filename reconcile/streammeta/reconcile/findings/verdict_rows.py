@@ -1,4 +1,4 @@
-"""Rows of the report on what is no key of a listing: objects without one, uploads, old versions."""
+"""Rows of the report without a listed key: missing objects, uploads, noncurrent versions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from streammeta.storage.object_store.protocol.base import OldVersion
 def unlisted_rows(
     ids: Int64Column, of_map: Mapping[str, Int64Column], rules: Rules, namespace: str
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.int8]]:
-    """Return rows of the report on objects of the map that no listed key belongs to.
+    """Return rows of the report for objects in the metadata without a listed key.
 
-    Those of which there is nothing to report are left out. The others are given the key that they
-    should have. The second value is the number of each row's verdict.
+    Objects with an empty verdict are omitted. The others get the key that they should have. The
+    second value is the number of each row's verdict.
     """
     absent = np.full(len(ids), ABSENT, dtype=np.int64)
     names = JoinedColumns.__dataclass_fields__
@@ -40,7 +40,7 @@ def unlisted_rows(
     numbers = numbers[kept]
     nothing = {name: [None] * len(kept) for name in arrow_schema(VERDICT_COLUMNS).names}
     found: dict[str, Any] = {
-        "key": [key_for(one, namespace) for one in ids[kept].tolist()],
+        "key": [key_for(object_id, namespace) for object_id in ids[kept].tolist()],
         "object_id": ids[kept],
         "verdict": [str(NUMBERED[number]) for number in numbers.tolist()],
         **{name: of_map[name][kept] for name in ("map_state", "map_size", "map_node")},
@@ -49,24 +49,24 @@ def unlisted_rows(
 
 
 def version_rows(versions: Sequence[OldVersion], namespace: str) -> pa.RecordBatch:
-    """Return rows of the report on versions that are not current; their ids are the notes."""
+    """Return rows of the report for noncurrent versions, with their ids as notes."""
     names = {True: Verdict.DELETE_MARKER, False: Verdict.OLD_VERSION}
     found: dict[str, Any] = {
-        "key": [one.key for one in versions],
-        "object_id": [owner_of(one.key, namespace)[1] for one in versions],
-        "verdict": [str(names[one.is_delete_marker]) for one in versions],
-        "note": [one.version_id for one in versions],
-        "size": [one.size for one in versions],
-        "modified_ms": [one.last_modified_ms for one in versions],
+        "key": [version.key for version in versions],
+        "object_id": [owner_of(version.key, namespace)[1] for version in versions],
+        "verdict": [str(names[version.is_delete_marker]) for version in versions],
+        "note": [version.version_id for version in versions],
+        "size": [version.size for version in versions],
+        "modified_ms": [version.last_modified_ms for version in versions],
     }
     nothing = {name: [None] * len(versions) for name in arrow_schema(VERDICT_COLUMNS).names}
     return record_batch(VERDICT_COLUMNS, nothing | found)
 
 
 def upload_rows(uploads: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
-    """Return rows of the report on unfinished uploads; their ids are the notes.
+    """Return rows of the report for unfinished uploads, with their ids as notes.
 
-    An upload is no key: it never takes the place of the object that it would have become.
+    An upload is not a key, so it never counts as the object that it would become.
     """
     count = uploads.num_rows
     keys = uploads["key"].to_pylist()

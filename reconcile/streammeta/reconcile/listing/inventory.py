@@ -1,10 +1,9 @@
-"""Inventories: listings of a bucket that were made elsewhere and earlier, as manifest or as table.
+"""Inventories: listings of a bucket made earlier by other programs, as a manifest or a table.
 
-A manifest is that of S3 Inventory, `manifest.json` with `manifest.checksum` beside it, in a bucket
-or copied to a folder. A table is a file, or a folder of files, with a path, a size and a time of
-change in each row, as other jobs and Spark write them. Owns what may be trusted: the bucket that is
-meant, the format, the columns, the checksum of each file, the moment at which it was begun. The
-rows themselves are read by `inventory_rows`.
+A manifest is an S3 Inventory's `manifest.json` with its `manifest.checksum`, in a bucket or copied
+to a folder. A table is a file, or a folder of files, with a path, a size and a modification time in
+each row, as Spark and other jobs write them. Owns the validation: bucket, format, columns, checksum
+of each file, and start time. `inventory_rows` reads the rows.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MANIFEST = "manifest.json"
 CHECKSUM = "manifest.checksum"
 FORMATS = ("csv", "orc", "parquet")
 _DATED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}Z")
-"""Folder of one inventory, by the moment at which S3 began it."""
+"""Folder name of an inventory, the time when S3 started it."""
 
 _VERSION = "2016-11-30"
 _PIECE = 8 * 1024 * 1024
@@ -40,7 +39,7 @@ _OF_VERSIONS = ("islatest", "isdeletemarker")
 
 @dataclass(frozen=True, slots=True)
 class InventoryFile:
-    """A file of an inventory by its full name; `md5` in hex, empty if it is not known."""
+    """A file of an inventory by its full name. `md5` is in hex, empty if unknown."""
 
     name: str
     size: int
@@ -49,10 +48,10 @@ class InventoryFile:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """A listing that was made elsewhere: where it is, what it says of itself, its files.
+    """An inventory: its address, description and files.
 
-    `started_ms` is when it was begun, in Unix milliseconds. `columns` are those of a manifest's
-    CSV files, in their order and by `column_name`; those of other files are in the files.
+    `started_ms` is its start in Unix milliseconds. `columns` are the columns of a manifest's CSV
+    files, in order and normalized by `column_name`. Other files contain their column names.
     """
 
     address: str
@@ -70,31 +69,27 @@ class Inventory:
 
 
 def column_name(name: str) -> str:
-    """Spell a column's name as all inventories share it: `LastModifiedDate`, `last_modified_date`.
-
-    Both give `lastmodifieddate`.
-    """
+    """Normalize a column's name: `LastModifiedDate` and `last_modified_date` are equal."""
     return name.strip().lower().replace("_", "")
 
 
 def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) -> Inventory:
-    """Read what an inventory of the bucket of `store` says of itself; its rows are not read.
+    """Read the description of an inventory of the bucket of `store`, without its rows.
 
-    An `address` that ends in a slash, and has folders of inventories as S3 dates them, is that of
-    the newest whole one. A table does not say when it was begun: `taken_ms` does. Of a manifest it
-    must be None.
+    An `address` that ends in a slash, with S3's dated folders, stands for the newest complete
+    inventory. `taken_ms` is the start of a table, which does not contain it, and None for a
+    manifest.
 
-    Raises:
-        InventoryError: there is none at `address`, it is damaged, is of another bucket, or is dated
-            after `now_ms`; names the field.
-        StorageError: the bucket that it lies in does not answer.
+    Raises: InventoryError: `address` has no inventory, or it is damaged, belongs to another bucket,
+    or is dated after `now_ms`. Names the field. StorageError: the inventory's bucket does not
+    answer.
     """
     bucket = bucket_of(store)
     address = _newest(address)
     if address.partition("?")[0].rsplit("/", 1)[-1] == MANIFEST:
         if taken_ms is not None:
             raise InventoryError(
-                f"--taken-at is given, but {MANIFEST} says itself when the inventory was begun"
+                f"--taken-at is set, but {MANIFEST} contains the inventory's start"
                 " (creationTimestamp); leave the option out"
             )
         found = _read_manifest(address, bucket)
@@ -103,18 +98,18 @@ def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) 
 
     if found.started_ms > now_ms:
         raise InventoryError(
-            f"the inventory {found.place} was begun {(found.started_ms - now_ms) / 1000:.0f} s in"
-            " the future (creationTimestamp or --taken-at); a listing has to be older than the copy"
-            " of the map: set this machine's clock right, or name another inventory"
+            f"inventory {found.place} starts {(found.started_ms - now_ms) / 1000:.0f} s in the"
+            " future (creationTimestamp or --taken-at), but a listing has to be older than the copy"
+            " of the metadata; correct this machine's clock, or name another inventory"
         )
 
     return found
 
 
 def _newest(address: str) -> str:
-    """The address of the newest manifest below one that ends in a slash; any other as it is.
+    """Return the address of the newest manifest below a prefix, and other addresses unchanged.
 
-    One without a checksum is passed over: S3 has not written it whole yet.
+    Skips inventories without a checksum, which S3 has not finished.
     """
     base, mark, query = address.partition("?")
     if not base.endswith("/"):
@@ -147,12 +142,12 @@ def _newest(address: str) -> str:
 
 
 def _shown(address: str) -> str:
-    """An address without credentials."""
+    """Return an address without credentials."""
     return without_secrets(address) if "://" in address else address
 
 
 def bucket_of(store: str) -> str:
-    """Name the bucket of a store's URI: that of S3, or the last part of a folder's path."""
+    """Return the bucket of a store's URI: the S3 bucket, or the name of a folder."""
     if urlsplit(store).scheme == "file":
         return Path(unquote(urlsplit(store).path)).name
     return S3Config.from_uri(store).bucket
@@ -164,12 +159,12 @@ def fetch(
     folder: Path,
     go_on: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Give a whole file of an inventory with the manifest's checksum; a copy lies in `folder`.
+    """Fetch a file of an inventory to `folder`, check its checksum, and return its path.
 
-    `go_on` is called before each piece that is loaded or checked; what it raises ends the work.
+    `go_on` is called before each piece, and may raise to abort the work.
 
     Raises:
-        InventoryError: the file is missing, or has another size or checksum than the manifest says.
+        InventoryError: the file is missing, or its size or checksum differs from the manifest.
         StorageError: the bucket does not answer.
     """
     if "://" not in inventory.address:
@@ -186,8 +181,8 @@ def fetch(
                 copy.write(store.get_range(file.name, start, min(start + _PIECE, file.size)))
         except ObjectNotFoundError as error:
             raise InventoryError(
-                f"{inventory.place}: files[].key {file.name!r} is not in the bucket; copy the"
-                " inventory whole, or name a newer one"
+                f"{inventory.place}: files[].key {file.name!r} is not in the bucket; copy the whole"
+                " inventory, or name a newer one"
             ) from error
 
     _check_file(inventory, file, path, go_on)
@@ -211,13 +206,13 @@ def _check_file(
 
     if size != file.size:
         raise InventoryError(
-            f"{file.name} has {size} bytes, but files[].size is {file.size}; the inventory"
-            f" {inventory.place} is not whole: copy it again, or name another"
+            f"{file.name} has {size} bytes, but files[].size is {file.size}; copy the incomplete"
+            f" inventory {inventory.place} again, or name another"
         )
     if file.md5 and digest.hexdigest() != file.md5:
         raise InventoryError(
             f"{file.name} has the MD5 {digest.hexdigest()}, but files[].MD5checksum is {file.md5};"
-            f" the inventory {inventory.place} is damaged: copy it again, or name another"
+            f" copy the damaged inventory {inventory.place} again, or name another"
         )
 
 
@@ -226,8 +221,8 @@ def _read_manifest(address: str, bucket: str) -> Inventory:
     digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
     if checksum.strip().strip('"').lower() != digest:
         raise InventoryError(
-            f"{MANIFEST} has the MD5 {digest}, but {CHECKSUM} says {checksum.strip()[:40]!r}; the"
-            " inventory is damaged, or not whole yet: copy it again, or name another"
+            f"{MANIFEST} has the MD5 {digest}, but {CHECKSUM} says {checksum.strip()[:40]!r}; copy"
+            " the damaged or incomplete inventory again, or name another"
         )
 
     inventory = parse_manifest(body, address, bucket)
@@ -244,7 +239,7 @@ def _read_manifest(address: str, bucket: str) -> Inventory:
 
 
 def _documents(address: str) -> tuple[bytes, str]:
-    """The manifest and the checksum beside it."""
+    """Return the manifest and the content of its checksum file."""
     if "://" not in address:
         folder = Path(address).parent
         try:
@@ -277,18 +272,18 @@ def _documents(address: str) -> tuple[bytes, str]:
 
 
 def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
-    """Read a manifest of S3 Inventory of `bucket`. Does no I/O.
+    """Parse a manifest of an S3 Inventory of `bucket`. Does no I/O.
 
     Raises:
-        InventoryError: names the field that is missing, or is not as S3 writes it.
+        InventoryError: a field is missing or invalid. Names the field.
     """
     try:
         document = parse_json(body)
     except ValueError as error:
-        raise InventoryError(f"{MANIFEST} is no JSON ({error}); name another inventory") from error
+        raise InventoryError(f"{MANIFEST} is not JSON ({error}); name another inventory") from error
 
     if not isinstance(document, dict):
-        raise InventoryError(f"{MANIFEST} is no JSON object; name another inventory")
+        raise InventoryError(f"{MANIFEST} is not a JSON object; name another inventory")
 
     source = _text(document, "sourceBucket")
     if source != bucket:
@@ -325,18 +320,18 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
 
 
 def check_columns(columns: Sequence[str], where: str) -> None:
-    """Raise `InventoryError` unless all columns are there that tell current objects from others."""
+    """Raise `InventoryError` unless the columns identify current objects with size and time."""
     for name in _NEEDED:
         if name not in columns:
             raise InventoryError(
-                f"{where} has no column {name!r}, only {', '.join(columns)}; have the inventory"
-                " made with Size and LastModifiedDate"
+                f"{where} has no column {name!r}, only {', '.join(columns)}; add Size and"
+                " LastModifiedDate to the inventory"
             )
     if "versionid" in columns:
         for name in _OF_VERSIONS:
             if name not in columns:
                 raise InventoryError(
-                    f"{where} has versions, but no column {name!r} that tells which is current"
+                    f"{where} has versions, but no column {name!r} to identify current ones"
                 )
 
 
@@ -348,7 +343,7 @@ def _text(document: Mapping[str, Any], field: str) -> str:
 
 
 def _columns(schema: str, kind: str) -> tuple[str, ...]:
-    """The columns that a manifest's fileSchema names, in the manner of each format."""
+    """Return the columns of a manifest's fileSchema, which depends on the format."""
     if kind == "csv":
         names = schema.split(",")
     elif kind == "orc":
@@ -363,11 +358,11 @@ def _files(listed: Any) -> tuple[InventoryFile, ...]:
         raise InventoryError(f"{MANIFEST}: files is {listed!r}, wanted a list")
 
     found: dict[str, InventoryFile] = {}
-    for number, one in enumerate(listed):
+    for number, entry in enumerate(listed):
         where = f"{MANIFEST}: files[{number}]"
         key, size, md5 = (
-            (one.get(name) for name in ("key", "size", "MD5checksum"))
-            if isinstance(one, dict)
+            (entry.get(name) for name in ("key", "size", "MD5checksum"))
+            if isinstance(entry, dict)
             else (None, None, None)
         )
         if not isinstance(key, str) or not key:
@@ -384,7 +379,7 @@ def _files(listed: Any) -> tuple[InventoryFile, ...]:
 
 
 def _find(manifest: Path, key: str) -> Path:
-    """The copy of a file of a manifest that was copied to a folder, with or without its prefix."""
+    """Return the copy of a manifest's file in a folder, with or without its key prefix."""
     parts = key.split("/")
     if ".." in parts:
         raise InventoryError(f"{MANIFEST}: files[].key is {key!r}, wanted one without '..'")
@@ -405,23 +400,25 @@ _ENDINGS = {".csv": "csv", ".csv.gz": "csv", ".orc": "orc", ".parquet": "parquet
 def _read_table(address: str, bucket: str, taken_ms: int | None) -> Inventory:
     if "://" in address:
         raise InventoryError(
-            f"--inventory {without_secrets(address)} is no {MANIFEST}; other tables are read from"
-            " local paths, Parquet, ORC or CSV"
+            f"--inventory {without_secrets(address)} is not a {MANIFEST}; use a local path for"
+            " other tables in Parquet, ORC or CSV"
         )
     if taken_ms is None:
         raise InventoryError(
-            f"--taken-at is missing: {address} does not say when its listing was begun; give the"
-            " moment, as 2026-05-01T12:00:00Z: what changed since is left alone"
+            f"--taken-at is missing, and {address} does not contain the start of its listing;"
+            " set it to the start, such as 2026-05-01T12:00:00Z, because later changes are left"
+            " alone"
         )
 
     path = Path(address)
     if path.is_dir():
-        paths = sorted(one for one in path.rglob("*") if _format_of(one) and one.is_file())
-        paths = [one for one in paths if not one.name.startswith(("_", "."))]
+        paths = sorted(file for file in path.rglob("*") if _format_of(file) and file.is_file())
+        # Other jobs mark temporary and metadata files this way.
+        paths = [file for file in paths if not file.name.startswith(("_", "."))]
     else:
         paths = [path] if _format_of(path) and path.is_file() else []
 
-    kinds = {_format_of(one) for one in paths}
+    kinds = {_format_of(file) for file in paths}
     if len(kinds) != 1:
         raise InventoryError(
             f"--inventory {address} has {len(paths)} files of {len(kinds)} formats; wanted a"
@@ -434,11 +431,11 @@ def _read_table(address: str, bucket: str, taken_ms: int | None) -> Inventory:
         started_ms=taken_ms,
         format=kinds.pop(),
         columns=(),
-        files=tuple(InventoryFile(str(one.absolute()), one.stat().st_size) for one in paths),
+        files=tuple(InventoryFile(str(file.absolute()), file.stat().st_size) for file in paths),
         is_manifest=False,
     )
 
 
 def _format_of(path: Path) -> str:
-    """The format that a file's name tells, empty if none."""
+    """Return the format of a file by its name, empty if unknown."""
     return next((kind for end, kind in _ENDINGS.items() if path.name.endswith(end)), "")

@@ -1,8 +1,8 @@
-"""Rows of an inventory as rows of a listing: the same for both engines.
+"""Conversion of inventory rows to listing rows, for both engines.
 
-A row that is no plain current object is never guessed at: what is damaged or of another bucket is
-refused by name of its column. Versions that are not current, and delete markers, become rows with
-owners of their own, so they are counted and never compared with the map.
+A damaged row, or a row of another bucket, is an error that names the column. Noncurrent versions
+and delete markers become rows with separate owners, so they are counted and never compared with the
+metadata.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROWS_A_BATCH = 20_000
 _CSV_BLOCK = 4 * 1024 * 1024
 _Columns: TypeAlias = Mapping[str, Any]
 
-# What other jobs call these columns: Iceberg's file_list_view, Delta's USING INVENTORY.
+# Column names of other jobs: Iceberg's file_list_view, Delta's USING INVENTORY.
 _OTHER_NAMES = {
     "path": "key",
     "filepath": "key",
@@ -55,23 +55,23 @@ def inventory_rows(
     namespace: str,
     go_on: Callable[[], None] = lambda: None,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Give the rows of a file, with `LISTING_COLUMNS`, in the file's order.
+    """Yield the rows of a file, with `LISTING_COLUMNS`, in the file's order.
 
-    `go_on` is called before each piece of the file that is loaded; what it raises ends the work.
+    `go_on` is called before each piece of the file, and may raise to abort the work.
 
     Raises:
-        InventoryError: the file is missing or damaged, or a row is not as it has to be.
-        StorageError: the bucket that it lies in does not answer.
+        InventoryError: the file is missing or damaged, or a row is invalid.
+        StorageError: the inventory's bucket does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="streammeta-inventory-") as folder:
         path = fetch(inventory, file, Path(folder), go_on)
         try:
             for batch in _batches(inventory, path):
-                yield from _listed(inventory, file, _named(inventory, batch), namespace)
+                yield from _convert(inventory, file, _rename_columns(inventory, batch), namespace)
         except (pa.ArrowException, OSError) as error:
             raise InventoryError(
-                f"{file.name} can't be read as {inventory.format} ({error}); the inventory"
-                f" {inventory.place} is damaged: name another"
+                f"{file.name} can't be read as {inventory.format} ({error}); name another inventory"
+                f" than {inventory.place}, which is damaged"
             ) from error
 
 
@@ -89,7 +89,7 @@ def _batches(inventory: Inventory, path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _csv_batches(inventory: Inventory, path: Path) -> Iterator[pa.RecordBatch]:
-    """Rows of a CSV file, all of them text; a manifest's have no line of names, a table's one."""
+    """Yield rows of a CSV file, all columns text. Only a table's file has a header line."""
     compression = "gzip" if _is_gzip(path) else None
     names = list(inventory.columns)
     with pa.input_stream(path, compression=compression) as stream:
@@ -120,8 +120,8 @@ def _is_gzip(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
-def _named(inventory: Inventory, batch: pa.RecordBatch) -> _Columns:
-    """The columns by the names that inventories share; of two that mean the same, the first."""
+def _rename_columns(inventory: Inventory, batch: pa.RecordBatch) -> _Columns:
+    """Return the columns by their normalized names. Of two equivalent columns, the first counts."""
     found: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         common = column_name(name)
@@ -132,7 +132,7 @@ def _named(inventory: Inventory, batch: pa.RecordBatch) -> _Columns:
     return found
 
 
-def _listed(
+def _convert(
     inventory: Inventory, file: InventoryFile, columns: _Columns, namespace: str
 ) -> Iterator[pa.RecordBatch]:
     where = f"{file.name} of the inventory {inventory.place}"
@@ -172,7 +172,7 @@ def _listed(
 
 
 def _without_folders(columns: _Columns) -> _Columns:
-    """Leave out rows that a column `isDir` says are folders."""
+    """Drop rows that the column `isDir` marks as folders."""
     if "isdir" not in columns:
         return columns
     kept = pc.invert(_flags(columns["isdir"], "isDir", "the inventory's file"))
@@ -196,14 +196,16 @@ _SCHEMES = ("s3://", "s3a://", "s3n://")
 def _keys(inventory: Inventory, columns: _Columns, where: str) -> Any:
     keys = _text(columns["key"])
     if inventory.is_manifest:
-        return _decoded(keys) if inventory.format == "csv" else keys
+        return _decode_keys(keys) if inventory.format == "csv" else keys
     if not pc.any(pc.match_substring(keys, "://")).as_py():
         return keys
-    return pa.array([_below(key, inventory.bucket, where) for key in keys.to_pylist()], pa.string())
+    return pa.array(
+        [_key_of_path(key, inventory.bucket, where) for key in keys.to_pylist()], pa.string()
+    )
 
 
-def _below(path: str, bucket: str, where: str) -> str:
-    """The key that a path names; one that names another bucket is refused."""
+def _key_of_path(path: str, bucket: str, where: str) -> str:
+    """Return the key of a path. Raises `InventoryError` for another bucket."""
     if not path.startswith(_SCHEMES):
         return path
     found, _, key = path.partition("://")[2].partition("/")
@@ -215,8 +217,8 @@ def _below(path: str, bucket: str, where: str) -> str:
     return key
 
 
-def _decoded(keys: Any) -> Any:
-    """Decode the keys of a CSV file, which S3 writes as in an URL."""
+def _decode_keys(keys: Any) -> Any:
+    """Decode the URL-encoded keys of a CSV file."""
     encoded = pc.match_substring_regex(keys, "[%+]")
     if not pc.any(encoded).as_py():
         return keys
@@ -225,7 +227,7 @@ def _decoded(keys: Any) -> Any:
 
 
 def _versions(columns: _Columns, where: str) -> tuple[Any, Any]:
-    """Which rows are delete markers, and which are versions that are not current."""
+    """Return masks of the delete markers and the noncurrent versions."""
     rows = len(columns["key"])
     nothing = pa.array(np.zeros(rows, dtype=np.bool_))
     if "islatest" not in columns:
@@ -249,7 +251,7 @@ def _flags(column: Any, name: str, where: str) -> Any:
 
 
 def _text(column: Any) -> Any:
-    """Text as such; an empty one is none. Parquet's may be bytes, without a logical type."""
+    """Return a column as text, null for empty text. Parquet text may be bytes without a type."""
     if not pa.types.is_string(column.type):
         column = column.cast(pa.string())
     return pc.if_else(pc.equal(column, ""), None, column)
@@ -264,11 +266,11 @@ def _numbers(column: Any, name: str, where: str) -> Any:
         text = _text(column) if not pa.types.is_integer(column.type) else column
         return text.cast(pa.int64())
     except pa.ArrowInvalid as error:
-        raise InventoryError(f"{where}: {name} is no whole number ({error})") from error
+        raise InventoryError(f"{where}: {name} is not an integer ({error})") from error
 
 
 def _moments(column: Any, where: str) -> Any:
-    """Times in Unix milliseconds; one without a zone is in UTC, a number is milliseconds."""
+    """Return times in Unix milliseconds. The default zone is UTC, a number is milliseconds."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64())
 
@@ -279,15 +281,15 @@ def _moments(column: Any, where: str) -> Any:
         text = _text(column)
         if pc.all(pc.match_substring_regex(text, r"^\d{11,}$")).as_py():
             return text.cast(pa.int64())
-        return _parsed(text)
+        return _parse_times(text)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InventoryError(
-            f"{where}: lastmodifieddate is no time ({error}); wanted 2026-05-01T12:00:00.000Z, a"
+            f"{where}: lastmodifieddate is not a time ({error}); wanted 2026-05-01T12:00:00.000Z, a"
             " timestamp, or Unix milliseconds"
         ) from error
 
 
-def _parsed(text: Any) -> Any:
+def _parse_times(text: Any) -> Any:
     zoned = pc.match_substring_regex(text, r"(Z|[+-]\d\d:?\d\d)$")
     full = pc.if_else(zoned, text, pc.binary_join_element_wise(text, "Z", ""))
     return full.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())

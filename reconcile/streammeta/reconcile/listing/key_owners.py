@@ -1,7 +1,7 @@
 """Owners of keys: the cluster itself, another cluster, or neither.
 
-Nearly all keys of a bucket are objects of the cluster in the one spelling of ids below 2^32; of
-many keys those are recognised as columns, and the others one by one. Knows nothing of the map.
+Nearly all keys of a bucket belong to objects of the cluster with ids below 2^32. These are parsed
+as columns, and the others one by one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PREFIX = re.compile("[0-9a-f]{8}")
 
 
 def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
-    """Owner of `key`, the object id it names, and a note for the report."""
+    """Return the owner of `key`, its object id, and a note for the report."""
     if is_own_key(key, namespace) or is_lease_key(key, namespace):
         return Owner.MARKER, None, ""
     if parse_log_key(key, namespace) is not None:
@@ -55,7 +55,7 @@ def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
 
 
 def owner_columns(keys: Any, namespace: str) -> tuple[Any, Any, Any]:
-    """Owners, object ids and notes of an array of keys, as columns of a listing."""
+    """Return owners, object ids and notes of an array of keys, as columns of a listing."""
     owners = np.full(len(keys), int(Owner.OWN), dtype=np.int64)
     ids, is_own = _own_ids(keys, namespace)
     rest = np.flatnonzero(~is_own)
@@ -72,11 +72,11 @@ def owner_columns(keys: Any, namespace: str) -> tuple[Any, Any, Any]:
 
 
 def _own_ids(keys: Any, namespace: str) -> tuple[Int64Column, Any]:
-    """The ids of keys that are surely this cluster's, and which those are."""
+    """Return the ids of keys that certainly belong to this cluster, and a mask of these."""
     ids = np.zeros(len(keys), dtype=np.int64)
     is_own = np.zeros(len(keys), dtype=np.bool_)
     if _PREFIX.fullmatch(namespace):
-        return ids, is_own  # its own keys begin as a prefix does
+        return ids, is_own  # its marker keys look like the prefix of an object's key
 
     matched = pc.match_substring_regex(keys, _SPELLING % re.escape(namespace))
     at = np.flatnonzero(matched.to_numpy(zero_copy_only=False))
@@ -95,7 +95,7 @@ def _own_ids(keys: Any, namespace: str) -> tuple[Int64Column, Any]:
 
 
 def _reversed_hex(prefixes: Any) -> Int64Column:
-    """The numbers whose hex digits these are, the lowest first."""
+    """Return the numbers with these hex digits, lowest digit first."""
     joined = "".join(prefixes.to_pylist()).encode()
     codes = np.frombuffer(joined, dtype=np.uint8).reshape(-1, _PREFIX_DIGITS).astype(np.int64)
     digits = np.where(codes >= ord("a"), codes - ord("a") + 10, codes - ord("0"))

@@ -1,8 +1,8 @@
-"""Lookup of keys in the bucket as it is now, by the pages of a listing where that costs less.
+"""Lookup of keys in the current bucket, by pages of a listing where that is cheaper.
 
-A page describes a thousand keys for the price of a few HEAD requests. So keys that lie close
-together are found by listing the bucket from the first of them on; when too many others lie between
-them, the rest is left to HEAD requests.
+A page describes a thousand keys for the price of a few HEAD requests. Keys close together are found
+by listing from the first of them on. If too many other keys lie between them, the caller uses HEAD
+requests for the rest.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ _OTHERS_A_KEY = 100
 def find_by_listing(
     store: ObjectStore, keys: Sequence[str], page: int = _PAGE
 ) -> tuple[dict[str, ObjectInfo], int]:
-    """Describe those of the ascending `keys` that are in the bucket, as far as a listing pays.
+    """Describe the ascending `keys` in the bucket, as far as a listing is cheaper.
 
-    Returns the objects found, by key, and how many of `keys`, from the first on, are settled: found
-    or known to be absent. The listing goes on as long as it has passed at most `page` keys, and 100
-    more for each one settled.
+    Returns the found objects by key, and the number of leading `keys` that are settled: found or
+    known to be absent. The listing continues up to `page` keys, and 100 more for each settled key.
     """
     found: dict[str, ObjectInfo] = {}
     settled = 0

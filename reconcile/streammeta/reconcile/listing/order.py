@@ -72,7 +72,7 @@ def _is_ascending(numbers: npt.NDArray[np.uint8]) -> bool:
 
 
 def spread(listing: Path, partitions_of: PartitionsOf, scratch: Path) -> None:
-    """Write the rows of each partition to a file of its own, a stream named by the partition."""
+    """Write the rows of each partition to a separate file, named by the partition."""
     schema = arrow_schema(LISTING_COLUMNS)
     writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def spread(listing: Path, partitions_of: PartitionsOf, scratch: Path) -> None:
 
 
 def runs(numbers: npt.NDArray[np.uint8]) -> Iterator[tuple[int, slice]]:
-    """Each run of equal numbers, with its place."""
+    """Yield each run of equal numbers with its slice."""
     if not len(numbers):
         return
     cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]

@@ -1,11 +1,11 @@
-"""Keys that a listing has in more than one row, of which one counts.
+"""Keys with more than one row in a listing, of which one counts.
 
-A listing of the bucket has a key once; a table or an inventory that was made elsewhere may not. The
-newest row of a key counts, of several at one moment the largest, of those the one with the greatest
-etag. Rows on versions that are not current, and on delete markers, all count.
+A listing of the bucket has each key once, but a table or an inventory may not. The newest row of a
+key counts. Ties are broken by size, then by etag. Rows of noncurrent versions and delete markers
+all count.
 
-Looking for such keys costs 8 bytes a key of disk and a sort in pieces. Only a listing that has some
-is written anew, in parts small enough for memory.
+Finding such keys takes 8 bytes of disk per key and a sort in pieces. Only a listing with repeated
+keys is rewritten, in parts small enough for memory.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, ROWS_A_GROUP
 from streammeta.reconcile.vocabulary.verdicts import ABSENT, Int64Column, Owner
 
 OF_VERSIONS = (Owner.OLD_VERSION, Owner.DELETE_MARKER)
-"""Owners of rows that are no keys: a key has as many of them as the bucket keeps."""
+"""Owners of rows that are not current keys. A key may have any number of them."""
 
 PRECEDENCE = ("modified_ms", "size", "etag")
-"""Columns whose greatest values tell which row of a key counts; no value is the least."""
+"""Columns that select the row of a key: the greatest values count, null is the least."""
 
 _NUMBERS_AT_ONCE = 1 << 20
 _READ_AT_ONCE = 1 << 18
@@ -38,13 +38,13 @@ _PARTS = 256
 
 
 class KeyNumbers:
-    """A number for each key that is listed, in a file: keys that are equal have equal numbers.
+    """File with a number for each listed key. Equal keys have equal numbers.
 
-    Rows may be added by several threads at once.
+    Several threads may add rows at once.
     """
 
     def __init__(self, scratch: BinaryIO) -> None:
-        """Keep numbers in `scratch`, an empty file without a buffer."""
+        """Store the numbers in `scratch`, an empty unbuffered file."""
         self._file = scratch
         self._count = 0
         self._lock = threading.Lock()
@@ -57,12 +57,12 @@ class KeyNumbers:
             self._count += len(numbers)
 
     def may_repeat(self) -> bool:
-        """Whether two numbers are equal, which those of different keys hardly ever are."""
+        """Return whether two numbers are equal, which is very rare for different keys."""
         classes = 1 << max(0, (self._count - 1) // _NUMBERS_AT_ONCE).bit_length()
         return any(self._has_equal(number, classes - 1) for number in range(classes))
 
     def _has_equal(self, wanted: int, mask: int) -> bool:
-        """Look among the numbers with these lowest bits."""
+        """Return whether two numbers with these lowest bits are equal."""
         found = [block[block & mask == wanted] for block in self._blocks()]
         numbers = np.concatenate(found) if found else np.zeros(0, np.int64)
         numbers.sort()
@@ -75,7 +75,7 @@ class KeyNumbers:
 
 
 def keep_one_row_a_key(listing: Path) -> None:
-    """Write a listing anew, with the row of each key that counts, in the order of partitions."""
+    """Rewrite a listing with the counting row of each key, in the order of partitions."""
     made = listing.with_name(f"{listing.name}-anew")
     made.mkdir()
     with tempfile.TemporaryDirectory(dir=listing.parent) as scratch:
@@ -90,7 +90,7 @@ def keep_one_row_a_key(listing: Path) -> None:
 
 
 def _one_row_a_key(table: pa.Table) -> pa.Table:
-    """The rows that count among those of some keys, all of whose rows are there."""
+    """Return the counting rows among all rows of some keys."""
     is_of_versions = _is_of_versions(table["owner"])
     of_versions = table.filter(is_of_versions)
     order = [("key", "ascending"), *((name, "descending") for name in PRECEDENCE)]
@@ -103,7 +103,7 @@ def _one_row_a_key(table: pa.Table) -> pa.Table:
 
 
 def _parts(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    """The part of each row: of an own object, the first two digits of its key."""
+    """Return the part of each row, for an own object the first two digits of its key."""
     low = _numbers(rows) % _PARTS
     return ((low & 15) << 4 | low >> 4).astype(np.uint8)
 
@@ -116,11 +116,11 @@ def _without_versions(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _is_of_versions(owners: Any) -> Any:
-    return pc.is_in(owners, pa.array([int(one) for one in OF_VERSIONS]))
+    return pc.is_in(owners, pa.array([int(owner) for owner in OF_VERSIONS]))
 
 
 def _numbers(rows: pa.RecordBatch) -> Int64Column:
-    """A number for each row's key: an own object's id, else the hash of the key."""
+    """Return a number for each row's key: an own object's id, or the hash of the key."""
     numbers: Int64Column = rows.column("object_id").fill_null(ABSENT).to_numpy()
     others = np.flatnonzero(rows.column("owner").to_numpy() != Owner.OWN)
     if len(others):

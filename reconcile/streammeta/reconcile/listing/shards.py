@@ -1,7 +1,7 @@
 """Bucket listing in shards, with the owner of every key.
 
-Shards are adjacent ranges of the key order, so every key is in exactly one; they are cut where the
-keys of this project are spread evenly. Knows nothing of the map.
+Shards are adjacent ranges of the key order, so every key is in exactly one. They are cut where the
+cluster's keys are spread evenly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_DIGITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The keys behind `after`, up to and including `last`; None: no bound on that side."""
+    """The keys after `after`, up to and including `last`. None means no bound."""
 
     after: str | None
     last: str | None
@@ -48,13 +48,13 @@ def shards_of(digits: int) -> tuple[Shard, ...]:
 
 
 def shards_between(cuts: Sequence[str]) -> tuple[Shard, ...]:
-    """Cut all possible keys at these, which ascend in the order of UTF-8.
+    """Cut all possible keys at `cuts`, which ascend in the order of UTF-8.
 
     Raises:
-        ConfigurationError: they do not ascend, or one is empty.
+        ConfigurationError: the cuts do not ascend, or one is empty.
     """
     encoded = [cut.encode() for cut in cuts]
-    if not all(encoded) or any(one >= two for one, two in itertools.pairwise(encoded)):
+    if not all(encoded) or any(low >= high for low, high in itertools.pairwise(encoded)):
         raise ConfigurationError(f"cuts are {','.join(cuts)!r}, wanted keys that ascend")
     return _between(cuts)
 
@@ -66,10 +66,10 @@ def _between(cuts: Sequence[str]) -> tuple[Shard, ...]:
 
 
 def shards_of_content(store: ObjectStore, namespace: str) -> tuple[Shard, ...]:
-    """Cut a bucket so that a shard has some 50,000 objects of the cluster, or fewer.
+    """Cut a bucket so that a shard has at most about 50,000 objects of the cluster.
 
-    Ids are spread evenly over the prefixes of keys: how far the first keys of a bucket reach tells
-    how many there are.
+    Ids are spread evenly over the prefixes of keys, so the range of the first keys gives an
+    estimate of their total number.
 
     Raises:
         StorageError: the bucket can't be read.
@@ -81,15 +81,15 @@ def shards_of_content(store: ObjectStore, namespace: str) -> tuple[Shard, ...]:
         if owner_of(info.key, namespace)[0] is Owner.OWN
     ]
     if len(prefixes) < _SAMPLE // 2:
-        return shards_of(1)  # hardly more than that, or others' keys come first
+        return shards_of(1)  # few keys, or other keys come first
     reached = int(prefixes[-1], 16) / 16 ** len(prefixes[-1])
     keys = len(prefixes) / max(reached, 16**-_PREFIX_DIGITS)
-    digits = next((one for one in (1, 2) if keys / 16**one <= _KEYS_A_SHARD), _MOST_DIGITS)
+    digits = next((digit for digit in (1, 2) if keys / 16**digit <= _KEYS_A_SHARD), _MOST_DIGITS)
     return shards_of(digits)
 
 
 def list_shard(store: ObjectStore, shard: Shard) -> Iterator[ObjectInfo]:
-    """The objects of one shard, in key order."""
+    """Yield the objects of a shard, in key order."""
     listed = store.list_objects(start_after=shard.after)
     if shard.last is None:
         return listed
@@ -100,14 +100,14 @@ def list_shard(store: ObjectStore, shard: Shard) -> Iterator[ObjectInfo]:
 def listed_rows(
     store: ObjectStore, shard: Shard, namespace: str
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The keys of one shard with their owners, in key order."""
+    """Yield the keys of a shard with their owners, in key order."""
     listed = list_shard(store, shard)
     while page := list(itertools.islice(listed, _ROWS_A_BATCH)):
         yield _listing_rows(page, namespace)
 
 
 def write_uploads(store: ObjectStore, folder: Path) -> int:
-    """Write the unfinished multipart uploads to `folder` as Parquet; returns how many there are."""
+    """Write the unfinished multipart uploads to `folder` as Parquet, and return their number."""
     folder.mkdir()
     total = 0
     uploads = store.list_multipart_uploads()
@@ -136,5 +136,5 @@ def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
 
 
 def _as_text(key: str) -> str:
-    r"""Spell out bytes of a key that are not UTF-8, as a file's name may have: "a\xff"."""
+    r"""Escape bytes of a key that are not UTF-8, as in a file's name: "a\xff"."""
     return key if key.isascii() else os.fsencode(key).decode("utf-8", "backslashreplace")

@@ -1,8 +1,8 @@
-"""The listing of a bucket as a data source for Spark: `streammeta.listing`.
+"""Data source of a bucket's listing for Spark: `streammeta.listing`.
 
-One partition a shard, cut by what the bucket holds unless told otherwise. Executors list with a
-store of their own, whose credentials come from where boto3 looks on their machine, and yield record
-batches of Arrow. Knows nothing of the map.
+Each shard is a partition. By default, shards are cut by the bucket's content. Executors list the
+bucket themselves, with the credentials that boto3 finds on their machine, and yield Arrow record
+batches.
 """
 
 from __future__ import annotations
@@ -38,24 +38,28 @@ _OPTIONS = ("store", "namespace", "cuts", "columns")
 class ListingSource(DataSource):
     """Rows of a bucket's keys: key, size, modified_ms, etag, owner, object_id and note.
 
-    Options: `store`, the bucket's address; `namespace`, that of the cluster whose keys are its own
-    (`owner` 0); `cuts`, keys at which shards end, ascending and separated by commas: without it
-    the bucket is looked at; `columns`, those to read.
+    Options:
+
+    - `store`: the bucket's address.
+    - `namespace`: the cluster's namespace, whose objects have `owner` 0.
+    - `cuts`: ascending keys at which shards end, separated by commas. By default the bucket's
+      content determines them.
+    - `columns`: the columns to read.
     """
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns that are read. Raises `ConfigurationError`."""
+        """Return the columns to read. Raises `ConfigurationError`."""
         given = _checked(self.options)
         columns = chosen_columns(FORMAT, arrow_schema(LISTING_COLUMNS), given.get("columns"))
         return from_arrow_schema(columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Give the reader that Spark sends to executors. Raises `ConfigurationError`."""
+        """Return the reader that Spark sends to executors. Raises `ConfigurationError`."""
         return _Reader(*self._reading(schema))
 
     def _reading(self, schema: StructType) -> tuple[Mapping[str, str], pa.Schema]:
@@ -64,7 +68,7 @@ class ListingSource(DataSource):
 
 
 class PushingListingSource(ListingSource):
-    """A `ListingSource` to which Spark pushes filters, for sessions that allow it."""
+    """A `ListingSource` to which Spark pushes filters, where the Spark session allows it."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """See `ListingSource.reader`."""

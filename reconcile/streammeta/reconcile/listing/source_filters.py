@@ -1,7 +1,7 @@
-"""Filters that Spark pushes down to a data source: what they leave of Arrow rows and of key ranges.
+"""Filters that Spark pushes down to a data source, applied to Arrow rows and key ranges.
 
-Spark applies every filter again, so a filter that is not understood here is left out, and rows with
-null values may pass. A row that a filter lets pass is never dropped.
+Spark applies every filter again. An unknown filter is therefore ignored, and rows with null values
+may pass. A matching row is never dropped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _expressions(filters: Sequence[object], schema: pa.Schema) -> Iterator[pc.Ex
         make = _EXPRESSIONS.get(type(filter_).__name__)
         if make is None or name not in schema.names:
             continue
-        if all(_is_of_type(one, schema.field(name).type) for one in _values(value)):
+        if all(_is_of_type(literal, schema.field(name).type) for literal in _values(value)):
             yield make(pc.field(name), value)
 
 

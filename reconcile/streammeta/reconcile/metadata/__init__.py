@@ -1,1 +1,1 @@
-"""The controllers' metadata for reconciliation: exports and Spark tables."""
+"""Metadata of the controllers for reconciliation: exports and Spark tables."""

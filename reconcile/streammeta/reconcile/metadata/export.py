@@ -1,7 +1,7 @@
-"""Export of a snapshot of the map: its objects as Parquet.
+"""Export of a snapshot of the metadata: its objects as Parquet.
 
-Owns the columns that the comparison uses. The snapshot comes from `GetSnapshot`, contains
-everything acknowledged before the call, and is read with the checkpoint reader.
+Owns the columns of the comparison. The snapshot comes from `GetSnapshot` and contains everything
+acknowledged before the call. The checkpoint reader decodes it.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class MetadataExport:
 
 
 def export_metadata(leader: LeaderClient, folder: Path) -> MetadataExport:
-    """Write the objects of the map, as of this call or later, into a new `folder` as Parquet.
+    """Write the objects of the metadata, as of this call or later, into a new `folder` as Parquet.
 
     Raises:
-        ControllerError: no leader sent a copy of the map.
-        MapExportError: the copy is damaged, or of a kind that this version can't read.
+        ControllerError: no leader sent a snapshot.
+        MetadataExportError: the copy is damaged, or this version can't read it.
     """
     folder.mkdir()
     copy = folder / _CHECKPOINT
@@ -72,11 +72,11 @@ def export_metadata(leader: LeaderClient, folder: Path) -> MetadataExport:
 
 @contextmanager
 def copy_of_metadata(leader: LeaderClient, path: Path) -> Iterator[CheckpointReader]:
-    """Give a verified copy of the map, as of this call or later; its file at `path` is deleted.
+    """Yield a verified copy of the metadata, as of this call or later. Deletes its file at the end.
 
     Raises:
-        ControllerError: no leader sent a copy of the map.
-        MapExportError: the copy is damaged, or of a kind that this version can't read.
+        ControllerError: no leader sent a snapshot.
+        MetadataExportError: the copy is damaged, or this version can't read it.
     """
     end_offset, epoch = fetch_snapshot(leader, path)
     identity = SnapshotId(EndOffset(end_offset), Epoch(epoch))
@@ -85,25 +85,25 @@ def copy_of_metadata(leader: LeaderClient, path: Path) -> Iterator[CheckpointRea
             checkpoint.verify()
             if checkpoint.id != identity:
                 raise MetadataExportError(
-                    f"the copy of the map says it is {checkpoint.id}, but was sent as {identity};"
-                    " run the command again"
+                    f"copy of the metadata is {checkpoint.id}, but was sent as {identity}; run the"
+                    " command again"
                 )
             yield checkpoint
     except (CheckpointError, OSError) as error:
         raise MetadataExportError(
-            f"the copy of the map can't be read ({error}); run the command again, with the version"
-            " of streammeta that the controllers run"
+            f"copy of the metadata can't be read ({error}); run the command again, with the"
+            " controllers' version of streammeta"
         ) from error
     finally:
         path.unlink(missing_ok=True)
 
 
 def fetch_snapshot(leader: LeaderClient, path: Path) -> tuple[int, int]:
-    """Write a copy of the map to `path`, whole or not at all; returns (end offset, epoch).
+    """Write a copy of the metadata to `path`, and return its end offset and epoch.
 
     Raises:
-        ControllerError: no leader sent it.
-        MapExportError: what was sent is not one whole file, or can't be written.
+        ControllerError: no leader sent a snapshot.
+        MetadataExportError: the snapshot is incomplete, or can't be written.
     """
     return leader.read_snapshot(partial(_write_chunks, path))
 
@@ -119,22 +119,22 @@ def _write_chunks(
                 described = (chunk.end_offset, chunk.epoch, chunk.total_bytes)
                 if identity not in (None, described) or chunk.position != written:
                     raise MetadataExportError(
-                        f"the copy of the map broke at byte {written}: got position"
-                        f" {chunk.position} of {described}, wanted it to go on with {identity};"
+                        f"copy of the metadata broke at byte {written}: got position"
+                        f" {chunk.position} of {described}, wanted the next chunk of {identity};"
                         " run the command again"
                     )
                 identity = described
                 written += file.write(chunk.data)
     except OSError as error:
         raise MetadataExportError(
-            f"the copy of the map can't be written to {path} ({os.strerror(error.errno or 0)});"
+            f"copy of the metadata can't be written to {path} ({os.strerror(error.errno or 0)});"
             " free space or choose another folder for --plan"
         ) from error
 
     if identity is None or identity[2] != written:
         wanted = identity[2] if identity else "at least one chunk"
         raise MetadataExportError(
-            f"the copy of the map ended at byte {written}, wanted {wanted}; run the command again"
+            f"copy of the metadata ended at byte {written}, wanted {wanted}; run the command again"
         )
 
     return identity[0], identity[1]
@@ -143,10 +143,10 @@ def _write_chunks(
 def write_objects(
     checkpoint: CheckpointReader, beside: CheckpointReader, path: Path
 ) -> MetadataExport:
-    """Write the columns that the comparison uses; count what must be in the bucket.
+    """Write the columns of the comparison, and count the objects that must be in the bucket.
 
-    `beside` is the same file, opened a second time: facts of objects are read along with them, and
-    a batch of each is all that is in memory.
+    `beside` is the same file, opened a second time, so that objects and their facts are read in
+    parallel, with one batch of each in memory.
     """
     objects = committed = 0
     try:
@@ -158,14 +158,14 @@ def write_objects(
         checksums = _Checksums(beside)
         with table_writer(path, MAP_COLUMNS) as writer:
             for batch in checkpoint.batches("objects"):
-                rows = _map_rows(batch, checksums)
+                rows = _metadata_rows(batch, checksums)
                 writer.write_batch(rows)
                 objects += rows.num_rows
                 committed += int(np.isin(rows["map_state"].to_numpy(), WANTED_STATES).sum())
     except (KeyError, ValueError) as error:
         raise MetadataExportError(
-            f"the copy of the map has other columns than this version reads ({error}); use the"
-            " version of streammeta that the controllers run"
+            f"copy of the metadata has other columns than this version reads ({error}); use the"
+            " controllers' version of streammeta"
         ) from error
 
     return_memory()
@@ -182,7 +182,7 @@ def write_objects(
     )
 
 
-def _map_rows(batch: pa.RecordBatch, checksums: _Checksums) -> pa.RecordBatch:
+def _metadata_rows(batch: pa.RecordBatch, checksums: _Checksums) -> pa.RecordBatch:
     schema = arrow_schema(MAP_COLUMNS)
     values = {renamed: batch[name].cast(pa.int64()) for name, renamed in _COLUMN_NAMES.items()}
     values["map_crc"] = pa.array(checksums.of(batch["object_id"].to_numpy()))
@@ -191,7 +191,7 @@ def _map_rows(batch: pa.RecordBatch, checksums: _Checksums) -> pa.RecordBatch:
 
 
 class _Checksums:
-    """Checksums of objects, asked for in the order of ids, which the section has too."""
+    """Checksums of objects. Requests and the section have the same order, by id."""
 
     def __init__(self, checkpoint: CheckpointReader) -> None:
         self._batches = checkpoint.batches("object_facts")
@@ -200,7 +200,7 @@ class _Checksums:
         self._has_ended = False
 
     def of(self, ids: Int64Column) -> Int64Column:
-        """The checksum of each of the ascending `ids`, `ABSENT` where there is none."""
+        """Return the checksums of the ascending `ids`, `ABSENT` where unknown."""
         if not len(ids):
             return np.empty(0, dtype=np.int64)
         while not self._has_ended and not (len(self._ids) and self._ids[-1] >= ids[-1]):

@@ -1,10 +1,9 @@
-"""The map as a data source for Spark: `streammeta`.
+"""Data source of the metadata for Spark: `streammeta`.
 
-Reads a table of a live cluster, of a checkpoint file or of a Parquet export, whole and at one
-offset: a live cluster is asked once, by the driver, for a copy that all partitions then read from a
-folder that all machines share. A partition is a run of record batches, or of row groups, so no
-executor has more than one of them in memory. Serves any Spark session, and knows nothing of
-reconciliation's verdicts.
+Reads a table of a live cluster, a checkpoint file or a Parquet export at one offset. The driver
+requests a copy from a live cluster once, and all partitions read it from a folder that all machines
+share. A partition is a run of record batches or row groups, and an executor has one of these in
+memory. Works in any Spark session, independently of reconciliation.
 """
 
 from __future__ import annotations
@@ -49,52 +48,56 @@ _FROM = ("connect", "checkpoint", "export")
 _TLS = ("tlsCa", "tlsCert", "tlsKey")
 _OPTIONS = (*_FROM, "table", "columns", "copies", "reuse", "wait", *map(str.lower, _TLS))
 _OF_COMMANDS = re.compile(r"(?:--|^)tls-(ca|cert|key)\b")
-"""Names of options as commands have them."""
+"""Names of options in messages of commands."""
 _PATIENCE_S = 15.0
 _REUSE_S = 60.0
 _PARTITION_ROWS = 1 << 20
 
 
 class MetadataSource(DataSource):
-    """Rows of one table of the map: `streams`, `objects`, `ranges`, `nodes`, or any other section.
+    """Rows of a table of the metadata: `streams`, `objects`, `ranges`, `nodes` or another section.
 
-    Options: `table`; and one of `connect`, controllers as HOST:PORT,HOST:PORT, with `copies`, a
-    folder that all machines share; `checkpoint`, the path of a checkpoint file; `export`, the
-    folder of an export. `columns` are those to read, all without it. A copy that is at most `reuse`
-    seconds old is read again, so that the tables of a query are at one offset. `tlsCa`, `tlsCert`
-    and `tlsKey` are the driver's files for calling over TLS, which executors do not need, `wait`
-    the seconds to look for a leader.
+    Options:
+
+    - `table`, and exactly one of the sources: `connect`, controllers as HOST:PORT,HOST:PORT, with
+      `copies`, a folder that all machines share; `checkpoint`, the path of a checkpoint file;
+      `export`, the folder of an export.
+    - `columns`: the columns to read, by default all.
+    - `reuse`: age in seconds up to which a copy is read again, so that the tables of a query are at
+      one offset.
+    - `tlsCa`, `tlsCert`, `tlsKey`: the driver's files for TLS, which executors do not need.
+    - `wait`: seconds to look for a leader.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._given = _checked(options)
+        self._given = _check_options(options)
         self._wait_s = _seconds(self._given, "wait", _PATIENCE_S)
         self._reuse_s = _seconds(self._given, "reuse", _REUSE_S)
         self._copy: str | None = None
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The table's columns, as the copy or the export has them.
+        """Return the table's columns in the copy or the export.
 
         Raises:
-            ConfigurationError: the options make no sense, or the files for TLS are of no use.
-            ControllerError: no leader sent a copy of the map.
-            MapExportError: there is no such table, or the file is damaged.
+            ConfigurationError: the options are contradictory, or the TLS files are unusable.
+            ControllerError: no leader sent a snapshot.
+            MetadataExportError: the table does not exist, or the file is damaged.
         """
         whole = _spark_schema(self._table().schema())
         return from_arrow_schema(chosen_columns(FORMAT, whole, self._given.get("columns")))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Give the reader that Spark sends to executors. Raises as `schema`."""
+        """Return the reader that Spark sends to executors. Raises the errors of `schema`."""
         return _Reader(*self._reading(schema))
 
     def _reading(self, schema: StructType) -> tuple[_CheckpointTable | _ExportTable, pa.Schema]:
-        """The table and the columns to read, which a user may have chosen by a schema."""
+        """Return the table and the columns to read. A user's schema may select columns."""
         table = self._table()
         return table, checked_schema(FORMAT, _spark_schema(table.schema()), schema)
 
@@ -104,11 +107,11 @@ class MetadataSource(DataSource):
             return _ExportTable(self._given["export"], table)
         if "checkpoint" in self._given:
             return _CheckpointTable(self._given["checkpoint"], table)
-        if self._copy is None:  # kept from the schema to the reader: one copy, one offset
-            self._copy = self._copied()
+        if self._copy is None:  # schema and reader share the copy, and so the offset
+            self._copy = self._fetch_copy()
         return _CheckpointTable(self._copy, table)
 
-    def _copied(self) -> str:
+    def _fetch_copy(self) -> str:
         try:
             return copy_metadata(
                 self._given["connect"],
@@ -139,18 +142,18 @@ def copy_metadata(
     tls: TlsFiles | None = None,
     reuse_s: float = 0,
 ) -> str:
-    """Write a copy of the map of a live cluster to the folder `copies`; return the file's path.
+    """Write a copy of a live cluster's metadata to the folder `copies`, and return its path.
 
-    `connect` are controllers as HOST:PORT,HOST:PORT. The file is named by its offset and epoch and
-    by the controllers; a copy of the same is replaced by its equal. One that is at most `reuse_s`
-    seconds old is returned instead. For several tables at one offset give the path as the option
-    `checkpoint` of each.
+    `connect` are controllers as HOST:PORT,HOST:PORT. The file's name contains its offset, its epoch
+    and a hash of the controllers, so an equal copy is replaced. A copy that is at most `reuse_s`
+    seconds old is returned instead of a new one. For several tables at one offset, pass the path as
+    the option `checkpoint` of each.
 
     Raises:
-        ConfigurationError: `connect` is not as it has to be.
-        ControllerError: no leader sent it within `wait_s` seconds.
-        MapExportError: what was sent is not one whole file, or can't be written.
-        TlsError: the files for TLS are of no use.
+        ConfigurationError: `connect` is invalid.
+        ControllerError: no leader sent a snapshot within `wait_s` seconds.
+        MetadataExportError: the snapshot is incomplete, or can't be written.
+        TlsError: the TLS files are unusable.
     """
     endpoints = _endpoints(connect)
     folder = Path(copies)
@@ -163,14 +166,14 @@ def copy_metadata(
         folder.mkdir(parents=True, exist_ok=True)
         with LeaderClient(endpoints, wait_s, tls) as leader:
             end_offset, epoch = fetch_snapshot(leader, draft)
-        with _opened(draft) as checkpoint:
+        with _open_checkpoint(draft) as checkpoint:
             _verify(checkpoint)
         path = folder / f"{end_offset:020d}-{epoch:010d}-{asked}.checkpoint"
         draft.replace(path)
     except OSError as error:
         raise MetadataExportError(
-            f"a copy of the map can't be written to {folder} ({error.strerror}); name another"
-            " folder as the option 'copies'"
+            f"copy of the metadata can't be written to {folder} ({error.strerror}); set the option"
+            " 'copies' to another folder"
         ) from error
     finally:
         draft.unlink(missing_ok=True)
@@ -178,15 +181,19 @@ def copy_metadata(
     return str(path)
 
 
+copy_map = copy_metadata
+"""Deprecated name of `copy_metadata`, for one version."""
+
+
 def _young_copy(folder: Path, asked: str, reuse_s: float) -> Path | None:
-    """Return the newest copy from the same controllers that is young enough, None without one."""
+    """Return the newest copy from the same controllers, or None if it is too old."""
     newest = max(folder.glob(f"*-{asked}.checkpoint"), default=None)
     if newest is None or not 0 <= time.time() - newest.stat().st_mtime < reuse_s:
         return None
     return newest
 
 
-def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
+def _check_options(options: Mapping[str, str]) -> Mapping[str, str]:
     given = {name.lower(): value for name, value in options.items()}
     for name in given:
         if name not in _OPTIONS:
@@ -202,13 +209,13 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
     origins = [name for name in _FROM if given.get(name)]
     if len(origins) != 1:
         raise ConfigurationError(
-            f"{FORMAT} has the options {', '.join(origins) or 'of no map'}, wanted one of"
+            f"{FORMAT} has the options {', '.join(origins) or 'of no source'}, wanted one of"
             f" {', '.join(_FROM)}"
         )
     if (origins == ["connect"]) != bool(given.get("copies")):
         raise ConfigurationError(
             f"{FORMAT} needs the option 'copies' with 'connect', and only then: a folder that the"
-            " driver and all executors share, for the copy of the map that they read"
+            " driver and all executors share, for the copy of the metadata"
         )
 
     if origins == ["connect"]:
@@ -258,14 +265,14 @@ def _tls_files(given: Mapping[str, str]) -> TlsFiles | None:
 
 
 def _by_option(error: Exception) -> str:
-    """The message of an error with the names that this format's options have."""
+    """Return the message of an error with this format's option names."""
     text = str(error).replace(", or --profile", "").replace("--connect", "connect")
     return _OF_COMMANDS.sub(lambda found: f"tls{found[1].capitalize()}", text)
 
 
 @dataclass
 class _Rows(InputPartition):
-    """Record batches, or row groups, `first` to `end` - 1 of a table."""
+    """Record batches or row groups `[first, end)` of a table."""
 
     first: int
     end: int
@@ -283,7 +290,7 @@ class _CheckpointTable:
             return stream.schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        with _opened(Path(self.path)) as checkpoint:
+        with _open_checkpoint(Path(self.path)) as checkpoint:
             _verify(checkpoint)
         with self._stream() as stream:
             return _runs([batch.num_rows for batch in stream])
@@ -297,8 +304,8 @@ class _CheckpointTable:
                     yield batch
 
     def _stream(self, columns: Sequence[str] | None = None) -> pa.RecordBatchStreamReader:
-        """The section's batches; batches and columns that are skipped stay on the disk."""
-        with _opened(Path(self.path)) as checkpoint:
+        """Open the section's batches. Skipped batches and columns stay on the disk."""
+        with _open_checkpoint(Path(self.path)) as checkpoint:
             entry = _section(checkpoint.entries, self.name, self.path)
         with pa.memory_map(self.path) as mapped:
             mapped.seek(entry.position)
@@ -322,7 +329,8 @@ class _ExportTable:
 
     def partitions(self) -> Sequence[InputPartition]:
         found = pq.read_metadata(self._path())
-        return _runs([found.row_group(one).num_rows for one in range(found.num_row_groups)])
+        groups = range(found.num_row_groups)
+        return _runs([found.row_group(group).num_rows for group in groups])
 
     def read(self, rows: _Rows, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(self._path()) as file:
@@ -331,20 +339,20 @@ class _ExportTable:
                 yield from file.iter_batches(row_groups=groups, columns=list(columns))
 
     def _path(self) -> Path:
-        """The file, if the export is whole and has it."""
+        """Return the table's file in a complete export."""
         folder = Path(self.folder)
         try:
-            said = parse_json((folder / MANIFEST).read_text())
-            is_complete = said["complete"] is True
-            names = {one["section"]: one["file"] for one in said["files"]}
+            manifest = parse_json((folder / MANIFEST).read_text())
+            is_complete = manifest["complete"] is True
+            names = {entry["section"]: entry["file"] for entry in manifest["files"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MetadataExportError(
-                f"{folder} is no export of a map ({error!r}); name a folder that `streammeta"
-                " snapshot export` wrote, on a path that all machines share"
+                f"{folder} is not an export of metadata ({error!r}); name a folder of `streammeta"
+                " snapshot export`, on a path that all machines share"
             ) from error
 
         if not is_complete:
-            raise MetadataExportError(f"the export {folder} is not complete; export the map again")
+            raise MetadataExportError(f"export {folder} is incomplete; export the metadata again")
         if names.get(self.name) != self.name + SUFFIX:
             raise _no_table(self.name, names, self.folder)
         return folder / (self.name + SUFFIX)
@@ -369,13 +377,13 @@ class _Reader(DataSourceReader):
 
 class _PushingReader(_Reader):
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
-        """Take filters; all are returned, so that Spark applies them again."""
+        """Accept filters. All are returned, so that Spark applies them again."""
         self._filters = filters
         return filters
 
 
 def _runs(counts: Sequence[int]) -> list[InputPartition]:
-    """Group batches of so many rows into partitions of about `_PARTITION_ROWS`; at least one."""
+    """Group batches into partitions of about `_PARTITION_ROWS` rows, at least one."""
     runs: list[InputPartition] = []
     first = rows = 0
     for number, count in enumerate(counts):
@@ -387,23 +395,22 @@ def _runs(counts: Sequence[int]) -> list[InputPartition]:
 
 
 def _spark_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns in types that Spark has: it knows no unsigned numbers."""
+    """Convert unsigned columns, which Spark does not have, to signed ones."""
     signed = {
         pa.uint8(): pa.int16(),
         pa.uint16(): pa.int32(),
         pa.uint32(): pa.int64(),
         pa.uint64(): pa.int64(),
     }
-    return pa.schema([pa.field(one.name, signed.get(one.type, one.type)) for one in schema])
+    return pa.schema([pa.field(field.name, signed.get(field.type, field.type)) for field in schema])
 
 
-def _opened(path: Path) -> CheckpointReader:
+def _open_checkpoint(path: Path) -> CheckpointReader:
     try:
         return CheckpointReader.open(path)
     except (CheckpointError, OSError) as error:
         raise MetadataExportError(
-            f"the checkpoint {path} can't be read ({error}); name one on a path that all machines"
-            " share"
+            f"checkpoint {path} can't be read ({error}); name one on a path that all machines share"
         ) from error
 
 
@@ -411,7 +418,7 @@ def _verify(checkpoint: CheckpointReader) -> None:
     try:
         checkpoint.verify()
     except CheckpointError as error:
-        raise MetadataExportError(f"the copy of the map is damaged: {error}") from error
+        raise MetadataExportError(f"copy of the metadata is damaged: {error}") from error
 
 
 def _section(entries: Mapping[str, SectionEntry], name: str, where: str) -> SectionEntry:

@@ -1,7 +1,7 @@
-"""Structures of a Parquet file that is written here: headers of pages, row groups, the footer.
+"""Encoding of a Parquet file's structures: page headers, row groups, footer.
 
-They are those of Parquet's `parquet.thrift`, in Thrift's compact protocol, for columns of the two
-types of `tables` that may be null. Knows nothing of how values are encoded.
+The structures are defined in `parquet.thrift` and encoded in Thrift's compact protocol, for
+nullable columns of the two types of `tables`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _STOP = b"\0"
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Pages of a column of a row group, one after the other; sizes are bytes.
+    """Consecutive pages of a column in a row group, sizes in bytes.
 
-    `encodings` and `codec` are names in `ENCODINGS` and `CODECS`. A page of a dictionary comes
-    first and takes `dictionary_size`, 0 if there is none; `size` counts it too.
+    `encodings` and `codec` are names in `ENCODINGS` and `CODECS`. A dictionary page comes first,
+    with `dictionary_size` bytes, or 0 without one. `size` includes it.
     """
 
     physical_type: str
@@ -52,7 +52,7 @@ class Chunk:
 
 
 def data_page_header(sizes: tuple[int, int], rows: int, encoding: str) -> bytes:
-    """`PageHeader` of a page of values; `sizes` are those before and after compression."""
+    """Encode the `PageHeader` of a data page. `sizes` are uncompressed and compressed bytes."""
     values = _struct(
         (1, _INT32, integer(rows)),
         (2, _INT32, integer(ENCODINGS[encoding])),
@@ -63,7 +63,7 @@ def data_page_header(sizes: tuple[int, int], rows: int, encoding: str) -> bytes:
 
 
 def dictionary_page_header(sizes: tuple[int, int], values: int) -> bytes:
-    """`PageHeader` of a page of a dictionary; `sizes` are those before and after compression."""
+    """Encode the `PageHeader` of a dictionary page, with uncompressed and compressed `sizes`."""
     plain = _struct((1, _INT32, integer(values)), (2, _INT32, integer(ENCODINGS["PLAIN"])))
     return _page_header(_DICTIONARY_PAGE, sizes, (7, _STRUCT, plain))
 
@@ -79,10 +79,10 @@ def _page_header(kind: int, sizes: tuple[int, int], header: tuple[int, int, byte
 
 
 def row_group(chunks: Sequence[tuple[str, Chunk, int]], rows: int) -> bytes:
-    """`RowGroup` of columns, each with its name and the byte of the file that it begins at."""
+    """Encode the `RowGroup` of columns, each with its name and its first byte in the file."""
     _, _, first = chunks[0]
     return _struct(
-        (1, _LIST, _list(_STRUCT, [_column_chunk(*one) for one in chunks])),
+        (1, _LIST, _list(_STRUCT, [_column_chunk(*chunk) for chunk in chunks])),
         (2, _INT64, integer(sum(chunk.uncompressed_size for _, chunk, _ in chunks))),
         (3, _INT64, integer(rows)),
         (5, _INT64, integer(first)),
@@ -91,7 +91,7 @@ def row_group(chunks: Sequence[tuple[str, Chunk, int]], rows: int) -> bytes:
 
 
 def _column_chunk(name: str, chunk: Chunk, start: int) -> bytes:
-    """`ColumnChunk` with its `ColumnMetaData`."""
+    """Encode the `ColumnChunk` with its `ColumnMetaData`."""
     fields = [
         (5, _INT64, integer(chunk.rows)),
         (6, _INT64, integer(chunk.uncompressed_size)),
@@ -107,8 +107,8 @@ def _column_chunk(name: str, chunk: Chunk, start: int) -> bytes:
 
 @cache
 def _column_kind(physical_type: str, name: str, encodings: tuple[str, ...], codec: str) -> bytes:
-    """The fields of `ColumnMetaData` that are the same in most row groups."""
-    numbers = [integer(ENCODINGS[one]) for one in encodings]
+    """Encode the fields of `ColumnMetaData` that are equal in most row groups."""
+    numbers = [integer(ENCODINGS[encoding]) for encoding in encodings]
     return _fields(
         0,
         (1, _INT32, integer(_NUMBERS[physical_type])),
@@ -119,7 +119,7 @@ def _column_kind(physical_type: str, name: str, encodings: tuple[str, ...], code
 
 
 def footer(schema: pa.Schema, rows: int, groups: Sequence[bytes]) -> bytes:
-    """The end of a file: `FileMetaData`, its length and the magic bytes."""
+    """Encode the end of a file: `FileMetaData`, its length and the magic bytes."""
     root = _struct((4, _BINARY, _binary(b"schema")), (5, _INT32, integer(len(schema))))
     elements = [root, *map(_schema_element, schema)]
     metadata = _struct(
@@ -144,12 +144,12 @@ def _schema_element(field: pa.Field) -> bytes:
 
 
 def _struct(*fields: tuple[int, int, bytes]) -> bytes:
-    """A struct of Thrift's compact protocol."""
+    """Encode a struct in Thrift's compact protocol."""
     return _fields(0, *fields) + _STOP
 
 
 def _fields(before: int, *fields: tuple[int, int, bytes]) -> bytes:
-    """Number, type and value of each field, ascending; `before` is the number of one before."""
+    """Encode fields in ascending order. `before` is the number of the previous field."""
     found = bytearray()
     for number, kind, value in fields:
         found.append(number - before << 4 | kind)
@@ -169,12 +169,12 @@ def _binary(value: bytes) -> bytes:
 
 
 def integer(value: int) -> bytes:
-    """A signed number of 64 bits: near 0 it takes one byte, with either sign."""
+    """Encode a signed 64-bit number in zigzag form, which keeps small numbers short."""
     return varint(2 * value if value >= 0 else -2 * value - 1)
 
 
 def varint(value: int) -> bytes:
-    """A number from 0 on, seven bits a byte, the lowest first."""
+    """Encode a nonnegative number, seven bits per byte, lowest first."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

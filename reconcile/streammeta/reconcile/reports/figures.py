@@ -1,6 +1,6 @@
 """Figures of a plan's report, from one pass over its verdicts.
 
-Memory does not grow with the bucket: of any number of prefixes only the largest are kept.
+Memory is bounded, because only the largest prefixes are kept.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ def figures_of(verdicts: Iterable[pa.RecordBatch], at_ms: int) -> Figures:
 
 
 def _of(rows: pa.RecordBatch, *verdicts: Verdict) -> pa.RecordBatch:
-    wanted = pa.array([str(one) for one in verdicts])
+    wanted = pa.array([str(verdict) for verdict in verdicts])
     return rows.filter(pc.is_in(rows.column("verdict"), wanted))
 
 
 def _sum(tallies: Iterable[Tally]) -> Tally:
     found = list(tallies)
-    return Tally(sum(one.keys for one in found), sum(one.size for one in found))
+    return Tally(sum(tally.keys for tally in found), sum(tally.size for tally in found))
 
 
 def _largest(found: Mapping[str, Tally], number: int) -> list[tuple[str, Tally]]:

@@ -1,7 +1,7 @@
-"""Report of a plan as one HTML page that needs nothing else: no script, no font, no network.
+"""Report of a plan as a self-contained HTML page, without scripts, fonts or network access.
 
-Keys of a bucket are anybody's words: every text is escaped, characters that do not print are
-spelled out, and the page forbids a browser to load anything. Pure: values in, text out.
+Keys of a bucket are untrusted: every text is escaped, unprintable characters are spelled out, and
+the page forbids the browser to load anything. Pure.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ p.faint { color: var(--faint); }
 def report_page(
     plan: PlanResult, figures: Figures | None, earlier: Sequence[PlanResult] = ()
 ) -> str:
-    """The page of a plan; `figures` None: its keys were not compared with a map.
+    """Return the page of a plan. `figures` is None if its keys were not compared.
 
-    `earlier` are plans of the same bucket, the oldest first.
+    `earlier` are plans of the same bucket, oldest first.
     """
     sections = [_about(plan), _guards(plan), _losses(plan), _classes(plan)]
     if figures is not None:
@@ -70,15 +70,15 @@ def report_page(
 
 
 def _shown(text: object) -> str:
-    """Escape a text, with all that does not print, or turns the direction, spelled out."""
+    """Escape a text, with unprintable and direction-changing characters spelled out."""
     spelled = (
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text)
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text)
     )
     return html.escape("".join(spelled))
 
 
 def _size(size: int) -> str:
-    """Bytes with a unit: "1.5 MiB"."""
+    """Format bytes with a unit: "1.5 MiB"."""
     value, unit = float(size), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -93,8 +93,8 @@ def _moment(at_ms: int) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already; the first row is that of the heads."""
-    head = "".join(f"<th>{one}</th>" for one in heads)
+    """Return a table of HTML cells, with a row of headings."""
+    head = "".join(f"<th>{name}</th>" for name in heads)
     body = "\n".join("<tr>" + "".join(row) + "</tr>" for row in rows)
     return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
 
@@ -136,12 +136,14 @@ def _guards(plan: PlanResult) -> str:
         word = "passed" if passed else "failed"
         return f'<td class="{word}">{word}</td>'
 
-    rows = [(_cell(one.name), finding(one.passed), _cell(one.detail)) for one in plan.guards]
+    rows = [
+        (_cell(guard.name), finding(guard.passed), _cell(guard.detail)) for guard in plan.guards
+    ]
     return "<h2>Guards</h2>" + _table(("guard", "finding", "detail"), rows)
 
 
 def _losses(plan: PlanResult) -> str:
-    """What is lost for certain, and the first of its ranges."""
+    """Return the section of confirmed losses, with the first ranges."""
     title = "<h2>Missing and damaged objects</h2>"
     if plan.losses is None:
         return f'{title}<p class="failed">Not confirmed: {plan.suspected:,} suspected.</p>'
@@ -174,7 +176,7 @@ def _classes(plan: PlanResult) -> str:
 
 
 def _growth(plans: Sequence[PlanResult]) -> str:
-    """Bytes of the cluster in the bucket, plan by plan, and those of orphans among them."""
+    """Return the section of the cluster's bytes in each plan, with the orphans' bytes."""
     title = "Growth since earlier plans"
     if len(plans) == 1:
         return f'<h2>{title}</h2><p class="faint">No earlier plan lies beside this one.</p>'
@@ -203,11 +205,11 @@ def _bar(share: float, of_orphans: float) -> str:
 
 def _held(plan: PlanResult, *verdicts: Verdict) -> Tally:
     found = [tally for verdict, tally in plan.classes.items() if verdict in verdicts]
-    return Tally(sum(one.keys for one in found), sum(one.size for one in found))
+    return Tally(sum(tally.keys for tally in found), sum(tally.size for tally in found))
 
 
 def _bars(title: str, what: str, tallies: Sequence[tuple[str, Tally]]) -> str:
-    """A section with a bar for the bytes of each name."""
+    """Return a section with a bar for the bytes of each name."""
     largest = max((tally.size for _, tally in tallies), default=0) or 1
     rows = [
         (

@@ -1,1 +1,1 @@
-"""Adoption after a restore: what the bucket holds beyond the map, and what of it continues it."""
+"""Adoption after a restore: objects in the bucket that continue the restored metadata's streams."""

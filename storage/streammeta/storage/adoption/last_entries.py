@@ -1,6 +1,6 @@
-"""Last index entries of an object about which the map says nothing: how far it goes, by stream.
+"""Last index entries, by stream, of an object that the metadata does not know.
 
-Reads no records: one or two requests for the end of the object. Judges nothing, see `ahead`.
+Reads the end of the object in one or two requests, and no records. `ahead` evaluates the entries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streammeta.storage.object_format.object_reader import ObjectReader, check_l
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 INDEX_BYTES_MAX = 16 << 20
-"""Maximum bytes of an index that is read: over 400,000 entries, or a link table and its entries."""
+"""Maximum size of an index in bytes: over 400,000 entries, or a link table and its entries."""
 
 _MAGIC_BYTES = 8
 
@@ -28,14 +28,12 @@ _MAGIC_BYTES = 8
 def read_last_entries(store: ObjectStore, key: str, size: int) -> tuple[IndexEntry, ...]:
     """Return the last entry of each stream in the index of an object of `size` bytes.
 
-    Bytes that don't end with the magic of an object have no entries: nobody can have read records
-    from them.
+    Bytes without the magic of an object at their end have no entries, because no reader can have
+    read records from them.
 
-    Raises:
-        ObjectNotFoundError: the bucket has no such object.
-        CorruptObjectError: the bytes end with the magic of an object, but its index can't be read,
-            or the store returned only a part of the bytes.
-        StorageError: the store can't be read.
+    Raises: ObjectNotFoundError: the object does not exist. CorruptObjectError: the bytes end with
+    the magic of an object, but its index is unreadable, or the store returned only a part of the
+    bytes. StorageError: the store can't be read.
     """
     if size < FOOTER_SIZE:
         return ()
@@ -67,7 +65,7 @@ def _check_length(key: str, length: int) -> None:
 
 
 def _last_of_streams(index: IndexBlock) -> tuple[IndexEntry, ...]:
-    """Return the last entry of each stream: the index is sorted by stream and offset."""
+    """Return the last entry of each stream in an index sorted by stream and offset."""
     streams = index.columns[0]
     is_last = np.ones(len(streams), dtype=np.bool_)
     is_last[:-1] = streams[1:] != streams[:-1]

@@ -1,6 +1,6 @@
-"""Model of adoptions: records in the bucket, streams of the restored map, and reasons.
+"""Model of adoptions: records in the bucket, streams of the restored metadata, and reasons.
 
-Shared by the survey, which reads the bucket, and the planner, which decides. Pure.
+The survey, which reads the bucket, and the planner, which decides, share it. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """Offsets `[start, end)` of a stream as an object has them; equal digests are equal bytes."""
+    """Offsets `[start, end)` of a stream in an object. Equal digests mean equal bytes."""
 
     start: int
     end: int
@@ -22,12 +22,12 @@ class StoredRecord:
 
 
 Entry: TypeAlias = tuple[StoredRecord, ...]
-"""Records of one entry of an object's index, which are taken together; at least one."""
+"""Records of an index entry, at least one. They are adopted together."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Entries of one stream in an object, each beginning where the one before ends."""
+    """Contiguous entries of a stream in an object."""
 
     object_id: int
     stream_id: int
@@ -40,13 +40,13 @@ class StoredRun:
 
     @property
     def end(self) -> int:
-        """The offset behind the last one."""
+        """The offset after the last record."""
         return self.entries[-1][-1].end
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An undecided object that the map does not know."""
+    """An undecided object that the metadata does not know."""
 
     object_id: int
     size: int
@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class HeldRange:
-    """Visible offsets `[start, end)` of a stream that the map reads from one object.
+    """Visible offsets `[start, end)` of a stream that the metadata assigns to an object.
 
     `is_readable` is False if the bucket no longer has the object.
     """
@@ -68,11 +68,10 @@ class HeldRange:
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
-    """A stream of the map: its end and epoch, its contents, and pending uploads below its end.
+    """A stream of the metadata: its end and epoch, its contents, and pending uploads below its end.
 
-    `owed` has start, end and epoch of each pending upload, the epoch being that of its records.
-    `held` are the ranges of objects, by offset; `owners` start, end and epoch of each writer's
-    range that the map remembers, by offset.
+    `owed` has start, end and record epoch of each pending upload. `held` are the ranges of objects,
+    by offset. `owners` has start, end and epoch of each writer's range in the metadata, by offset.
     """
 
     end_offset: int
@@ -85,9 +84,9 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedRange:
-    """Offsets of a stream to adopt; `epoch` is the largest among their records.
+    """Offsets of a stream to adopt. `epoch` is the largest of their records.
 
-    `after_gap`: offsets before them are in no object, and are lost.
+    With `after_gap`, the offsets before them are in no object and lost.
     """
 
     stream_id: int
@@ -107,22 +106,22 @@ class Adopted:
 
 
 class Why(StrEnum):
-    """Reasons to leave offsets of an object behind."""
+    """Reason why offsets of an object are not adopted."""
 
     KNOWN = "known"
-    """The map has these offsets from other objects."""
+    """The metadata has these offsets from other objects."""
     DUPLICATE = "duplicate"
     """Another object with the same records is adopted."""
     FENCED = "fenced"
-    """A writer that was fenced left them: other records have a larger epoch."""
+    """A fenced writer left them, and other records have a larger epoch."""
     DELETED_STREAM = "deleted-stream"
     """The stream was deleted before the restored point."""
     COMPOSITE = "composite"
-    """The object has no records of its own: it names others, which are judged themselves."""
+    """The object has no records. It links other objects, which are checked separately."""
     CONFLICT = "conflict"
-    """Other records of the same epoch are at the same offset; a person has to decide."""
+    """Other records of the same epoch have the same offset. A person has to decide."""
     GAP = "gap"
-    """Offsets before them are in no object."""
+    """The offsets before them are in no object."""
     NEW_STREAM = "new-stream"
     """The stream was created after the restored point."""
     UNREADABLE = "unreadable"
@@ -132,12 +131,12 @@ class Why(StrEnum):
 HARMLESS = frozenset(
     {Why.KNOWN, Why.DUPLICATE, Why.FENCED, Why.DELETED_STREAM, Why.COMPOSITE},
 )
-"""Reasons by which nothing is lost."""
+"""Reasons without a loss."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LeftBehind:
-    """Offsets of an object that are not adopted; stream and offsets are -1 if all of it is."""
+    """Offsets of an object that are not adopted. Stream and offsets are -1 for the whole object."""
 
     object_id: int
     stream_id: int

@@ -1,12 +1,12 @@
-"""Planner of adoptions: which objects of before a restore continue the streams of a restored map.
+"""Planner of adoptions: objects from before a restore that continue the restored streams.
 
-Each stream's path is found by itself, see `stream_path`. Objects tie the paths together: an object
-of the map leaves it for all of its streams or for none. One that the bucket still has stays if any
-stream needs it; one that the bucket has lost goes as soon as others have a part of it. Nothing that
-acknowledged a commit is known here: what is not adopted is listed with the reason.
+`stream_path` finds the path of each stream separately. Objects connect the paths, because an object
+of the metadata is replaced for all of its streams or for none. An object in the bucket stays if any
+stream needs it. A lost object is replaced as soon as others have a part of it. The planner does not
+know which commits were acknowledged, so it lists all offsets that are not adopted, with reasons.
 
-An object gives one range of a stream at most. It may be a part of what the object holds, cut where
-an entry of its index begins or ends: readers take whole entries. Pure.
+An object contributes at most one range of a stream. The range may be a part of the object, cut at
+the boundaries of index entries, because readers read whole entries. Pure.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from streammeta.storage.adoption.model import (
 from streammeta.storage.adoption.stream_path import StreamPath, StreamPaths
 
 OBJECTS_A_BATCH = 1_000
-"""Objects adopted by one request, unless they depend on each other."""
+"""Maximum objects of a request, unless they depend on each other."""
 
 RANGES_A_BATCH = 10_000
-"""Ranges adopted by one request, likewise."""
+"""Maximum ranges of a request, unless their objects depend on each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptionBatch:
-    """Objects to adopt by one request, and objects of the map that they replace."""
+    """Objects to adopt in one request, and the objects of the metadata that they replace."""
 
     objects: tuple[Adopted, ...]
     replaced: tuple[int, ...] = ()
@@ -46,16 +46,16 @@ class AdoptionBatch:
 
 @dataclass(frozen=True, slots=True)
 class AdoptionPlan:
-    """Objects to adopt, request by request in this order, and what is left behind."""
+    """Objects to adopt, in the order of requests, and the offsets that are not adopted."""
 
     batches: tuple[AdoptionBatch, ...]
     left: tuple[LeftBehind, ...]
     gaps: tuple[tuple[int, int, int], ...] = ()
-    """Stream, start and end of offsets from the restored end on that are passed over."""
+    """Stream, start and end of skipped offsets after the restored end."""
     torn: tuple[int, ...] = ()
-    """Objects of the map that some streams still need, and that hold up the paths of others.
+    """Objects of the metadata that some streams need and that block the paths of others.
 
-    A copy under an undecided id makes both possible: plan again with the copies as candidates.
+    A copy under an undecided id resolves this. Plan again with the copies as candidates.
     """
 
     @property
@@ -65,12 +65,12 @@ class AdoptionPlan:
 
     @property
     def replaced(self) -> tuple[int, ...]:
-        """All objects of the map that leave it."""
+        """All replaced objects of the metadata."""
         return tuple(object_id for batch in self.batches for object_id in batch.replaced)
 
     @property
     def lost(self) -> tuple[LeftBehind, ...]:
-        """What is left behind and may have been acknowledged."""
+        """Offsets that are not adopted and may have been acknowledged."""
         return tuple(left for left in self.left if left.why not in HARMLESS)
 
 
@@ -81,10 +81,10 @@ def plan_adoption(
     *,
     passes_gaps: bool = False,
 ) -> AdoptionPlan:
-    """Return what of the candidates, each id once, is to be adopted.
+    """Plan the adoption of candidates with unique ids.
 
-    Streams from `next_stream_id` on were not created yet at the restored point. `passes_gaps`:
-    objects after a gap are adopted too, and offsets in it are lost.
+    Streams from `next_stream_id` on did not exist at the restored point. With `passes_gaps`,
+    objects after a gap are adopted too, and the offsets in the gap are lost.
     """
     by_stream: dict[int, list[StoredRun]] = defaultdict(list)
     for candidate in candidates:
@@ -125,7 +125,7 @@ def _list_torn(
     paths: Mapping[int, StreamPath],
     streams: Mapping[int, StreamHead],
 ) -> tuple[int, ...]:
-    """Return the readable objects that streams would replace by themselves, and can't."""
+    """Return the readable objects that a stream would replace but that stay for other streams."""
     readable = {
         range_.object_id
         for stream_id in known
@@ -144,7 +144,7 @@ def _list_torn(
 def _streams_by_object(
     streams: Mapping[int, StreamHead], known: Mapping[int, StreamPaths]
 ) -> set[int]:
-    """Return readable objects of the map that streams without any candidate need."""
+    """Return readable objects of the metadata that streams without candidates need."""
     return {
         range_.object_id
         for stream_id, head in streams.items()
@@ -155,10 +155,10 @@ def _streams_by_object(
 
 
 def _agreed_paths(known: Mapping[int, StreamPaths], needed: set[int]) -> dict[int, StreamPath]:
-    """Find a path for each stream, so that each object of the map stays for all or for none.
+    """Find a path for each stream, so that each object stays for all streams or for none.
 
-    An object that some streams could do without is left out by all, unless that loses anything:
-    then all of them go through it. Each object changes twice at most.
+    An object that some streams can replace is excluded for all of them. If that loses offsets, all
+    of them use it. Each object changes at most twice, so the search ends.
     """
     out: set[int] = set()
     pinned = set(needed)
@@ -180,7 +180,7 @@ def _agreed_paths(known: Mapping[int, StreamPaths], needed: set[int]) -> dict[in
 
 @dataclass(slots=True)
 class _Piece:
-    """Records of one object that stand in a path, after `before` in the same path."""
+    """Records of an object in a path, after the piece `before` of the same path."""
 
     run: StoredRun
     records: list[StoredRecord]
@@ -220,10 +220,10 @@ def _list_pieces(path: StreamPath, end_offset: int) -> list[_Piece]:
 def _list_batches(
     pieces: Sequence[_Piece], candidates: Sequence[Candidate], paths: Mapping[int, StreamPath]
 ) -> Iterator[AdoptionBatch]:
-    """Yield objects in an order in which each finds its ranges' streams at the right ends.
+    """Yield objects in an order in which the streams' ends match the start of each range.
 
-    Those that replace the same object of the map come together, and so do those that wait for each
-    other, which come last.
+    Objects that replace the same object share a batch. Objects that wait for each other share the
+    last batch.
     """
     groups = _Groups()
     sizes = {candidate.object_id: candidate.size for candidate in candidates}
@@ -276,7 +276,7 @@ def _list_batches(
 
 
 def _list_replacements(path: StreamPath) -> Iterator[tuple[int, int]]:
-    """Yield each object of the map that leaves it with each object that has a part of it."""
+    """Yield each replaced object with each object that has a part of it."""
     gone = path.replaced()
     entries = list(path.entries)
     for range_ in path.held:
@@ -290,25 +290,25 @@ def _list_replacements(path: StreamPath) -> Iterator[tuple[int, int]]:
 
 
 class _Groups:
-    """Sets of names that belong together; objects of the map have negative names here."""
+    """Disjoint sets of names. Objects of the metadata have negative names."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
 
     def of(self, name: int) -> int:
-        """Return the name of a name's group."""
+        """Return the name of the group of `name`."""
         while (parent := self._parents.get(name, name)) != name:
             name = parent
         return name
 
-    def join(self, one: int, other: int) -> None:
-        """Put two names' groups together; the larger name stands for both."""
-        low, high = sorted((self.of(one), self.of(other)))
+    def join(self, first: int, second: int) -> None:
+        """Join the groups of two names. The larger group name represents both."""
+        low, high = sorted((self.of(first), self.of(second)))
         self._parents.setdefault(high, high)
         self._parents[low] = high
 
     def names(self) -> Iterable[int]:
-        """Return all names that were joined."""
+        """Return all joined names."""
         return self._parents.keys()
 
 
@@ -317,7 +317,7 @@ def _in_order(
     waits_for: dict[int, set[int]],
     wanted_by: Mapping[int, set[int]],
 ) -> list[int]:
-    """Return groups, each after those that it waits for; without those that wait in a circle."""
+    """Return groups in topological order, without groups in a cycle."""
     ordered: list[int] = []
     ready = deque(sorted(group for group in members if not waits_for[group]))
     while ready:
@@ -330,7 +330,7 @@ def _in_order(
 
 
 def _join(batches: Sequence[AdoptionBatch]) -> Iterator[AdoptionBatch]:
-    """Yield the same in few batches, none of which is large unless it was."""
+    """Merge batches into few batches within the limits."""
     joined: list[AdoptionBatch] = []
     objects = ranges = 0
     for batch in batches:

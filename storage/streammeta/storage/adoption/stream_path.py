@@ -1,12 +1,13 @@
-"""Path of one stream through the map's objects and the bucket's: from its start as far as it goes.
+"""Path of a stream through the objects of the metadata and the bucket, as far as possible.
 
-A step is a range of the map, an entry of an object in the bucket, or offsets that neither has. Each
-step begins where the one before ends, so a compaction that spans the restored end, or stands for
-objects that were deleted since, is found like an upload that begins there. The path with the fewest
-lost offsets counts; among those the one that leaves most of the map as it is.
+A step is a range of the metadata, an entry of an object in the bucket, or offsets in neither. Each
+step begins at the end of the previous one. A compaction that spans the restored end, or replaces
+deleted objects, is therefore found like an upload that begins there. The best path has the fewest
+lost offsets, and of these paths keeps most of the metadata unchanged.
 
-A record counts if no writer of a larger epoch began at or before its end: that writer had fenced
-the record's. Records of equal epochs must be equal, or a person has to look. Pure.
+A record counts if no writer of a larger epoch began at or before its end, because that writer has
+fenced the record's writer. Records of equal epochs must be equal, otherwise a person has to decide.
+Pure.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from streammeta.storage.adoption.model import (
 )
 
 _Cost: TypeAlias = tuple[int, int, int]
-"""Offsets lost, offsets of the map replaced, and changes from one object to another."""
+"""Lost offsets, replaced offsets of the metadata, and changes between objects."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Offsets `[start, end)` of a path: an entry, a range of the map, or neither of them.
+    """Offsets `[start, end)` of a path: an entry, a range of the metadata, or neither.
 
-    A step that is neither loses its offsets if `is_lost`; else the map had nothing there before.
+    A step that is neither loses its offsets if `is_lost`. Otherwise the metadata had nothing there.
     """
 
     start: int
@@ -58,7 +59,7 @@ class StreamPath:
 
     steps: tuple[Step, ...]
     held: tuple[HeldRange, ...]
-    """Ranges of the map among which the path was chosen."""
+    """Ranges of the metadata that the path could use."""
 
     @property
     def end(self) -> int:
@@ -71,7 +72,7 @@ class StreamPath:
         return ((step.run, step.entry) for step in self.steps if step.run is not None)
 
     def replaced(self) -> set[int]:
-        """Return objects of the map of which entries take the place, of each all or a part."""
+        """Return objects of the metadata that entries replace, completely or in part."""
         kept = {step.held for step in self.steps}
         covers = [(step.start, step.end) for step in self.steps if step.run is not None]
         return {
@@ -81,11 +82,11 @@ class StreamPath:
         }
 
     def kept(self) -> set[int]:
-        """Return readable objects of the map that the path goes through."""
+        """Return readable objects of the metadata on the path."""
         return {step.held.object_id for step in self.steps if step.held is not None}
 
     def loses(self, object_id: int) -> bool:
-        """Return whether offsets are lost that an object of the map has."""
+        """Return whether the path loses offsets of an object of the metadata."""
         lost = self.lost()
         return any(
             range_.object_id == object_id and _meets(lost, range_.start, range_.end)
@@ -93,17 +94,17 @@ class StreamPath:
         )
 
     def lost(self) -> list[tuple[int, int]]:
-        """Return offsets below the map's end that the path has nowhere, by start."""
+        """Return the lost offsets, by start."""
         return [(step.start, step.end) for step in self.steps if step.is_lost]
 
 
 class StreamPaths:
-    """All that one stream can be made of."""
+    """All possible paths of a stream."""
 
     def __init__(
         self, head: StreamHead, runs: Sequence[StoredRun], *, passes_gaps: bool = False
     ) -> None:
-        """Take a stream and the runs of it; `passes_gaps`: its path goes on after a gap."""
+        """With `passes_gaps`, the path of the stream continues after a gap."""
         self._head = head
         self._runs = runs
         self._passes_gaps = passes_gaps
@@ -128,7 +129,7 @@ class StreamPaths:
         return record.end <= self._floors.of(record.epoch)
 
     def _is_usable(self, run: StoredRun, entry: Entry) -> bool:
-        rises = all(one.epoch <= other.epoch for one, other in pairwise(entry))
+        rises = all(before.epoch <= after.epoch for before, after in pairwise(entry))
         if not rises or entry[-1].end <= self._head.start_offset:
             return False
         return all(
@@ -142,7 +143,7 @@ class StreamPaths:
         )
 
     def _list_holes(self) -> Iterator[tuple[int, int]]:
-        """Yield offsets below the end that neither objects nor pending uploads have."""
+        """Yield offsets below the end in neither objects nor pending uploads."""
         known = [(range_.start, range_.end) for range_ in self._head.held]
         known += [(start, end) for start, end, _ in self._head.owed]
         at = self._head.start_offset
@@ -156,9 +157,9 @@ class StreamPaths:
     # ---- paths ----
 
     def find(self, out: Collection[int], pinned: Collection[int]) -> StreamPath:
-        """Return the best path, not through objects of the map `out`, never past those `pinned`.
+        """Return the best path without the objects `out`, and with all objects `pinned`.
 
-        An object in the bucket is used for one run of offsets at most.
+        An object in the bucket contributes at most one run of offsets.
         """
         banned: set[tuple[int, int]] = set()
         while True:
@@ -215,17 +216,17 @@ class StreamPaths:
                 yield Step(start, end, run, entry)
 
     def _list_lost(self, start: int, end: int) -> Iterator[Step]:
-        """Yield steps over offsets that can't be read where they are, from entry to entry."""
+        """Yield steps over unreadable offsets, from entry to entry."""
         first = bisect_right(self._edges, start)
         inner = self._edges[first : bisect_left(self._edges, end)]
-        for one, other in pairwise((start, *inner, end)):
-            if one < other:
-                yield Step(one, other, is_lost=True)
+        for low, high in pairwise((start, *inner, end)):
+            if low < high:
+                yield Step(low, high, is_lost=True)
 
     # ---- what is left ----
 
     def list_left(self, path: StreamPath) -> Iterator[LeftBehind]:
-        """Yield all records that are not on the path, those next to each other together."""
+        """Yield all records outside the path, adjacent ones together."""
         chosen = {record.start: record for _, entry in path.entries for record in entry}
         lost = path.lost()
         taken = {(id(run), record.start) for run, entry in path.entries for record in entry}
@@ -267,7 +268,7 @@ class StreamPaths:
 
 
 class _Floors:
-    """The lowest offset at which a writer of a larger epoch began, by epoch."""
+    """Lowest offset at which a writer of a larger epoch began, by epoch."""
 
     def __init__(self, head: StreamHead, runs: Sequence[StoredRun]) -> None:
         self._head = head
@@ -276,7 +277,9 @@ class _Floors:
         begun = [(start, epoch) for start, _, epoch in head.owners]
         begun.append((begun[-1][0] if begun else head.end_offset, head.epoch))
         records = (record for run in runs for record in run.records)
-        begun += [(one.start, one.epoch) for one in records if not self.is_too_early(one)]
+        begun += [
+            (record.start, record.epoch) for record in records if not self.is_too_early(record)
+        ]
         for start, epoch in begun:
             lowest[epoch] = min(start, lowest.get(epoch, start))
         self._epochs = sorted(lowest)
@@ -286,9 +289,9 @@ class _Floors:
         self._floors = floors[::-1]
 
     def is_too_early(self, record: StoredRecord) -> bool:
-        """Return whether a record lies below the map's end, and its writer began later there.
+        """Return whether a record lies below the metadata's end, before the start of its writer.
 
-        The map forgets some ranges of former writers; the next one's epoch is larger than theirs.
+        The metadata forgets some ranges of former writers. The next writer's epoch is larger.
         """
         if record.start >= self._head.end_offset:
             return False
@@ -297,13 +300,13 @@ class _Floors:
         return record.epoch > (owners[place][2] if place < len(owners) else self._head.epoch)
 
     def of(self, epoch: int) -> int:
-        """Return the offset before which all records of an epoch end that count."""
+        """Return the offset at or before which all counting records of an epoch end."""
         place = bisect_right(self._epochs, epoch)
         return self._floors[place] if place < len(self._floors) else 1 << 63
 
 
 def _find_conflicts(records: Iterable[StoredRecord]) -> set[tuple[int, int]]:
-    """Return start and epoch of records that differ though one writer can't have made both."""
+    """Return start and epoch of differing records that one writer can't have written."""
     known: dict[tuple[int, int], tuple[int, bytes]] = {}
     conflicts = set()
     for record in records:
@@ -314,7 +317,9 @@ def _find_conflicts(records: Iterable[StoredRecord]) -> set[tuple[int, int]]:
 
 
 def _shortest(head: StreamHead, steps: dict[int, list[Step]], reach: int) -> tuple[Step, ...]:
-    """Return the steps with the least cost from the stream's start to its end or beyond."""
+    """Return the cheapest steps from the stream's start to its end or further."""
+    # Dijkstra's algorithm in offset order. States are offset and source, so that a change between
+    # objects has a cost.
     best: dict[int, dict[int, tuple[_Cost, int, Step | None, int]]] = defaultdict(dict)
     best[head.start_offset][0] = ((0, 0, 0), -1, None, 0)
     ends: list[tuple[_Cost, int, int]] = []
@@ -357,9 +362,9 @@ def _added(cost: _Cost, step: Step, head: StreamHead, *, is_change: bool) -> _Co
 
 
 def _find_parted(path: StreamPath) -> tuple[set[int], set[tuple[int, int]]] | None:
-    """Find an object that the path uses twice; None if there is none.
+    """Find an object that the path uses twice, or return None.
 
-    Return the map's objects in between, and the shorter part as runs and starts of entries.
+    Returns the metadata's objects in between, and the shorter part as runs and starts of entries.
     """
     parts: list[list[Step]] = []
     for step in path.steps:
@@ -389,7 +394,7 @@ def _loss(path: StreamPath) -> int:
 
 
 def _meets(spans: Sequence[tuple[int, int]], start: int, end: int) -> bool:
-    """Return whether offsets lie in one of some spans, which are in order and apart."""
+    """Return whether offsets lie in one of the ordered, disjoint spans."""
     place = bisect_left(spans, (end, 0))
     return place > 0 and spans[place - 1][1] > start
 

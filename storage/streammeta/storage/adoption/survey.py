@@ -1,7 +1,7 @@
-"""Survey of a bucket after a restore: which objects it has, and the records of undecided ones.
+"""Survey of a bucket after a restore: its objects, and the records of undecided ones.
 
-Reads whole objects: the epoch of each record is in its header, and two objects are told apart by
-their records. Judges nothing, see `planner`.
+Reads whole objects, because record headers contain the epochs and the comparison of objects needs
+their records. `planner` makes the decisions.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 READERS = 8
-"""Objects that are read at a time."""
+"""Number of objects that are read concurrently."""
 
 _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object of the cluster in the bucket; `size` in bytes."""
+    """An object of the cluster in the bucket. `size` is in bytes."""
 
     object_id: int
     size: int
 
 
 def list_stored(store: ObjectStore, namespace: str) -> Iterator[StoredObject]:
-    """Yield all objects of a namespace, in no order."""
+    """Yield all objects of a namespace, in any order."""
     for info in store.list_objects():
         owner = parse_key(info.key, namespace)
         if isinstance(owner, OwnKey):
@@ -51,7 +51,7 @@ def list_stored(store: ObjectStore, namespace: str) -> Iterator[StoredObject]:
 def find_present(
     store: ObjectStore, namespace: str, stored: Iterable[StoredObject], wanted: Iterable[int]
 ) -> set[int]:
-    """Return the listed objects, and wanted ones that are there although no list had them.
+    """Return the listed objects, and existing wanted objects missing from the list.
 
     Raises:
         StorageError: the store can't be read.
@@ -62,7 +62,7 @@ def find_present(
 
 
 def _look_up(store: ObjectStore, namespace: str, object_ids: Sequence[int]) -> Iterator[int]:
-    """Yield which of some objects the bucket has, each by its key."""
+    """Yield the ids that exist in the bucket."""
 
     def is_present(object_id: int) -> bool:
         try:
@@ -80,10 +80,10 @@ def _look_up(store: ObjectStore, namespace: str, object_ids: Sequence[int]) -> I
 def copy_torn(
     store: ObjectStore, namespace: str, object_ids: Iterable[int], free: Iterable[int]
 ) -> None:
-    """Copy objects to keys of free ids, so that they can be adopted under these.
+    """Copy objects to keys of free ids, so that they can be adopted under these ids.
 
     Raises:
-        StorageError: the store can't do it.
+        StorageError: the store can't copy them.
     """
     for object_id, copy_id in zip(object_ids, free, strict=False):
         store.copy(key_for(object_id, namespace), key_for(copy_id, namespace))
@@ -95,16 +95,16 @@ def read_candidates(
     stored: Iterable[StoredObject],
     on_read: Callable[[int], None],
 ) -> Iterator[Candidate | LeftBehind]:
-    """Yield each object with its records, or why it has none; `on_read` is told how many were.
+    """Yield each object with its records, or the reason without any. `on_read` gets the count.
 
     Raises:
         StorageError: the store can't be read.
     """
     with ThreadPoolExecutor(READERS, "adoption") as pool:
-        found = pool.map(lambda one: _read(store, namespace, one), stored)
-        for count, one in enumerate(found, 1):
+        results = pool.map(lambda listed: _read(store, namespace, listed), stored)
+        for count, result in enumerate(results, 1):
             on_read(count)
-            yield one
+            yield result
 
 
 def _read(store: ObjectStore, namespace: str, stored: StoredObject) -> Candidate | LeftBehind:

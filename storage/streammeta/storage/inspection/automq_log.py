@@ -1,9 +1,9 @@
-"""Write-ahead logs of AutoMQ in a bucket: bytes of objects, and what a recovery takes of them.
+"""AutoMQ's write-ahead logs in a bucket: decoding of objects, and the records of a recovery.
 
-An object is a header, of 48 bytes or, in version 0, of 40, and records; a record is a header of 24
-bytes and a body, itself an encoded record batch. Offsets are logical bytes; each object begins at a
-multiple of 64 MiB, so a record's offset less that of its object is its place. Checksums are CRC-32
-without the highest bit. Reading only, for inspection: this product's own logs have another layout
+An object is a header, of 48 bytes (40 in version 0), and records. A record is a header of 24 bytes
+and a body, an encoded record batch. Offsets are logical bytes. Each object begins at a multiple of
+64 MiB, so a record's position is its offset minus the object's offset. Checksums are CRC-32 without
+the highest bit. The module only reads, for inspection. This product's logs have another layout
 (`streammeta.storage.object_log`). Pure.
 """
 
@@ -29,9 +29,9 @@ _CRC_MASK = 0x7FFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class LogObject:
-    """An object of a log: where its records begin, and whose they are.
+    """An object of a log: the start and the owner of its records.
 
-    `trim_offset` is that up to which, inclusive, the log was trimmed; `NO_TRIM` for none.
+    `trim_offset` is the last trimmed offset of the log, or `NO_TRIM`.
     """
 
     start_offset: int
@@ -43,18 +43,18 @@ class LogObject:
 
     @property
     def end_offset(self) -> int:
-        """The logical offset behind the last record."""
+        """The logical offset after the last record."""
         return self.start_offset + self.body_length
 
     @property
     def next_start(self) -> int:
-        """Where the object behind this one begins."""
+        """The logical offset of the next object."""
         return -(-self.end_offset // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A record: its logical offset, and its body, None for padding."""
+    """A record: its logical offset, and its body or None for padding."""
 
     offset: int
     body: bytes | None
@@ -69,12 +69,12 @@ class Reservation:
     failover: bool
 
     def encode(self) -> bytes:
-        """Return the 21 bytes of the reservation's object."""
+        """Encode the reservation's object of 21 bytes."""
         return _RESERVATION.pack(_RESERVED, self.node_id, self.node_epoch, self.failover)
 
 
 def decode_reservation(data: bytes, source: str) -> Reservation:
-    """Read the object that says whose a log is. Raises `CorruptObjectError`."""
+    """Decode the object that names the owner of a log. Raises `CorruptObjectError`."""
     if len(data) != _RESERVATION.size:
         raise CorruptObjectError(source, 0, "the length", len(data), _RESERVATION.size)
     magic, node_id, node_epoch, failover = _RESERVATION.unpack(data)
@@ -84,7 +84,7 @@ def decode_reservation(data: bytes, source: str) -> Reservation:
 
 
 def decode_header(data: bytes, source: str, size: int | None = None) -> LogObject:
-    """Read the header; `size` is that of the whole object, if `data` is only its beginning.
+    """Decode the header. `size` is the size of the whole object, if `data` is only its start.
 
     Raises `CorruptObjectError`.
     """
@@ -93,7 +93,7 @@ def decode_header(data: bytes, source: str, size: int | None = None) -> LogObjec
     if layout is None or len(data) < layout.size:
         raise CorruptObjectError(source, 0, "the header", data[:4].hex(), "edcba987 or 12345678")
     _, start, length, _, node_id, node_epoch, *trim = layout.unpack_from(data)
-    if not trim:  # version 0 does not say how long its body is
+    if not trim:  # version 0 does not contain the body's length
         length = (len(data) if size is None else size) - layout.size
     trim_offset = trim[0] if trim else NO_TRIM
     return LogObject(start, length, node_id, node_epoch, trim_offset, layout.size)
@@ -124,9 +124,9 @@ def decode_log_records(data: bytes, source: str) -> Iterator[LogRecord]:
 def continuous_ranges(
     ranges: Iterable[tuple[int, int]], trim_offset: int = NO_TRIM
 ) -> list[tuple[int, int]]:
-    """Return the objects `[start, end)` that a recovery reads, of all there are, in order.
+    """Return the objects `[start, end)` that a recovery reads, in order.
 
-    They begin with the first that ends behind the trim offset, and end before the first gap.
+    They begin with the first object that ends after the trim offset, and end before the first gap.
     """
     found: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
@@ -141,10 +141,10 @@ def continuous_ranges(
 def recoverable(
     records: Iterable[tuple[int, int]], ends: Mapping[int, int]
 ) -> dict[int, list[int]]:
-    """Return the base offsets that a recovery keeps of records (stream, offset) of one offset each.
+    """Return the base offsets that a recovery keeps, by stream. Each record has one offset.
 
-    `records` are in the order of the log, `ends` the end offsets of the streams that the node has
-    open. Records of others, those below the ends, and those behind a gap are left out.
+    `records` are pairs of stream and offset in log order, `ends` the end offsets of the node's open
+    streams. Records of other streams, below the ends, or after a gap are dropped.
     """
     expected = dict(ends)
     kept: dict[int, list[int]] = {}

@@ -1,9 +1,9 @@
 """Kafka record batches, format version 2, and their compression: payloads of data streams.
 
-Owns the 61 bytes of the header, their checksum, and the records behind it (Kafka documentation,
-"Record Batch" and "Record"; KIP-98); the codecs by number, and the framing that Kafka's clients put
-around each (xerial's for snappy). Older message sets are refused by their magic. No count or length
-is believed before there are bytes for it, and decompression stops at a limit.
+Owns the 61 bytes of the header, their checksum and the records after it (Kafka documentation,
+"Record Batch" and "Record", KIP-98), the codecs by number, and the framing of Kafka's clients
+(xerial's for snappy). Older message sets are rejected by their magic. Every count or length is
+checked against the available bytes, and decompression stops at a limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 
 class Compression(IntEnum):
-    """How the records of a batch are compressed: bits 0-2 of its attributes."""
+    """Compression of a batch's records: bits 0-2 of its attributes."""
 
     NONE = 0
     GZIP = 1
@@ -40,7 +40,7 @@ class Compression(IntEnum):
 def decompress(codec: Compression, data: memoryview, limit: int, *, origin: int = 0) -> bytes:
     """Return the decompressed `data`.
 
-    Raises `PayloadError` when it is malformed or gives more than `limit` bytes; `origin` is the
+    Raises `PayloadError` if it is malformed or has more than `limit` bytes. `origin` is the
     position of `data[0]` in the payload, for the message.
     """
     match codec:
@@ -70,7 +70,7 @@ def _gunzip(data: memoryview, limit: int, origin: int) -> bytes:
 
 
 def _from_frames(codec: Literal["lz4", "zstd"], data: memoryview, limit: int, origin: int) -> bytes:
-    """LZ4 frames and Zstandard frames, read as a stream: the size they claim is not believed."""
+    """Decompress LZ4 or Zstandard frames as a stream, without trusting their stated size."""
     with optional_packages(f"{codec} data"):
         import pyarrow as pa  # slow to import, and most payloads are not compressed
 
@@ -85,7 +85,7 @@ def _from_frames(codec: Literal["lz4", "zstd"], data: memoryview, limit: int, or
 
 
 def _unsnap(data: memoryview, limit: int, origin: int) -> bytes:
-    """Read one snappy block, or blocks in the framing of Kafka's Java clients."""
+    """Decompress a snappy block, or blocks in the framing of Kafka's Java clients."""
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         return _unsnap_block(data, limit, origin)
 
@@ -124,7 +124,7 @@ def _unsnap_block(data: memoryview, limit: int, origin: int) -> bytes:
 
 
 def _snappy_size(data: memoryview, origin: int) -> int:
-    """Read the varint in front of a snappy block: what it becomes, at most 32 bits."""
+    """Decode the varint before a snappy block: its decompressed size, at most 32 bits."""
     size = 0
     for index, byte in enumerate(data[:5]):
         size |= (byte & 0x7F) << 7 * index
@@ -159,10 +159,10 @@ _CODEC_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 
 @dataclass(frozen=True)
 class KafkaBatch:
-    """The header of a batch, and its records as they are stored.
+    """Header of a batch, and its encoded records.
 
-    `position` is where the batch starts in its payload; `size` counts all of its bytes, header
-    included. Timestamps are in ms since 1970. The fields follow each other as in the header.
+    `position` is the start of the batch in its payload, `size` its bytes including the header.
+    Timestamps are in ms since 1970. The fields have the order of the header.
     """
 
     position: int
@@ -187,14 +187,14 @@ class KafkaBatch:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence number of the last record; it wraps to 0 behind 2^31-1. -1 if there are none."""
+        """Sequence number of the last record, wrapping to 0 after 2^31-1, or -1 without one."""
         if self.base_sequence == _NO_SEQUENCE:
             return _NO_SEQUENCE
         return (self.base_sequence + self.last_offset_delta) % (_INT32_MAX + 1)
 
     @property
     def compression_name(self) -> str:
-        """Name of the codec, `UNKNOWN_n` of one that Kafka has none for."""
+        """Name of the codec, `UNKNOWN_n` for an undefined one."""
         number = self.attributes & _CODEC_MASK
         return Compression(number).name if number in tuple(Compression) else f"UNKNOWN_{number}"
 
@@ -210,23 +210,23 @@ class KafkaBatch:
 
     @property
     def is_control(self) -> bool:
-        """Whether its records are marks of transactions, not data."""
+        """Whether its records are transaction markers, not data."""
         return bool(self.attributes & _CONTROL)
 
     @cached_property
     def computed_checksum(self) -> int:
-        """CRC-32C of what `checksum` covers: everything from the attributes on."""
+        """CRC-32C of the bytes that `checksum` covers, from the attributes on."""
         return int(google_crc32c.value(bytes(self.data[_CRC_START:])))
 
     @property
     def is_intact(self) -> bool:
-        """Whether the bytes are those that the checksum was made of."""
+        """Whether the bytes match the checksum."""
         return self.checksum == self.computed_checksum
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaRecord:
-    """One record of a batch; `timestamp` in ms since 1970, `headers` in their order."""
+    """A record of a batch. `timestamp` is in ms since 1970, `headers` are in order."""
 
     offset: int
     timestamp: int
@@ -236,10 +236,10 @@ class KafkaRecord:
 
 
 def decode_kafka_batches(payload: bytes | memoryview) -> list[KafkaBatch]:
-    """Read the headers of the batches that fill `payload` exactly.
+    """Decode the headers of the batches that fill `payload` exactly.
 
-    Raises `PayloadError` when it is no such batch or cut short. Checksums are not compared here:
-    see `KafkaBatch.is_intact`.
+    Raises `PayloadError` for another format or a truncated batch. Does not compare checksums, see
+    `KafkaBatch.is_intact`.
     """
     view = memoryview(payload)
     batches: list[KafkaBatch] = []
@@ -317,7 +317,7 @@ def decode_kafka_records(
 
 
 class _Cursor:
-    """Reads variable-length numbers and byte strings one after the other, up to `end`."""
+    """Reads consecutive variable-length numbers and byte strings, up to `end`."""
 
     __slots__ = ("_at", "_data", "_end", "_origin")
 
@@ -345,19 +345,19 @@ class _Cursor:
         return self._data[start : self._at]
 
     def optional(self) -> bytes | None:
-        """Read a length and as many bytes; -1 stands for none."""
+        """Read a length and as many bytes. The length -1 means None."""
         length = self.varint()
         return None if length == -1 else self.cut(length)
 
     def within(self, length: int) -> _Cursor:
-        """Give a cursor over the next `length` bytes, and pass over them."""
+        """Return a cursor over the next `length` bytes, and skip them."""
         start = self._at
         self.cut(length)
         return _Cursor(self._data, start, self._at, self._origin)
 
     @property
     def position(self) -> int:
-        """Where the next byte is in the payload; in decompressed records as if it were there."""
+        """Position of the next byte in the payload, after decompression if compressed."""
         return self._origin + self._at
 
     @property
@@ -366,12 +366,12 @@ class _Cursor:
         return self._end - self._at
 
     def expect_end(self, what: str) -> None:
-        """Raise `PayloadError` when bytes are left behind `what`."""
+        """Raise `PayloadError` if bytes remain after `what`."""
         if self.left:
-            raise self.wrong(f"what is behind {what}", f"{self.left} bytes", "0 bytes")
+            raise self.wrong(f"rest after {what}", f"{self.left} bytes", "0 bytes")
 
     def wrong(self, what: str, found: object, expected: object) -> PayloadError:
-        """Return the error for what is found at the position."""
+        """Return the error for the content at the position."""
         return PayloadError(self.position, what, found, expected)
 
     def _byte(self) -> int:

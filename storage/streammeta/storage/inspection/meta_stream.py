@@ -1,9 +1,8 @@
 """Key-values of a MetaStream, in which AutoMQ's brokers keep the state of a partition.
 
-Owns the frame (u8 magic 0, i32 key length, key in UTF-8, value) and the values of the keys that are
-known: PARTITION and LOG are JSON, LEADER_EPOCH_CHECKPOINT and PRODUCER_SNAPSHOTS are binary,
-big-endian; inside the latter are Kafka's own producer snapshots, version 1. Values of other keys
-stay bytes.
+Owns the frame (u8 magic 0, i32 key length, key in UTF-8, value) and the values of known keys.
+PARTITION and LOG are JSON. LEADER_EPOCH_CHECKPOINT and PRODUCER_SNAPSHOTS are binary, big-endian,
+the latter with Kafka's producer snapshots, version 1. Values of other keys stay bytes.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class LeaderEpochs:
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """State of one producer; its last batch ends at `last_offset`, timestamps in ms since 1970.
+    """State of a producer. Its last batch ends at `last_offset`, timestamps are in ms since 1970.
 
-    Sequence, offset and first offset of a transaction are -1 where there is none.
+    Sequence, offset and first offset of a transaction are -1 if absent.
     """
 
     producer_id: int
@@ -57,13 +56,13 @@ class ProducerState:
 
     @property
     def has_batch(self) -> bool:
-        """Whether a batch of it is remembered."""
+        """Whether the state has a last batch."""
         return self.last_offset >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerSnapshot:
-    """The producers of a partition as they were at `offset`."""
+    """States of a partition's producers at `offset`."""
 
     offset: int
     producers: tuple[ProducerState, ...]
@@ -76,7 +75,7 @@ MetaValue: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class MetaEntry:
-    """A key, its value as bytes, and decoded: JSON, one of the classes above, None if unknown."""
+    """A key, its value as bytes, and decoded: JSON, a class above, or None for unknown keys."""
 
     key: str
     raw: bytes
@@ -84,7 +83,7 @@ class MetaEntry:
 
 
 def decode_meta_entry(payload: bytes | memoryview) -> MetaEntry:
-    """Read the payload of one record. Raises `PayloadError` when it is no key-value."""
+    """Decode the payload of a record. Raises `PayloadError` unless it is a key-value."""
     data = bytes(payload)
     _expect_bytes(data, 0, _FRAME.size, "a key-value")
     magic, key_length = _FRAME.unpack_from(data)
@@ -174,7 +173,7 @@ def _decode_producers(raw: bytes, origin: int) -> tuple[ProducerState, ...]:
 def _expect_bytes(data: bytes, origin: int, wanted: int, what: str) -> None:
     if len(data) < wanted:
         raise PayloadError(
-            origin, f"what is left for {what}", f"{len(data)} bytes", f"{wanted} bytes"
+            origin, f"remaining size for {what}", f"{len(data)} bytes", f"{wanted} bytes"
         )
 
 

@@ -1,10 +1,9 @@
-"""Report on an object, sound or not: footer, index, records, faults and deviations.
+"""Report on a sound or damaged object: footer, index, records, faults and deviations.
 
-Reads like any reader as long as the object is sound. Otherwise each fault is kept and the rest is
-salvaged: blocks carry their length, so records are found without an index, and entries are shown
-though they break a rule. A tolerant report lists deviations of foreign objects (see
-`storage.errors`) apart from faults. Does no I/O: the caller passes a function that fetches bytes
-`[start, end)`, a few MiB at a time.
+A sound object is read like by any reader. Otherwise the report contains each fault and salvages the
+rest: blocks contain their length, so records are found without an index, and invalid entries are
+shown. A tolerant report separates deviations of foreign objects (see `storage.errors`) from faults.
+Does no I/O. The caller passes a function that fetches bytes `[start, end)`, a few MiB at a time.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ Fetch: TypeAlias = Callable[[int, int], bytes]
 
 MAX_FETCH_BYTES = 4 * 1024 * 1024
 MAX_SALVAGED_BLOCK_BYTES = 64 * 1024 * 1024
-"""Largest block, in bytes, that is read on the word of its own header alone."""
+"""Largest block, in bytes, that is read without a sound index entry for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectOutline:
     """Footer and index of an object, and their faults.
 
-    `footer` is None when it can't be read. `entries` are all there are when `is_sound`; else they
-    may break any rule. `links` are those of a composite, whose entries are in other objects.
-    `deviations` were passed over; it is None when the object was read strictly.
+    `footer` is None if unreadable. `entries` are complete if `is_sound`, and may otherwise break
+    any rule. `links` belong to a composite, whose entries are in other objects. `deviations` were
+    tolerated, or are None if the object was read strictly.
     """
 
     source: str
@@ -69,7 +68,7 @@ class ObjectOutline:
 
     @property
     def is_sound(self) -> bool:
-        """Whether footer and index, and the links of a composite, keep all rules."""
+        """Whether footer, index and a composite's links keep all rules."""
         return not self.faults
 
     @property
@@ -87,7 +86,7 @@ class PlacedRecord:
 
 
 Finding: TypeAlias = PlacedRecord | Deviation | CorruptObjectError
-"""Result of reading on: a record, a deviation passed over, or a fault in the place of a record."""
+"""Result of a read: a record, a tolerated deviation, or a fault in place of a record."""
 
 
 def read_outline(
@@ -95,7 +94,7 @@ def read_outline(
 ) -> ObjectOutline:
     """Read footer and index of the object named `source` of `size` bytes.
 
-    Raises what `fetch` raises; whatever is wrong with the object is in the outline.
+    Raises only the errors of `fetch`. The outline contains all faults of the object.
     """
     noted: list[Deviation] | None = [] if is_tolerant else None
     outline = _read_outline(source, size, fetch, noted)
@@ -128,7 +127,7 @@ def _read_outline(
 
 
 def _salvage_index(footer: Footer, fetch: Fetch) -> tuple[IndexEntry, ...]:
-    """Read the entries of an index that breaks a rule, the first few MiB of them."""
+    """Decode the entries in the first few MiB of an invalid index."""
     start = footer.index_position
     end = start + min(footer.index_size, MAX_FETCH_BYTES)
     return tuple(salvage_entries(memoryview(fetch(start, end)))) if end > start else ()
@@ -137,11 +136,11 @@ def _salvage_index(footer: Footer, fetch: Fetch) -> tuple[IndexEntry, ...]:
 def read_records(
     outline: ObjectOutline, fetch: Fetch, stream_id: int | None = None
 ) -> Iterator[Finding]:
-    """Yield all records of the object, or those of one stream, and every fault met on the way.
+    """Yield all records of the object, or of one stream, and every fault.
 
-    A composite has none of its own. Of the blocks of an index entry that is not as it should be the
-    records in front of the fault are yielded, then the fault; the next entry follows. Deviations
-    are yielded too, unless the outline was read strictly.
+    A composite has no records. For a damaged index entry, the records before the fault are yielded,
+    then the fault, then the next entry. Deviations are yielded too, unless the outline was read
+    strictly.
     """
     is_tolerant = outline.deviations is not None
     if outline.is_composite:
@@ -173,7 +172,7 @@ def _is_wanted(record: RecordBatch, stream_id: int | None) -> bool:
 
 
 def _runs(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
-    """Group entries that lie together, so that one fetch of bounded size gets each group."""
+    """Group adjacent entries, so that a fetch of bounded size covers each group."""
     run: list[IndexEntry] = []
     for entry in entries:
         if run:
@@ -190,10 +189,7 @@ def _runs(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
 def _entry_findings(
     entry: IndexEntry, data: memoryview, source: str, is_tolerant: bool
 ) -> Iterator[Finding]:
-    """Yield the deviations of an index entry, its records up to where they can be read, its fault.
-
-    There is a fault, at most one, if not all of the entry can be read.
-    """
+    """Yield the deviations of an index entry, its readable records, and its fault if it has one."""
     fault: CorruptObjectError | None = None
     noted: list[Deviation] | None = [] if is_tolerant else None
     try:
@@ -205,7 +201,7 @@ def _entry_findings(
     again = Source(source, entry.position, None if noted is None else [])
     at = 0
 
-    with suppress(CorruptObjectError):  # it is the fault that is known already
+    with suppress(CorruptObjectError):  # the same fault as above
         while at < len(data):
             header = decode_block_header(data, at, source=again)
             stop = at + BLOCK_HEADER_SIZE + header.data_length
@@ -226,7 +222,7 @@ def _block_records(data: memoryview, at: int, count: int, source: Source) -> Ite
 
 
 def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Iterator[Finding]:
-    """Yield the records of one block after the other from the start on, up to the first fault."""
+    """Yield the records of all blocks from the start, up to the first fault."""
     window = _Window(source, data_size, fetch)
     at = 0
     while at < data_size:
@@ -239,9 +235,9 @@ def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Itera
             if size > MAX_SALVAGED_BLOCK_BYTES:
                 raise place.corrupt(
                     0,
-                    "a block that no sound index speaks of",
+                    "size of a block without a sound index entry",
                     f"{size} bytes",
-                    f"at most {MAX_SALVAGED_BLOCK_BYTES} bytes to be looked into",
+                    f"at most {MAX_SALVAGED_BLOCK_BYTES} bytes",
                 )
             block = window.read(at, at + size)
             yield from _block_records(block, 0, header.record_count, place)
@@ -253,7 +249,7 @@ def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Itera
 
 
 class _Window:
-    """Reads on through the first `size` bytes of an object, some MiB at a time."""
+    """Reads the first `size` bytes of an object sequentially, some MiB at a time."""
 
     def __init__(self, source: str, size: int, fetch: Fetch) -> None:
         self._source = source
@@ -263,7 +259,7 @@ class _Window:
         self._data = memoryview(b"")
 
     def read(self, start: int, end: int) -> memoryview:
-        """Give bytes `[start, end)`. Raises `CorruptObjectError` when the object ends before."""
+        """Return bytes `[start, end)`. Raises `CorruptObjectError` if the object ends first."""
         if not self._held.start <= start <= end <= self._held.end:
             span = ByteRange(start, min(max(end, start + MAX_FETCH_BYTES), self._size))
             self._data = check_length(span, self._fetch(span.start, span.end), self._source)

@@ -1,8 +1,8 @@
-"""Presentation of an inspected object: lines of text for people, documents for JSON.
+"""Rendering of an inspected object: lines of text for people, documents for JSON.
 
-The lines have the wording of AutoMQ's own published dumps, so that two dumps of one object can be
-compared side by side; unprintable characters are escaped and long values cut. Documents carry the
-same facts uncut, bytes in base64.
+The lines have the format of AutoMQ's published dumps, so that two dumps of an object can be
+compared. Unprintable characters are escaped and long values truncated. Documents contain the same
+facts without truncation, bytes in base64.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN_BYTES = 64
 
 
 def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str]:
-    """Footer, links, index, what it covers, and what is wrong with them."""
+    """Yield footer, links, index, ranges, deviations and faults."""
     if outline.footer is not None:
         yield f"indexStartPosition: {outline.footer.index_position}"
         yield f"indexBlockLength: {outline.footer.index_size}"
@@ -46,7 +46,8 @@ def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str
     yield from map(index_line, outline.entries)
     if outline.is_sound:
         ranges = "".join(
-            f"{one.stream_id}:{one.start_offset}-{one.end_offset}, " for one in outline.ranges
+            f"{range_.stream_id}:{range_.start_offset}-{range_.end_offset}, "
+            for range_ in outline.ranges
         )
         name = "" if object_id is None else f"objectId={object_id}, "
         yield f"{name}ranges=[{ranges}]"
@@ -56,7 +57,7 @@ def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str
 
 
 def index_line(entry: IndexEntry) -> str:
-    """One entry of the index."""
+    """Render an entry of the index."""
     return (
         f"streamId={entry.stream_id}, startOffset={entry.start_offset},"
         f" endOffset={entry.end_offset}, recordCount={entry.record_count},"
@@ -65,17 +66,17 @@ def index_line(entry: IndexEntry) -> str:
 
 
 def fault_line(fault: CorruptObjectError) -> str:
-    """What is wrong with the object, and where."""
+    """Render a fault and its position."""
     return f"CORRUPT at byte {fault.position}: {fault.problem}"
 
 
 def deviation_line(deviation: Deviation) -> str:
-    """A deviation of a foreign object, and its position."""
+    """Render a deviation of a foreign object and its position."""
     return f"DEVIATION at byte {deviation.position}: {deviation.problem}"
 
 
 def record_line(record: RecordBatch) -> str:
-    """The header of one record of a stream; its size is that of the payload."""
+    """Render the header of a record. The size is the payload's size."""
     return (
         f"==========="
         f"StreamRecordBatch{{streamId={record.stream_id}, epoch={record.epoch},"
@@ -89,7 +90,7 @@ def payload_error_line(error: PayloadError) -> str:
 
 
 def kafka_lines(batch: KafkaBatch, records: list[KafkaRecord]) -> Iterator[str]:
-    """A Kafka record batch, then its records, indented."""
+    """Render a Kafka record batch and its records, indented."""
     yield (
         f"checksum={batch.checksum}, baseOffset={batch.base_offset},"
         f" maxTimestamp={batch.max_timestamp}, timestampType={batch.timestamp_type},"
@@ -112,7 +113,7 @@ def kafka_lines(batch: KafkaBatch, records: list[KafkaRecord]) -> Iterator[str]:
 
 
 def meta_lines(entry: MetaEntry) -> Iterator[str]:
-    """A key-value of a MetaStream."""
+    """Render a key-value of a MetaStream."""
     key = _printable(entry.key)
     match entry.value:
         case LeaderEpochs(version, entries):
@@ -159,7 +160,7 @@ def _boolean(value: bool) -> str:
 
 
 def _bytes(value: bytes | None) -> str:
-    """Bytes as text in quotes, the first of them if they are many; null for none."""
+    """Render bytes as quoted text, truncated if long, or null."""
     if value is None:
         return "null"
     shown = json.dumps(value[:_SHOWN_BYTES].decode("utf-8", "backslashreplace"))
@@ -174,7 +175,7 @@ def _printable(text: str) -> str:
 
 
 def outline_document(outline: ObjectOutline, object_id: int | None) -> dict[str, Any]:
-    """Footer, links, index, and what it covers."""
+    """Return a document of footer, links, index and ranges."""
     footer = outline.footer and asdict(outline.footer)
     kind = footer and ("composite" if footer.pop("composite") else "normal")
     return {
@@ -192,18 +193,18 @@ def outline_document(outline: ObjectOutline, object_id: int | None) -> dict[str,
             for link in outline.links
         ],
         "index": [asdict(entry) for entry in outline.entries],
-        "ranges": [asdict(one) for one in outline.ranges] if outline.is_sound else None,
+        "ranges": [asdict(range_) for range_ in outline.ranges] if outline.is_sound else None,
     }
 
 
 def problem_document(problem: CorruptObjectError | Deviation) -> dict[str, Any]:
-    """A fault or deviation: its position, what is there and what the format wants."""
+    """Return a document of a fault or deviation: its position, actual and required content."""
     names = ("position", "problem", "found", "expected")
     return {name: getattr(problem, name) for name in names}
 
 
 def record_document(placed: PlacedRecord) -> dict[str, Any]:
-    """One record of a stream; its size is that of the payload."""
+    """Return a document of a record. The size is the payload's size."""
     record = placed.record
     return {
         "position": placed.position,
@@ -229,7 +230,7 @@ _BATCH_MEMBERS = (
 
 
 def kafka_document(batch: KafkaBatch, records: list[KafkaRecord]) -> dict[str, Any]:
-    """A Kafka record batch and its records."""
+    """Return a document of a Kafka record batch and its records."""
     return {
         **{name: getattr(batch, name) for name in _BATCH_MEMBERS},
         "magic": KAFKA_MAGIC,
@@ -251,7 +252,7 @@ def kafka_document(batch: KafkaBatch, records: list[KafkaRecord]) -> dict[str, A
 
 
 def meta_document(entry: MetaEntry) -> dict[str, Any]:
-    """A key-value of a MetaStream; `value` is null where only the bytes are known."""
+    """Return a document of a MetaStream's key-value. `value` is null for unknown keys."""
     match entry.value:
         case LeaderEpochs(version, entries):
             value: Any = {

@@ -1,6 +1,6 @@
-"""Opening of object stores by address. It opens no connection and touches no file.
+"""Opening of object stores by address, without connections or file access.
 
-`check()` on the opened store says whether it can be used.
+`check()` on the opened store finds out whether it is usable.
 """
 
 from pathlib import Path
@@ -15,8 +15,8 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 def open_object_store(uri: str) -> ObjectStore:
     """Open `s3://bucket?options` or `file:///absolute/directory`.
 
-    Raises `ValueError` saying what is wrong with the address; `MissingPackageError` on an S3
-    address without boto3, which the extra `s3` brings.
+    Raises `ValueError` for an invalid address, and `MissingPackageError` for an S3 address without
+    boto3, which the extra `s3` installs.
     """
     if not isinstance(uri, str):
         raise TypeError(
@@ -38,9 +38,9 @@ def open_object_store(uri: str) -> ObjectStore:
 
 
 def open_with_path(address: str) -> tuple[ObjectStore, str]:
-    """Open the bucket of `s3://bucket/path?options`; return it and the path, percent-decoded.
+    """Open the bucket of `s3://bucket/path?options`, and return it and the decoded path.
 
-    Raises as `open_object_store`.
+    Raises the errors of `open_object_store`.
     """
     parts = urlsplit(address)
     query = f"?{parts.query}" if parts.query else ""

@@ -1,14 +1,14 @@
 """Addresses of object stores: `s3://` and `file://`, parsed and written.
 
-S3 addresses have two forms. The bucket form is this product's own:
-`s3://bucket?endpoint=..&region=..`. The server form is that of tools that put the server first:
-`s3://host:port?s3-data-bucket=..`. No error message shows a key.
+S3 addresses have two forms. The bucket form is `s3://bucket?endpoint=..&region=..`. The server
+form, `s3://host:port?s3-data-bucket=..`, comes from tools that put the server first. No error
+message shows a key.
 
-Content-MD5 is the default checksum of uploads: S3-compatible servers of all ages refuse damaged
-bytes by it, while some accept the newer headers and ignore them. Amazon and current servers check
-CRC32 and CRC32C too; these cost a fraction of MD5's time, are stored with the object, and are
-checked again when it is read whole. Digests are computed here, not in botocore: it needs a library
-of its own for CRC32C, and sends checksums of bodies as trailers, which many servers can't read.
+Content-MD5 is the default checksum of uploads, because S3-compatible servers of all ages reject
+damaged bytes by it, while some accept the newer headers and ignore them. Amazon and current servers
+check CRC32 and CRC32C too. These take a fraction of MD5's time, are stored with the object, and are
+checked again when the whole object is read. Digests are computed here, not in botocore, which needs
+another library for CRC32C and sends checksums of bodies as trailers, which many servers can't read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Checksum(StrEnum):
-    """Checksum of uploads; the value is its name in an address."""
+    """Checksum of uploads. The value is its name in an address."""
 
     MD5 = "md5"
     CRC32 = "crc32"
@@ -47,7 +47,7 @@ class Checksum(StrEnum):
 
     @property
     def member(self) -> str:
-        """Name of the field in requests and answers."""
+        """Name of the field in requests and responses."""
         return "ContentMD5" if self is Checksum.MD5 else f"Checksum{self.algorithm}"
 
     def digest(self, body: bytes | memoryview) -> str:
@@ -67,13 +67,14 @@ class Checksum(StrEnum):
         return {self.member: self.digest(body), **named}
 
     def stored_in(self, answer: Any) -> str:
-        """Return the stored checksum in an answer, empty if there is none."""
+        """Return the stored checksum in a response, or an empty string."""
         return str(answer.get(self.member, "")) if self.is_stored else ""
 
     def contradicts(self, answer: Any, body: bytes) -> bool:
-        """Whether the answer's checksum of the whole object differs from that of `body`.
+        """Return whether the response's checksum of the whole object contradicts `body`.
 
-        The checksum of an object uploaded in parts is one of checksums and contains a dash.
+        The checksum of a multipart object covers the parts' checksums and contains a dash, so it is
+        not compared.
         """
         stored = self.stored_in(answer)
         return bool(stored) and "-" not in stored and stored != self.digest(body)
@@ -96,10 +97,11 @@ _IGNORED = ("s3-ops-bucket", "cluster-id")
 
 @dataclass(frozen=True, slots=True)
 class S3Config:
-    """A bucket and how to reach it.
+    """A bucket and its connection settings.
 
-    Without `endpoint_url` it is Amazon's; without keys they come from the environment (the AWS_*
-    variables and boto3's other sources). `path_style` puts the bucket in the path, not the host.
+    Without `endpoint_url`, the bucket is Amazon's. Without keys, they come from the environment
+    (the AWS_* variables and boto3's other sources). `path_style` puts the bucket in the path, not
+    the host.
     """
 
     bucket: str
@@ -112,14 +114,15 @@ class S3Config:
 
     @classmethod
     def from_uri(cls, uri: str) -> S3Config:
-        """Read either form; all of the options may be left out, but for `s3-data-bucket`.
+        """Parse either form. All options except `s3-data-bucket` are optional.
 
         - `s3://bucket?endpoint=..&region=..&pathStyle=..&accessKey=..&secretKey=..&checksum=..`
         - `s3://host:port?s3-data-bucket=..&s3-endpoint-protocol=..&s3-region=..&s3-path-style=..
           &s3-access-key=..&s3-secret-key=..`, whose `s3-ops-bucket` and `cluster-id` are not used.
 
-        The path style is `true` with an endpoint and `false` without, the protocol `https`. Values
-        are percent-encoded; a plus is a plus. Raises `ValueError` naming the part that is wrong.
+        The default path style is `true` with an endpoint and `false` without, the default protocol
+        `https`. Values are percent-encoded, and a plus is literal. Raises `ValueError`, naming the
+        invalid part.
         """
         parts = urlsplit(uri)
         if parts.scheme != "s3" or not parts.netloc or parts.path not in ("", "/"):
@@ -189,7 +192,7 @@ class S3Config:
         )
 
     def to_uri(self) -> str:
-        """Write the bucket form, with both keys if there are any; `from_uri` gives this again."""
+        """Return the bucket form, with any keys. `from_uri` parses it to an equal value."""
         options = {
             "endpoint": self.endpoint_url,
             "region": self.region,
@@ -201,7 +204,7 @@ class S3Config:
         return f"s3://{self.bucket}?{_query(options)}"
 
     def to_server_uri(self) -> str:
-        """Write the server form, which has no place for the checksum.
+        """Return the server form, which cannot contain the checksum.
 
         Raises `ValueError` without an endpoint.
         """
@@ -228,7 +231,7 @@ _PUBLIC_PARAMETERS = frozenset({"endpoint", "region", "pathStyle"})
 
 
 def without_secrets(uri: str) -> str:
-    """Return an address with bucket, endpoint and region alone, fit for logs and files."""
+    """Return an address with only bucket, endpoint and region, for logs and files."""
     parts = urlsplit(_bucket_form(uri))
     shown = [pair for pair in parse_qsl(parts.query) if pair[0] in _PUBLIC_PARAMETERS]
     query = urlencode(
@@ -240,7 +243,7 @@ def without_secrets(uri: str) -> str:
 
 
 def _bucket_form(uri: str) -> str:
-    """The same bucket in the form that starts with it; other addresses as they are."""
+    """Return the bucket form of an S3 address, and other addresses unchanged."""
     if "s3-data-bucket" not in urlsplit(uri).query:
         return uri
     try:
