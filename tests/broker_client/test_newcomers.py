@@ -127,7 +127,7 @@ async def test_tls_to_a_port_in_plain_text_is_told_too(tmp_path: Path) -> None:
             with pytest.raises(ControllerUnavailableError) as error:
                 await client.describe_cluster()
     assert "majority" not in str(error.value)
-    assert "the port speaks plain text" in str(error.value)
+    assert "the port uses plain text" in str(error.value)
 
 
 async def test_a_port_where_nothing_listens_is_neither() -> None:

@@ -203,13 +203,13 @@ _HOUR = timedelta(hours=1)
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"valid": (-3 * _HOUR, -_HOUR)}, "has expired at"),
+        ({"valid": (-3 * _HOUR, -_HOUR)}, "expired at"),
         ({"valid": (_HOUR, 2 * _HOUR)}, "is not valid before"),
-        ({"uris": ["spiffe://example.org/x"]}, "states no identity"),
+        ({"uris": ["spiffe://example.org/x"]}, "contains no identity"),
         ({"uris": ["streammeta://demo/broker/7", "streammeta://demo/broker/8"]}, "found 2"),
-        ({"usages": [ExtendedKeyUsageOID.SERVER_AUTH]}, "is not made for client authentication"),
-        ({"usages": [ExtendedKeyUsageOID.CLIENT_AUTH]}, "is not made for server authentication"),
-        ({}, "is signed by another authority"),
+        ({"usages": [ExtendedKeyUsageOID.SERVER_AUTH]}, "was not issued for client authentication"),
+        ({"usages": [ExtendedKeyUsageOID.CLIENT_AUTH]}, "was not issued for server authentication"),
+        ({}, "was signed by another authority"),
     ],
 )
 def test_each_defect_of_a_certificate_is_told(
@@ -244,7 +244,7 @@ def test_a_file_that_holds_no_certificate_is_named(
     code, answer = certs("show", str(path))
     assert code == 1
     assert str(path) in answer["error"]["message"]
-    assert "must hold one or more certificates" in answer["error"]["message"]
+    assert "must contain one or more certificates" in answer["error"]["message"]
 
 
 def test_facts_name_the_principal(made: Path) -> None:

@@ -229,9 +229,9 @@ def test_a_composite_shows_its_links(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("words", "code", "said"),
     [
         (("absent-file",), 1, "No such file"),
-        (("s3://bucket",), 2, "is not an object. Expected a file"),
+        (("s3://bucket",), 2, "is not an object, expected a file"),
         (("s3://bucket/key?colour=red",), 2, "colour"),
-        (("http://host/key",), 2, "is not an object. Expected a file"),
+        (("http://host/key",), 2, "is not an object, expected a file"),
         (("--records", "3", "--no-records", "x"), 2, "not both"),
         (("--decode", "morse", "x"), 2, "morse"),
     ],

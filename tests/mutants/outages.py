@@ -11,7 +11,7 @@ OUTAGES = (
         "two brokers cut off for 24 minutes by one slow answer, with every gauge healthy",
         """
         streammeta.rpc.leader_router:
-        - if suspicion is None or self._is_long_search(failures):
+        - if suspicion is None or self._ignores_suspicions(failures):
         + if suspicion is None:
               return False
         - return self._clock() < suspicion.ends_at
@@ -47,7 +47,7 @@ OUTAGES = (
         "a client that outlives the cluster's restore",
         """
         streammeta.rpc.leader_router:
-        - return hint.epoch < self._epoch and is_recent and not self._is_long_search(failures)
+        - return hint.epoch < self._epoch and is_recent and not self._ignores_suspicions(failures)
         + return hint.epoch < self._epoch
         """,
         Tested(

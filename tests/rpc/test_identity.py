@@ -52,7 +52,7 @@ def test_a_uri_states_an_identity_and_an_identity_makes_its_uri(
         ("streammeta://demo/broker", "must be streammeta://CLUSTER/ROLE/NAME"),
         ("streammeta://demo/broker/7/8", "must be streammeta://CLUSTER/ROLE/NAME"),
         ("streammeta://demo/broker/7?x", "node id"),
-        ("streammeta://demo/king/7", "role 'king'; must be one of controller, broker"),
+        ("streammeta://demo/king/7", "role 'king', must be one of controller, broker"),
         ("streammeta://demo/BROKER/7", "role 'BROKER'"),
         ("streammeta://de mo/broker/7", "cluster id 'de mo'"),
         ("streammeta:///broker/7", "cluster id ''"),

@@ -52,19 +52,19 @@ def test_without_a_valid_folder_of_settings_the_file_is_in_the_users_own(
     ("text", "said"),
     [
         ("[profiles", "not TOML"),
-        ("profile = 1", "profile: unknown; must be one of default, profiles"),
+        ("profile = 1", "profile: unknown, must be one of default, profiles"),
         ("profiles = 1", "profiles: must be tables [profiles.NAME]"),
         ("[profiles]\none = 1", "profile 'one': must be a table [profiles.one]"),
-        ("[profiles.one]\nendpoint = []", "profile 'one': endpoint: unknown; must be one of"),
+        ("[profiles.one]\nendpoint = []", "profile 'one': endpoint: unknown, must be one of"),
         (
             '[profiles.one]\nendpoints = "one:1"',
-            "profile 'one': endpoints: 'one:1'; must be a list",
+            "profile 'one': endpoints: 'one:1', must be a list",
         ),
         (
             '[profiles.one]\nendpoints = ["one"]',
             "profile 'one': endpoints: 'one'; must be HOST:PORT",
         ),
-        ("[profiles.one]\ntls_ca = 1", "profile 'one': tls_ca: 1; must be the path of a file"),
+        ("[profiles.one]\ntls_ca = 1", "profile 'one': tls_ca: 1, must be the path of a file"),
         ('[profiles.one]\ntls_ca = "x"', "profile 'one': tls_cert: missing; set tls_ca, "),
         (
             '[profiles.one]\ntoken_file = "x"',
@@ -75,7 +75,7 @@ def test_without_a_valid_folder_of_settings_the_file_is_in_the_users_own(
             "profile 'one': token_file: replaces tls_cert and tls_key. Use one of both",
         ),
         ("[profiles.none]", "profile 'none': means no profile. Choose another name"),
-        ('default = "two"\n[profiles.one]', "default: 'two'; must be one of: one"),
+        ('default = "two"\n[profiles.one]', "default: 'two', must be one of: one"),
     ],
 )
 def test_a_file_that_is_of_no_use_is_named_with_profile_and_key(

@@ -81,8 +81,8 @@ COMPACT = ("compact", "plan", "--all", "--store", "file:///tmp")
 @pytest.mark.parametrize(
     ("code", "reason", "needs", "wanted"),
     [
-        (DENIED, "ROLE_LACKS_CALL", "role admin", "this needs role admin:"),
-        (DENIED, "NOT_YOUR_NODE", "broker/1002", "this needs broker/1002:"),
+        (DENIED, "ROLE_LACKS_CALL", "role admin", "his needs role admin:"),
+        (DENIED, "NOT_YOUR_NODE", "broker/1002", "his needs broker/1002:"),
         (grpc.StatusCode.UNAUTHENTICATED, "NO_IDENTITY", "", "a certificate of this cluster"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_client_in_plain_text_at_a_port_that_speaks_tls(
         for error in ask(capsys, endpoint, None):
             assert error["code"] == "NO_CONTROLLER"
             assert "Socket closed" in error["message"]
-            assert error["hint"].startswith("if the controllers demand TLS, give --tls-ca")
+            assert error["hint"].startswith("if the controllers require TLS, set --tls-ca")
     assert controller.calls == 0
 
 
@@ -166,7 +166,7 @@ def test_a_client_over_tls_at_a_port_that_speaks_plain_text(
     controller = Refusing(DENIED, "REFUSED", "")
     with served_by_threads(controller, *_SERVICES) as endpoint:
         for error in ask(capsys, endpoint, authority.issue("admin/alice")):
-            assert error["hint"].startswith("the port speaks plain text")
+            assert error["hint"].startswith("the port uses plain text")
 
 
 def test_a_controller_of_another_authority(
@@ -175,7 +175,7 @@ def test_a_controller_of_another_authority(
     controller = Refusing(DENIED, "REFUSED", "")
     with served_by_threads(controller, *_SERVICES, tls=stranger.issue("controller/1")) as endpoint:
         for error in ask(capsys, endpoint, authority.issue("admin/alice")):
-            assert error["hint"].startswith("the controller's certificate is not of the authority")
+            assert error["hint"].startswith("the controller's certificate was not signed by")
 
 
 def test_a_controller_that_is_reached_by_another_name(
@@ -198,8 +198,8 @@ def test_a_certificate_that_the_controller_refuses(
     eve = stranger.issue("admin/eve")
     with served_by_threads(controller, *_SERVICES, tls=authority.issue("controller/1")) as endpoint:
         for error in ask(capsys, endpoint, TlsFiles(both, eve.certificate, eve.key)):
-            assert error["message"].count("Socket closed; over TLS this may mean") == 1
-            assert error["hint"].startswith("a controller that refuses a certificate closes")
+            assert error["message"].count("Socket closed. Over TLS this may mean") == 1
+            assert error["hint"].startswith("a controller that rejects a certificate closes")
     assert controller.calls == 0
 
 

@@ -52,7 +52,7 @@ def test_each_file_must_be_what_it_should_be(
     other = authority.issue("admin/other")
     for files, told in [
         (replace(good, ca=absent), "tls-ca: can't read .*absent"),
-        (replace(good, ca=nonsense), "tls-ca: can't use .*nonsense.*must hold certificates"),
+        (replace(good, ca=nonsense), "tls-ca: can't use .*nonsense.*must contain CA certificates"),
         (replace(good, certificate=absent), "tls-cert: can't read .*absent"),
         (replace(good, certificate=nonsense), "tls-cert: can't use .*nonsense"),
         (replace(good, key=other.key), "tls-cert: .*with its key, without a password"),
@@ -69,7 +69,7 @@ def test_what_needs_cryptography_is_judged_where_it_is_installed(
     good: TlsFiles, stranger: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = replace(good, ca=stranger.ca)
-    with pytest.raises(TlsError, match=re.escape(f"tls-cert: {good.certificate} is signed by an")):
+    with pytest.raises(TlsError, match=re.escape(f"tls-cert: {good.certificate} was signed by an")):
         foreign.load()
     monkeypatch.setattr(tls, "find_spec", lambda _: None)
     assert foreign.load().principal is None

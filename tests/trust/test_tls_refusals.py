@@ -73,10 +73,10 @@ class Leaf:
 
 SOUND = Leaf()
 DEFECTS: Mapping[str, Leaf] = {
-    "has expired at .* UTC": replace(SOUND, end=timedelta(minutes=-1)),
+    "expired at .* UTC": replace(SOUND, end=timedelta(minutes=-1)),
     "is not valid before .* UTC: check the clock": replace(SOUND, begin=timedelta(minutes=1)),
-    "is not made for client authentication": replace(SOUND, usages=BOTH[1:]),
-    "is not made for server authentication": replace(SOUND, usages=BOTH[:1]),
+    "was not issued for client authentication": replace(SOUND, usages=BOTH[1:]),
+    "was not issued for server authentication": replace(SOUND, usages=BOTH[:1]),
 }
 
 

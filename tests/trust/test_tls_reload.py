@@ -63,13 +63,13 @@ def spoilt(placed: Placed, authority: Authority, stranger: Authority) -> dict[st
 
     return {
         "its key": key_of_another,
-        "must hold certificates": lambda: placed.files.ca.write_bytes(b""),
-        "names controller/2; must name controller/1": lambda: placed.place(other),
+        "must contain CA certificates": lambda: placed.files.ca.write_bytes(b""),
+        "names controller/2, must name controller/1": lambda: placed.place(other),
         "signed by another authority": lambda: placed.place(
             stranger.issue("controller/1"), authority.ca.read_bytes()
         ),
         "can't read": placed.files.certificate.unlink,
-        "lets others than its owner": open_to_others,
+        "allows other users to read": open_to_others,
     }
 
 

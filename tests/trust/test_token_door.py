@@ -111,7 +111,7 @@ def test_a_policy_says_which_claim_names_the_caller_and_may_deny_it() -> None:
     text = '[tokens]\nname_claim = "email"\n'
     assert let_in(door_of(issuer, text), context).name == "user/alice@example.org"
     for claim, why in (
-        ("sub", r"name 'auth0\|17'; must be 1 to 64 letters"),
+        ("sub", r"name 'auth0\|17', must be 1 to 64 letters"),
         ("nick", "its claim 'nick' must be a text that names a caller"),
         ("missing", "its claim 'missing' must be a text"),
     ):

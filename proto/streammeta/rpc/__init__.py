@@ -1,1 +1,1 @@
-"""gRPC as clients and controllers share it: connections, failures, and the way to the leader."""
+"""gRPC for clients and controllers: connections, failures, the search for the leader."""

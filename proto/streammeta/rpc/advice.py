@@ -1,8 +1,7 @@
-"""Advice for a caller whose call failed for want of the right certificate.
+"""Advice for a caller whose call failed because of its certificate.
 
-Names the options of commands, or the arguments of the library. Knows the refusals of controllers
-and the words in which gRPC tells of a failed TLS handshake; under TLS 1.3 a client that was refused
-hears no reason.
+Names the options of commands, or the arguments of the library. It knows the errors of controllers
+and gRPC's wording for a failed TLS handshake. Under TLS 1.3 a rejected client learns no reason.
 """
 
 from __future__ import annotations
@@ -24,43 +23,45 @@ _REFUSALS = frozenset(
 
 # gRPC reports these failures by their text only.
 _BY_WORDS: Mapping[str, str] = {
-    "WRONG_VERSION_NUMBER": "the port speaks plain text: give the one that speaks TLS, or no files "
-    "for TLS",
-    "Hostname Verification Check failed": "the controller's certificate names other hosts: connect "
-    "to one of these, or make it one with this name by `streammeta certs controller --host`",
-    "CERTIFICATE_VERIFY_FAILED": "the controller's certificate is not of the authority in --tls-ca "
-    "or not valid now: give this cluster's authority; `streammeta certs show` tells what is wrong "
-    "with a certificate",
+    "WRONG_VERSION_NUMBER": "the port uses plain text: use the TLS port, or no TLS files",
+    "Hostname Verification Check failed": "the controller's certificate names other hosts:"
+    " connect to one of these, or issue one for this"
+    " name with `streammeta certs controller --host`",
+    "CERTIFICATE_VERIFY_FAILED": "the controller's certificate was not signed by --tls-ca or"
+    " is not valid now: use the CA of this cluster. `streammeta"
+    " certs show` explains what is wrong with a certificate",
 }
 _CLOSED_WORDS = ("Socket closed", "Connection reset")
-"""gRPC's words for a connection that the other side has ended."""
+"""gRPC's wording for a connection that the other side has closed."""
 
 _CLOSED_OVER_TLS = (
-    "a controller that refuses a certificate closes the connection: `streammeta certs show FILE "
-    "--ca CA` tells what is wrong with a certificate"
+    "a controller that rejects a certificate closes the connection: `streammeta certs show"
+    " FILE --ca CA` explains what is wrong with a certificate"
 )
-_CLOSED_IN_PLAIN_TEXT = f"if the controllers demand TLS, give {_FILES}"
+_CLOSED_IN_PLAIN_TEXT = f"if the controllers require TLS, set {_FILES}"
 
 
 def is_refusal(failure: RpcFailure) -> bool:
-    """Whether a controller refused the caller, as all others of its cluster would."""
+    """Return whether a controller rejected the caller, as all controllers of its cluster would."""
     return failure.reason in _REFUSALS
 
 
 def advice(failure: RpcFailure, *, over_tls: bool) -> str:
-    """Return what a caller can do, as one sentence; empty if no certificate is in question.
+    """Return the caller's next step as one sentence, empty if certificates are not the cause.
 
-    `over_tls` tells whether the call was made with files for TLS.
+    `over_tls` states whether the call used TLS files.
     """
     if is_refusal(failure):
         if failure.metadata.get("shown") == "token":
-            return "nothing was changed; get a new token of this cluster's issuer, for --token-file"
+            return (
+                "nothing was changed. Get a new token from this cluster's issuer, for --token-file"
+            )
         needs = failure.metadata.get("needs", "")
         if not needs:
-            return f"nothing was changed; give a certificate of this cluster, by {_FILES}"
+            return f"nothing was changed. Use a certificate of this cluster: {_FILES}"
         if failure.metadata.get("principal", "").startswith("user/"):
-            return f"nothing was changed; this needs {needs}, which the policy gives to users"
-        return f"nothing was changed; this needs {needs}: give such a certificate, by {_FILES}"
+            return f"nothing was changed. This needs {needs}, which the policy grants to users"
+        return f"nothing was changed. This needs {needs}: use such a certificate: {_FILES}"
 
     for words, sentence in _BY_WORDS.items():
         if words in failure.message:
@@ -73,25 +74,25 @@ def advice(failure: RpcFailure, *, over_tls: bool) -> str:
 
 
 _PROGRAMS_BY_WORDS: Mapping[str, str] = {
-    "WRONG_VERSION_NUMBER": "the port speaks plain text: give the one that speaks TLS, or leave "
-    "the argument tls out",
+    "WRONG_VERSION_NUMBER": "the port uses plain text: use the TLS port, or omit the argument tls",
     "Hostname Verification Check failed": "the controller's certificate names other hosts: "
     "connect to one of these",
-    "CERTIFICATE_VERIFY_FAILED": "the controller's certificate is not of the authority in tls.ca, "
-    "or not valid now",
+    "CERTIFICATE_VERIFY_FAILED": "the controller's certificate was not signed by a CA in"
+    " tls.ca, or is not valid now",
 }
 _PROGRAM_CLOSED_OVER_TLS = (
-    "a controller that refuses a certificate closes the connection: `streammeta certs show` tells "
-    "what is wrong with one, and the controller's log names the reason"
+    "a controller that rejects a certificate closes the connection: `streammeta certs show`"
+    " explains what is wrong with a certificate, and the controller's log contains the reason"
 )
 _PROGRAM_CLOSED_IN_PLAIN_TEXT = (
-    "the connection was closed at once: if the controllers demand TLS, give "
-    "tls=TlsFiles(ca, certificate, key); else check that these endpoints are theirs"
+    "the connection was closed at once: if the controllers require TLS, pass"
+    " tls=TlsFiles(ca, certificate, key). Otherwise check that these endpoints belong to"
+    " controllers"
 )
 
 
 def connection_advice(failures: Collection[str], *, over_tls: bool) -> str:
-    """Return what a program can do whose connections fail, empty if TLS is not in question.
+    """Return the next step of a program whose connections fail, empty if TLS is not the cause.
 
     `failures` are the last failure at each endpoint.
     """
@@ -99,6 +100,6 @@ def connection_advice(failures: Collection[str], *, over_tls: bool) -> str:
         if any(words in failure for failure in failures):
             return sentence
     # A single closed connection may be a restart. If all are closed, TLS is the likely cause.
-    if failures and all(any(words in one for words in _CLOSED_WORDS) for one in failures):
+    if failures and all(any(words in failure for words in _CLOSED_WORDS) for failure in failures):
         return _PROGRAM_CLOSED_OVER_TLS if over_tls else _PROGRAM_CLOSED_IN_PLAIN_TEXT
     return ""

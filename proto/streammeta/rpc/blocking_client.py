@@ -1,7 +1,7 @@
 """Blocking calls to the leader of a cluster, for commands, jobs and Spark executors.
 
-Owns the channels and the clock; the next endpoint is the router's decision. Failed calls leave here
-as `LeaderCallError`, which callers put into their own words.
+Owns the channels and the clock. The router chooses the next endpoint. Failed calls raise
+`LeaderCallError`, which callers translate.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _Answer = TypeVar("_Answer")
 
 
 class LeaderCallError(Exception):
-    """A call that failed at `endpoint` for good, or for too long.
+    """Call that failed at `endpoint` permanently, or for too long.
 
-    `is_final` tells that a repeat would be refused as well; `search` has what others answered.
+    `is_final` states that a retry would fail too. `search` contains the answers of others.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class LeaderCallError(Exception):
 
 
 class BlockingClient:
-    """Calls the leader, one call at a time; belongs to the process and thread that made it.
+    """Calls the leader, one call at a time. It belongs to the process and thread that created it.
 
-    `endpoints` are HOST:PORT of some controllers, at least one; the first is asked first.
-    `repeats` are the failures after which a call is repeated. With `waits_for_cluster` False a
-    call fails as soon as no endpoint can be reached. Without `tls` it speaks plain text. Close it,
-    or use it in a `with` statement.
+    `endpoints` are HOST:PORT of at least one controller. The first is asked first. `repeats` are
+    the failures after which a call is retried. With `waits_for_cluster` False a call fails as soon
+    as no endpoint is reachable. Without `tls` it uses plain text. Close it, or use it in a `with`
+    statement.
     """
 
     def __init__(
@@ -76,47 +76,47 @@ class BlockingClient:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; calls are no longer possible."""
+        """Close all connections. Later calls fail."""
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The endpoints given, in order."""
+        """Configured endpoints, in order."""
         return self._router.endpoints
 
     @property
     def tls(self) -> CallerFiles | None:
-        """Files for TLS; None: plain text."""
+        """TLS files, None for plain text."""
         return self._tls
 
     @property
     def leader(self) -> str | None:
-        """The endpoint that answered last; None before that and after a failure."""
+        """Endpoint that answered last, None before the first answer and after a failure."""
         return self._router.leader
 
     def channel(self, endpoint: str) -> grpc.Channel:
-        """Return the connection to `endpoint`, made when it is first asked for.
+        """Return the connection to `endpoint`, opened on first use.
 
         Raises:
-            TlsError: the files for TLS are of no use.
+            TlsError: the TLS files are invalid.
         """
         if endpoint not in self._channels:
             self._channels[endpoint] = operator_channel(endpoint, self._tls)
         return self._channels[endpoint]
 
     def heard(self) -> None:
-        """Restart the time limit of the call under way: its answer makes progress."""
+        """Restart the timeout of the current call, because its answer makes progress."""
         self._heard_at = time.monotonic()
 
     def call_leader(
         self, send: Callable[[grpc.Channel, float], _Answer], timeout_s: float
     ) -> _Answer:
-        """Return what `send` returns; it takes the channel to ask and the seconds that are left.
+        """Return the result of `send`, called with the channel and the remaining seconds.
 
         Raises:
-            LeaderCallError: the failure is final, or none succeeded within `timeout_s`.
+            LeaderCallError: the failure is final, or no attempt succeeded within `timeout_s`.
         """
         search = LeaderSearch(self._router, self._repeats)
         # The limit counts from here, and again from every sign of progress.

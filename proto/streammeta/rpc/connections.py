@@ -1,7 +1,7 @@
 """Factory of all gRPC channels: message sizes, keepalive, reconnecting.
 
-Nothing else opens a channel, so that credentials have one place to enter. With files for TLS both
-sides show a certificate; without, a connection is plain text.
+No other module opens a channel, so that credentials have only one place to enter. With TLS files
+both sides present a certificate. Without them a connection is plain text.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import grpc
 from streammeta.tls.files import CallerFiles, TlsContents, TlsError, TlsFiles, TokenFiles
 
 ANSWER_BYTES_MAX = 64 << 20
-"""Largest answer that is taken."""
+"""Largest accepted answer."""
 
 LOOKAHEAD_BYTES = 1 << 20
-"""Bytes of a call's messages that may be on their way to a receiver that has not asked for them."""
+"""Bytes of a call's messages in flight to a receiver that has not asked for them."""
 
 _Options: TypeAlias = Sequence[tuple[str, int]]
 
@@ -60,12 +60,12 @@ _OPERATOR: _Options = (
 
 
 def client_channel(endpoint: str, tls: TlsFiles | TlsContents | None = None) -> grpc.aio.Channel:
-    """Return a broker's channel to a controller; it reconnects fast and detects dead hosts.
+    """Return a broker's channel to a controller, which reconnects fast and detects dead hosts.
 
-    Without `tls` it is plain text. A channel keeps the certificate that it was made with.
+    Without `tls` it is plain text. A channel keeps its initial certificate.
 
     Raises:
-        TlsError: the files for TLS are of no use.
+        TlsError: the TLS files are invalid.
     """
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=_CLIENT)
@@ -73,12 +73,13 @@ def client_channel(endpoint: str, tls: TlsFiles | TlsContents | None = None) -> 
 
 
 def operator_channel(endpoint: str, tls: CallerFiles | None = None) -> grpc.Channel:
-    """Return a blocking channel to a controller, for commands and jobs; else as `client_channel`.
+    """Return a blocking channel to a controller, for commands and jobs.
 
-    With a token in `tls` each call shows it as it is then, over TLS, and no certificate.
+    It equals `client_channel`, except that with a token in `tls` each call sends the current token
+    over TLS, without a certificate.
 
     Raises:
-        TlsError: the files for TLS are of no use.
+        TlsError: the TLS files are invalid.
     """
     if tls is None:
         return grpc.insecure_channel(endpoint, _OPERATOR)
@@ -101,7 +102,7 @@ def _bearer_credentials(files: TokenFiles) -> grpc.ChannelCredentials:
 
 
 class _Bearer(grpc.AuthMetadataPlugin):
-    """Adds the token of a file to each call; gRPC asks for it on a thread of its own."""
+    """Adds the token of a file to each call. gRPC calls it on its own thread."""
 
     def __init__(self, files: TokenFiles) -> None:
         self._files = files

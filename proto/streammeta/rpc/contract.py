@@ -1,4 +1,4 @@
-"""The services of the contract, as descriptors by name; nothing else lists them."""
+"""Services of the contract, as descriptors by name. No other module lists them."""
 
 from __future__ import annotations
 

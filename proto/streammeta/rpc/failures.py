@@ -16,26 +16,25 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "streammeta"
-"""The domain of every `ErrorInfo` that a controller writes; others are ignored."""
+"""Domain of every `ErrorInfo` that a controller writes. Others are ignored."""
 
 _DETAILS_TRAILER = "grpc-status-details-bin"
 
 _CLOSED = "Socket closed"
-"""gRPC's words for a connection that the other side has closed."""
+"""gRPC's wording for a connection that the other side has closed."""
 
 TOO_MANY_CALLS = "Concurrent RPC limit exceeded"
-"""Words of a controller for a call that it refuses unread: too many are under way."""
+"""Message of a controller that rejects a call unread because too many are in progress."""
 
 _MAY_BE_REFUSED = (
-    "; over TLS this may mean that the controller refuses the certificate: look at the controller's"
-    " log"
+    ". Over TLS this may mean that the controller rejects the certificate: see the controller's log"
 )
 
 
 class Reason(StrEnum):
-    """Why a call failed as a whole; docs/protocol.md gives status and metadata of each.
+    """Reason why a call failed as a whole. docs/protocol.md lists status and metadata of each.
 
-    Refused voter changes add the names of the quorum's errors.
+    Rejected voter changes add the names of the quorum's errors.
     """
 
     NOT_LEADER = "NOT_LEADER"
@@ -71,9 +70,9 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RpcFailure:
-    """The status of a failed call; `reason` and `metadata` are empty unless a controller set them.
+    """Status of a failed call. `reason` and `metadata` are empty unless a controller set them.
 
-    A call that its gRPC refused since too many were under way has the reason `BUSY` too.
+    A call that the local gRPC rejected because too many were in progress has the reason `BUSY` too.
     `reason` is a `Reason`, or one that this version does not know.
     """
 
@@ -82,7 +81,7 @@ class RpcFailure:
     reason: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     retry_after_s: float = 0.0
-    """Time to wait before the same request is sent again, in seconds; 0: it says none."""
+    """Seconds to wait before the same request is sent again, 0 if unspecified."""
 
     @property
     def text(self) -> str:
@@ -93,8 +92,8 @@ class RpcFailure:
 def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
     """Return the status of a failed call, with a controller's `ErrorInfo` if it has one.
 
-    `over_tls` adds what a connection that is closed may mean there: TLS 1.3 hides why a certificate
-    was refused from its holder.
+    `over_tls` adds a possible cause of a closed connection: TLS 1.3 hides from its holder why a
+    certificate was rejected.
     """
     call: Any = error
     # Some errors of gRPC have no status.
@@ -129,7 +128,7 @@ def details_trailer(
 ) -> tuple[tuple[str, bytes]]:
     """Return the trailing metadata that carries a failure's reason and metadata.
 
-    With `retry_after_ms` it says, as `google.rpc.RetryInfo`, when to send the same request again.
+    With `retry_after_ms` it states, as `google.rpc.RetryInfo`, when to send the same request again.
     """
     number: int = code.value[0]
     status = status_pb2.Status(code=number, message=message)
@@ -143,7 +142,7 @@ def details_trailer(
 
 
 def _parse_details(trailer: bytes) -> tuple[error_details_pb2.ErrorInfo | None, float]:
-    """Return what a controller said, None if it said nothing, and the wait in seconds."""
+    """Return the controller's details, None without any, and the wait in seconds."""
     try:
         details = status_pb2.Status.FromString(trailer).details
     except DecodeError:

@@ -1,8 +1,8 @@
-"""State machine of the search for the leader: answers and failures in, next endpoint and wait out.
+"""Search for the leader as a state machine: answers and failures in, next endpoint and wait out.
 
-Does no I/O, reads time and draws jitter from what it is given. All calls of a client
-share one router, so that one call's discovery of the leader serves the rest; each call has its own
-search, which counts its failures. `streammeta.client.ControllerClient` is the asynchronous face,
+Does no I/O. The caller supplies time and jitter. All calls of a client share one router, so that
+one call's discovery of the leader serves the others. Each call has its own search, which counts its
+failures. `streammeta.client.ControllerClient` is the asynchronous user,
 `streammeta.rpc.blocking_client` the blocking one.
 """
 
@@ -20,25 +20,25 @@ from streammeta.rpc.failures import Reason, RpcFailure
 from streammeta.storage.backoff import Backoff
 
 LOOK_ROUND = 4
-"""One in this many refusals for now is followed by an attempt at another controller."""
+"""Interval of temporary rejections after which another controller is tried."""
 
 LOOK_ROUND_OF_HINTS = 6
-"""One in this many failures of a call is followed by the rotation, whatever hints say."""
+"""Interval of failures of a call after which the rotation decides, regardless of hints."""
 
 SUSPICION_S = 3.0
-"""Time for which a controller that failed is suspected, in seconds: longer than an election."""
+"""Seconds for which a failed controller is suspected, longer than an election."""
 
 _ROUNDS_OF_SUSPICION = 8
-"""Rounds after which one call follows hints to suspects, and asks those that hang too."""
+"""Rounds after which one call follows hints to suspects, and asks hanging controllers too."""
 
 GIVEN_UP_S_MAX = 2.0
-"""Time that callers wait in sum for a controller without an answer until it counts as hanging."""
+"""Total time that callers wait for a silent controller until it counts as hanging."""
 
 EPOCH_KEPT_S = 10.0
-"""Time for which hints of earlier epochs are ignored after a later one was heard of, in seconds."""
+"""Seconds for which hints of earlier epochs are ignored after a later one was seen."""
 
 LEARNED_MAX = 16
-"""Maximum of endpoints in the rotation that were learned and not given."""
+"""Maximum number of learned endpoints in the rotation, in addition to the configured ones."""
 
 
 class FailureKind(Enum):
@@ -52,12 +52,13 @@ class FailureKind(Enum):
 
 
 _FINAL_LIMITS = frozenset({"", Reason.LIMIT_EXCEEDED})
-"""Reasons of RESOURCE_EXHAUSTED that the same request meets again; none at all is the transport's,
-for the size of a message. Any other resource may be there a moment later."""
+"""Reasons of RESOURCE_EXHAUSTED that persist for the same request. No reason comes from the
+transport, for the size of a message. Any other resource may be free a moment later.
+"""
 
 
 def kind_of(failure: RpcFailure) -> FailureKind | None:
-    """Return how a failure may be followed by another attempt; None if it is final."""
+    """Return how a failure may be followed by another attempt, None if it is final."""
     # The order matters: a reason shows that a controller answered, a bare status may be gRPC's own.
     match failure.code:
         case grpc.StatusCode.UNAVAILABLE if failure.reason == Reason.NOT_LEADER:
@@ -84,14 +85,14 @@ def kind_of(failure: RpcFailure) -> FailureKind | None:
 
 @dataclass(frozen=True, slots=True)
 class LeaderHint:
-    """The leader as a controller knows it; `endpoint` is empty if it knows none."""
+    """Leader as a controller knows it. `endpoint` is empty if it knows none."""
 
     endpoint: str
     epoch: int
 
     @classmethod
     def of(cls, failure: RpcFailure) -> LeaderHint | None:
-        """Return the hint in a refusal with `Reason.NOT_LEADER`; None if there is none."""
+        """Return the hint in an error with `Reason.NOT_LEADER`, None without one."""
         epoch = failure.metadata.get("epoch", "")
         # Metadata comes from the network, so the epoch may be any text.
         if failure.reason != Reason.NOT_LEADER or not epoch.isdecimal():
@@ -101,7 +102,7 @@ class LeaderHint:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The next attempt: at `endpoint`, after `wait` seconds."""
+    """Next attempt: at `endpoint`, after `wait` seconds."""
 
     endpoint: str
     wait: float
@@ -111,38 +112,38 @@ ELECTION_BACKOFF = Backoff(first=0.01, longest=0.25)
 """Waits between rounds over all endpoints, in seconds."""
 
 REFUSAL_BACKOFF = Backoff(first=0.05, longest=1.0)
-"""Waits after refusals for now, in seconds: disk space takes longer to come than a leader."""
+"""Waits after temporary rejections, in seconds. Freeing a disk takes longer than an election."""
 
 
 RETRY_AFTER_S_MAX = 60.0
-"""Maximum wait that a controller's word is taken for, in seconds."""
+"""Upper bound of a wait that a controller requests, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspicion:
-    """A controller failed. `hangs`: it did not answer in the time of an attempt."""
+    """Failed controller. `hangs`: it did not answer within the time of an attempt."""
 
     ends_at: float
     hangs: bool
 
 
 class LeaderRouter:
-    """Belief in one leader at a time; after a failure it follows hints, else rotates.
+    """Belief in one leader at a time. After a failure it follows hints, or rotates.
 
-    `start` is the endpoint that is asked first, a random one if it is None. The rotation has the
-    endpoints given and those learned from hints, from answers and by `learn`. It asks the one next
+    `start` is the first endpoint, a random one if it is None. The rotation contains the configured
+    endpoints and those learned from hints, from answers and by `learn`. It next asks the endpoint
     whose last failure is the oldest. `clock` returns monotonic seconds.
 
-    A hint that names a controller which just failed is ignored, because a follower takes longer
-    than a client to notice that its leader is gone. Such a suspicion ends when the quorum epoch
-    grows and after `SUSPICION_S`: an answer may be late, or a connection break, without an
-    election. Then one attempt finds out whether the controller answers again. A controller that
-    hangs costs the whole time of an attempt, so the rotation leaves it out while it is suspected.
+    A hint that names a controller which just failed is ignored, because a follower notices later
+    than a client that its leader is dead. Such a suspicion ends when the quorum epoch grows and
+    after `SUSPICION_S`, because an answer may be late, or a connection break, without an election.
+    Then one attempt finds out whether the controller answers again. A hanging controller costs the
+    whole time of an attempt, so the rotation skips it while it is suspected.
 
-    No hint is obeyed without a bound: one attempt in `LOOK_ROUND_OF_HINTS` goes to the rotation. A
-    leader that takes nothing now is asked again with growing waits, and now and then another
-    controller, since the leader may not know of its successor. `leader_changes` counts how often
-    another controller answered as the leader than before.
+    Hints are followed only up to a bound: one attempt in `LOOK_ROUND_OF_HINTS` goes to the
+    rotation. A leader that accepts nothing now is asked again with growing waits, and now and then
+    another controller, because the leader may not know its successor. `leader_changes` counts how
+    often a different controller answered as the leader.
     """
 
     def __init__(
@@ -154,7 +155,8 @@ class LeaderRouter:
     ) -> None:
         if not endpoints or len(set(endpoints)) != len(endpoints) or not all(endpoints):
             raise ValueError(
-                f"endpoints are {list(endpoints)}, wanted one or more different host:port addresses"
+                f"endpoints are {list(endpoints)}, expected one or more different host:port"
+                " addresses"
             )
         self._endpoints = tuple(endpoints)
         self._known = self._endpoints
@@ -180,28 +182,28 @@ class LeaderRouter:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The endpoints given, in order."""
+        """Configured endpoints, in order."""
         return self._endpoints
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The endpoints of the rotation: those given, then those learned."""
+        """Endpoints of the rotation: the configured ones, then those learned."""
         return self._known
 
     @property
     def leader(self) -> str | None:
-        """The endpoint believed to lead."""
+        """Endpoint believed to lead."""
         return self._leader
 
     @property
     def silent_s(self) -> float:
-        """Time since the first failed call to the leader after its last answer; 0 without one."""
+        """Seconds since the first failed call after the leader's last answer, 0 without one."""
         return 0.0 if self._silent_since is None else self._clock() - self._silent_since
 
     def learn(self, endpoints: Iterable[str]) -> None:
-        """Take a list of all controllers into the rotation, in place of those learned before.
+        """Replace the learned endpoints of the rotation with a list of all controllers.
 
-        Empty endpoints are unknown ones. A list without any changes nothing.
+        Empty endpoints are unknown ones. An empty list changes nothing.
         """
         listed = [endpoint for endpoint in endpoints if endpoint]
         if listed:
@@ -215,7 +217,7 @@ class LeaderRouter:
         return self._leader or self._next_in_rotation(self._turn, 1)
 
     def answered(self, endpoint: str) -> None:
-        """Note that `endpoint` answered as the leader."""
+        """Record that `endpoint` answered as the leader."""
         self._leader = endpoint
         self._is_proven = True
         self._silent_since = None
@@ -230,15 +232,15 @@ class LeaderRouter:
         self._waited_s.pop(endpoint, None)
 
     def missed(self) -> None:
-        """Note that a call to the leader is not answered yet."""
+        """Record that a call to the leader has no answer yet."""
         if self._silent_since is None:
             self._silent_since = self._clock()
 
     def given_up(self, endpoint: str, waited_s: float) -> None:
-        """Note that a caller waited `waited_s` seconds for `endpoint` and had no time left.
+        """Record that a caller waited `waited_s` seconds for `endpoint` and ran out of time.
 
-        Callers with little time never see an attempt time out. The sum of their waits without an
-        answer between them is the evidence that the endpoint hangs.
+        Callers with short timeouts never see an attempt time out. The sum of their waits without an
+        answer in between is the evidence that the endpoint hangs.
         """
         self._waited_s[endpoint] = self._waited_s.get(endpoint, 0.0) + waited_s
         if self._waited_s[endpoint] >= GIVEN_UP_S_MAX:
@@ -251,7 +253,7 @@ class LeaderRouter:
         failures: int,
         hint: LeaderHint | None = None,
     ) -> Step:
-        """Choose the next step of a call whose attempt `failures`, from 1, failed at `endpoint`."""
+        """Choose the next step after `failures` failed attempts, the last at `endpoint`."""
         self._failures += 1
         self._last_failures[endpoint] = self._failures
         # The leader answered, so that neither the belief nor a suspicion changes.
@@ -306,15 +308,15 @@ class LeaderRouter:
         return hint.endpoint
 
     def _is_outdated(self, hint: LeaderHint, failures: int) -> bool:
-        """Tell whether a hint is of an earlier epoch than one heard of lately.
+        """Return whether a hint is of an earlier epoch than one seen lately.
 
-        Epochs of a restored cluster begin at 1, so that an epoch is not relied on for ever.
+        Epochs of a restored cluster restart at 1, so an epoch is only trusted for a while.
         """
         is_recent = self._clock() - self._epoch_heard_at <= EPOCH_KEPT_S
-        return hint.epoch < self._epoch and is_recent and not self._is_long_search(failures)
+        return hint.epoch < self._epoch and is_recent and not self._ignores_suspicions(failures)
 
     def _know(self, endpoint: str | None) -> None:
-        """Take an endpoint into the rotation; the one learned first leaves a full one."""
+        """Add an endpoint to the rotation. A full rotation drops the oldest learned one."""
         if not endpoint or endpoint in self._known:
             return
         learned = (*self._known[len(self._endpoints) :], endpoint)
@@ -331,16 +333,16 @@ class LeaderRouter:
 
     def _is_suspected(self, endpoint: str, failures: int) -> bool:
         suspicion = self._suspects.get(endpoint)
-        if suspicion is None or self._is_long_search(failures):
+        if suspicion is None or self._ignores_suspicions(failures):
             return False
         return self._clock() < suspicion.ends_at
 
-    def _is_long_search(self, failures: int) -> bool:
-        """Tell whether a call has failed so often that it trusts no suspicion any more."""
+    def _ignores_suspicions(self, failures: int) -> bool:
+        """Return whether a call has failed so often that it ignores suspicions."""
         return failures > _ROUNDS_OF_SUSPICION * len(self._known)
 
     def _probe(self, endpoint: str) -> str:
-        """Return the endpoint; a suspect stays suspected meanwhile, so that others don't follow."""
+        """Return the endpoint. A suspect stays suspected meanwhile, so that others don't follow."""
         suspicion = self._suspects.get(endpoint)
         if suspicion is not None:
             self._suspect(endpoint, hangs=suspicion.hangs)
@@ -353,7 +355,7 @@ class LeaderRouter:
         return self._next_in_rotation(self._turn, failures)
 
     def _next_in_rotation(self, turn: int, failures: int) -> str:
-        """Return the endpoint that does not hang whose last failure is the oldest; ties in turn."""
+        """Return the endpoint that does not hang and has the oldest failure, ties in turn."""
         known = self._known
 
         def rank(endpoint: str) -> tuple[int, int]:
@@ -367,7 +369,7 @@ class LeaderRouter:
         return self._is_suspected(endpoint, failures) and self._suspects[endpoint].hangs
 
     def _pause_in_round(self, failure: FailureKind, failures: int) -> float:
-        """Return the wait: none within the first round over dead endpoints, another may lead."""
+        """Return the wait, zero in the first round over dead endpoints: another may lead."""
         is_silent = failure in (FailureKind.UNREACHABLE, FailureKind.TIMED_OUT)
         if is_silent and failures < len(self._known):
             return 0.0
@@ -379,11 +381,12 @@ class LeaderRouter:
 
 
 class LeaderSearch:
-    """The way of one call, or of one stream of calls, to the leader.
+    """Search of one call, or of one stream of calls, for the leader.
 
-    `endpoint` is the one to ask next, `tried` has the last failure at each that failed, `refusal`
-    the last reason for which the leader took nothing. Failures of kinds outside `repeats` end it.
-    With `is_for_leader` False any controller may answer, and failures say nothing of the leader.
+    `endpoint` is the next one to ask, `tried` contains the last failure at each that failed,
+    `refusal` the last reason why the leader accepted nothing. Failures of kinds outside `repeats`
+    end the search. With `is_for_leader` False any controller may answer, and failures say nothing
+    about the leader.
     """
 
     def __init__(
@@ -403,7 +406,7 @@ class LeaderSearch:
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether every endpoint was asked and none could be reached."""
+        """Whether every endpoint was asked and none was reachable."""
         return all(
             endpoint in self.tried and kind_of(self.tried[endpoint]) is FailureKind.UNREACHABLE
             for endpoint in self._router.known
@@ -411,31 +414,31 @@ class LeaderSearch:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The failures by endpoint, in words, including the endpoint that is asked now."""
+        """Failures by endpoint, in words, including the endpoint that is asked now."""
         seen = {endpoint: failure.text for endpoint, failure in self.tried.items()}
         return {self.endpoint: "no answer yet", **seen}
 
     def answered(self) -> None:
-        """Note that `endpoint` answered as the leader; the search begins anew."""
+        """Record that `endpoint` answered as the leader. The search starts again."""
         self._router.answered(self.endpoint)
         self.restart()
 
     def given_up(self, waited_s: float) -> None:
-        """Note that the caller waited `waited_s` seconds for `endpoint` and has no time left."""
+        """Record that the caller waited `waited_s` seconds for `endpoint` and ran out of time."""
         if self._is_for_leader:
             self._router.missed()
         self._router.given_up(self.endpoint, waited_s)
 
     def restart(self) -> None:
-        """Forget the failures so far."""
+        """Forget all failures."""
         self._failures = 0
         self.tried.clear()
         self.refusal = ""
 
     def failed(self, failure: RpcFailure) -> float | None:
-        """Note that the attempt at `endpoint` failed, and move on to the next.
+        """Record that the attempt at `endpoint` failed, and choose the next one.
 
-        Returns the wait before the next attempt, in seconds; None to give up: the same request
+        Returns the wait before the next attempt, in seconds, None to stop because the same request
         would fail again.
         """
         kind = kind_of(failure)

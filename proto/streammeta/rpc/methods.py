@@ -67,6 +67,7 @@ def _problems(method: Any, row: MethodFacts) -> Iterator[str]:
     )
     lists = [(request, limit.field) for limit in row.request_lists]
     lists += [(answer, row.answer_list.field)] if row.answer_list is not None else []
+
     if row.work is not None:
         lists += [(request, row.work.items)] if row.work.items else []
         flags = [*row.work.lists, *([row.work.walks_with] if row.work.walks_with else [])]

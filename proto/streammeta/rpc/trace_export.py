@@ -1,6 +1,7 @@
-"""Export of traces by OTLP, as the variables OTEL_* of the environment say.
+"""Export of traces by OTLP, configured by the OTEL_* environment variables.
 
-For processes whose traces are the product's own: a program that embeds the client has a provider.
+For processes whose traces belong to the product. A program that embeds the client has its own
+provider.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def otlp_provider(service: str) -> TracerProvider:
-    """Make a provider that exports as `service`, unless the environment names another.
+    """Create a provider that exports as `service`, unless the environment names another.
 
     Raises `ModuleNotFoundError` if a package of the extra `tracing` is not installed.
     """
@@ -34,7 +35,7 @@ def otlp_provider(service: str) -> TracerProvider:
 
 @contextlib.contextmanager
 def tracing_by(provider: TracerProvider) -> Iterator[None]:
-    """Trace in the body by a provider, which has sent all spans at its end and is shut down."""
+    """Trace in the body with a provider. At the end it has sent all spans and is shut down."""
     tracing.enable(provider)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Traces of calls and commits: spans, and the `traceparent` that joins those of two processes.
+"""Traces of calls and commits: spans, and the `traceparent` that connects two processes.
 
-Off until `enable`: then nothing of OpenTelemetry is imported, and a span costs one comparison. Owns
-no exporter and no setting of one; knows nothing of what is traced. Names and attributes follow
-OpenTelemetry's conventions for RPC; `traceparent` is that of W3C Trace Context, version 00.
+Tracing is off until `enable`: OpenTelemetry is not imported, and a span costs one comparison. Owns
+no exporter and no settings, and does not know the traced work. Names and attributes follow
+OpenTelemetry's conventions for RPC. `traceparent` is defined by W3C Trace Context, version 00.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TraceFlags, Tracer, TracerProvider
 
 TRACEPARENT_KEY = "traceparent"
-"""Metadata of a call: where its trace comes from."""
+"""Metadata key of a call for the context of its trace."""
 
 LINKS_MAX = 128
-"""Maximum of traces that one message of commits names, and of spans that share a piece of work."""
+"""Maximum number of traces that one message of commits names, and of spans that share work."""
 
 _TRACEPARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
@@ -32,7 +32,7 @@ _tracer: Tracer | None = None
 
 
 def enable(provider: TracerProvider | None = None) -> None:
-    """Trace from now on, by `provider` or else the one that the process has set for all libraries.
+    """Start tracing with `provider`, or with the provider that the process has set globally.
 
     Raises `ModuleNotFoundError` if opentelemetry-api is not installed.
     """
@@ -43,18 +43,18 @@ def enable(provider: TracerProvider | None = None) -> None:
 
 
 def disable() -> None:
-    """Trace no more."""
+    """Stop tracing."""
     global _tracer  # noqa: PLW0603 - as above
     _tracer = None
 
 
 def is_on() -> bool:
-    """Whether anything is traced."""
+    """Return whether tracing is on."""
     return _tracer is not None
 
 
 class OpenSpan:
-    """A span under way; `end` it once. One that is not traced does nothing."""
+    """Span in progress. `end` it once. A span that is not traced does nothing."""
 
     __slots__ = ("_sharers", "_span")
 
@@ -64,11 +64,11 @@ class OpenSpan:
 
     @property
     def traceparent(self) -> str:
-        """What joins others to the trace; empty: it is not traced, or not sampled."""
+        """Context that connects others to the trace, empty if it is not traced or not sampled."""
         return "" if self._span is None else _traceparent(self._span)
 
     def end(self, error: str = "", attributes: Attributes | None = None) -> None:
-        """End it; `error` says what failed."""
+        """End the span. `error` describes its failure."""
         if self._span is None:
             return
         for name, value in (attributes or {}).items():
@@ -80,14 +80,14 @@ class OpenSpan:
         self._span.end()
 
     def drop(self) -> None:
-        """Leave it out of its trace; nothing may have begun in it."""
+        """Remove the span from its trace. It must have no children."""
         self._span = None
 
     def shared(self, name: str) -> OpenSpan:
-        """Return the span, called `name`, of work that is done for the current span too.
+        """Return the span, called `name`, of work that also serves the current span.
 
-        Its parent is the first sampled span that the work is done for. It and each later one are
-        linked to each other, up to `LINKS_MAX` of them.
+        Its parent is the first sampled span that the work serves. It and each later one are linked
+        to each other, up to `LINKS_MAX` of them.
         """
         if self._span is None:
             return self
@@ -109,7 +109,7 @@ class OpenSpan:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Make it the parent of spans begun in the body."""
+        """Make this span the parent of spans started in the body."""
         if self._span is None:
             yield
             return
@@ -124,7 +124,7 @@ NOT_TRACED = OpenSpan(None)
 
 
 def begin(name: str, attributes: Attributes | None = None) -> OpenSpan:
-    """Begin a span, a child of the current one if there is any."""
+    """Start a span, a child of the current one if there is any."""
     if _tracer is None:
         return NOT_TRACED
     from opentelemetry import trace
@@ -145,7 +145,7 @@ def note(attributes: Attributes) -> None:
 
 @contextlib.contextmanager
 def span(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
-    """Trace the body as a child of the current span; what it raises is the span's error."""
+    """Trace the body as a child of the current span. An exception is the span's error."""
     if _tracer is None:
         yield NOT_TRACED
         return
@@ -164,7 +164,7 @@ def span(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
 
 @contextlib.contextmanager
 def part(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
-    """Trace the body as `span` does, if it belongs to a trace that is recorded."""
+    """Trace the body as `span` does, if it belongs to a recorded trace."""
     if not is_traced():
         yield NOT_TRACED
         return
@@ -174,7 +174,7 @@ def part(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
 
 @contextlib.contextmanager
 def serving(name: str, traceparent: str) -> Iterator[None]:
-    """Trace the answer to a call that came with `traceparent`; without one, nothing."""
+    """Trace the answer to a call that carried `traceparent`, nothing without one."""
     parent = None if _tracer is None else _context(traceparent)
     if _tracer is None or parent is None:
         yield
@@ -188,9 +188,9 @@ def serving(name: str, traceparent: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def within(traceparent: str) -> Iterator[None]:
-    """Make the span that `traceparent` names, of any process, the parent of those begun inside.
+    """Make the span of `traceparent`, of any process, the parent of spans started inside.
 
-    One that names none changes nothing.
+    An invalid one changes nothing.
     """
     parent = None if _tracer is None else _context(traceparent)
     if parent is None:
@@ -206,7 +206,7 @@ def within(traceparent: str) -> Iterator[None]:
 
 
 def current_traceparent() -> str:
-    """Return what joins another process to the current span; empty: none, or not sampled."""
+    """Return the context that connects another process to the span, empty if not sampled."""
     if _tracer is None:
         return ""
     from opentelemetry import trace
@@ -215,18 +215,18 @@ def current_traceparent() -> str:
 
 
 def is_traced() -> bool:
-    """Whether what runs now belongs to a trace that is recorded."""
+    """Return whether the current work belongs to a recorded trace."""
     return bool(current_traceparent())
 
 
 def call_metadata() -> tuple[tuple[str, str], ...]:
-    """Return the metadata by which a call joins the current span; empty: none, or not sampled."""
+    """Return the metadata that connects a call to the current span, empty if not sampled."""
     traceparent = current_traceparent()
     return ((TRACEPARENT_KEY, traceparent),) if traceparent else ()
 
 
 def outside() -> contextvars.Context:
-    """Return the present context without its span, for a task that outlives what began it."""
+    """Return the present context without its span, for a task that outlives its starter."""
     context = contextvars.copy_context()
     if _tracer is not None:
         from opentelemetry import trace
@@ -244,21 +244,27 @@ def record_phases(
     attributes: Attributes | None = None,
     error: str = "",
 ) -> None:
-    """Record what is over: a span with a child for each phase.
+    """Record finished work: a span with a child for each phase.
 
-    `traceparents` are those who asked: the first is the parent, the others are linked; empty: the
-    current span is the parent. `times_ns` begins with the time of the begin, under any name, and
-    has then the time at which each phase ended, in ns since 1970.
+    `traceparents` are those of the requesters: the first is the parent, the others are linked. If
+    empty, the current span is the parent. `times_ns` begins with the start time, under any name,
+    followed by the end time of each phase, in ns since 1970.
     """
     if _tracer is None:
         return
     from opentelemetry import trace
 
-    contexts = [found for each in traceparents[:LINKS_MAX] if (found := _context(each)) is not None]
+    contexts = [
+        found
+        for traceparent in traceparents[:LINKS_MAX]
+        if (found := _context(traceparent)) is not None
+    ]
     # None of the traces is sampled, so nobody wants a span.
     if traceparents and not contexts:
         return
-    links = [trace.Link(trace.get_current_span(each).get_span_context()) for each in contexts[1:]]
+    links = [
+        trace.Link(trace.get_current_span(context).get_span_context()) for context in contexts[1:]
+    ]
     whole = _tracer.start_span(
         name,
         context=contexts[0] if contexts else None,
@@ -285,7 +291,7 @@ def _traceparent(span: Span) -> str:
 
 
 def _context(traceparent: str) -> Context | None:
-    """Return the context that a stranger names; None if it names none that is sampled."""
+    """Return the context of a foreign `traceparent`, None if it is not sampled."""
     from opentelemetry import trace
 
     parts = _TRACEPARENT.fullmatch(traceparent)

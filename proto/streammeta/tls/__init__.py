@@ -1,1 +1,1 @@
-"""TLS for every listener and client: files, identities, handshakes, listeners."""
+"""TLS for every listener and client: files, identities, handshakes and listeners."""

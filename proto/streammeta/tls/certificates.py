@@ -1,6 +1,7 @@
 """Certificates in files: their contents and their defects.
 
-Reads and judges; makes no certificate and opens no connection. Needs the package cryptography.
+Reads and validates. It creates no certificate and opens no connection. Needs the package
+cryptography.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from streammeta.tls.secret_files import is_open_to_others
 
 
 class CertificateError(Exception):
-    """A file does not hold what it should; the message names it and says what would be right."""
+    """Invalid file. The message names the file and the expected content."""
 
 
 def read_certificates(path: Path) -> Sequence[x509.Certificate]:
     """Return the certificates of a PEM file, at least one, in their order.
 
     Raises:
-        CertificateError: it can't be read, or holds none.
+        CertificateError: the file is unreadable, or contains no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError) as error:
         raise CertificateError(
-            f"{path}: {_told(error)}; must hold one or more certificates, as PEM"
+            f"{path}: {_explain(error)}, must contain one or more certificates, as PEM"
         ) from error
 
 
@@ -43,25 +44,27 @@ def read_key(path: Path) -> PrivateKeyTypes:
     """Return the private key in a PEM file.
 
     Raises:
-        CertificateError: it can't be read, holds no key or an encrypted one, or others than the
-            owner may read the file.
+        CertificateError: the file is unreadable, contains no key or an encrypted one, or others
+            than the owner may read it.
     """
     try:
         data, status = path.read_bytes(), path.stat()
     except OSError as error:
-        raise CertificateError(f"{path}: {_told(error)}; must hold a private key") from error
+        raise CertificateError(f"{path}: {_explain(error)}, must contain a private key") from error
+
     # Checked first: a key that others could read is no secret, whatever the file contains.
     if is_open_to_others(status):
         mode = stat.S_IMODE(status.st_mode)
         raise CertificateError(
-            f"{path}: mode {mode:04o} lets others than its owner at the key; run `chmod 600 {path}`"
+            f"{path}: mode {mode:04o} allows other users to read the key. Run `chmod 600 {path}`"
         )
+
     try:
         # No password, because controllers start unattended.
         return serialization.load_pem_private_key(data, password=None)
     except (TypeError, ValueError) as error:
         raise CertificateError(
-            f"{path}: {_told(error)}; must hold one private key, as PEM, without a password"
+            f"{path}: {_explain(error)}, must contain one private key, as PEM, without a password"
         ) from error
 
 
@@ -74,17 +77,17 @@ class CertificateFacts:
     principal: Principal | None
     is_authority: bool
     hosts: tuple[str, ...]
-    """DNS names and addresses at which the holder may be reached."""
+    """DNS names and addresses of the holder."""
     not_before: datetime
     not_after: datetime
     fingerprint: str
     """SHA-256 of the certificate, hexadecimal."""
     serial: str
-    """Serial number that its authority gave it, hexadecimal."""
+    """Serial number assigned by its authority, hexadecimal."""
     problems: tuple[str, ...]
 
     def days_left(self, now: datetime) -> int:
-        """Return the whole days until it expires; negative afterwards."""
+        """Return the whole days until it expires, negative afterwards."""
         return (self.not_after - now).days
 
 
@@ -95,29 +98,32 @@ def describe(
     authorities: Sequence[x509.Certificate] = (),
     key: PrivateKeyTypes | None = None,
 ) -> CertificateFacts:
-    """Return the contents of a certificate, judged at `now`.
+    """Return the contents of a certificate, validated at `now`.
 
-    With `authorities` it must be signed by one of them; with `key` that key must be its own.
+    With `authorities`, one of them must have signed it. With `key`, the certificate must belong to
+    it.
     """
     names = _alternative_names(certificate)
     principal, problems = None, []
     is_authority = _is_authority(certificate)
+
     # An authority only signs and has no identity of its own.
     if not is_authority:
         try:
             principal = principal_of(names.get_values_for_type(x509.UniformResourceIdentifier))
         except IdentityError as error:
-            problems.append(f"states no identity: {error}")
+            problems.append(f"contains no identity: {error}")
         problems.extend(_missing_usages(certificate))
-    if authorities and not any(_is_signed_by(certificate, each) for each in authorities):
-        problems.append("is signed by another authority")
+
+    if authorities and not any(_is_signed_by(certificate, authority) for authority in authorities):
+        problems.append("was signed by another authority")
     if key is not None and key.public_key() != certificate.public_key():
         problems.append("does not belong to the key")
     not_before, not_after = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < not_before:
         problems.append(f"is not valid before {not_before:%Y-%m-%d %H:%M} UTC: check the clock")
     if now > not_after:
-        problems.append(f"has expired at {not_after:%Y-%m-%d %H:%M} UTC")
+        problems.append(f"expired at {not_after:%Y-%m-%d %H:%M} UTC")
     return CertificateFacts(
         name=_common_name(certificate),
         principal=principal,
@@ -138,40 +144,42 @@ def serial_of(certificate: bytes) -> int:
     """Return the serial number of a certificate in DER form.
 
     Raises:
-        CertificateError: it is none.
+        CertificateError: the bytes are not a certificate.
     """
     try:
         return x509.load_der_x509_certificate(certificate).serial_number
     except ValueError as error:
-        raise CertificateError("is damaged; must be a certificate, as DER") from error
+        raise CertificateError("is damaged, must be a certificate, as DER") from error
 
 
-def judge(certificate: bytes, ca: bytes, now: datetime) -> CertificateFacts:
-    """Return the facts of the first certificate of a PEM text, judged by the authorities in `ca`.
+def validate(certificate: bytes, ca: bytes, now: datetime) -> CertificateFacts:
+    """Return the facts of the first certificate of a PEM text, validated with the CAs in `ca`.
 
-    Certificates behind the first may be authorities between it and those of `ca`.
+    Further certificates may be intermediate authorities between it and those in `ca`.
 
     Raises:
-        CertificateError: no authority in `ca` is valid at `now`, or a text holds no certificate.
+        CertificateError: no authority in `ca` is valid at `now`, or a text contains no certificate.
     """
     try:
         leaf, *between = x509.load_pem_x509_certificates(certificate)
         bundle = x509.load_pem_x509_certificates(ca)
     except ValueError as error:
-        raise CertificateError("is damaged; must hold certificates, as PEM") from error
+        raise CertificateError("is damaged, must contain certificates, as PEM") from error
+
     # During a rotation, a bundle may still contain expired authorities.
-    authorities = [each for each in bundle if _may_sign(each, now)]
+    authorities = [certificate for certificate in bundle if _may_sign(certificate, now)]
     if not authorities:
-        raise CertificateError("none of its certificates is an authority's that is valid now")
+        raise CertificateError("contains no authority that is valid now")
     # Each round proves at least one more link of a chain, in whichever order they are given.
     for _ in between:
         authorities += [
-            each
-            for each in between
-            if each not in authorities
-            and _may_sign(each, now)
-            and any(_is_signed_by(each, known) for known in authorities)
+            certificate
+            for certificate in between
+            if certificate not in authorities
+            and _may_sign(certificate, now)
+            and any(_is_signed_by(certificate, known) for known in authorities)
         ]
+
     return describe(leaf, now, authorities=authorities)
 
 
@@ -203,7 +211,7 @@ def _missing_usages(certificate: x509.Certificate) -> list[str]:
         "client authentication": ExtendedKeyUsageOID.CLIENT_AUTH,
         "server authentication": ExtendedKeyUsageOID.SERVER_AUTH,
     }
-    return [f"is not made for {use}" for use, usage in wanted.items() if usage not in usages]
+    return [f"was not issued for {use}" for use, usage in wanted.items() if usage not in usages]
 
 
 def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -220,9 +228,7 @@ def _common_name(certificate: x509.Certificate) -> str:
     return str(names[0].value) if names else ""
 
 
-def _told(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     return (
-        (error.strerror or str(error))
-        if isinstance(error, OSError)
-        else "is damaged, or something else"
+        (error.strerror or str(error)) if isinstance(error, OSError) else "is damaged, or not PEM"
     )

@@ -1,10 +1,9 @@
-"""Files for TLS: their contents, read and judged as one set.
+"""TLS files: their contents, read and validated as one set.
 
-A set is a bundle of authorities, a certificate and its key; each end of a connection shows the
-certificate and takes the other side's if an authority signed it. A person's tool may have a token
-in place of certificate and key. Judges with the standard library
-what it can, with the package cryptography, where it is installed, everything else. Opens no
-connection.
+A set is a bundle of CA certificates, a certificate and its key. Each end of a connection presents
+the certificate and accepts the other side's if a CA signed it. A person's tool may have a token
+instead of certificate and key. The standard library validates a part of this, and the package
+cryptography the rest where it is installed. Opens no connection.
 """
 
 from __future__ import annotations
@@ -29,35 +28,35 @@ if TYPE_CHECKING:
 
 
 class TlsError(ValueError):
-    """A file for TLS does not hold what it should; the message names option and file."""
+    """Invalid TLS file. The message names option and file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsContents:
-    """Contents of a set of files that fit each other, as PEM."""
+    """Contents of a consistent set of files, as PEM."""
 
     ca: bytes
     certificate: bytes
     key: bytes
     facts: CertificateFacts | None = None
-    """Statements of the certificate; None if cryptography is not installed."""
+    """Facts of the certificate, None if cryptography is not installed."""
 
     def __repr__(self) -> str:
         return f"TlsContents({self.principal})"  # the key is in no log
 
     @property
     def principal(self) -> Principal | None:
-        """Principal that the certificate names; None also if cryptography is not installed."""
+        """Principal of the certificate, None also if cryptography is not installed."""
         return None if self.facts is None else self.facts.principal
 
     def context(self, protocol: int) -> ssl.SSLContext:
-        """Return a context that shows the certificate and demands the other side's.
+        """Return a context that presents the certificate and requires the other side's.
 
-        TLS 1.3 and nothing older. Names are not compared with addresses.
+        TLS 1.3 only. Host names are not compared with addresses.
 
         Raises:
-            _CaError: there is no certificate among the authorities.
-            OSError, ValueError: certificate and key are no pair, or the key is encrypted.
+            _CaError: the CA bundle contains no certificate.
+            OSError, ValueError: certificate and key do not match, or the key is encrypted.
         """
         context = ssl.SSLContext(protocol)
         # The other side is identified by its certificate and not by its address.
@@ -72,6 +71,7 @@ class TlsContents:
             context.load_verify_locations(cadata=self.ca.decode("ascii", "ignore"))
         except (OSError, ValueError) as error:
             raise _CaError(str(error)) from error
+
         # Python takes these from files alone, and those given may be replaced at any time.
         with _as_file(self.certificate + b"\n" + self.key) as path:
             context.load_cert_chain(path, password=_no_password)
@@ -79,14 +79,14 @@ class TlsContents:
 
 
 class _CaError(Exception):
-    """A bundle that can't be used."""
+    """Unusable CA bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Files in PEM form: the authorities to trust, the certificate to show, and its key.
+    """Files in PEM form: the CA certificates to trust, the certificate to present, and its key.
 
-    A path may be given as a string. Raises `TypeError` for anything that is no path.
+    A path may be given as a string. Raises `TypeError` for other types.
     """
 
     ca: Path
@@ -94,19 +94,19 @@ class TlsFiles:
     key: Path
 
     def __post_init__(self) -> None:
-        """Take strings as paths."""
+        """Convert strings to paths."""
         _take_paths(self)
 
     def load(self, option: str = "tls") -> TlsContents:
-        """Return the contents, once they are judged to be of use now.
+        """Return the contents after validating that they can be used now.
 
         Errors name the options `--OPTION-ca`, `--OPTION-cert` and `--OPTION-key`.
 
         Raises:
-            TlsError: a file can't be read or does not hold what it should, others than its owner
-                may read the key, or the three do not fit each other. Where cryptography is
-                installed: the certificate is not valid now, names no identity, is not made for
-                both sides of a connection, or none of the authorities signed it.
+            TlsError: a file is unreadable or invalid, others than its owner may read the key, or
+                the three do not match. Where cryptography is installed also: the certificate is
+                not valid now, contains no identity, was not issued for both sides of a
+                connection, or no CA of the bundle signed it.
         """
         contents = self.read(option)
         self._check_mode(option)
@@ -114,11 +114,11 @@ class TlsFiles:
         # Clients may be installed without cryptography, and then check less.
         if find_spec("cryptography") is None:
             return contents
-        facts = self._judged(option, contents)
+        facts = self._validate(option, contents)
         return TlsContents(contents.ca, contents.certificate, contents.key, facts)
 
     def read(self, option: str = "tls") -> TlsContents:
-        """Return the contents as they are.
+        """Return the contents without validation.
 
         Raises:
             TlsError: a file can't be read.
@@ -136,46 +136,49 @@ class TlsFiles:
         try:
             contents.context(ssl.PROTOCOL_TLS_CLIENT)
         except _CaError as error:
-            raise _bad(f"{option}-ca", self.ca, error, "certificates of authorities") from error
+            raise _bad(f"{option}-ca", self.ca, error, "CA certificates") from error
         except (OSError, ValueError) as error:
             wanted = f"a certificate, with its key, without a password, in --{option}-key"
             raise _bad(f"{option}-cert", self.certificate, error, wanted) from error
 
-    def _judged(self, option: str, contents: TlsContents) -> CertificateFacts:
-        from streammeta.tls.certificates import CertificateError, judge
+    def _validate(self, option: str, contents: TlsContents) -> CertificateFacts:
+        from streammeta.tls.certificates import CertificateError, validate
 
         try:
-            facts = judge(contents.certificate, contents.ca, datetime.now(UTC))
+            facts = validate(contents.certificate, contents.ca, datetime.now(UTC))
         except CertificateError as error:
             raise TlsError(f"{option}-ca: {self.ca}: {error}") from error
         if facts.is_authority:
-            raise TlsError(f"{option}-cert: {self.certificate} is an authority's; give its leaf's")
+            raise TlsError(
+                f"{option}-cert: {self.certificate} is a CA certificate. Use a"
+                " certificate that it issued"
+            )
         if facts.problems:
-            raise TlsError(f"{option}-cert: {self.certificate} {'; '.join(facts.problems)}")
+            raise TlsError(f"{option}-cert: {self.certificate} {', '.join(facts.problems)}")
         return facts
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFiles:
-    """Files of a caller that shows a token: the authorities to trust, as PEM, and the token.
+    """Files of a caller with a token: the CA certificates to trust, as PEM, and the token.
 
     The token is read for each call, so that it may be replaced at any time. A path may be given as
-    a string. Raises `TypeError` for anything that is no path.
+    a string. Raises `TypeError` for other types.
     """
 
     ca: Path
     token: Path
 
     def __post_init__(self) -> None:
-        """Take strings as paths."""
+        """Convert strings to paths."""
         _take_paths(self)
 
     def load(self) -> bytes:
-        """Return the authorities as PEM, once both files are judged to be of use.
+        """Return the CA certificates as PEM, after validating both files.
 
         Raises:
-            TlsError: a file can't be read or does not hold what it should, or others than its owner
-                may read the token; the message names `--tls-ca` or `--token-file`.
+            TlsError: a file is unreadable or invalid, or others than its owner may read the token.
+                The message names `--tls-ca` or `--token-file`.
         """
         _check_mode("token-file", self.token, "token")
         # Checked before the first call, where a bad file would look like a failed connection.
@@ -186,11 +189,11 @@ class TokenFiles:
                 cadata=ca.decode("ascii", "ignore")
             )
         except (OSError, ValueError) as error:
-            raise _bad("tls-ca", self.ca, error, "certificates of authorities") from error
+            raise _bad("tls-ca", self.ca, error, "CA certificates") from error
         return ca
 
     def read_token(self) -> str:
-        """Return the token as it is now; raises TlsError."""
+        """Return the current token. Raises TlsError."""
         try:
             token = self.token.read_text(encoding="ascii").strip()
         except OSError as error:
@@ -199,26 +202,26 @@ class TokenFiles:
             token = ""
         # A line break inside would begin another header.
         if not token or any(character.isspace() for character in token):
-            raise TlsError(f"token-file: {self.token}: must hold one token and nothing else")
+            raise TlsError(f"token-file: {self.token}: must contain one token and nothing else")
         return token
 
 
 CallerFiles: TypeAlias = TlsFiles | TokenFiles
-"""Files of a person's tool or a job, by which it calls over TLS."""
+"""Files with which a person's tool or a job calls over TLS."""
 
 
 class WatchedTls:
-    """A set of files that may be replaced while it is in use.
+    """Set of files that may be replaced while it is in use.
 
-    A set takes the place of the one before only if it is as good as one at the start, and names the
-    same principal; else the one before stays in use.
+    New files replace the old ones only if they pass the validation of a start and name the same
+    principal. Otherwise the old set stays in use.
     """
 
     def __init__(self, files: TlsFiles, option: str = "tls") -> None:
         """Read the files.
 
         Raises:
-            TlsError: they are of no use, as `TlsFiles.load` says.
+            TlsError: they are invalid, as `TlsFiles.load` explains.
         """
         self.files = files
         self.contents = files.load(option)
@@ -227,12 +230,11 @@ class WatchedTls:
         self._is_told = False
 
     def look(self) -> bool:
-        """Take over files that have been replaced; return whether they have been.
+        """Load replaced files. Return whether there were any.
 
         Raises:
-            TlsError: what is there now is of no use; once for each such set. Files that are
-                replaced one by one do not fit each other for a moment, so that only a set which
-                is the same at two looks counts.
+            TlsError: the new files are invalid, once for each such set. Files that are replaced one
+                by one do not match for a moment, so a set only counts if two looks see it.
         """
         try:
             found = self.files.read(self._option)
@@ -242,14 +244,14 @@ class WatchedTls:
             loaded = self.files.load(self._option)
             self._check_principal(loaded)
         except TlsError:
-            if self._is_news():
+            if self._is_unreported():
                 raise
             return False
         self.contents, self._refused = loaded, None
         return True
 
-    def _is_news(self) -> bool:
-        """Return whether a set of no use has been seen once before, and not told of."""
+    def _is_unreported(self) -> bool:
+        """Return whether an invalid set was seen before and has not been reported."""
         try:
             # Read once more, because a set that still changes is not reported yet.
             found = self.files.read(self._option)
@@ -264,8 +266,9 @@ class WatchedTls:
     def _check_principal(self, found: TlsContents) -> None:
         if found.principal != self.contents.principal:
             raise TlsError(
-                f"{self._option}-cert: {self.files.certificate} names {found.principal}; must name "
-                f"{self.contents.principal}, as the one in use: start anew to be another"
+                f"{self._option}-cert: {self.files.certificate} names {found.principal}, must"
+                f" name {self.contents.principal}, as the one in use. Restart to change the"
+                " principal"
             )
 
 
@@ -278,7 +281,7 @@ def tls_files(
     """Return the three files, None without any.
 
     Raises:
-        TlsError: some of them are given, and not all.
+        TlsError: only some of them are given.
     """
     given: Mapping[str, Path | None] = {"ca": ca, "cert": certificate, "key": key}
     if ca is not None and certificate is not None and key is not None:
@@ -287,17 +290,17 @@ def tls_files(
     if len(missing) == len(given):
         return None
     raise TlsError(
-        f"{option}-{missing[0]}: not given; give --{option}-ca, --{option}-cert and "
-        f"--{option}-key, or none of them"
+        f"{option}-{missing[0]}: missing; set --{option}-ca, --{option}-cert and"
+        f" --{option}-key, or none of them"
     )
 
 
 def _take_paths(files: TlsFiles | TokenFiles) -> None:
-    """Make every field of a set a `Path`."""
+    """Convert every field of a set to a `Path`."""
     for field in fields(files):
         given = getattr(files, field.name)
         if not isinstance(given, str | os.PathLike):
-            raise TypeError(f"{field.name} is {given!r}, wanted the path of a file")
+            raise TypeError(f"{field.name} is {given!r}, expected the path of a file")
         # The dataclass is frozen, and its construction is not over.
         object.__setattr__(files, field.name, Path(given))
 
@@ -307,13 +310,13 @@ def _same(one: TlsContents, other: TlsContents) -> bool:
 
 
 def _no_password() -> str:
-    """Stand in for a prompt, which would wait for a person."""
+    """Answer a password prompt with an error, because nobody can type."""
     raise ValueError("the key is encrypted")
 
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """Give the name of a file with these bytes, on no disk where the system has such files."""
+    """Return the name of a file with these bytes, in memory where the system supports it."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("tls"), "wb") as file:
             file.write(data)
@@ -334,8 +337,8 @@ def _check_mode(option: str, path: Path, what: str) -> None:
     if is_open_to_others(status):
         mode = stat.S_IMODE(status.st_mode)
         raise TlsError(
-            f"{option}: {path} has mode {mode:04o}, which lets others than its owner at the "
-            f"{what}; run `chmod 600 {path}`"
+            f"{option}: {path} has mode {mode:04o}, which allows other users to read the"
+            f" {what}. Run `chmod 600 {path}`"
         )
 
 
@@ -344,9 +347,9 @@ def _read(option: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise TlsError(
-            f"{option}: can't read {path}: {error.strerror}; must be a readable PEM file"
+            f"{option}: can't read {path}: {error.strerror}, must be a readable PEM file"
         ) from error
 
 
 def _bad(option: str, path: Path, error: Exception, wanted: str) -> TlsError:
-    return TlsError(f"{option}: can't use {path}: {error}; must hold {wanted}, as PEM")
+    return TlsError(f"{option}: can't use {path}: {error}, must contain {wanted}, as PEM")

@@ -1,8 +1,8 @@
-"""Handshakes of TLS that a listener computes: few at once and in a turn, hosts by rounds.
+"""TLS handshakes that a listener computes: bounded in number, and fair between hosts.
 
-A handshake costs the event loop some tenths of a millisecond, before the other side has shown
-anything. Its first message can be held back and sent on many connections in one turn. So a
-handshake begins when that message is there as a whole, and when it has a place.
+A handshake costs the event loop tenths of a millisecond before the other side has proven anything.
+A caller can hold back its first message and send it on many connections at once. So a handshake
+starts only when that message is complete and a place is free.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 
 COMPUTED_MAX = 64
-"""Handshakes between their first message and their end."""
+"""Maximum number of handshakes between their first message and their end."""
 
 COMPUTED_MAX_PER_HOST = 32
-"""The same of one host."""
+"""The same for one host."""
 
 BEGUN_A_TURN = 16
-"""Handshakes begun in one turn of the event loop."""
+"""Maximum number of handshakes started in one turn of the event loop."""
 
 COMPUTED_S = 2.0
-"""Time for the rest of a handshake while more than half of its places are taken, in seconds."""
+"""Seconds for the rest of a handshake while more than half of the places are taken."""
 
 HANDSHAKE = b"\x16"
-"""First byte of a connection over TLS; no frame in plain text begins with it."""
+"""First byte of a TLS connection. No plain-text frame begins with it."""
 
 _RECORD_HEADER_BYTES = 5
 _MESSAGE_HEADER_BYTES = 4
 
 
 class HandshakePlaces:
-    """Places of one listener for handshakes that are computed."""
+    """Places of one listener for handshakes in progress."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
         self._begun = 0
         self._is_turn_due = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Handshakes that wait for a place, by host; the first host is the next."""
+        """Handshakes that wait for a place, by host. The first host is next."""
 
     @contextlib.asynccontextmanager
     async def take(self, host: str) -> AsyncIterator[None]:
-        """Wait for a place and hold it during the block.
+        """Wait for a place and occupy it during the block.
 
         Raises:
             TimeoutError: the block takes too long while places are scarce.
@@ -66,7 +66,7 @@ class HandshakePlaces:
     async def _wait(self, host: str) -> None:
         place = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(host, deque()).append(place)
-        self._hand_out()
+        self._assign_places()
         try:
             await place
         except asyncio.CancelledError:
@@ -80,10 +80,10 @@ class HandshakePlaces:
         # Zeros would pile up with the number of hosts.
         if not self._taken[host]:
             del self._taken[host]
-        self._hand_out()
+        self._assign_places()
 
-    def _hand_out(self) -> None:
-        """Give free places to those that wait, a host after the other."""
+    def _assign_places(self) -> None:
+        """Give free places to waiting handshakes, one host after the other."""
         while self._taken.total() < COMPUTED_MAX and self._begun < BEGUN_A_TURN:
             for host in self._waiting:
                 if self._taken[host] < COMPUTED_MAX_PER_HOST:
@@ -114,23 +114,23 @@ class HandshakePlaces:
 
     def _turn(self) -> None:
         self._begun, self._is_turn_due = 0, False
-        self._hand_out()
+        self._assign_places()
 
 
 async def first_byte(opened: socket.socket) -> bytes:
-    """Wait for the first byte and leave it where it is; return none if the other side has ended."""
+    """Wait for the first byte without consuming it. Return nothing if the other side has closed."""
     await _wait_for_bytes(opened, 1)
     return opened.recv(1, socket.MSG_PEEK)
 
 
 async def wait_for_hello(opened: socket.socket) -> None:
-    """Wait until the first message of a handshake is there as a whole, and leave it where it is.
+    """Wait until the first message of a handshake is complete, without consuming it.
 
-    Return as well if the other side has ended, or sends no handshake: that fails by itself.
+    Also return if the other side has closed or sends no handshake, which then fails by itself.
 
     Raises:
-        OSError: the message does not end in its first record, so that it would be waited for while
-            the handshake is computed.
+        OSError: the message does not end in its first record, so that the handshake would wait
+            for it while it occupies a place.
     """
     headers = _RECORD_HEADER_BYTES + _MESSAGE_HEADER_BYTES
     try:
@@ -145,7 +145,7 @@ async def wait_for_hello(opened: socket.socket) -> None:
         record = int.from_bytes(head[3:5], "big")
         message = int.from_bytes(head[6:9], "big")
         if message + _MESSAGE_HEADER_BYTES > record:
-            raise OSError("its first message is longer than its first record of TLS")
+            raise OSError("its first message is longer than its first TLS record")
         await _wait_for_bytes(opened, _RECORD_HEADER_BYTES + record)
     finally:
         # Otherwise the transport would wait for as many bytes each time.
@@ -153,7 +153,7 @@ async def wait_for_hello(opened: socket.socket) -> None:
 
 
 async def _wait_for_bytes(opened: socket.socket, number: int) -> None:
-    """Wait until so many bytes can be read, or the end."""
+    """Wait until this many bytes are readable, or the end."""
     # The kernel wakes the loop once all bytes are there, so trickled bytes cost nothing.
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, number)
     loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""Listener of one plane: takes connections, each over TLS or in plain text, as its first byte says.
+"""Listener: accepts connections, over TLS or in plain text depending on their first byte.
 
-Each connection gets the certificates that are in use when it comes, so that they may be replaced.
-Bounds the handshakes under way, and begins each once its first message is there. Knows nothing of
-what the connections carry.
+Each connection gets the certificates in use at its start, so that they may be replaced at any time.
+The listener bounds the handshakes in progress, and starts each only after its first message is
+complete. It does not know the protocol of the connections.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from streammeta.tls.handshakes import (
 )
 
 HANDSHAKES_MAX = 64
-"""Connections that have not shown what they are; more are closed as soon as they are made."""
+"""Maximum number of connections without a complete handshake. Further ones are closed at once."""
 
 HANDSHAKES_MAX_PER_HOST = 32
-"""The same of one host: one that shows nothing leaves room for the others."""
+"""The same for one host, so that a silent host leaves places for others."""
 
 HANDSHAKE_TIMEOUT_S = 2.0
-"""Time for a handshake while many are under way, in seconds."""
+"""Seconds for a handshake while many are in progress."""
 
 HANDSHAKE_PATIENCE_S = 10.0
-"""Time for a handshake while few are: a peer that is starved is not made to begin again."""
+"""Seconds for a handshake while few are, so that a starved peer need not start again."""
 
 _BACKLOG = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Bounds of a listener's handshakes; those of a busy one are wider."""
+    """Bounds of a listener's handshakes, wider for a busy listener."""
 
     handshakes: int = HANDSHAKES_MAX
     handshakes_of_host: int = HANDSHAKES_MAX_PER_HOST
     handshake_s: float = HANDSHAKE_TIMEOUT_S
     handshake_patience_s: float = HANDSHAKE_PATIENCE_S
-    """Time for a handshake while less than half of the places are taken."""
+    """Seconds for a handshake while less than half of the places are taken."""
     backlog: int = _BACKLOG
-    """Connections that wait to be taken."""
+    """Connections that wait to be accepted."""
 
 
 _PAUSE_S = 0.1
@@ -56,32 +56,32 @@ _PAUSE_S = 0.1
 
 @dataclass(slots=True, kw_only=True)
 class ListenerTls:
-    """Protection of new connections; replaced while connections are taken."""
+    """TLS settings for new connections, replaceable at any time."""
 
     listening: ssl.SSLContext | None = None
-    """None: connections are taken in plain text alone."""
+    """None accepts plain text only."""
     takes_plain_text: bool = True
-    """Connections in plain text are taken as well."""
+    """Also accept connections in plain text."""
 
 
 class ConnectionTls(Protocol):
-    """What a listener asks for each connection."""
+    """Source of the TLS settings of each connection."""
 
     @property
     def listening(self) -> ssl.SSLContext | None:
-        """Context of a connection that comes now; None: plain text."""
+        """Context for a new connection, None for plain text."""
         ...
 
     @property
     def takes_plain_text(self) -> bool:
-        """Whether connections in plain text are taken as well."""
+        """Whether connections in plain text are accepted too."""
         ...
 
 
 class Listener:
-    """Takes connections at an address; `factory` makes the protocol of each, given its host.
+    """Accepts connections at an address. `factory` creates the protocol of each, given its host.
 
-    `complain` is told of those that are refused: host, event, reason. Events are
+    `complain` is called for rejected connections: host, event, reason. Events are
     `too_many_handshakes`, `too_many_connections` and `handshake_failed`.
     """
 
@@ -94,7 +94,7 @@ class Listener:
         bounds: Bounds = Bounds(),
         has_room: Callable[[int], bool] = lambda handshakes: True,
     ) -> None:
-        """`has_room` says whether one more may come, given the handshakes under way."""
+        """`has_room` returns whether one more may be accepted, given the handshakes in progress."""
         self._bounds = bounds
         self._may_come = has_room
         self._tls = tls
@@ -103,16 +103,16 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._untaken: set[socket.socket] = set()
-        """Connections whose task has not begun: one that is cancelled before never does."""
+        """Connections whose task has not started. A task cancelled before that never runs."""
         self._places = HandshakePlaces()
         self._handshakes: dict[asyncio.Task[None], str] = {}
-        """Those under way, each with its host."""
+        """Handshakes in progress, each with its host."""
 
     async def start(self, address: str) -> int:
-        """Listen on HOST:PORT; return the port, chosen if it is 0.
+        """Listen on HOST:PORT. Return the port, a free one if it is 0.
 
         Raises:
-            OSError: the address is taken, or is none of this host's.
+            OSError: the address is in use, or does not belong to this host.
         """
         # Resolving a name may wait for DNS.
         port = await asyncio.to_thread(self.bind, address)
@@ -120,16 +120,16 @@ class Listener:
         return port
 
     def bind(self, address: str) -> int:
-        """Take HOST:PORT, and no connection until `begin`; else as `start`."""
+        """Bind HOST:PORT without accepting connections until `begin`, otherwise as `start`."""
         host, _, port = address.rpartition(":")
         found = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         # getaddrinfo may return an address twice.
-        places = dict.fromkeys((each[0], each[4]) for each in found)
+        places = dict.fromkeys((address[0], address[4]) for address in found)
         try:
             for family, place in places:
-                made = _listening(family, place, self._bounds.backlog, is_alone=len(places) == 1)
+                made = _open_socket(family, place, self._bounds.backlog, is_alone=len(places) == 1)
                 self._sockets.append(made)
         except OSError:
             self._close()
@@ -138,12 +138,12 @@ class Listener:
         return bound
 
     def begin(self) -> None:
-        """Take connections at what was bound."""
+        """Accept connections at the bound address."""
         loop = asyncio.get_running_loop()
-        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
+        self._accepting = [loop.create_task(self._accept(socket_)) for socket_ in self._sockets]
 
     async def stop(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         tasks = [*self._accepting, *self._handshakes]
         for task in tasks:
             task.cancel()
@@ -152,8 +152,8 @@ class Listener:
         self._close()
 
     def _close(self) -> None:
-        for each in (*self._sockets, *self._untaken):
-            each.close()
+        for socket_ in (*self._sockets, *self._untaken):
+            socket_.close()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -163,16 +163,21 @@ class Listener:
             except OSError:
                 await asyncio.sleep(_PAUSE_S)  # no descriptor is free: others will be closed
                 continue
+
             host = str(address[0])
             if not self._may_come(len(self._handshakes)):
                 opened.close()
-                self._complain(host, "too_many_connections", "as many as may be are open")
+                self._complain(
+                    host, "too_many_connections", "the maximum number of connections is open"
+                )
                 continue
+
             if not self._has_room(host):
                 opened.close()
-                reason = f"{len(self._handshakes)} are under way"
+                reason = f"{len(self._handshakes)} handshakes are in progress"
                 self._complain(host, "too_many_handshakes", reason)
                 continue
+
             self._untaken.add(opened)
             task = loop.create_task(self._take(opened, host))
             self._handshakes[task] = host
@@ -184,7 +189,7 @@ class Listener:
         return len(self._handshakes) < bounds.handshakes and from_host < bounds.handshakes_of_host
 
     def _limit_s(self, host: str) -> float:
-        """Return the time for a new handshake: less while its places are scarce."""
+        """Return the time limit of a new handshake, shorter while places are scarce."""
         bounds = self._bounds
         from_host = sum(other == host for other in self._handshakes.values())
         is_roomy = (
@@ -198,9 +203,10 @@ class Listener:
         self._untaken.discard(opened)
         untaken: socket.socket | None = opened
         limit_s = self._limit_s(host)
+
         try:
             async with asyncio.timeout(limit_s):
-                context = await self._wanted(opened)
+                context = await self._choose_context(opened)
                 made = partial(self._factory, host)
                 if context is None:
                     untaken = None  # its protocol closes it from here on
@@ -217,7 +223,7 @@ class Listener:
             if untaken is not None:
                 untaken.close()
 
-    async def _wanted(self, opened: socket.socket) -> ssl.SSLContext | None:
+    async def _choose_context(self, opened: socket.socket) -> ssl.SSLContext | None:
         """Return the context for a connection, None for plain text."""
         # Only one kind is accepted, so the first byte decides nothing.
         if not self._tls.takes_plain_text or self._tls.listening is None:
@@ -225,10 +231,10 @@ class Listener:
         return self._tls.listening if await first_byte(opened) == HANDSHAKE else None
 
 
-def _listening(
+def _open_socket(
     family: socket.AddressFamily, place: tuple[object, ...], backlog: int, *, is_alone: bool
 ) -> socket.socket:
-    """Return a socket at one address; one of IPv6 alone takes IPv4 too where it has any address."""
+    """Return a socket at one address. An IPv6 wildcard also accepts IPv4."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         # Connections of an ended process may linger at the port.

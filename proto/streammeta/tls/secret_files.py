@@ -1,7 +1,7 @@
-"""Files with secrets: by whom they may be read.
+"""Files with secrets: the allowed readers.
 
-A key or a token is its owner's alone, with one exception: a file of root's may be read by the group
-that a process runs in, as orchestrators place secrets for processes that are not root.
+Only its owner may read a key or a token, with one exception: the group of the process may read a
+file of root, because orchestrators provide secrets to other users in this way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _GROUP_AND_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def is_open_to_others(status: os.stat_result) -> bool:
-    """Return whether a file's mode lets others at it than the rule above names."""
+    """Return whether a file's mode allows other readers than the rule above."""
     denied = _GROUP_AND_OTHERS
     if status.st_uid == 0 and os.geteuid() != 0:
         denied &= ~stat.S_IRGRP

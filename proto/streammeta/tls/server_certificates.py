@@ -1,6 +1,6 @@
-"""Mutual TLS of clients: contexts for connections, and what a connection's handshake has proven.
+"""Mutual TLS for clients: contexts for connections, and the facts that a handshake has proven.
 
-TLS 1.3 and nothing older, for HTTP/2. Judges no principal.
+TLS 1.3 only, for HTTP/2. It validates no principal.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from collections.abc import Iterable, Mapping
 from streammeta.tls.files import TlsContents
 
 PLAIN_TEXT: Mapping[str, Iterable[bytes]] = {"transport_security_type": (b"insecure",)}
-"""What a connection in plain text has proven."""
+"""Facts proven by a plain-text connection."""
 
 _NAMES = {"URI": "peer_uri", "DNS": "peer_dns", "IP Address": "peer_ip", "email": "peer_email"}
 
 
 class ServerCertificates:
-    """The certificate that listeners show, and the authorities whose clients they take.
+    """Certificate of listeners, and the CAs whose clients they accept.
 
-    Replaced while they serve: connections made from then on see the new set.
+    It may be replaced while they serve. Later connections use the new set.
     """
 
     def __init__(self, contents: TlsContents) -> None:
         self.handshakes = 0
-        """Handshakes begun, however they ended."""
+        """Handshakes started, whatever their result."""
         self.replace(contents)
 
     def replace(self, contents: TlsContents) -> None:
-        """Show `contents` from now on."""
+        """Use `contents` from now on."""
         self._asking = _context(contents, asks_clients=True)
         self._open = _context(contents, asks_clients=False)
 
     def context(self, *, asks_clients: bool) -> ssl.SSLContext:
-        """Return the context of a new connection, which demands a client's certificate or none."""
+        """Return the context of a new connection, with or without a required client certificate."""
         return self._asking if asks_clients else self._open
 
 
@@ -49,7 +49,7 @@ def _context(contents: TlsContents, *, asks_clients: bool) -> ssl.SSLContext:
 
 
 def proven_by(transport: BaseTransport) -> Mapping[str, Iterable[bytes]]:
-    """Return what a connection's handshake has proven, by the names of gRPC."""
+    """Return the facts that a connection's handshake has proven, by gRPC's names."""
     tls = transport.get_extra_info("ssl_object")
     if tls is None:
         return PLAIN_TEXT
@@ -60,10 +60,12 @@ def proven_by(transport: BaseTransport) -> Mapping[str, Iterable[bytes]]:
         return proven
     proven["x509_pem_cert"] = [ssl.DER_cert_to_PEM_cert(shown).encode()]
     facts = tls.getpeercert() or {}
+
     for part in facts.get("subject", ()):
         for name, value in part:
             if name == "commonName":
                 proven.setdefault("x509_common_name", [value.encode()])
+
     for kind, value in facts.get("subjectAltName", ()):
         if (name := _NAMES.get(kind)) is not None and isinstance(value, str):
             proven.setdefault(name, []).append(value.encode())

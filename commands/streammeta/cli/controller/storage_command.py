@@ -90,7 +90,7 @@ def _uuid(text: str) -> DirectoryId:
         # form.
         return DirectoryId(str(uuid.UUID(text)))
     except ValueError:
-        raise ValueError(f"{text!r} is not a directory id. Expected a UUID") from None
+        raise ValueError(f"{text!r} is not a directory id, expected a UUID") from None
 
 
 @storage.command("format")

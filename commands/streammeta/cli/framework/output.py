@@ -64,7 +64,7 @@ class _Quantity(click.ParamType[int]):
         found = re.fullmatch(r"(\d+)([A-Za-z]+)", str(value))
         if found is None or found[2] not in self.units:
             self.fail(
-                f"{value!r} is not a {self.name}. Expected for example {self.example}", param, ctx
+                f"{value!r} is not a {self.name}, expected for example {self.example}", param, ctx
             )
         return int(found[1]) * self.units[found[2]]
 
@@ -95,7 +95,7 @@ class Moment(click.ParamType[int]):
         # Without a zone the same text would be another moment on another machine.
         if moment is None or moment.tzinfo is None:
             self.fail(
-                f"{value!r} is not a time with its zone. Expected for example 2026-05-01T12:00:00Z",
+                f"{value!r} is not a time with its zone, expected for example 2026-05-01T12:00:00Z",
                 param,
                 ctx,
             )

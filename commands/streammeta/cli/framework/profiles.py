@@ -107,7 +107,7 @@ def read_profiles(path: Path) -> Profiles:
 
     if not isinstance(default, str) or (default and default not in by_name):
         raise ProfileError(
-            f"{path}: default: {default!r}; must be one of: {', '.join(by_name) or 'none exists'}"
+            f"{path}: default: {default!r}, must be one of: {', '.join(by_name) or 'none exists'}"
         )
 
     return Profiles(path, by_name, default)
@@ -135,12 +135,12 @@ def _profile(path: Path, name: str, table: Any) -> Profile:
 def _refuse_unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in table:
         if key not in known:
-            raise ProfileError(f"{where}: {key}: unknown; must be one of {', '.join(known)}")
+            raise ProfileError(f"{where}: {key}: unknown, must be one of {', '.join(known)}")
 
 
 def _endpoints(where: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ProfileError(f'{where}: endpoints: {value!r}; must be a list of "HOST:PORT"')
+        raise ProfileError(f'{where}: endpoints: {value!r}, must be a list of "HOST:PORT"')
     for endpoint in value:
         try:
             check_endpoint("endpoints", endpoint)
@@ -151,6 +151,6 @@ def _endpoints(where: str, value: Any) -> tuple[str, ...]:
 
 def _file(path: Path, where: str, key: str, value: Any) -> Path:
     if not isinstance(value, str) or not value:
-        raise ProfileError(f"{where}: {key}: {value!r}; must be the path of a file")
+        raise ProfileError(f"{where}: {key}: {value!r}, must be the path of a file")
     # Relative to the file, so that a profile works in every folder. `~` is expanded as in a shell.
     return path.parent / Path(value).expanduser()

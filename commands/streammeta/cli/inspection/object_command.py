@@ -100,7 +100,7 @@ def _in_bucket(address: str) -> Iterator[OpenedObject]:
     # An unencoded # would start a fragment, and the key would silently end before it.
     if parts.scheme != "s3" or not parts.path[1:] or parts.fragment:
         raise click.BadParameter(
-            f"{address.partition('?')[0]!r} is not an object. Expected a file, - for standard"
+            f"{address.partition('?')[0]!r} is not an object, expected a file, - for standard"
             " input, or s3://bucket/key?options with # and ? in the key percent-encoded"
         )
     try:

@@ -347,7 +347,7 @@ def _node_ids(text: str) -> Sequence[int]:
     try:
         return [int(node_id) for node_id in text.split(",")]
     except ValueError as error:
-        message = f"--dead: {text!r} is not a list of node ids. Expected for example 1,2"
+        message = f"--dead: {text!r} is not a list of node ids, expected for example 1,2"
         raise click.UsageError(message) from error
 
 

@@ -50,7 +50,7 @@ def open_target(address: str) -> ExportTarget:
         path.mkdir(parents=True, exist_ok=True)
         return DirectoryTarget(path)
     if urlsplit(address).scheme != "s3":
-        raise ConfigError(f"--to: {address!r}; expected a directory or s3://bucket/prefix?options")
+        raise ConfigError(f"--to: {address!r}, expected a directory or s3://bucket/prefix?options")
     try:
         store, prefix = open_with_path(address)
     except ValueError as error:

@@ -52,7 +52,7 @@ class _KnownHash(click.ParamType[tuple[int, str]]):
         is_hash = len(digits) == 64 and set(digits) <= set("0123456789abcdef")
         if not (colon and seq.isdecimal() and is_hash):
             self.fail(
-                f"{value!r}. Expected the number and the hash of a line, as in 120034:9f..",
+                f"{value!r}, expected the number and the hash of a line, as in 120034:9f..",
                 param,
                 ctx,
             )
