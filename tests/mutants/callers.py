@@ -298,7 +298,7 @@ _TRUST = (
         "a return where the next namespace is due",
         """
         streammeta.controller.trust.namespaces:
-          if owners is None or any(one.covers(caller.principal) for one in owners):
+          if owners is None or any(owner.covers(caller.principal) for owner in owners):
         -     continue
         +     return
         """,

@@ -69,7 +69,7 @@ async def test_keys_at_a_known_address_need_no_discovery(publisher: Publisher) -
         ({"jwks_uri": "http://evil.example.org/jwks"}, "jwks_uri: .* must begin with https://"),
         ({"jwks_uri": "file:///etc/passwd"}, "jwks_uri: .* must begin with https://"),
         ({"jwks_uri": "http://127.0.0.1@evil.example.org/"}, "must begin with https://"),
-        ({"jwks_uri": 7}, "jwks_uri: 7; must begin"),
+        ({"jwks_uri": 7}, "jwks_uri: 7, must begin"),
     ],
 )
 def test_what_an_issuer_may_not_say_is_refused(

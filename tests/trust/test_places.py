@@ -29,7 +29,7 @@ def test_places_are_counted_by_holder_and_in_all_and_come_back() -> None:
     limits = {"per_holder": 1, "in_all": 2}
     with places.taken("a", **limits):
         refused = refusal(places, "a", limits)
-        assert str(refused).startswith("a has 1 walks under way")
+        assert str(refused).startswith("a has 1 walks in flight")
         assert refused.retry_after_ms == 700
         with places.taken("b", **limits):
             assert str(refusal(places, "c", limits)).startswith("callers have 2")

@@ -129,7 +129,7 @@ def test_a_policy_says_which_claim_names_the_caller_and_may_deny_it() -> None:
         (bearing("a.b.c", "a.b.c"), "once, and has it 2 times"),
         (bearing("", scheme="Bearer"), "once, and has it 1 times"),
         (bearing("YWxpY2U6", scheme="Basic"), "once, and has it 1 times"),
-        (bearing("a.b.c"), "it is no token"),
+        (bearing("a.b.c"), "it is not a token"),
     ],
 )
 def test_without_a_good_token_there_is_no_way_in_to_anything(

@@ -66,6 +66,7 @@ class TlsContents:
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             # A session that goes on would pass over an authority that was removed since.
             context.num_tickets = 0
+
         try:
             # Bundles often have comments in other encodings.
             context.load_verify_locations(cadata=self.ca.decode("ascii", "ignore"))
@@ -75,6 +76,7 @@ class TlsContents:
         # Python takes these from files alone, and those given may be replaced at any time.
         with _as_file(self.certificate + b"\n" + self.key) as path:
             context.load_cert_chain(path, password=_no_password)
+
         return context
 
 

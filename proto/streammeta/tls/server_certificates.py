@@ -53,11 +53,13 @@ def proven_by(transport: BaseTransport) -> Mapping[str, Iterable[bytes]]:
     tls = transport.get_extra_info("ssl_object")
     if tls is None:
         return PLAIN_TEXT
+
     proven: dict[str, list[bytes]] = {"transport_security_type": [b"ssl"]}
     shown = tls.getpeercert(binary_form=True)
     # The listener asked for no certificate.
     if shown is None:
         return proven
+
     proven["x509_pem_cert"] = [ssl.DER_cert_to_PEM_cert(shown).encode()]
     facts = tls.getpeercert() or {}
 
@@ -69,4 +71,5 @@ def proven_by(transport: BaseTransport) -> Mapping[str, Iterable[bytes]]:
     for kind, value in facts.get("subjectAltName", ()):
         if (name := _NAMES.get(kind)) is not None and isinstance(value, str):
             proven.setdefault(name, []).append(value.encode())
+
     return proven

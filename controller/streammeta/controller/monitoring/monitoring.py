@@ -91,6 +91,7 @@ class Monitoring:
         self._exposition = Exposition(registry)
         self._measuring: list[asyncio.Task[None]] = []
         self._status: StatusApi | None = None
+
         if parts.status is not None:
             self._sampler = Sampler(
                 sources,

@@ -62,7 +62,7 @@ class AuditAnchors:
             await self.anchor()
 
     async def anchor(self) -> None:
-        """Anchor the chains that have grown; do nothing on a controller that does not lead."""
+        """Anchor the chains that have grown, if this controller leads."""
         try:
             await self._put(await self._heads())
             self._problem = ""
@@ -78,6 +78,7 @@ class AuditAnchors:
         keys = tuple(KVKey(namespace=NAMESPACE, key=str(node)) for node in heads)
         if not keys:
             return
+
         answered = await self._controller.read(GetKVs(keys=keys))
         assert isinstance(answered.answer, KVResultsAnswer)
         items = []
@@ -94,5 +95,6 @@ class AuditAnchors:
                         expected_version=result.version,
                     )
                 )
+
         if items:
             await self._controller.write(PutKVs(items=tuple(items)))

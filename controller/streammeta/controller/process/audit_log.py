@@ -48,14 +48,14 @@ class Auditing:
             ConfigError: it can't be opened.
         """
         self.writer: AuditWriter | None = None
-        """Writes the log; None without one."""
+        """Writer of the log, None without a log."""
         self._tasks: list[asyncio.Task[None]] = []
         self._node_id, self._cluster_id = config.node_id, config.cluster_id
         self._driver = driver
         self._others = PeerStatusClient(lambda: tls.contents_for_calls)
         self._anchors = AuditAnchors(controller, config.cluster_id, clock.wall_ms, self._heads)
         self.auditor: Auditor | None = None
-        """Records calls; None without a log."""
+        """Recorder of calls, None without a log."""
         # Every process begins a chain of its own there.
         self._is_pipe = config.audit_log == STANDARD_OUTPUT
         if config.audit_log is not None:
@@ -73,7 +73,7 @@ class Auditing:
             self.auditor.event(name, reason=reason, target=target)
 
     def head(self) -> Chain | None:
-        """Return the end of the log that no crash takes back; None without a log in a file."""
+        """Return the durable end of the log, None without a log in a file."""
         return None if self.writer is None or self._is_pipe else self.writer.durable_head
 
     def _leadership(self) -> LeadershipState:
@@ -121,7 +121,7 @@ class Auditing:
 
 
 def check_audit_log(config: ControllerConfig) -> None:
-    """Check that the audit log could be opened, or made; make nothing.
+    """Check that the audit log can be opened or created, without creating it.
 
     Raises:
         ConfigError: it could not.
@@ -134,7 +134,9 @@ def check_audit_log(config: ControllerConfig) -> None:
     else:
         folder = next(folder for folder in path.parents if folder.exists())
         is_folder = folder.is_dir()
-        problem = _lacking(folder, os.W_OK | os.X_OK) if is_folder else f"{folder} is no directory"
+        problem = (
+            _lacking(folder, os.W_OK | os.X_OK) if is_folder else f"{folder} is not a directory"
+        )
     if problem:
         raise ConfigError(f"audit-log: {path} can't be opened: {problem}; {_WANTED}")
 

@@ -402,11 +402,11 @@ class ControllerNode:
         clients = new_server(self._config.connection_age_ms, connections)
         clients.add_generic_rpc_handlers(self._handlers())
         clients.prioritize(_PRIORITY)
-        for each in self._tls.listeners:
+        for plane in self._tls.listeners:
             try:
-                clients.listen(each.address, each.certificates, asks_clients=not each.by_token)
+                clients.listen(plane.address, plane.certificates, asks_clients=not plane.by_token)
             except OSError as error:
-                raise _port_in_use(each.option, each.address, error) from error
+                raise _port_in_use(plane.option, plane.address, error) from error
         try:
             await self._peers.start(self._config.peer_listen)
         except OSError as error:

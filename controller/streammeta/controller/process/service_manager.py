@@ -16,7 +16,7 @@ import structlog
 _log = structlog.get_logger(component="server")
 
 START_BEAT_S = 5.0
-"""Interval at which a start that goes on asks for more time, in seconds."""
+"""Interval at which a long start requests more time, in seconds."""
 
 START_EXTENSION_S = 60.0
 """Time asked for, in seconds: the event loop may be busy with a large map for some of them."""
@@ -31,7 +31,7 @@ class ServiceManager:
         self._is_starting = True
 
     async def run(self) -> None:
-        """Ask for time while the start goes on, then say that the event loop turns."""
+        """Request more time during a long start, then report that the event loop runs."""
         while self._address and self._is_starting:
             self._tell(f"EXTEND_TIMEOUT_USEC={START_EXTENSION_S * 1e6:.0f}")
             await asyncio.sleep(START_BEAT_S)
@@ -40,7 +40,7 @@ class ServiceManager:
             await asyncio.sleep(self._watchdog_s / 2)
 
     def ready(self, status: str) -> None:
-        """Say that the start is over; `status` is for people."""
+        """Report that the start is complete. `status` is text for people."""
         self._is_starting = False
         self._tell(f"READY=1\nSTATUS={status}")
 

@@ -28,6 +28,7 @@ def log_start(config: ControllerConfig) -> None:
     for name in ("tls", "peer_tls", "http_tls"):
         if settings[name] is not None:
             settings[name] = {part: str(path) for part, path in settings[name].items()}
+
     _log.info(
         "controller_starting",
         version=metadata.version(DISTRIBUTION),
@@ -44,6 +45,7 @@ def log_start(config: ControllerConfig) -> None:
             advice="a restore to a point that is older than --delete-delay-ms loses records that "
             "were trimmed or deleted since; raise --delete-delay-ms to keep their objects longer",
         )
+
     _warn_of_open_files(config)
 
 

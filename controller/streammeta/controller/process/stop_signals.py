@@ -22,7 +22,7 @@ class StopSignals:
     """Signals of this process so far: none, a stop, a stop in a hurry."""
 
     def __init__(self) -> None:
-        """Take the signals from now on; to be made on the event loop of the main thread."""
+        """Install the handlers. Must be called on the event loop of the main thread."""
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
         """Set at the second signal: the stop waits for no client and no other replica."""
@@ -41,8 +41,8 @@ class StopSignals:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._came += 1
         if self._came == 2:
-            for each in NUMBERS:
-                signal.signal(each, signal.SIG_DFL)
+            for number in NUMBERS:
+                signal.signal(number, signal.SIG_DFL)
         self._loop.call_soon_threadsafe(self._tell, self._came, signal.Signals(number).name)
 
     def _tell(self, count: int, name: str) -> None:
@@ -56,4 +56,4 @@ class StopSignals:
 
 
 def _do_nothing() -> None:
-    """Do nothing: the start has made nothing yet that is told."""
+    """Do nothing: nothing has started yet."""

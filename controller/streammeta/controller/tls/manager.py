@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # slow to import, and without TLS not needed
     from streammeta.tls.certificates import CertificateFacts
 
 EXPIRES_SOON = timedelta(days=14)
-"""Time before the end of a certificate from which on the log tells of it, every day."""
+"""Time before a certificate's end from which the log warns of it daily."""
 
 _log = structlog.get_logger(component="tls")
 
@@ -42,7 +42,7 @@ class CertificateState:
 
 
 OnReload: TypeAlias = Callable[[str, str, Mapping[str, str]], None]
-"""Takes what was to change, why it did not or nothing, and what names it."""
+"""Callback with the changed option, the error or an empty text, and the names of the change."""
 
 
 class ClientListener(NamedTuple):
@@ -64,7 +64,7 @@ class ClientListener(NamedTuple):
 
 
 class TlsManager:
-    """Certificates of one controller; `clients` and `peers` are what connections use."""
+    """Certificates of one controller. Connections use `clients` and `peers`."""
 
     def __init__(
         self,
@@ -94,18 +94,19 @@ class TlsManager:
             "peers": self._use_for_peers,
             "http": self._use_for_http,
         }
+
         for plane, used in self._planes.items():
             use[plane](used)
 
     def look(self) -> None:
-        """Take over files that have been replaced, and tell of what is wrong with them."""
-        for each in self._sets.values():
-            each.look(self._now())
+        """Use replaced files, and log their errors."""
+        for files in self._sets.values():
+            files.look(self._now())
 
     def tell(self, told: OnReload) -> None:
-        """Have `told` hear of every file that was replaced, or could not be."""
-        for each in self._sets.values():
-            each.told = told
+        """Have `told` called for every file that was replaced or failed to load."""
+        for files in self._sets.values():
+            files.told = told
 
     def states(self) -> Sequence[CertificateState]:
         """Return the state of the certificate of each plane that has one."""
@@ -132,7 +133,7 @@ class TlsManager:
 
     @property
     def contents_for_calls(self) -> TlsContents | None:
-        """Contents for calls to other controllers as their client; None: plain text."""
+        """Certificates for calls to other controllers as their client, None for plain text."""
         used = self._planes.get("clients")
         return None if used is None else used.contents
 
@@ -143,7 +144,7 @@ class TlsManager:
 
     def describe(self) -> dict[str, str]:
         """Return how each plane is protected, in words for the log."""
-        clients = [f"{each.address} {each.protection}" for each in self.listeners]
+        clients = [f"{listener.address} {listener.protection}" for listener in self.listeners]
         peers = "plain text" if self.peers.listening is None else "tls 1.3"
         if self.peers.listening is not None and self.peers.takes_plain_text:
             peers += f", plain text {self._config.peer_plain_text}"
@@ -208,7 +209,7 @@ class CertificateSet:
         return facts
 
     def look(self, now: datetime) -> None:
-        """Take over replaced files; log what is wrong with them."""
+        """Use replaced files and log their errors."""
         try:
             if self._watched.look():
                 for use in self.users:
@@ -247,7 +248,7 @@ class CertificateSet:
 
 
 def warn_of_advertised(config: ControllerConfig) -> None:
-    """Log what `check_advertised` finds: clients behind other names may still do."""
+    """Log the findings of `check_advertised`: clients with other names may still connect."""
     try:
         check_advertised(config)
     except ConfigError as error:
@@ -255,7 +256,7 @@ def warn_of_advertised(config: ControllerConfig) -> None:
 
 
 def check_advertised(config: ControllerConfig) -> None:
-    """Check that the certificate is good for the names by which clients are told to connect.
+    """Check that the certificate contains the names by which clients are told to connect.
 
     Raises:
         ConfigError: a name is not in it, or the files are of no use.
@@ -266,8 +267,10 @@ def check_advertised(config: ControllerConfig) -> None:
         facts = config.tls.load().facts
     except TlsError as error:
         raise ConfigError(str(error)) from error
+
     if facts is None:
         return
+
     told = (("--advertise", config.advertise), ("--token-advertise", config.token_endpoint))
     for option, address in told:
         host = (address or config.advertise).rpartition(":")[0].strip("[]")
@@ -279,7 +282,7 @@ def check_advertised(config: ControllerConfig) -> None:
 
 
 def _covers(name: str, host: str) -> bool:
-    """Return whether a name in a certificate, which may begin with `*.`, is that of a host."""
+    """Return whether a name in a certificate, which may begin with `*.`, matches a host."""
     first, _, rest = host.lower().partition(".")
     return name.lower() in (host.lower(), f"*.{rest}" if first and rest else "")
 

@@ -1,8 +1,8 @@
 """Mutual TLS between controllers: contexts for connections, and the principal at the other end.
 
-Both sides show a certificate of the same authority that names them as a controller of this cluster;
-names in it are not compared with addresses, so that those may change. A policy may deny some. TLS
-1.3 and nothing older.
+Both sides show a certificate of the same authority that names a controller of this cluster. Names
+are not compared with addresses, so that addresses may change. A policy may deny controllers. TLS
+1.3 only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from streammeta.tls.identity import IdentityError, KnownClusters, Role, principa
 from streammeta.tls.listener import ListenerTls
 
 CONNECTION_AGE_MS = 3_600_000
-"""Age at which a connection over TLS ends, so that those of certificates no longer taken do."""
+"""Age at which a TLS connection ends, so that connections with outdated certificates end."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PeerTls(ListenerTls):
-    """Contexts of new connections in both directions; replaced while connections are made."""
+    """Contexts of new connections in both directions."""
 
     dialling: ssl.SSLContext | None = None
     """None: connections are made in plain text."""
@@ -40,19 +40,21 @@ class PeerTls(ListenerTls):
         self.listening = contents.context(ssl.PROTOCOL_TLS_SERVER)
 
     def controller_at(self, transport: BaseTransport, cluster_id: ClusterId) -> NodeId | None:
-        """Return the controller that the other end's certificate names; None for plain text.
+        """Return the controller named by the other end's certificate, None for plain text.
 
         Raises:
             StrangerError: it names no controller of the cluster, or one that is denied.
         """
         if transport.get_extra_info("ssl_object") is None:
             return None
+
         shown = transport.get_extra_info("peercert") or {}
         uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
         try:
             principal = principal_of(uris)
         except IdentityError as error:
             raise StrangerError(f"its certificate is of no use: {error}") from None
+
         accepted = KnownClusters(cluster_id, self.former_id).accept(principal)
         is_controller = accepted is not None and accepted.role is Role.CONTROLLER
         node_id = principal.node_id if is_controller else None
@@ -61,9 +63,11 @@ class PeerTls(ListenerTls):
                 f"its certificate is that of {principal.uri}; must be a controller's of "
                 f"{cluster_id}"
             )
+
         certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         if self.denials.cover(accepted, certificate or b""):
             raise StrangerError(f"its certificate, that of {accepted}, is denied by the policy")
+
         return NodeId(node_id)
 
     @classmethod

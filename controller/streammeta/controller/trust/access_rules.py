@@ -24,10 +24,10 @@ HTTP_RULES: Mapping[str, Access] = {
     "streammeta.http.metrics": _STATUS_READERS,
     "streammeta.http.status": _STATUS_READERS,
 }
-"""Rules of the pages of the HTTP listener; a controller's own certificate reads all of them."""
+"""Rules of the pages of the HTTP listener. A controller's own certificate reads all of them."""
 
 NAMESPACE_OF: Mapping[Role, str] = {Role.RECONCILER: reconcile_runs.NAMESPACE}
-"""Reserved namespace of a role; a caller without another role uses only that namespace."""
+"""Reserved namespace of a role. A caller without another role uses only that namespace."""
 
 WAL_CONFIG_SHOWN_TO = frozenset((Role.BROKER, Role.COMPACTOR, Role.RECONCILER, Role.ADMIN))
 """Roles to which GetNodes shows the brokers' `wal_config`, which may contain secrets."""

@@ -1,9 +1,9 @@
-"""The authenticator: a call's principal, and whether its role may make the call.
+"""Authenticator: a call's principal, and whether its role may make the call.
 
-Judges every call before its request is parsed and before a leader is named. A certificate names
-the caller; over a connection that asks for none, a token does. A connection in plain text has no
-principal, and all that comes by it is let in: opening such a listener says so. Knows no request;
-what a caller is held to beside its role is judged where requests are.
+Authenticates every call before its request is parsed and before a leader is named. A certificate
+names the caller, or a token on a connection that requests no certificate. A plain-text connection
+has no principal, and all its calls are accepted. Restrictions other than roles are validated with
+the request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CallContext(Protocol):
         ...
 
     def invocation_metadata(self) -> Iterable[Any] | None:
-        """Return what the caller has said beside its request, as pairs."""
+        """Return the caller's metadata, as pairs."""
         ...
 
 
@@ -58,13 +58,13 @@ NO_POLICY = Policy()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller that was let in; without a principal by a connection in plain text."""
+    """An authenticated caller. On a plain-text connection it has no principal."""
 
     principal: Principal | None = None
     roles: frozenset[Role] = frozenset()
-    """Its certificate's role, and those that the policy grants it."""
+    """The role in its certificate, and the roles that the policy grants."""
     fingerprint: str = ""
-    """SHA-256 of its certificate, hexadecimal; empty without one."""
+    """SHA-256 of its certificate in hexadecimal, empty without one."""
     allowed_by: frozenset[Role] = frozenset()
     """Those of its roles that may make this call."""
     held_to: Principal | None = None
@@ -72,11 +72,11 @@ class Caller:
     policy: Policy = NO_POLICY
     """The policy that it was let in by."""
     expires_at: float | None = None
-    """End of its token, in seconds since 1970; None without one."""
+    """End of its token in seconds since 1970, None without one."""
 
     @property
     def holder(self) -> str | None:
-        """Name that its quotas are counted under; None in plain text, where there are none."""
+        """Name under which its quotas are counted, None in plain text, which has no quotas."""
         return None if self.principal is None else str(self.principal)
 
     @property
@@ -89,7 +89,7 @@ class Caller:
         return self.principal is None or not self.roles.isdisjoint(roles)
 
     def require_any(self, roles: frozenset[Role], what: str) -> None:
-        """Require one of these roles for part of a call; raises RoleLacksCallError."""
+        """Require one of these roles for part of a call. Raises RoleLacksCallError."""
         if not self.has_any(roles):
             raise RoleLacksCallError(self.name, what, _named(roles))
 
@@ -118,7 +118,7 @@ def current_caller() -> Caller:
 
 
 class LongCall:
-    """A call under way for long; `ended_by` is why it is to end, once it is."""
+    """A call in flight for a long time. `ended_by` is the reason of its end, once it ends."""
 
     def __init__(self, method: str, context: CallContext) -> None:
         self.method = method
@@ -126,7 +126,7 @@ class LongCall:
         self.ended_by: ApiError | None = None
 
     def uncancel(self) -> None:
-        """Let the cancelled task go on to its end."""
+        """Clear the cancellation of the current task, so that it can end by itself."""
         task = asyncio.current_task()
         assert task is not None
         task.uncancel()
@@ -145,7 +145,7 @@ def current_holder() -> str | None:
 
 
 def current_quota() -> Quota:
-    """Return the quota of this task's caller by its policy; in plain text nothing is limited."""
+    """Return the policy's quota of the current caller. Plain text has no limits."""
     caller = _caller.get(None)
     if caller is None or caller.principal is None:
         return Quota()
@@ -171,7 +171,9 @@ class Authenticator:
         self._long_calls: dict[asyncio.Task[Any], LongCall] = {}
 
     def authenticate(self, method: str, context: CallContext) -> Caller:
-        """Judge a call of `method`, e.g. `streammeta.v1.KVService.PutKVs`; remember its caller.
+        """Authenticate a call of `method`, e.g.
+
+        `streammeta.v1.KVService.PutKVs`, and remember its caller.
 
         Raises:
             NoIdentityError: its certificate or token names no caller of this cluster, or is denied.
@@ -183,10 +185,10 @@ class Authenticator:
 
     @contextlib.contextmanager
     def long_call(self, method: str, context: CallContext) -> Iterator[LongCall]:
-        """Cancel the present task while the block runs once its caller may be here no more.
+        """Cancel the current task if the policy stops admitting its caller.
 
-        That is so when another policy refuses it, and when its token expires or the key of it is
-        removed. The call then says why.
+        The task is also cancelled when its token expires or the token's key is removed. The call
+        then states the reason.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -244,6 +246,7 @@ class Authenticator:
         proven = context.auth_context()
         if list(proven.get("transport_security_type", ())) == [_PLAIN_TEXT]:
             return ANONYMOUS
+
         pem = b"".join(proven.get("x509_pem_cert", ()))
         # Only a listener for tokens takes connections without a certificate.
         proof = None if pem or self._tokens is None else self._tokens.verified(_token(context))
@@ -257,6 +260,7 @@ class Authenticator:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
             self._known[known_by] = caller
+
         return caller
 
     def _authenticate_token(self, method: str, proof: Proof) -> Caller:
@@ -264,11 +268,14 @@ class Authenticator:
             principal = self._policy.principal_of_token(proof.claims, self._clusters.own)
         except IdentityError as error:
             raise BadTokenError(str(error)) from None
+
         if self._policy.denials.cover(principal):
             raise BadTokenError(f"{principal} is denied by the policy")
+
         roles, rule = self._policy.roles_of_token(principal, proof.claims), self._rules.get(method)
         if rule is None or roles.isdisjoint(rule.roles):
             raise RoleLacksCallError(str(principal), _short(method), _needs(rule))
+
         return Caller(
             principal,
             roles,
@@ -298,6 +305,7 @@ class Authenticator:
     def _read(self, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Principal:
         if not pem:
             raise NoIdentityError("none was shown; give the client a certificate and its key")
+
         common_name = "".join(_texts(proven, "x509_common_name"))
         try:
             principal = self._policy.principal_of(
@@ -305,11 +313,13 @@ class Authenticator:
             )
         except IdentityError as error:
             raise NoIdentityError(str(error)) from None
+
         accepted = self._clusters.accept(principal)
         if accepted is None:
             raise NoIdentityError(
                 f"{principal.uri} is of another cluster; this one is {self._clusters.own!r}"
             )
+
         return accepted
 
 
@@ -342,7 +352,7 @@ def _named(roles: Iterable[Role], *more: str) -> str:
 
 
 def _token(context: CallContext) -> str:
-    """Return the token of a call; raises BadTokenError."""
+    """Return the token of a call. Raises BadTokenError."""
     given = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
     scheme, _, token = str(given[0]).partition(" ") if len(given) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not token:

@@ -1,7 +1,7 @@
-"""Access to fields of a request that not every caller of the method may set.
+"""Access to fields of a request that only some callers of the method may set.
 
-Values and trims of a commit are calls of their own otherwise, and a hold of deletions stops the
-whole cluster's deletions.
+Values and trims of a commit are calls by themselves otherwise, and a hold of deletions affects the
+whole cluster.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class KeysFile:
         self._path = path
 
     def read(self) -> bytes:
-        """Return the set as text; blocks. Raises KeysError."""
+        """Return the set as text. Blocks. Raises KeysError."""
         try:
             return self._path.read_bytes()
         except OSError as error:
@@ -58,7 +58,7 @@ class KeysFile:
 
 
 class KeysAddress:
-    """An address of a set of keys; empty: the one that the issuer publishes."""
+    """Address of a set of keys. If empty, the issuer publishes the address."""
 
     interval_s = FETCH_INTERVAL_S
 
@@ -68,7 +68,7 @@ class KeysAddress:
         self._address = address
 
     def read(self) -> bytes:
-        """Return the set as text; blocks. Raises KeysError."""
+        """Return the set as text. Blocks. Raises KeysError."""
         return _fetched(self._address or self._published())
 
     def _published(self) -> str:
@@ -79,9 +79,9 @@ class KeysAddress:
         except (ValueError, KeyError, TypeError):
             raise KeysError(f"{place}: must be a JSON object with issuer and jwks_uri") from None
         if issuer != self._issuer:
-            raise KeysError(f"{place}: names the issuer {issuer!r}; must name {self._issuer!r}")
+            raise KeysError(f"{place}: names the issuer {issuer!r}, must name {self._issuer!r}")
         if not isinstance(address, str) or not is_protected(address):
-            raise KeysError(f"{place}: jwks_uri: {address!r}; must begin with https://")
+            raise KeysError(f"{place}: jwks_uri: {address!r}, must begin with https://")
         return address
 
 
@@ -89,7 +89,7 @@ KeysSource = KeysFile | KeysAddress
 
 
 class IssuerKeys:
-    """The keys of an issuer as they were last read; `use` takes them whenever they have changed."""
+    """Keys of an issuer as last read. `use` is called whenever they have changed."""
 
     def __init__(self, source: KeysSource, use: Callable[[Mapping[str, IssuerKey]], None]) -> None:
         self._source = source
@@ -143,7 +143,7 @@ class IssuerKeys:
             self._reading = None
 
     def take(self, text: bytes) -> None:
-        """Use the keys of a text; raises KeysError, and those before stay in use."""
+        """Use the keys of a text. On KeysError the previous keys stay in use."""
         keys = parse_keys(text, self._source.name)
         self._text = text
         _log.info("token_keys_read", source=self._source.name, ids=sorted(keys))

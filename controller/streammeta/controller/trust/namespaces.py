@@ -33,9 +33,9 @@ def require_namespaces(caller: Caller, request: object) -> None:
         if caller.allowed_by <= NAMESPACE_OF.keys():
             raise NotYourNamespaceError(caller.name, namespace, "role admin or broker")
         owners = caller.policy.owners_of(namespace)
-        if owners is None or any(one.covers(caller.principal) for one in owners):
+        if owners is None or any(owner.covers(caller.principal) for owner in owners):
             continue
-        names = [f"{one.role}/{one.name}" for one in owners]
+        names = [f"{owner.role}/{owner.name}" for owner in owners]
         raise NotYourNamespaceError(caller.name, namespace, " or ".join((*names, "role admin")))
 
 
@@ -43,7 +43,7 @@ def _refuse_anchors(request: object) -> None:
     is_read = isinstance(request, requests.GetKVs | requests.ListKVs)
     if not is_read and NAMESPACE in _namespaces(request):
         raise InvalidRequestError(
-            "namespace", f"{NAMESPACE!r} is changed by controllers alone; use another"
+            "namespace", f"{NAMESPACE!r} can only be changed by controllers, use another one"
         )
 
 

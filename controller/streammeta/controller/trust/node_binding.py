@@ -1,8 +1,8 @@
-"""Binding of brokers to their nodes: in whose name a request of one may speak.
+"""Binding of brokers to their nodes: the nodes that a broker's request may name.
 
-A broker speaks for its own node. It speaks for another that it recovers, as the map says, and for
-one that is gone whose set objects it compacts, as this leader has assigned. Judged when the request
-is decided, against the same state; epochs fence besides. Changes nothing.
+A broker may name its own node, a node that it recovers by the metadata, and a departed node whose
+stream set objects it compacts by this leader's assignment. Requests are validated when they are
+decided, against the same state, in addition to epochs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _is_compaction(request: requests.WriteRequest) -> bool:
 
 
 def require_own_node(held_to: Principal, node_id: int) -> None:
-    """Require that a broker speaks for its own node; raises NotYourNodeError."""
+    """Require that a broker names its own node. Raises NotYourNodeError."""
     if held_to.node_id != node_id:
         raise NotYourNodeError(str(held_to), node_id, f"broker/{node_id}")
 
@@ -61,7 +61,7 @@ class NodeBinding:
         asked: Sequence[requests.WriteRequest],
         node_of: Callable[[int], Node | None],
     ) -> None:
-        """Require that a broker may make all these requests; `node_of` looks into the map.
+        """Require that a broker may make all these requests. `node_of` reads the metadata.
 
         Raises:
             NotYourNodeError: it may not make one of them.
@@ -95,6 +95,6 @@ class NodeBinding:
 
 
 def _spoken_for(request: Any) -> NodeIdentity:
-    """Return the node of a request; calls by which brokers are held to theirs all have one."""
+    """Return the node of a request. All calls that bind brokers have one."""
     node: NodeIdentity = request.node
     return node

@@ -17,7 +17,7 @@ from streammeta.storage.parsing import DocumentError, parse_toml
 from streammeta.tls.identity import SCHEME, IdentityError, Principal, Role, principal_of
 
 RESERVED_NAMESPACES = "_streammeta/"
-"""Namespaces with this prefix are the product's own; of callers only admins use them."""
+"""Prefix of the product's own namespaces. Of all callers only admins use them."""
 
 ALL_OF_A_ROLE = "*"
 
@@ -30,11 +30,11 @@ _SERIAL = re.compile(r"[0-9a-f]{1,42}")
 _GRANTABLE = tuple(role for role in Role if role not in (Role.CONTROLLER, Role.BROKER, Role.USER))
 
 TOKEN_ROLES = frozenset((Role.READER, Role.RECONCILER, Role.BACKUP, Role.ADMIN, Role.MONITOR))
-"""Roles that tokens may give: those of people. A compactor commits in the name of any node."""
+"""Roles that tokens may grant, for people. A compactor commits in the name of any node."""
 
 
 class PolicyError(Exception):
-    """A text is no policy; the message names file and line, and says what would be right."""
+    """Error in a policy. The message names file, line and the expected content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Denials:
-    """Callers and certificates that are refused, whatever they may do otherwise."""
+    """Callers and certificates that are denied, whatever their roles."""
 
     fingerprints: frozenset[str] = frozenset()
     """SHA-256 of certificates, hexadecimal."""
@@ -59,11 +59,13 @@ class Denials:
     principals: Sequence[Selector] = ()
 
     def cover(self, principal: Principal, certificate: bytes = b"") -> bool:
-        """Whether a caller is denied; `certificate` is what it showed, as DER, empty for a token.
+        """Return whether a caller is denied.
 
-        A certificate that can't be read is.
+        `certificate` is its certificate as DER, empty for a token.
+
+        A certificate that can't be read is denied.
         """
-        if any(one.covers(principal) for one in self.principals):
+        if any(selector.covers(principal) for selector in self.principals):
             return True
         if not certificate:
             return False
@@ -95,7 +97,7 @@ class ClaimGrant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Limits of one principal; None: what holds without a policy."""
+    """Limits of one principal. None: the default without a policy."""
 
     requests_per_s: int | None = None
     rows_per_s: int | None = None
@@ -106,7 +108,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Grants and limits beside the rules; without any content there are none."""
+    """Grants and limits in addition to the rules. An empty policy has none."""
 
     principals: Mapping[str, Principal] = field(default_factory=dict)
     """Callers by what their certificates have: `uri:...`, `dns:...` or `cn:...`."""
@@ -120,7 +122,7 @@ class Policy:
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     """Quotas by principal, such as `broker/1007`, or of a whole role by `broker/*`."""
     digest: str = ""
-    """SHA-256 of the text, hexadecimal; empty without one."""
+    """SHA-256 of the text in hexadecimal, empty without a text."""
 
     def principal_of(
         self, uris: Sequence[str], dns_names: Iterable[str], common_name: str
@@ -132,9 +134,12 @@ class Policy:
         """
         if any(uri.startswith(f"{SCHEME}://") for uri in uris) or not self.principals:
             return principal_of(uris)
+
         names = [f"uri:{uri}" for uri in uris] + [f"dns:{name}" for name in dns_names]
         found = {
-            self.principals[one] for one in (*names, f"cn:{common_name}") if one in self.principals
+            self.principals[name]
+            for name in (*names, f"cn:{common_name}")
+            if name in self.principals
         }
         if len(found) != 1:
             several = ", ".join(sorted(map(str, found))) or "none"
@@ -142,6 +147,7 @@ class Policy:
                 f"wanted is one alternative name {SCHEME}://CLUSTER/ROLE/NAME, or one of "
                 f"[principals] in the policy; found there: {several}"
             )
+
         return found.pop()
 
     def principal_of_token(self, claims: Mapping[str, Any], cluster_id: str) -> Principal:
@@ -156,18 +162,21 @@ class Policy:
         return Principal(cluster_id, Role.USER, name)
 
     def roles_of(self, principal: Principal) -> frozenset[Role]:
-        """Return the role of a principal, and what it was granted besides."""
+        """Return the role of a principal, and all roles granted to it."""
         granted = (roles for selector, roles in self.grants if selector.covers(principal))
         return frozenset((principal.role,)).union(*granted)
 
     def roles_of_token(self, principal: Principal, claims: Mapping[str, Any]) -> frozenset[Role]:
         """Return the roles of a token's caller: by its claims and by its name, of `TOKEN_ROLES`."""
-        granted = (one.roles for one in self.claim_grants if one.covers(claims))
+        granted = (grant.roles for grant in self.claim_grants if grant.covers(claims))
         roles = self.roles_of(principal).union(*granted)
         return roles & (TOKEN_ROLES | {Role.USER})
 
     def owners_of(self, namespace: str) -> Sequence[Selector] | None:
-        """Return callers of a namespace beside admins; None: all that may use keys."""
+        """Return the callers of a namespace other than admins.
+
+        None: all callers that may use keys.
+        """
         if namespace.startswith(RESERVED_NAMESPACES):
             return ()
         return next(
@@ -175,16 +184,16 @@ class Policy:
         )
 
     def quota_of(self, principal: Principal) -> Quota:
-        """Return the quota of a principal: its own, else that of its role, else none."""
+        """Return the quota of a principal: its own, else its role's, else none."""
         of_role = self.quotas.get(f"{principal.role}/{ALL_OF_A_ROLE}", Quota())
         return self.quotas.get(str(principal), of_role)
 
 
 def parse_policy(text: str, cluster_id: str, name: str) -> Policy:
-    """Return the policy that a text in TOML states; `name` is that of its file.
+    """Return the policy in a TOML text from the file `name`.
 
     Raises:
-        PolicyError: it states none.
+        PolicyError: the text is not a valid policy.
     """
     try:
         content = parse_toml(text)
@@ -194,7 +203,7 @@ def parse_policy(text: str, cluster_id: str, name: str) -> Policy:
 
 
 class _Reader:
-    """Reads the tables of one text; knows its lines, so that errors can name them."""
+    """Reader of the tables of one text, which knows their lines for error messages."""
 
     def __init__(self, text: str, cluster_id: str, name: str) -> None:
         self._lines = text.splitlines()
@@ -206,7 +215,7 @@ class _Reader:
         known = {"principals", "grant", "tokens", "deny", "namespace", "quota"}
         for table in content:
             if table not in known:
-                self._fail((table,), table, "unknown; must be one of " + ", ".join(sorted(known)))
+                self._fail((table,), table, "unknown, must be one of " + ", ".join(sorted(known)))
         return Policy(
             principals=dict(self._principals(content)),
             grants=tuple(self._grants(content)),
@@ -224,7 +233,7 @@ class _Reader:
             if not key.startswith(_KINDS):
                 self._fail(at, key, "must begin with uri:, dns: or cn:")
             if key.startswith(f"uri:{SCHEME}://"):
-                self._fail(at, key, "states an identity by itself; leave it out")
+                self._fail(at, key, "states an identity by itself, remove this entry")
             yield key, self._principal(at, key, value)
 
     def _principal(self, at: tuple[Any, ...], key: str, value: Any) -> Principal:
@@ -232,7 +241,7 @@ class _Reader:
         try:
             return Principal.parse(f"{SCHEME}://{self._cluster_id}/{role}/{name}")
         except IdentityError:
-            self._fail(at, key, f"{value!r}; must be ROLE/NAME, such as 'broker/1007'")
+            self._fail(at, key, f"{value!r}, must be ROLE/NAME, such as 'broker/1007'")
 
     def _grants(self, content: Mapping[str, Any]) -> Iterator[tuple[Selector, frozenset[Role]]]:
         for at, table in self._tables(content, "grant", ("principal", "roles")):
@@ -243,7 +252,7 @@ class _Reader:
         roles = self._texts((*at, "roles"), "roles", value)
         for role in roles:
             if role not in known:
-                wanted = "must be one of " + ", ".join(one for one in Role if one in known)
+                wanted = "must be one of " + ", ".join(role for role in Role if role in known)
                 self._fail((*at, "roles"), "roles", f"{role!r}; {wanted}")
         return frozenset(map(Role, roles))
 
@@ -251,10 +260,10 @@ class _Reader:
         table = self._table(content, "tokens")
         for key in table:
             if key not in ("name_claim", "grant"):
-                self._fail(("tokens", 0, key), key, "unknown; must be one of name_claim, grant")
+                self._fail(("tokens", 0, key), key, "unknown, must be one of name_claim, grant")
         claim = table.get("name_claim", NAME_CLAIM)
         if not isinstance(claim, str) or not claim:
-            self._fail(("tokens", 0, "name_claim"), "name_claim", f"{claim!r}; must be a text")
+            self._fail(("tokens", 0, "name_claim"), "name_claim", f"{claim!r}, must be a text")
         return claim
 
     def _claim_grants(self, content: Mapping[str, Any]) -> Iterator[ClaimGrant]:
@@ -262,7 +271,7 @@ class _Reader:
         for at, table in self._tables(tables, "tokens.grant", ("claim", "value", "roles")):
             for key in ("claim", "value"):
                 if not isinstance(table[key], str):
-                    self._fail((*at, key), key, f"{table[key]!r}; must be a text")
+                    self._fail((*at, key), key, f"{table[key]!r}, must be a text")
             roles = self._roles(at, table["roles"], TOKEN_ROLES)
             yield ClaimGrant(table["claim"], table["value"], roles)
 
@@ -273,6 +282,7 @@ class _Reader:
             if key not in known:
                 wanted = "must be one of " + ", ".join(known)
                 self._fail(("deny", 0, key), key, f"unknown; {wanted}")
+
         fingerprints = self._hexadecimal(
             table, "fingerprints", _FINGERPRINT, "a SHA-256, 64 hexadecimal digits"
         )
@@ -302,12 +312,12 @@ class _Reader:
         for at, table in self._tables(content, "namespace", ("prefix", "principals")):
             prefix = table["prefix"]
             if not isinstance(prefix, str) or prefix in seen:
-                self._fail((*at, "prefix"), "prefix", f"{prefix!r}; must be a text, given once")
+                self._fail((*at, "prefix"), "prefix", f"{prefix!r}, must be a text, given once")
             if prefix.startswith(RESERVED_NAMESPACES):
                 self._fail((*at, "prefix"), "prefix", f"{prefix!r}; is reserved")
             seen.add(prefix)
             names = self._texts((*at, "principals"), "principals", table["principals"])
-            owners = [self._selector((*at, "principals"), "principals", one) for one in names]
+            owners = [self._selector((*at, "principals"), "principals", name) for name in names]
             yield prefix, tuple(owners)
 
     def _quotas(self, content: Mapping[str, Any]) -> Iterator[tuple[str, Quota]]:
@@ -317,7 +327,7 @@ class _Reader:
             limits = {key: value for key, value in table.items() if key != "principal"}
             for key, value in limits.items():
                 if type(value) is not int or value < 0:
-                    self._fail((*at, key), key, f"{value!r}; must be a number, 0 or more")
+                    self._fail((*at, key), key, f"{value!r}, must be a number, 0 or more")
             yield f"{selector.role}/{selector.name}", Quota(**limits)
 
     def _selector(self, at: tuple[Any, ...], key: str, value: Any) -> Selector:
@@ -328,7 +338,7 @@ class _Reader:
         return Selector(principal.role, principal.name)
 
     def _texts(self, at: tuple[Any, ...], key: str, value: Any) -> Sequence[str]:
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             self._fail(at, key, "must be a list of texts")
         return value
 
@@ -346,14 +356,14 @@ class _Reader:
         optional: Sequence[str] = (),
     ) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
         tables = content.get(name, [])
-        if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             self._fail((name,), name, f"must be tables, [[{name}]]")
         for index, table in enumerate(tables):
             at = (name, index)
             for key in table:
                 if key not in (*needed, *optional):
                     wanted = ", ".join((*needed, *optional))
-                    self._fail((*at, key), key, f"unknown; must be one of {wanted}")
+                    self._fail((*at, key), key, f"unknown, must be one of {wanted}")
             for key in needed:
                 if key not in table:
                     self._fail(at, f"[[{name}]]", f"has no {key}; give it")
@@ -363,13 +373,14 @@ class _Reader:
         raise PolicyError(f"{self._name}, line {self._line(*at)}: {key}: {problem}")
 
     def _line(self, table: str, index: int = 0, key: str = "") -> int:
-        """Return the line of a key, else that of its table's header, counted from 1."""
+        """Return the line of a key, else the line of its table's header, counted from 1."""
         header = re.compile(
             rf"\s*\[{{1,2}}\s*[\"']?{re.escape(table)}[\"']?\s*\]|\s*{re.escape(table)}\s*[.=]"
         )
         headers = [number for number, line in enumerate(self._lines) if header.match(line)]
         if not headers:
             return 1
+
         first = headers[min(index, len(headers) - 1)]
         wanted = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
         if key:
@@ -378,4 +389,5 @@ class _Reader:
                     break
                 if wanted.match(self._lines[number]):
                     return number + 1
+
         return first + 1

@@ -1,7 +1,7 @@
-"""The file of a policy: read at start, and again whenever its content has changed.
+"""Policy file: read at start, and again whenever its content has changed.
 
-A file that can't be used at start ends the start; later the policy in force stays, which is logged
-once for each content. Judges nothing.
+An invalid file ends a start. Later the policy in force stays, and the error is logged once per
+content.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class PolicyFile:
         if text == self._text:
             self._refused = None
             return
+
         try:
             if isinstance(text, PolicyError):
                 raise text
@@ -78,6 +79,7 @@ class PolicyFile:
         except Exception as error:  # noqa: BLE001 - every controller reads the file; none may end
             self._refuse(f"{self._path}: {type(error).__name__}: {error}; report it", str(text))
             return
+
         assert isinstance(text, str)
         self._text, self._refused, self.current = text, None, policy
         self.loaded_ms = _now_ms()

@@ -14,7 +14,7 @@ from streammeta.controller.errors import BusyError
 
 
 class Places:
-    """Places for one kind of call that stays under way for long."""
+    """Places for one kind of long calls."""
 
     def __init__(self, what: str, retry_after_ms: int) -> None:
         self._what = what
@@ -51,7 +51,7 @@ class Places:
 
     def _refusal(self, who: str, count: int) -> BusyError:
         return BusyError(
-            f"{who} {count} {self._what} under way, and no more may be; try again once one has "
-            "ended, or ask another controller",
+            f"{who} {count} {self._what} in flight, the maximum. Retry after one has ended, "
+            "or ask another controller",
             self._retry_after_ms,
         )

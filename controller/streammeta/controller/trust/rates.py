@@ -1,8 +1,7 @@
-"""Rates of principals: requests and rows a second, by the policy that let them in.
+"""Request and row rates of principals, limited by their policy.
 
-A token bucket for each, of `BURST_S` seconds. A request passes while the bucket is not empty,
-however large it is, and what it takes too much is waited for by the next. Pure: the time is passed
-in.
+Each principal has a token bucket of `BURST_S` seconds. A request passes while the bucket is not
+empty, however large it is, and the next one waits for the excess. Pure: times are arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ BYTES_A_ROW = 32
 """Size of a row in a request."""
 
 ROWS_A_REQUEST = 300
-"""Cost of a request beside its rows, in rows."""
+"""Cost of a request in addition to its rows, in rows."""
 
 _BUCKETS_MAX = 10_000
 _WAIT_MS_MIN = 10
@@ -32,7 +31,7 @@ def rows_of(size: int) -> int:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Tokens at a rate; they may become fewer than none."""
+    """Tokens at a rate. Their number may become negative."""
 
     rate: int
     tokens: float
@@ -53,13 +52,14 @@ class Rates:
         self._buckets: dict[tuple[str, str], TokenBucket] = {}
 
     def take(self, caller: Caller, size: int, now_s: float) -> None:
-        """Take what a request of `size` bytes costs.
+        """Charge a request of `size` bytes.
 
         Raises:
             RateExceededError: its caller has asked too much of late; nothing was taken.
         """
         if caller.principal is None or not caller.policy.quotas:
             return
+
         quota, holder = caller.policy.quota_of(caller.principal), str(caller.principal)
         costs = []
         for name, rate, cost in (
@@ -73,6 +73,7 @@ class Rates:
             if wait_s > 0:
                 raise RateExceededError(holder, name, rate, max(_WAIT_MS_MIN, int(wait_s * 1000)))
             costs.append((bucket, cost))
+
         for bucket, cost in costs:
             bucket.tokens -= cost
 

@@ -1,6 +1,6 @@
-"""Refusals of callers: no identity, or one that may not do what was asked.
+"""Rejections of callers: no identity, or an identity without the required access.
 
-They are final: the same caller gets the same answer again, and from every controller.
+They are final: every controller gives the same caller the same answer.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from streammeta.controller.errors import ApiError
 
 
 class NoIdentityError(ApiError):
-    """What a caller has shown states no identity of this cluster; without more, its certificate."""
+    """The caller showed no identity of this cluster: a certificate, unless stated otherwise."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the certificate of this connection names no caller: {why}")
 
 
 class BadTokenError(NoIdentityError):
-    """There is no token where one is asked for, or it is good for nothing here."""
+    """A required token is missing or invalid."""
 
     def __init__(self, why: str) -> None:
         ApiError.__init__(self, f"the token of this call names no caller: {why}")
@@ -27,7 +27,7 @@ class UnknownKeyError(BadTokenError):
 
 
 class AccessDeniedError(ApiError):
-    """A caller may not do this; `needs` names the roles that may."""
+    """A caller lacks access. `needs` names the required roles."""
 
     def __init__(self, principal: str, needs: str, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class AccessDeniedError(ApiError):
 
 
 class RoleLacksCallError(AccessDeniedError):
-    """The caller's role is none of those that may make the call."""
+    """None of the caller's roles may make the call."""
 
     def __init__(self, principal: str, call: str, needs: str) -> None:
         super().__init__(principal, needs, f"{principal} may not call {call}: it needs {needs}")

@@ -64,7 +64,7 @@ def read_policy(config: ControllerConfig) -> PolicyFile | None:
 
 
 def _token_keys(config: ControllerConfig, authenticator: Authenticator) -> IssuerKeys | None:
-    """Accept callers with tokens and return the keys that verify them; None without a listener."""
+    """Accept callers with tokens and return the keys that verify them, None without a listener."""
     if config.token_listen is None:
         return None
     from streammeta.controller.trust.issuer_keys import IssuerKeys, KeysAddress, KeysFile

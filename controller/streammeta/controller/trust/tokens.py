@@ -1,7 +1,7 @@
-"""Bearer tokens: signed by a key of the issuer, meant for this cluster, and good now.
+"""Bearer tokens: signed by a key of the issuer, issued for this cluster, and valid now.
 
-A token is verified once, and known by its hash until it expires or the keys change. Takes keys and
-time as they are given; reads no file, calls no issuer, and knows no roles.
+A token is verified once, and known by its hash until it expires or the keys change. Pure: keys and
+times are arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streammeta.controller.trust.refusals import BadTokenError, UnknownKeyError
 from streammeta.storage.parsing import parse_json
 
 TOKEN_BYTES_MAX = 6_144
-"""Largest token; gRPC refuses calls whose metadata are larger than 8 KiB, unread."""
+"""Maximum size of a token. gRPC rejects calls with more than 8 KiB of metadata unread."""
 
 LEEWAY_S = 30
 """Difference between the clocks of issuer and controller that is borne, in seconds."""
@@ -45,44 +45,47 @@ _NO_TOKEN = (jwt.PyJWTError, TypeError, ValueError, OverflowError, RecursionErro
 
 
 class KeysError(Exception):
-    """A text is no set of keys that verify tokens; the message says what would be."""
+    """A text is not a set of keys that verify tokens. The message states the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class IssuerKey:
-    """A public key, and the algorithms that it verifies; never one of a shared secret."""
+    """A public key and the algorithms that it verifies, never with a shared secret."""
 
     public: Any
     algorithms: Sequence[str]
 
 
 def parse_keys(text: bytes, name: str) -> Mapping[str, IssuerKey]:
-    """Return the keys of a JWK set by their ids; those that verify no tokens are passed over.
+    """Return the keys of a JWK set by their ids, without keys that verify no tokens.
 
-    `name` is the file or address that the set comes from.
+    `name` is the file or address of the set.
 
     Raises:
         KeysError: it is no such set, has no key of use, or an id twice.
     """
     try:
         found = parse_json(text)["keys"]
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        if not isinstance(found, list) or not all(isinstance(key, dict) for key in found):
             raise TypeError
     except (ValueError, KeyError, TypeError):
-        raise KeysError(f"{name}: is no set of keys; must be a JSON Web Key Set") from None
+        raise KeysError(f"{name}: must be a JSON Web Key Set") from None
+
     keys: dict[str, IssuerKey] = {}
-    for one in found[:_KEYS_MAX]:
-        key_id, key = one.get("kid"), _usable(one)
+    for entry in found[:_KEYS_MAX]:
+        key_id, key = entry.get("kid"), _usable(entry)
         if key is None or not isinstance(key_id, str):
             continue
         if key_id in keys:
-            raise KeysError(f"{name}: has key id {key_id!r} twice; must name each key once")
+            raise KeysError(f"{name}: has key id {key_id!r} twice, must name each key once")
         keys[key_id] = key
+
     if not keys:
         raise KeysError(
             f"{name}: has no key of use; must have one with a `kid`, for signatures: RSA of "
             f"{KEY_BITS_MIN} bits or more, P-256, P-384, P-521 or Ed25519"
         )
+
     return keys
 
 
@@ -95,15 +98,18 @@ def _usable(found: Mapping[str, Any]) -> IssuerKey | None:
     else:
         curve = found.get("crv")
         algorithms = [known for name, known in _OF_CURVE.items() if name == curve]
-    algorithms = [one for one in algorithms if found.get("alg", one) == one]
+
+    algorithms = [name for name in algorithms if found.get("alg", name) == name]
     if not algorithms:
         return None
     try:
         public = jwt.PyJWK.from_dict(dict(found), algorithm=algorithms[0]).key
     except (jwt.PyJWTError, ValueError, TypeError):
         return None
+
     if hasattr(public, "private_numbers") or hasattr(public, "private_bytes"):
         return None  # a signer's: its owner has lost it
+
     is_weak = found["kty"] == "RSA" and public.key_size < KEY_BITS_MIN
     return None if is_weak else IssuerKey(public, algorithms)
 
@@ -126,7 +132,7 @@ class TokenVerifier:
         audience: str,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Know no key yet; `use` gives them."""
+        """Begin without keys. `use` sets them."""
         self._issuer = issuer
         self._audience = audience
         self._keys: Mapping[str, IssuerKey] = {}
@@ -134,7 +140,7 @@ class TokenVerifier:
         self._known: dict[bytes, Proof] = {}
 
     def use(self, keys: Mapping[str, IssuerKey]) -> None:
-        """Take the issuer's keys as they are now; what others have signed is good no more."""
+        """Use the issuer's present keys. Tokens signed by other keys become invalid."""
         self._keys = keys
         self._known.clear()
 
@@ -169,6 +175,7 @@ class TokenVerifier:
             key = self._keys.get(key_id) if isinstance(key_id, str) else None
             if key is None:
                 raise UnknownKeyError("it names no key that its issuer has, by `kid`")
+
             claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key=key.public,
@@ -181,4 +188,4 @@ class TokenVerifier:
             return Proof(digest, claims, float(claims["exp"]) + LEEWAY_S)
         except _NO_TOKEN as error:
             known = (reason for kind, reason in _REASONS if isinstance(error, kind))
-            raise BadTokenError(next(known, "it is no token")) from None
+            raise BadTokenError(next(known, "it is not a token")) from None

@@ -117,7 +117,7 @@ class History:
     def __init__(self, series: Sequence[Series], lengths: Mapping[int, int] = LENGTHS) -> None:
         self.series = series
         self._rows = {each.name: row for row, each in enumerate(series)}
-        takes_max = np.array([each.fold is Fold.MAX for each in series], dtype=np.bool_)
+        takes_max = np.array([series_.fold is Fold.MAX for series_ in series], dtype=np.bool_)
         self._by_second = Ring(len(series), lengths[1])
         self._by_step = {
             step_s: _Steps(step_s, length, takes_max)
@@ -129,7 +129,7 @@ class History:
     @property
     def nbytes(self) -> int:
         """Bytes allocated for samples."""
-        return self._by_second.nbytes + sum(each.ring.nbytes for each in self._by_step.values())
+        return self._by_second.nbytes + sum(step.ring.nbytes for step in self._by_step.values())
 
     def add(self, time_s: float, values: Mapping[str, float]) -> None:
         """Add a sample, `time_s` seconds since 1970; a series without a value has NaN.
@@ -141,10 +141,10 @@ class History:
             for each in self._by_step.values():
                 each.clear()
         self._last_s = time_s
-        sample = np.array([values.get(each.name, np.nan) for each in self.series])
+        sample = np.array([values.get(series_.name, np.nan) for series_ in self.series])
         self._by_second.add(time_s, sample)
-        for each in self._by_step.values():
-            each.add(time_s, sample)
+        for step in self._by_step.values():
+            step.add(time_s, sample)
 
     def since(self, time_s: float, names: Sequence[str], step_s: int = 1) -> Window:
         """Return the samples later than `time_s` of these series, by a step of `lengths`.

@@ -44,6 +44,7 @@ def last_hour(history: History, now_s: float) -> Sequence[Mapping[str, float | N
                 "led": mean(part["is_leader"]),
             }
         )
+
     return rows
 
 

@@ -112,6 +112,7 @@ class Sampler:
     def _state(self) -> Mapping[str, float]:
         sources = self._sources
         quorum, size, deletion = sources.quorum(), sources.metadata_size(), sources.deletion()
+
         backup = sources.backup()
         return {
             "voter_lag": voter_lag(quorum),

@@ -163,15 +163,18 @@ class HttpPlane:
     async def _page(self, request: web.BaseRequest) -> Page:
         if request.method not in ("GET", "HEAD"):
             return Page(b"this listener is read only: GET and HEAD\n", 405)
+
         route = self._pages.get(request.path)
         if route is None:
             return Page(f"there are {', '.join(self._pages)}\n".encode(), 404)
+
         assert request.transport is not None
         rule, context = f"streammeta.http.{route.rule}", HttpContext(request.transport)
         try:
             self._authenticator.authenticate(rule, context)
         except ApiError as error:
             return Page(f"{error}\n".encode(), 403)
+
         try:
             return await route.make(request.query)
         except Exception as error:  # noqa: BLE001 - the one place that answers for every defect

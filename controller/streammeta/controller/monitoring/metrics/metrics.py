@@ -89,6 +89,7 @@ class ControllerCollector(Collector):
         yield from _of_connections(self._sources)
         yield from _of_certificates(self._sources.certificates())
         yield from _of_memory(self._sources)
+
         yield from _of_audit(self._sources.audit)
         yield from _of_backup(self._sources.backup())
         yield from _of_deletion(self._sources.deletion())
@@ -129,6 +130,7 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
         "quorum_high_watermark", "End of what is known to be committed.", seen.high_watermark
     )
     yield value("log_start_offset", "First offset in the log on disk.", seen.log_start_offset)
+
     yield value("log_end_offset", "End of the log.", seen.end_offset)
     yield value("log_flushed_offset", "End of what is flushed to the disk.", seen.flushed_end)
     yield value("log_applied_offset", "End of what is applied to the map.", applied)
@@ -151,6 +153,7 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
         [],
         [([], seen.end_offset - seen.high_watermark)] if leads else [],
     )
+
     yield gauge(
         "quorum_replica_lag_offsets",
         "Entries that a replica is behind the leader; given by the leader alone.",
@@ -187,6 +190,7 @@ def _of_metadata(size: MetadataSize) -> Iterator[Metric]:
     yield value("map_streams", "Streams.", size.streams)
     yield value("map_nodes", "Brokers.", size.nodes)
     yield value("map_keys", "Keys.", size.keys)
+
     yield gauge(
         "map_objects",
         "Objects by state.",
@@ -295,8 +299,9 @@ def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
         "audit_failing",
         "1 while the audit log can't be written.",
         [],
-        [([], bool(each.failure)) for each in known],
+        [([], bool(status.failure)) for status in known],
     )
+
     yield counter(
         "audit_lines",
         "Lines written to the audit log since it was begun.",
@@ -318,8 +323,9 @@ def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
         "backup_end_offset",
         "End of the log in the backup; of the backup the leader alone gives values.",
         [],
-        [([], each.end_offset) for each in known],
+        [([], status.end_offset) for status in known],
     )
+
     yield gauge(
         "backup_lag_offsets",
         "Committed entries that are not in the backup.",
@@ -362,6 +368,7 @@ def _of_reconcile(told: ReportedRuns) -> Iterator[Metric]:
         [],
         [([], runs.last_success_ms / 1000)] if runs.last_success_ms else [],
     )
+
     yield gauge(
         "reconcile_orphan_bytes",
         "Size of the orphans that the last plan or round found.",

@@ -97,6 +97,7 @@ def _of_requests(sources: WorkSources) -> Iterator[Metric]:
             for result in RESULTS
         ],
     )
+
     yield histogram(
         "request_duration_seconds",
         "Time from a call's arrival to its end; not of those that last, as watches do.",
@@ -116,6 +117,7 @@ def _of_requests(sources: WorkSources) -> Iterator[Metric]:
 def _of_admission(sources: WorkSources) -> Iterator[Metric]:
     admission = sources.admission
     kinds = [(kind, kind.name.lower()) for kind in RequestClass]
+
     yield gauge(
         "admission_running",
         "Calls that were admitted and have not ended, by class.",
@@ -170,6 +172,7 @@ def _of_log(sources: WorkSources) -> Iterator[Metric]:
         [],
         [([], sources.flushes)],
     )
+
     yield value("log_bytes", "Size of the log on disk.", sources.log_bytes())
     yield value(
         "data_dir_free_bytes", "Room on the disk of the data directory.", sources.free_bytes()
@@ -185,6 +188,7 @@ def _of_checkpoints(sources: WorkSources) -> Iterator[Metric]:
         [],
         [([], tally.times)],
     )
+
     yield counter(
         "checkpoints_put_off",
         "Checkpoints that found no room on the disk.",
@@ -226,7 +230,9 @@ def _of_bucket(bucket: StoreMetrics) -> Iterator[Metric]:
     operations = [(name, bucket.of(name)) for name in names]
 
     def counted(name: str, text: str, part: Callable[[OperationMetrics], float]) -> Metric:
-        return counter(name, text, ["operation"], [([name], part(one)) for name, one in operations])
+        return counter(
+            name, text, ["operation"], [([name], part(operation)) for name, operation in operations]
+        )
 
     yield counted("bucket_calls", "Calls of the bucket of objects.", lambda one: one.calls)
     yield counted(
@@ -253,6 +259,7 @@ def _of_nodes(sources: WorkSources) -> Iterator[Metric]:
         ["state"],
         [([state.name.lower()], sessions.get(state, 0)) for state in NodeState],
     )
+
     yield counter(
         "node_sessions_expired",
         "Brokers fenced because they were silent, while this controller led.",
@@ -277,6 +284,7 @@ def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
         "deletions_refused", "Objects whose deletion failed and is tried again.", status.refused
     )
     yield value("deletions_stuck", "Those of them that failed again and again.", status.stuck)
+
     yield value(
         "deletions_ahead",
         "Objects never committed that stay: their offsets lie beyond the streams of the map.",

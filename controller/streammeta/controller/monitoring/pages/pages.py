@@ -80,6 +80,7 @@ class StatusPages:
         self._api = api
         self._controller = controller
         self._view = view
+
         self._template = new_environment().get_template("page.html")
         self._kept: ResponseCache[Page] = ResponseCache()
         self._pages: Mapping[str, tuple[str, _Make]] = {
@@ -113,10 +114,12 @@ class StatusPages:
             title, make = f"Stream {number}", cast(_Make, self._stream)
         else:
             title, make = self._pages[path]
+
         try:
             content = await make(document, number)
         except ApiError as error:
             content = Content(notes=(f"The map can't be read now: {error}",))
+
         context = {
             "s": document,
             "title": title,
@@ -137,6 +140,7 @@ class StatusPages:
         brokers = document["brokers"]
         sessions = [(name, count, "") for name, count in sorted(brokers["sessions"].items())]
         leads = document["quorum"]["role"] == "leader"
+
         return Content(
             cards_=(
                 ("Brokers", grouped(brokers["count"]), ""),
@@ -146,7 +150,7 @@ class StatusPages:
                 ("Locked", brokers["locked"], ""),
             ),
             tables=(
-                ("Most set objects", _NODE_HEADS, [_node_row(each) for each in brokers["top"]]),
+                ("Most set objects", _NODE_HEADS, [_node_row(broker) for broker in brokers["top"]]),
                 (
                     "Most bytes in set objects",
                     ("broker", "bytes", "set objects"),
@@ -158,7 +162,7 @@ class StatusPages:
                 (
                     "Brokers by id",
                     _NODE_HEADS,
-                    [_node_row(node_fields(each, self._view)) for each in found.nodes],
+                    [_node_row(node_fields(node, self._view)) for node in found.nodes],
                 ),
             ),
             notes=() if leads else ("Sessions are known to the leader alone: see its page.",),
@@ -168,14 +172,23 @@ class StatusPages:
     async def _streams(self, document: Fields, after: int) -> Content:
         page = PageRequest(page_size=ROWS, page_token=str(after) if after else "")
         listed = await self._read(requests.DescribeStreams(page=page))
-        top = {each["stream_id"]: each["ranges"] for each in document["top_streams"]}
-        sizes = {each["stream_id"]: each["bytes"] for each in document["largest_streams"]}
+        top = {
+            top_stream["stream_id"]: top_stream["ranges"] for top_stream in document["top_streams"]
+        }
+        sizes = {
+            largest_stream["stream_id"]: largest_stream["bytes"]
+            for largest_stream in document["largest_streams"]
+        }
         named = tuple({**top, **sizes})
         described = await self._read(requests.DescribeStreams(stream_ids=named))
-        by_id = {each.stream_id: each for each in described.streams} if named else {}
+        by_id = {stream.stream_id: stream for stream in described.streams} if named else {}
 
         def rows(most: Mapping[int, int]) -> Sequence[Sequence[Any]]:
-            return [(*_stream_row(by_id[each]), most[each]) for each in most if each in by_id]
+            return [
+                (*_stream_row(by_id[stream_id]), most[stream_id])
+                for stream_id in most
+                if stream_id in by_id
+            ]
 
         return Content(
             form=True,
@@ -194,6 +207,7 @@ class StatusPages:
         )
         if not found.streams:
             return Content(form=True, notes=(f"There is no stream {stream_id}.",))
+
         (stream,) = found.streams
         query = requests.ObjectQuery(stream_id, stream.start_offset, -1, ROWS)
         read = await self._read(requests.GetObjects(queries=(query,)))
@@ -201,17 +215,23 @@ class StatusPages:
         held = result.objects if result.error is ErrorCode.NONE else ()
         objects = [
             (
-                str(each.object_id),
-                _kind(each.kind),
-                each.start_offset,
-                each.end_offset,
-                each.object_size,
+                str(range_.object_id),
+                _kind(range_.kind),
+                range_.start_offset,
+                range_.end_offset,
+                range_.object_size,
             )
-            for each in held
+            for range_ in held
         ]
         ranges = [
-            (each.range_index, each.epoch, str(each.node_id), each.start_offset, each.end_offset)
-            for each in stream.ranges
+            (
+                range_.range_index,
+                range_.epoch,
+                str(range_.node_id),
+                range_.start_offset,
+                range_.end_offset,
+            )
+            for range_ in stream.ranges
         ]
         return Content(
             form=True,
@@ -235,7 +255,7 @@ async def _overview(s: Fields, _: int) -> Content:
     quorum, size, commits = s["quorum"], s["map"], s["commits"]
     backup, process = s["backup"], s["process"]
     leader = quorum["leader_id"] if quorum["has_leader"] else None
-    silent = [each["node_id"] for each in s["controllers"] if not each["answers"]]
+    silent = [controller["node_id"] for controller in s["controllers"] if not controller["answers"]]
     backup_card = (
         ()
         if backup is None
@@ -245,6 +265,7 @@ async def _overview(s: Fields, _: int) -> Content:
     lease_card = (
         () if lease_s is None else (("Bucket lease", f"{lease_s:.0f} s", s["bucket"]["problem"]),)
     )
+
     return Content(
         cards_=(
             ("Leader", "none" if leader is None else f"controller {leader}", _epoch(quorum)),
@@ -279,14 +300,14 @@ async def _overview(s: Fields, _: int) -> Content:
 def _hour(commits: Fields) -> _Table:
     rows = [
         (
-            utc(each["begin_s"]),
-            each["accepted"],
-            each["refused"],
-            in_ms(each["p50_ms"]),
-            in_ms(each["p99_ms"]),
-            f"{100 * (each['led'] or 0):.0f} %",
+            utc(row["begin_s"]),
+            row["accepted"],
+            row["refused"],
+            in_ms(row["p50_ms"]),
+            in_ms(row["p99_ms"]),
+            f"{100 * (row['led'] or 0):.0f} %",
         )
-        for each in commits["hour"]
+        for row in commits["hour"]
     ]
     heads = ("from", "acknowledged", "refused", "median time", "p99 at most", "led here")
     return ("Commits of the last hour, every 5 minutes", heads, rows)
@@ -296,22 +317,23 @@ async def _quorum(s: Fields, _: int) -> Content:
     quorum = s["quorum"]
     controllers = [
         (
-            as_id(each["node_id"]),
-            each["role"] if each["answers"] else f"silent: {each['reason']}",
-            as_id(each["leader_id"]),
-            each["epoch"],
-            each["end_offset"],
-            each["high_watermark"],
-            each["disk_full"],
-            each["repairing"],
+            as_id(controller["node_id"]),
+            controller["role"] if controller["answers"] else f"silent: {controller['reason']}",
+            as_id(controller["leader_id"]),
+            controller["epoch"],
+            controller["end_offset"],
+            controller["high_watermark"],
+            controller["disk_full"],
+            controller["repairing"],
         )
-        for each in s["controllers"]
+        for controller in s["controllers"]
     ]
     heads = (
         *("controller", "role", "leader", "epoch", "end of log", "committed below"),
         *("disk full", "repairing"),
     )
     observers = ("Observers", *_voters({**quorum, "voters": quorum["observers"]})[1:])
+
     return Content(
         cards_=(
             ("Role here", quorum["role"], ""),
@@ -350,12 +372,12 @@ async def _deletions(s: Fields, _: int) -> Content:
             (
                 "Stuck keys, some",
                 ("key", "reason"),
-                [(each["key"], each["reason"]) for each in owed["stuck_keys"]],
+                [(stuck_key["key"], stuck_key["reason"]) for stuck_key in owed["stuck_keys"]],
             ),
             (
                 "Keys ahead of the map, some",
                 ("key", "reason"),
-                [(each["key"], each["reason"]) for each in owed["ahead_keys"]],
+                [(ahead_key["key"], ahead_key["reason"]) for ahead_key in owed["ahead_keys"]],
             ),
         ),
         notes=("The leader deletes; elsewhere only what is owed is known.",),
@@ -386,7 +408,7 @@ async def _compaction(s: Fields, _: int) -> Content:
             (
                 "Most set objects",
                 _NODE_HEADS,
-                [_node_row(each) for each in s["brokers"]["top"] if each["set_objects"]],
+                [_node_row(broker) for broker in s["brokers"]["top"] if broker["set_objects"]],
             ),
         ),
     )
@@ -397,12 +419,12 @@ async def _reconcile(s: Fields, _: int) -> Content:
     names = ("kind", "engine", "keys", "orphans", "orphan_bytes", "deleted", "missing", "result")
     rows = [
         (
-            utc(each["ended_ms"] / 1000),
-            f"{(each['ended_ms'] - each['started_ms']) / 1000:.1f} s",
-            *(each[name] for name in names),
-            each["problem"],
+            utc(run["ended_ms"] / 1000),
+            f"{(run['ended_ms'] - run['started_ms']) / 1000:.1f} s",
+            *(run[name] for name in names),
+            run["problem"],
         )
-        for each in told["runs"]
+        for run in told["runs"]
     ]
     heads = (
         *("ended", "took", "kind", "engine", "keys", "orphans", "bytes of orphans", "deleted"),
@@ -412,6 +434,7 @@ async def _reconcile(s: Fields, _: int) -> Content:
     notes = ["Runs tell of themselves, if their caller may write keys as an admin does."]
     if told["problem"]:
         notes.insert(0, f"What runs told can't be read: {told['problem']}.")
+
     return Content(
         cards_=(
             ("Last success", utc(success / 1000) if success else NOTHING, ""),
@@ -437,13 +460,19 @@ async def _build(s: Fields, _: int) -> Content:
             (
                 "Controllers",
                 ("controller", "version"),
-                [(as_id(each["node_id"]), each["version"]) for each in s["controllers"]],
+                [
+                    (as_id(controller["node_id"]), controller["version"])
+                    for controller in s["controllers"]
+                ],
             ),
             ("Connections", ("plane", "open"), list(process["connections"].items())),
             (
                 "Certificates",
                 ("plane", "until"),
-                [(each["plane"], utc(each["not_after_s"])) for each in s["certificates"]],
+                [
+                    (certificate["plane"], utc(certificate["not_after_s"]))
+                    for certificate in s["certificates"]
+                ],
             ),
             ("Cluster", ("id", "uuid"), [(s["cluster_id"], s["cluster_uuid"])]),
         ),
@@ -455,13 +484,13 @@ def _voters(quorum: Fields) -> _Table:
     heads = ("controller", "lag, entries", "last fetch, ms ago", "caught up, ms ago", "address")
     rows = [
         (
-            as_id(each["node_id"]),
-            each["lag"],
-            each["last_fetch_age_ms"],
-            each["last_caught_up_age_ms"],
-            each["endpoint"],
+            as_id(voter["node_id"]),
+            voter["lag"],
+            voter["last_fetch_age_ms"],
+            voter["last_caught_up_age_ms"],
+            voter["endpoint"],
         )
-        for each in quorum["voters"]
+        for voter in quorum["voters"]
     ]
     return ("Voters, as the leader sees them", heads, rows)
 

@@ -64,7 +64,7 @@ def _of_quorum(document: Document) -> Iterator[Alarm]:
 
 def _of_controllers(controllers: Sequence[Document]) -> Iterator[Alarm]:
     voters = [each for each in controllers if each["votes"]]
-    silent = [each for each in voters if not each["answers"]]
+    silent = [voter for voter in voters if not voter["answers"]]
     has_majority = 2 * len(silent) < len(voters)
     for each in silent:
         severity = "warning" if has_majority else "critical"
@@ -82,20 +82,25 @@ def _of_controllers(controllers: Sequence[Document]) -> Iterator[Alarm]:
 def _of_data(document: Document) -> Iterator[Alarm]:
     if problem := document["bucket"]["problem"]:
         yield Alarm("critical", "bucket", f"The leader can't use the bucket: {problem}")
+
     lease_s = document["bucket"]["lease_s"]
     if lease_s is not None and lease_s < LEASE_LOW_S:
         text = f"Changes are acknowledged for {lease_s:.0f} s more: the bucket is not reached."
         yield Alarm("critical", "lease", text)
+
     if stuck := document["deletions"]["stuck"]:
         text = f"{stuck} objects can't be deleted; they are tried again, ever more rarely."
         yield Alarm("warning", "deletions_stuck", text)
+
     if ahead := document["deletions"]["ahead"]:
         text = f"{ahead} objects hold offsets that the map has not reached: was a disk rolled back?"
         yield Alarm("warning", "objects_ahead", text)
+
     yield from _of_brokers(document["brokers"]["silent"])
     if missing := document["reconcile"]["missing"]:
         text = f"The last reconciliation found {missing} objects missing or damaged in the bucket."
         yield Alarm("critical", "objects_missing", text)
+
     backup = document["backup"]
     if backup is not None and backup["problem"]:
         yield Alarm("critical", "backup_failing", f"The backup fails: {backup['problem']}")

@@ -42,7 +42,7 @@ class PeerStatusClient:
     async def ask(self, endpoints: Mapping[int, str]) -> Mapping[int, Answer]:
         """Ask controllers, given by id and address, all at once."""
         await self._forget_channels(set(endpoints.values()))
-        answers = await asyncio.gather(*(self._one(each) for each in endpoints.values()))
+        answers = await asyncio.gather(*(self._one(endpoint) for endpoint in endpoints.values()))
         return dict(zip(endpoints, answers, strict=True))
 
     async def close(self) -> None:

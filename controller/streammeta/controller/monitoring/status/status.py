@@ -81,20 +81,21 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         "top_streams": [{"stream_id": a, "ranges": b} for a, b in known.top_streams],
         "reconcile": _reconcile(sources),
         "largest_streams": [
-            {"stream_id": each, "bytes": size} for each, size in known.top_sizes.streams
+            {"stream_id": stream, "bytes": size} for stream, size in known.top_sizes.streams
         ],
         "largest_brokers": [
-            {"node_id": each, "bytes": size, "objects": count}
-            for each, size, count in known.top_sizes.nodes
+            {"node_id": node, "bytes": size, "objects": count}
+            for node, size, count in known.top_sizes.nodes
         ],
         "backup": _backup(sources),
         "certificates": [
-            {"plane": each.plane, "not_after_s": each.not_after.timestamp()}
-            for each in sources.certificates()
+            {"plane": certificate.plane, "not_after_s": certificate.not_after.timestamp()}
+            for certificate in sources.certificates()
         ],
         "process": _process(known),
     }
     document["alarms"] = [alarm._asdict() for alarm in alarms(document)]
+
     return document
 
 
@@ -109,12 +110,15 @@ def _build(version: str) -> Fields:
 
 def _quorum(seen: QuorumDescription, others: Mapping[int, Answer]) -> Fields:
     """Return the quorum as this controller sees it, with lags as the leader does if it answers."""
-    replicas = [(each, True) for each in seen.voters] + [(each, False) for each in seen.observers]
+    replicas = [(voter, True) for voter in seen.voters] + [
+        (voter, False) for voter in seen.observers
+    ]
     leaders = _leaders_replicas(seen, others)
     described = [
-        {**(leaders.get(each.key.node_id) or _replica(each, seen.end_offset)), "votes": votes}
-        for each, votes in replicas
+        {**(leaders.get(replica.key.node_id) or _replica(replica, seen.end_offset)), "votes": votes}
+        for replica, votes in replicas
     ]
+
     return {
         "role": seen.role,
         "leader_id": seen.leader_id,
@@ -145,10 +149,10 @@ def _leaders_replicas(
     """Return voters by id as another controller that leads this epoch has described them."""
     if seen.role == "leader":
         return {}
-    views = [each.view for each in others.values() if each.view is not None]
+    views = [other.view for other in others.values() if other.view is not None]
     for view in views:
         if view.role == "leader" and view.epoch >= seen.epoch:
-            return {each.key.node_id: _told(each, view.end_offset) for each in view.voters}
+            return {voter.key.node_id: _told(voter, view.end_offset) for voter in view.voters}
     return {}
 
 
@@ -171,7 +175,7 @@ def _controllers(
     seen: QuorumDescription, others: Mapping[int, Answer], known: Knowledge
 ) -> Iterator[Fields]:
     """Yield each controller's own words in order of ids, and those that are silent."""
-    votes = {each.key.node_id for each in seen.voters}
+    votes = {voter.key.node_id for voter in seen.voters}
     own = {
         "node_id": seen.node_id,
         "votes": seen.node_id in votes,
@@ -243,7 +247,7 @@ def _deletions(known: Knowledge) -> Fields:
 
 
 def _compaction(known: Knowledge) -> Fields:
-    departed = [each for each in known.nodes if each.departed]
+    departed = [node for node in known.nodes if node.departed]
     return {
         "set_objects": known.sources.metadata_size().stream_set_objects,
         "departed_nodes": len(departed),
@@ -257,7 +261,7 @@ def _compaction(known: Knowledge) -> Fields:
 
 
 def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
-    states = Counter(session_of(each, known.view) for each in known.nodes) if leads else Counter()
+    states = Counter(session_of(node, known.view) for node in known.nodes) if leads else Counter()
     top = sorted(known.nodes, key=lambda each: -each.stream_set_object_count)[:NODES_MAX]
     return {
         "count": len(known.nodes),
@@ -266,7 +270,7 @@ def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
         "locked": sum(each.locked for each in known.nodes),
         "recovering": sum(each.recovered_by != NONE_ID for each in known.nodes),
         "owing": sum(each.pending_upload_count > 0 for each in known.nodes),
-        "top": [node_fields(each, known.view) for each in top],
+        "top": [node_fields(broker, known.view) for broker in top],
     }
 
 

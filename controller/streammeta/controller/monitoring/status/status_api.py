@@ -107,6 +107,7 @@ class StatusApi:
             top_streams=await self._top_streams.known(),
             top_sizes=await self._top_sizes.known(),
         )
+
         return status(known, answers, time.time())
 
 

@@ -83,6 +83,7 @@ class TopSizes:
                     sums.add(*piece)
                 worked_s += time.perf_counter() - begun
                 await asyncio.sleep(0)
+
             self._known = await asyncio.to_thread(sums.largest)
         finally:
             self._next_look = time.monotonic() + max(KEPT_S, REST * worked_s)

@@ -284,9 +284,14 @@ def _get_objects_out(
     if isinstance(lists, answers.ObjectLists):
         return _pieces(lists)
     message = objects_pb2.GetObjectsResponse()
-    for one in lists:
-        head = (one.error, one.stream_start_offset, one.stream_end_offset, one.lost_end_offset)
-        _fill_list(message.results.add(), head, one.objects.places(), one.objects.facts())
+    for result in lists:
+        head = (
+            result.error,
+            result.stream_start_offset,
+            result.stream_end_offset,
+            result.lost_end_offset,
+        )
+        _fill_list(message.results.add(), head, result.objects.places(), result.objects.facts())
     return message
 
 

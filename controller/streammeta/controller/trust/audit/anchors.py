@@ -13,7 +13,7 @@ from streammeta.controller.trust.audit.lines import Chain
 from streammeta.storage.parsing import DocumentError, parse_json
 
 NAMESPACE = "_streammeta/audit"
-"""Namespace of the keys; a key is a controller's id."""
+"""Namespace of the keys. A key is a controller's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Anchor:
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     def is_passed_by(self, chain: Chain, cluster_id: str) -> bool:
-        """Return whether a chain has grown since; one of the cluster before a restore is over."""
+        """Return whether a chain has grown since. A chain from before a restore has ended."""
         return chain.seq > self.seq or cluster_id != self.cluster_id
 
 

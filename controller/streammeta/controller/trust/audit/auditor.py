@@ -54,7 +54,7 @@ class Clock(Protocol):
 
 
 class Writer(Protocol):
-    """Where lines go; `audit_writer.AuditWriter` is one."""
+    """Destination of lines, implemented by `audit_writer.AuditWriter`."""
 
     @property
     def head(self) -> Chain:
@@ -63,15 +63,15 @@ class Writer(Protocol):
 
     @property
     def problem(self) -> str:
-        """Why a line can't be recorded now; empty if it can."""
+        """Reason why lines can't be recorded now, empty if they can."""
         ...
 
     def put(self, line: AuditLine) -> bool:
-        """Hand a line over; False if it is lost."""
+        """Queue a line. Return False if it is lost."""
         ...
 
     async def written(self, line: AuditLine) -> None:
-        """Hand a line over and wait until it is durable; raises AuditUnavailableError."""
+        """Queue a line and wait until it is durable. Raises AuditUnavailableError."""
         ...
 
 
@@ -104,11 +104,11 @@ class CallRecord:
         self.cert = ""
         self._peer = peer
         self.offset = -1
-        """End of the log that the answer rests on; -1 if there is none."""
+        """End of the log on which the answer depends, -1 without one."""
         self.rows = 0
 
     async def parsed(self, request: Message) -> None:
-        """Note the request; record that it is about to be decided if its rule is to.
+        """Add the request, and record the begin of the call if its rule requires that.
 
         Raises:
             AuditUnavailableError: it must be on record, and can't be.
@@ -131,13 +131,16 @@ class CallRecord:
         self._auditor.require(self._rule)
 
     def began(self) -> None:
-        """Record that a stream of messages was opened; raises AuditUnavailableError."""
+        """Record the begin of a stream of messages. Raises AuditUnavailableError."""
         self.require()
         self._auditor.put(self._line(Verdict.BEGUN))
         self._has_begun = True
 
     def counted(self, calls: int, rows: int, refused: int, offset: int) -> None:
-        """Count calls that came by one message of a stream; `offset` is that of their answers."""
+        """Count calls that arrived in one message of a stream.
+
+        `offset` is the offset of their answers.
+        """
         self._counted = True
         self.offset = max(self.offset, offset)
         self._auditor.count(self.principal, self._call, calls, rows, refused, offset)
@@ -174,7 +177,9 @@ class CallRecord:
             self._auditor.put(self._line(verdict, reason="CANCELLED" if left else self._reason))
 
     async def answered(self, answer: Any) -> None:
-        """Record the end of a call by an answer; a guarded one returns once that is durable.
+        """Record the end of a call by an answer.
+
+        Return when the record of a guarded call is durable.
 
         Raises:
             AuditUnavailableError: it may never be; the call has taken effect.
@@ -182,14 +187,17 @@ class CallRecord:
         if self._rule.recorded is Recorded.SUMMED:
             self._summed(refused=1 if getattr(answer, "error", 0) else 0)
             return
+
         if self.offset < 0:
             self.offset = getattr(answer, "end_offset", -1)
+
         reason, refused = refusals(answer)
         verdict = Verdict.REFUSED if refused else Verdict.OK
         line = self._line(verdict, reason=reason, answer=answer, refused=refused)
         if not self._rule.is_guarded:
             self._auditor.put(line)
             return
+
         try:
             await self._auditor.written(line)
         except AuditUnavailableError as error:
@@ -214,9 +222,11 @@ class CallRecord:
         found = targets(self._rule, self._request, answer)
         if refused > 1:
             found["refused"] = refused
+
         took_ms = None
         if self._began_ms >= 0 and verdict is not Verdict.BEGUN:
             took_ms = float(self._auditor.clock.monotonic_ms() - self._began_ms)
+
         return self._auditor.line(
             self._call,
             verdict,
@@ -293,19 +303,19 @@ class Auditor:
     def event(
         self, name: str, *, reason: str = "", target: Mapping[str, Any] | None = None
     ) -> None:
-        """Record what happened to the process, e.g. `policy.reload`; `reason` if it failed."""
+        """Record an event of the process, e.g. `policy.reload`, with `reason` if it failed."""
         verdict = Verdict.FAILED if reason else Verdict.OK
         origin = Origin(f"controller/{self._leadership().node}")
         self.put(self.line(name, verdict, origin=origin, reason=reason, target=target or {}))
 
     async def run(self) -> None:
-        """Write sums and tell the chain's end once a minute; never returns."""
+        """Write sums and log the chain's end once a minute. Never returns."""
         while True:
             await asyncio.sleep(MINUTE_S)
             self.end_minute()
 
     def end_minute(self) -> None:
-        """Write the sums and begin anew; name the chain's end."""
+        """Write and reset the sums, and log the chain's end."""
         self._write_sums()
         self.denials.begin_minute()
         self.tell_head()
@@ -320,7 +330,7 @@ class Auditor:
         self.event(START_CALL)
 
     def end(self) -> None:
-        """Record the end of the process, and what is counted until then."""
+        """Record the end of the process, and all counts until then."""
         self._write_sums()
         self.event("audit.stop")
 

@@ -23,7 +23,7 @@ START_CALL = "audit.start"
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where a chain does not hold: file, line of it from 1, and what is wrong there."""
+    """Broken place of a chain: file, line from 1, and problem."""
 
     file: str
     line: int
@@ -32,7 +32,7 @@ class Break:
 
 @dataclass(slots=True)
 class Verified:
-    """One controller's chain; `head` is the hash of its last line."""
+    """One controller's chain. `head` is the hash of its last line."""
 
     node: int
     lines: int = 0
@@ -48,7 +48,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class AuditFileLines:
-    """Name and lines of a file, without newlines; the last may be unfinished."""
+    """Name and lines of a file, without newlines. The last line may be incomplete."""
 
     name: str
     lines: Sequence[bytes]
@@ -78,10 +78,10 @@ def verify(
     expected: Mapping[int, str] | None = None,
     anchored: Mapping[int, Mapping[int, str]] | None = None,
 ) -> list[Verified]:
-    """Check the files of any number of controllers, in any order; return their chains by node.
+    """Check the files of controllers, in any order. Return their chains by node.
 
-    `expected` are hashes known from elsewhere, by the line's number, of a single controller's
-    lines; `anchored` are such hashes of any controller's.
+    `expected` are hashes of a single controller's lines, known from elsewhere, by the line's
+    number. `anchored` are such hashes of any controller's lines.
     """
     by_node: dict[int, list[tuple[float, AuditFileLines]]] = {}
     begun: list[AuditFileLines] = []
@@ -93,8 +93,10 @@ def verify(
             begun.append(file)
         else:
             by_node.setdefault(-1, []).append((0, file))
+
     for file in begun:
         _append_begun(by_node, file)
+
     found = []
     for node, of_node in sorted(by_node.items()):
         ordered = [file for _, file in sorted(of_node, key=lambda one: (one[0], one[1].name))]
@@ -106,13 +108,14 @@ def verify(
             problem = "it holds no whole line, and every anchored log has some"
             check.verified.breaks.append(Break(ordered[0].name, 1, problem))
         found.append(check.verified)
+
     return found
 
 
 def _append_begun(
     by_node: dict[int, list[tuple[float, AuditFileLines]]], file: AuditFileLines
 ) -> None:
-    """Put a file without a whole line behind the full files of its log, if it is the newest."""
+    """Move a file without a complete line after the full files of its log, if it is the newest."""
     for of_node in by_node.values():
         if any(name_of_log(other.name) == file.name for _, other in of_node):
             if file.lines:
@@ -179,13 +182,14 @@ class _Check:
         found.dropped += members.get("dropped", 0)
 
     def _misplaced(self, seq: int, prev: str) -> Iterator[str]:
-        """Yield what is wrong with a line's place behind the line before."""
+        """Yield the problems of a line's position after the previous one."""
         found = self.verified
         if self._before is None or not found.first_seq:
             found.first_seq = seq
             if seq == 1 and prev != GENESIS and self._before is None:
                 yield "line 1 names a line before it: it was changed"
             return
+
         wanted = found.last_seq + 1
         if seq > wanted:
             count = seq - wanted

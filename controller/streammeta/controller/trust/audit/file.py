@@ -1,7 +1,7 @@
-"""Audit log on disk: one growing file, renamed when it is full, its chain continued by the next.
+"""Audit log on disk: one growing file, renamed when it is full. The next file continues its chain.
 
-Synchronous, for one thread; `audit_writer` is that thread. Nothing is deleted here: old files are
-the operator's. A file that another program has renamed is left by `reopen`.
+Synchronous, for the one thread of `audit_writer`. Old files belong to the operator and are never
+deleted. `reopen` leaves a file that another program has renamed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FILES_READ = 3
 """Newest files read for the last line: one may be empty, one hold a torn line alone."""
 
 _TAIL_BYTES = 1 << 20
-"""Read from a file's end to find its last line; no line is longer."""
+"""Bytes to read from a file's end to find its last line. No line is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line that waits for its place in the chain; `dropped` lines were lost before it."""
+    """A line that waits for its place in the chain, after `dropped` lost lines."""
 
     line: AuditLine
     dropped: int = 0
@@ -44,13 +44,13 @@ class AuditLog(Protocol):
         """Number and hash of the last line."""
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Write lines; raises OSError with none of them written for good."""
+        """Write lines. After OSError none of them is written."""
 
     def sync(self) -> None:
-        """Make everything written durable; raises OSError."""
+        """Make all written lines durable. Raises OSError."""
 
     def reopen(self) -> None:
-        """Go on in a file of the log's name, new if it was renamed; raises OSError."""
+        """Continue in a file of the log's name, new if it was renamed. Raises OSError."""
 
     def close(self) -> None:
         """Release the file."""
@@ -83,7 +83,7 @@ class AuditFile:
         return self._chain
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Write lines at the end; a write that fails is overwritten by the next."""
+        """Append lines. The next write overwrites a failed one."""
         if self._size >= self._bytes_max:
             self._rotate()
         chain = replace(self._chain)
@@ -127,14 +127,14 @@ class AuditFile:
 
 
 class StandardOutput:
-    """An `AuditLog` on a file descriptor; every process begins a chain of its own."""
+    """An `AuditLog` on a file descriptor. Every process begins its own chain."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = sys.stdout.fileno() if descriptor is None else descriptor
         self.chain = Chain()
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Write lines; what was written of a line before a failure stays."""
+        """Write lines. Bytes written before a failure stay."""
         for entry in entries:
             chain = replace(self.chain)
             rest = memoryview(chain.link(entry.line, entry.dropped))
@@ -170,6 +170,7 @@ def _found(files: FileSystem, path: Path) -> tuple[Chain, bool]:
     ]
     if not tails:
         return Chain(), False
+
     lines = [line for tail in tails for line in reversed(_lines(tail))]
     # A torn line has no number, but its bytes are part of the chain: they can't be changed later.
     seqs = (number for line in lines if (number := _seq(line)) is not None)

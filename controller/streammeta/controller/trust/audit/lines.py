@@ -1,7 +1,6 @@
-"""Audit lines: JSON objects chained by hashes, and sums of calls too many for a line each.
+"""Audit lines: JSON objects chained by hashes, and sums of frequent calls.
 
-Pure: takes times, identities and targets as values and gives lines as bytes. Knows neither files
-nor gRPC; which call is recorded how is in `audit_rules`.
+Pure: times, identities and targets are arguments, and lines are bytes.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ GENESIS = "0" * (2 * HASH_BYTES)
 """Hash of the line before, as the first line of a chain names it."""
 
 SUMS_MAX = 10_000
-"""Maximum number of sums kept; one more ends the minute early."""
+"""Maximum number of sums. One more ends the minute early."""
 
 DENIALS_A_MINUTE = 60
-"""Maximum number of lines a minute for one principal, call and reason; more denials are summed.
+"""Maximum lines a minute for one principal, call and reason. Further denials are summed.
 
-A flood of refused calls would otherwise cost more than the calls and fill the disk.
+Otherwise a flood of rejected calls would cost more than the calls and fill the disk.
 """
 
 _TEXT_MAX = 128
@@ -39,16 +38,16 @@ class Verdict(StrEnum):
     """Outcome of a call, as far as it is known when its line is written."""
 
     BEGUN = "BEGUN"
-    """About to be decided; a line with the outcome follows unless the process ends."""
+    """Not yet decided. A line with the outcome follows unless the process ends."""
     OK = "OK"
     DENIED = "DENIED"
     """Not this caller's call: no identity, role, node or namespace for it."""
     REFUSED = "REFUSED"
-    """Answered with an error; nothing was changed, or part of what was asked for."""
+    """Answered with an error. Nothing was changed, or only part of the request."""
     FAILED = "FAILED"
-    """Ended by a status; nothing was changed."""
+    """Ended by a status. Nothing was changed."""
     UNKNOWN = "UNKNOWN"
-    """Ended by a status, or left by its caller; it may have taken effect, or still will."""
+    """Ended by a status, or cancelled by its caller. It may have taken effect, or may later."""
     SUM = "SUM"
     """Many calls together."""
 
@@ -65,7 +64,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Calls of one caller to one method; `rows` as far as they are counted."""
+    """Calls of one caller to one method. `rows` is 0 where rows are not counted."""
 
     calls: int
     rows: int = 0
@@ -75,10 +74,10 @@ class Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLine:
-    """One line, but for its place in the chain. Times are in milliseconds since 1970.
+    """One line without its place in the chain. Times are in milliseconds since 1970.
 
-    `offset` is the end of the log that the outcome rests on, None if there is none. `took_ms` is
-    the time from the call's arrival to its outcome.
+    `offset` is the end of the log on which the outcome depends, None without one. `took_ms` is the
+    time from the call's arrival to its outcome.
     """
 
     ts_ms: int
@@ -114,6 +113,7 @@ class AuditLine:
             "ms": None if self.took_ms is None else round(self.took_ms, 1),
             "sum": None if self.sum is None else _sum(self.sum),
         }
+
         return {name: value for name, value in said.items() if value not in (None, "", {})}
 
 
@@ -149,9 +149,9 @@ class Chain:
     head: str = GENESIS
 
     def link(self, line: AuditLine, dropped: int = 0) -> bytes:
-        """Return a line's bytes with its newline, and go on behind it.
+        """Return a line's bytes with its newline, and advance the chain.
 
-        `dropped` is the number of lines lost since the one before.
+        `dropped` is the number of lines lost since the previous one.
         """
         members = {"v": FORMAT, "seq": self.seq + 1, **line.members()}
         if dropped:
@@ -182,7 +182,7 @@ class Sums:
         refusals: int = 0,
         offset: int = -1,
     ) -> None:
-        """Count calls; `offset` is the largest of their answers, -1 without one."""
+        """Count calls. `offset` is the largest offset of their answers, -1 without one."""
         found = self._sums.get((principal, call))
         if found is None:
             self._sums[(principal, call)] = [calls, rows, refusals, offset]
@@ -194,7 +194,7 @@ class Sums:
             found[3] = offset
 
     def drain(self, since_ms: int) -> Iterator[tuple[str, str, Sum, int | None]]:
-        """Yield (principal, call, sum, last offset) of each, and begin anew."""
+        """Yield (principal, call, sum, last offset) of each sum, and reset all."""
         drained, self._sums = self._sums, {}
         for (principal, call), (calls, rows, refusals, offset) in sorted(drained.items()):
             counted = Sum(calls, rows, refusals, since_ms)
@@ -209,7 +209,7 @@ class DenialLimit:
         self._seen: dict[tuple[str, str, str], int] = {}
 
     def has_room(self, principal: str, call: str, reason: str) -> bool:
-        """Return whether one more denial gets a line of its own."""
+        """Return whether one more denial has its own line."""
         key = (principal, call, reason)
         seen = self._seen.get(key, 0)
         if seen >= self._a_minute or (not seen and len(self._seen) >= SUMS_MAX):
@@ -218,5 +218,5 @@ class DenialLimit:
         return True
 
     def begin_minute(self) -> None:
-        """Forget what was counted."""
+        """Reset the counts."""
         self._seen.clear()

@@ -18,7 +18,7 @@ from streammeta.rpc.method_facts import AuditRule, Recorded
 from streammeta.v1.common_pb2 import ErrorCode
 
 LISTED_MAX = 100
-"""Maximum number of ids in a line; of more there are count, first, last and a digest."""
+"""Maximum number of ids in a line. Longer lists are shown by count, first, last and a digest."""
 
 LISTED_BYTES_MAX = 8_192
 """Maximum size of a list of names in a line, in bytes."""
@@ -79,7 +79,10 @@ def _shown(value: Any) -> Any:
 
 
 def _at(message: Any, path: Sequence[str]) -> Iterator[Any]:
-    """Yield the values at a path; of several names with `/` between, a list of their values."""
+    """Yield the values at a path.
+
+    Several names with `/` between them yield a list of their values.
+    """
     name, *rest = path
     if "/" in name:
         yield [getattr(message, part) for part in name.split("/")]
@@ -88,11 +91,11 @@ def _at(message: Any, path: Sequence[str]) -> Iterator[Any]:
     if found.has_presence and not message.HasField(name):
         return
     value = getattr(message, name)
-    for one in value if found.is_repeated else (value,):
+    for item in value if found.is_repeated else (value,):
         if rest:
-            yield from _at(one, rest)
+            yield from _at(item, rest)
         else:
-            yield one
+            yield item
 
 
 def _is_list(message: Any, path: str) -> bool:

@@ -51,13 +51,14 @@ class AuditWriter:
         self._unsynced: list[asyncio.Future[None]] = []
         self._dropped = 0
         self.lost = 0
+
         """Lines that found no room in the queue, since the start."""
         self._is_stopping = self._wants_reopening = self._is_unsynced = False
         self._synced_at = time.monotonic()
         self._head = replace(log.chain)
         self._durable_head = self._head
         self.failure = ""
-        """Why lines can't be written at the moment; empty if they can."""
+        """Reason why lines can't be written at the moment, empty if they can."""
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
 
@@ -73,14 +74,14 @@ class AuditWriter:
 
     @property
     def problem(self) -> str:
-        """Why a line can't be recorded now; empty if it can."""
+        """Reason why lines can't be recorded now, empty if they can."""
         if self.failure:
             return self.failure
         waiting = len(self._queue) + len(self._taken)
         return f"{waiting} lines wait to be written" if waiting >= self._capacity else ""
 
     def put(self, line: AuditLine) -> bool:
-        """Hand a line over; False if there is no room for it, and it is lost."""
+        """Queue a line. Return False if the queue is full and the line is lost."""
         return self._put(line, None)
 
     async def written(self, line: AuditLine) -> None:
@@ -106,13 +107,13 @@ class AuditWriter:
         return True
 
     def reopen(self) -> None:
-        """Go on in a file of the log's name, after what is queued."""
+        """Continue in a file of the log's name, after all queued lines."""
         with self._changed:
             self._wants_reopening = True
             self._changed.notify()
 
     async def stop(self) -> None:
-        """Write what is queued, end the thread and close the log."""
+        """Write queued lines, end the thread and close the log."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
@@ -165,12 +166,14 @@ class AuditWriter:
             self._log.append([waiting.entry for waiting in self._taken])
             self._head = replace(self._log.chain)
             self._is_unsynced = True
-        self._unsynced += [each.durable for each in self._taken if each.durable is not None]
+
+        self._unsynced += [queued.durable for queued in self._taken if queued.durable is not None]
         self._taken = []
         if self._unsynced or self._is_stopping or self._is_sync_due():
             self._log.sync()
             self._is_unsynced, self._synced_at = False, time.monotonic()
             self._durable_head = self._head
+
         _settle(self._unsynced, None)
         self._unsynced = []
         if self._wants_reopening:
@@ -182,10 +185,10 @@ class AuditWriter:
             _log.error("audit_log_failed", error=str(error))
         self.failure = f"the audit log can't be written: {error}"
         # They are on no disk; what they say is kept and written when that is possible again.
-        waiting = [each.durable for each in self._taken if each.durable is not None]
+        waiting = [queued.durable for queued in self._taken if queued.durable is not None]
         _settle([*self._unsynced, *waiting], error)
         self._unsynced = []
-        self._taken = [replace(each, durable=None) for each in self._taken]
+        self._taken = [replace(queued, durable=None) for queued in self._taken]
 
     def _tell_recovered(self) -> None:
         if self.failure:
