@@ -386,6 +386,7 @@ OFFLOADS = (
         streammeta.brokers.pulsar.ledger_streams:
         - if streams:
         -     await self._delete_streams(streams)
+          # Forgotten only after the deletion, which may fail and be repeated.
           self._strays.pop((ledger_id, uuid), None)
           if found is not None:
               await self._delete_key(name)

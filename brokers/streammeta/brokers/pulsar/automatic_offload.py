@@ -160,6 +160,7 @@ class AutomaticOffload:
 
     async def _serve(self, topic: _Topic, found: AllPolicies) -> None:
         where = f"{topic.namespace}/{topic.name}"
+        # Offloads compete with the broker's own traffic, so only a few run at once.
         async with self._places:
             try:
                 policies = found.effective(topic.namespace, topic.name)
@@ -203,4 +204,5 @@ async def _cancel(*tasks: asyncio.Task[None] | None) -> None:
     for task in running:
         task.cancel()
     if running:
+        # Not `gather`: an error of a cancelled task must not end the wait for the others.
         await asyncio.wait(running)

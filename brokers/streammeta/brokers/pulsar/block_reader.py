@@ -47,6 +47,7 @@ async def read_index(blobs: Blobs, name: str) -> bytes:
         metadata: Mapping[str, str] = await blobs.metadata(name)
         if not is_known_version(metadata):
             raise OSError(f"Invalid object version of {name}")
+        # Read as a whole. The bound only has to exceed every index.
         return await blobs.read(name, 0, 1 << 31)
     except NoSuchBlobError as error:
         raise NoSuchLedgerError(str(error)) from error
@@ -136,6 +137,7 @@ class DataObject:
 
     async def _enter(self, stream: RangeStream, index: LedgerIndex, block: IndexEntry) -> int:
         """Move to the entries of a block. Return the end of the block."""
+        # The stream only moves forward, and a valid index has ascending places.
         if block.offset < stream.position:
             raise PayloadError(stream.position, "block", block.offset, "a later place in the index")
         stream.seek_forward(block.offset)
@@ -150,6 +152,7 @@ class DataObject:
             raise PayloadError(block.offset, "block header", header, wanted)
         if self.ledger_id is not None:
             return block.offset + header.block_length  # another ledger's block may follow
+        # A block of one ledger ends where the next one begins, or with the object.
         following = index.ceiling(block.first_entry + 1)
         return self.size if following is None else following.offset
 
@@ -175,8 +178,10 @@ class DataObject:
                 self.name,
                 wanted,
             )
+            # Like the peer: damage between two entries does not end the read.
             stream.seek_forward(at + skipped)
 
+        # The place of the head, not of the data: a read from here validates it again.
         self._places.note(wanted, stream.position, end)
         stream.seek_forward(stream.position + ENTRY_HEADER_SIZE)
         return length

@@ -147,6 +147,7 @@ def due_ledgers(
         if (by_size or by_age) and info.size and not info.is_complete:
             found.append(info)
 
+    # Oldest first, so that the offloaded ledgers form a prefix.
     return found[::-1]
 
 
@@ -204,6 +205,7 @@ class ManagedLedger:
                 f"{self.name} names segment {named[0]}, expected `segments`: the place of its"
                 " segments"
             )
+        # Taken together: a save must name the version of the list that it changes.
         self.ledgers, self._version = ledgers, version
 
     def info(self, ledger_id: int) -> LedgerInfo | None:
@@ -313,6 +315,7 @@ class ManagedLedger:
             Exception: the first error. The other ledgers are offloaded all the same.
         """
         info = self.info(ledger_id)
+        # The open ledger accepts the position of its first entry even while it is empty.
         is_open = info is not None and info is self.ledgers[-1]
         if info is None or not 0 <= entry_id < max(info.entries, 1 if is_open else 0):
             raise InvalidCursorPositionError(
@@ -493,6 +496,7 @@ class ManagedLedger:
             return replace(info.context, source_deleted=True) if info.context and is_due else None
 
         deleted = []
+        # Iterate over a copy, because each save replaces the list.
         for info in list(self.ledgers):
             if among is not None and info.ledger_id not in among:
                 continue

@@ -100,6 +100,7 @@ class LedgerReader:
             handle.close()
             return
         self._open[place] = handle
+        # Each handle keeps memory, so the number of them is bounded.
         while len(self._open) > OPEN_HANDLES:
             _, oldest = self._open.popitem(last=False)
             oldest.close()

@@ -69,7 +69,7 @@ class LedgerStreams:
         self.is_appendable = is_appendable
 
     async def offload(self, ledger: LedgerSource, uuid: str, extra: Mapping[str, str]) -> None:
-        """Copy a closed ledger to a stream under a uuid of its own.
+        """Copy a closed ledger to a stream under a new uuid.
 
         Raises:
             NotAppendableError: this place only reads.
@@ -79,6 +79,7 @@ class LedgerStreams:
         if not self.is_appendable:
             raise NotAppendableError
 
+        # Checked before the stream exists, so that a rejected ledger leaves no stream.
         check_offloadable(ledger)
         name = data_name(uuid, ledger.ledger_id)
         # A crash before the key is put leaves a stream that only its tags identify.
@@ -110,6 +111,7 @@ class LedgerStreams:
 
         while first <= last:
             entries = await read_entries(ledger, first)
+            # The futures are awaited at the end, so that many batches are in flight.
             appended.append(await writer.append_many(stream_id, [entry.data for entry in entries]))
             first += len(entries)
 
@@ -122,6 +124,7 @@ class LedgerStreams:
 
     async def open(self, ledger_id: int, uuid: str) -> StreamLedger:
         """Return a handle that reads a copy. Raise `NoSuchLedgerError` without a whole one."""
+        # A key without metadata belongs to an offload in progress, or to one that failed.
         found = await self._find(data_name(uuid, ledger_id))
         if found is None or found.metadata is None:
             raise NoSuchLedgerError(f"ledger {ledger_id} has no whole copy {uuid}")
@@ -136,6 +139,7 @@ class LedgerStreams:
         # Streams are deleted before their key, so a failed deletion can be repeated.
         if streams:
             await self._delete_streams(streams)
+        # Forgotten only after the deletion, which may fail and be repeated.
         self._strays.pop((ledger_id, uuid), None)
         if found is not None:
             await self._delete_key(name)
@@ -172,6 +176,7 @@ class LedgerStreams:
 
     async def _delete_streams(self, stream_ids: Sequence[int]) -> None:
         session = self._client.session
+        # The writer must not append to a stream that is being deleted.
         self._client.writer.detach(stream_ids)
         described = self._client.controllers.describe_streams(stream_ids)
         there = {stream.stream_id: stream async for stream in described}
@@ -184,6 +189,7 @@ class LedgerStreams:
         }
         (await session.close_streams(opened | new)).require_all()
         epochs = {stream_id: stream.epoch or 0 for stream_id, stream in there.items()}
+        # Only closed streams can be deleted. Missing ones were deleted by an earlier attempt.
         (await session.delete_streams(epochs)).require_all()
 
     # -- keys

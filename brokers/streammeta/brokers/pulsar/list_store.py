@@ -33,6 +33,7 @@ class MemoryListStore:
 
     async def save(self, ledgers: Sequence[LedgerInfo], version: int) -> int:
         """Replace the list if it has this version."""
+        # The same rule as in the cluster, so that tests see real conflicts.
         if version != self.version:
             raise VersionConflictError(f"list has version {self.version}, expected {version}")
         self.data, self.version = encode_list(ledgers), version + 1

@@ -63,7 +63,7 @@ class LedgerSource(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger accepts no more entries."""
+        """Whether the ledger is closed for appends."""
         ...
 
     async def read(self, first: int, last: int) -> Sequence[Entry]:
@@ -79,6 +79,7 @@ async def read_entries(ledger: LedgerSource, first: int) -> Sequence[Entry]:
     Raises:
         ValueError: the source returned no entries, or other ones than the next.
     """
+    # A bound on memory: a ledger may be larger than it.
     last = min(first + READ_ENTRIES - 1, ledger.metadata.last_entry)
     entries = await ledger.read(first, last)
 
@@ -95,6 +96,7 @@ async def read_entries(ledger: LedgerSource, first: int) -> Sequence[Entry]:
 def check_offloadable(ledger: LedgerSource) -> None:
     """Raise `ValueError` if a ledger is open or empty."""
     metadata = ledger.metadata
+    # An index needs a last entry, and the copy of an open ledger would miss later entries.
     if not ledger.is_closed or metadata.last_entry < 0 or metadata.length <= 0:
         raise ValueError(f"ledger {ledger.ledger_id} is open or empty, expected a closed one")
 
@@ -116,7 +118,7 @@ class Offloader:
         self.is_appendable = is_appendable
 
     async def offload(self, ledger: LedgerSource, uuid: str, extra: Mapping[str, str]) -> None:
-        """Copy a closed ledger to two objects under a uuid of its own.
+        """Copy a closed ledger to two objects under a new uuid.
 
         Raises:
             NotAppendableError: this offloader only reads.
@@ -162,6 +164,7 @@ class Offloader:
                 first, left = block.end_entry + 1, left - block.entry_bytes
             await upload.complete()
         except BaseException:
+            # An upload that is not aborted keeps its parts in the bucket.
             await upload.abort()
             raise
 
@@ -174,6 +177,7 @@ class Offloader:
     ) -> None:
         """Read entries until they fill a block or the ledger ends."""
         last = ledger.metadata.last_entry
+        # Entry headers take room in the block too.
         held = sum(ENTRY_HEADER_SIZE + len(entry.data) for entry in waiting)
         following = first + len(waiting)
         while following <= last and held < size:

@@ -53,7 +53,7 @@ class TopicPolicies:
                 raise PolicyError(f"{name} is {value}, expected -1 for never, or 0..{_MOST}")
 
     def override(self, other: TopicPolicies) -> TopicPolicies:
-        """Return these policies with another one's values in place of their own."""
+        """Return these policies, overridden by another one's values."""
         return replace(self, **other.values)
 
     @property
@@ -64,6 +64,7 @@ class TopicPolicies:
     @property
     def offload(self) -> OffloadPolicy:
         """Policy for the managed ledger."""
+        # The managed ledger knows only one form of "never".
         after_s = self.delete_source_after_s
         lag_ms = None if after_s is None or after_s < 0 else after_s * 1000
         return OffloadPolicy(self.offload_above_bytes, self.offload_after_s, lag_ms)
@@ -142,12 +143,14 @@ class NamespacePolicies:
         return [f"{where}: {doubt}" for where, policies in self._all() for doubt in policies.doubts]
 
     def _all(self) -> Iterator[tuple[str, TopicPolicies]]:
+        # Topics without overrides have the same policies as the namespace.
         yield "the namespace", self.common
         for topic in self.topics:
             yield f"topic {topic}", self.effective(topic)
 
     def encode(self) -> bytes:
         """Return the policies as JSON."""
+        # Unset values are left out, so that a topic follows later changes of its namespace.
         topics = {name: policies.values for name, policies in self.topics.items()}
         value = {"common": self.common.values, "topics": topics}
         return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

@@ -40,6 +40,7 @@ class PolicyStore:
 
     def __init__(self, controllers: ControllerClient, cluster: str) -> None:
         self._controllers = controllers
+        # Quoted, so that a slash in a name does not end it.
         self._prefix = f"{quote(cluster, safe='')}/"
 
     async def load(self) -> AllPolicies:

@@ -50,6 +50,7 @@ class Segments:
             info, index = block.ledgers.get(ledger_id, (None, None))
             # An index may name a ledger without having entries of it.
             if info is not None and index is not None and index.entries:
+                # From the index, which saves a request for the object's size.
                 size = block.data_object_length
                 kept = DataObject(self._blobs, data_name, size, self._buffer_size, ledger_id)
                 parts.append(_Part(kept, info, index))
@@ -64,6 +65,7 @@ class Segments:
     async def delete(self, uuid: str) -> None:
         """Delete both objects. Raise `BlobError` if one may be left. May be repeated."""
         data_name, index_name = segment_names(uuid)
+        # The index first: without it the segment can't be opened half deleted.
         await self._blobs.delete([index_name, data_name])
 
 

@@ -114,7 +114,7 @@ class StreamingSegment:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the segment accepts no more entries, because it is full or finished."""
+        """Whether the segment is closed for entries, because it is full or finished."""
         return self._is_finished or self._bytes >= self._limits.segment_bytes
 
     @property
@@ -164,12 +164,14 @@ class StreamingSegment:
             ValueError: the segment is empty, abandoned, or was finished before.
             BlobError: as `upload_blocks`.
         """
+        # An empty segment has no last entry to return.
         if not self._taken or self._is_finished:
             state = "is finished" if self._is_finished else "is empty"
             raise ValueError(f"segment {self.uuid} {state}, expected an open one with entries")
         # Set before the upload, so that no entry is accepted during it.
         self._is_finished = True
         async with self._uploading:
+            # The last blocks may be smaller than a full one.
             while self._waiting:
                 await self._abandon_on_failure(self._upload_block)
             await self._abandon_on_failure(self._complete)
@@ -179,6 +181,7 @@ class StreamingSegment:
 
     async def abandon(self) -> None:
         """Reject entries from now on and delete uploaded data. Raise `BlobError` on failure."""
+        # Set first: no entry is accepted even if the deletion fails.
         self._is_finished = self._is_abandoned = True
 
         if self._upload is not None:
@@ -196,7 +199,7 @@ class StreamingSegment:
             raise
 
     async def _upload_block(self) -> None:
-        """Upload one block of the first waiting ledger, shorter if it has no more entries."""
+        """Upload one block of the first waiting ledger, or a shorter one at its end."""
         ledger_id, first = self._waiting[0]
         entries, data, least = list[Entry](), 0, self._limits.block_bytes
         # A block contains entries of one ledger only.
@@ -212,6 +215,7 @@ class StreamingSegment:
 
         size = streaming_block_size(len(entries), data, least)
         block = encode_block(entries, size, first.entry_id, ledger_id)
+        # Parts of an upload are numbered from 1.
         self._parts += 1
         padding = b"" if self._parts > 1 else PADDING[: self._size]
         await self._upload.part(self._parts, padding + block.data)

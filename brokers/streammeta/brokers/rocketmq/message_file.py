@@ -66,7 +66,7 @@ class StoredMessage:
 
 
 class CommitLogFile(FlatFile):
-    """Flat file of messages. A message larger than a segment gets a segment of its own."""
+    """Flat file of messages. A message larger than a segment gets a separate segment."""
 
     smallest_append = MIN_MESSAGE_SIZE
     takes_larger = True

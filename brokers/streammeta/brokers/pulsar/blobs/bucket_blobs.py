@@ -1,7 +1,7 @@
 """Blobs as objects of a bucket under their own names, where the peer's offloader finds them.
 
 For copies that a Pulsar broker reads or has written. The bucket belongs to no cluster, and no
-metadata describes its objects: only a list of ledgers tells live objects from leftovers. Needs the
+metadata describes its objects: only a list of ledgers identifies live objects. Needs the
 extra `s3`.
 """
 
@@ -38,6 +38,7 @@ class BucketBlobs:
         policy = retry or RetryPolicy()
         self.bucket = config.bucket
         self.client = open_client(config, policy)
+        # Reads, deletions and listings share the product's own S3 code.
         self._store = S3ObjectStore(config, policy)
         self._endpoint = config.endpoint_url or "Amazon S3"
         self._retrier = Retrier(policy)

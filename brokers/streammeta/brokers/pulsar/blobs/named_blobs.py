@@ -50,6 +50,7 @@ class NamedBlobs:
     async def read(self, name: str, start: int, length: int) -> bytes:
         """Return bytes of a named object. Raise `NoSuchBlobError` or `BlobError`."""
         found = await self._describe(name)
+        # Read directly from the store: the cluster serves only the object's place.
         key = key_for(found.object_id, self._namespace)
         try:
             return await run_blocking(self._store.get_range, key, start, start + length)
@@ -83,6 +84,7 @@ class NamedBlobs:
             found = [object_ async for object_ in self._named.describe([self._prefix + name])]
         except BrokerClientError as error:
             raise BlobError(str(error)) from error
+        # A look-up by name returns only existing objects.
         if not found:
             raise NoSuchBlobError(name)
         return found[0]

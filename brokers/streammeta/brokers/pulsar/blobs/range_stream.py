@@ -44,6 +44,7 @@ class RangeStream:
         """Return the next bytes, fewer only at the end of the blob."""
         parts = []
         while length > 0 and self.position < self._size:
+            # A long read takes the buffered bytes first, then requests the rest.
             if not self.ahead.holds(self.position, 1):
                 await self._fill()
 
@@ -63,7 +64,7 @@ class RangeStream:
         return self.ahead.data[at : at + wanted]
 
     async def _fill(self, least: int = 1) -> None:
-        # Never beyond the end, where a range request fails.
+        # A range request after the end would fail.
         wanted = min(max(self._buffer_size, least), self._size - self.position)
         self.ahead = ReadAhead(self.position, await self._read(self.position, wanted))
         # The blob is shorter than its index says. An endless loop would follow.

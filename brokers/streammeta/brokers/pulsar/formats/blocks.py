@@ -59,6 +59,7 @@ class BlockHeader:
         fields = (HEADER_SIZE, self.block_length, self.first_entry_id)
         if self.ledger_id is None:
             return _HEADER.pack(MAGIC, *fields).ljust(HEADER_SIZE, b"\0")
+        # Headers are filled with zeros up to their fixed size.
         packed = _STREAMING_HEADER.pack(STREAMING_MAGIC, *fields, self.ledger_id)
         return packed.ljust(HEADER_SIZE, b"\0")
 
@@ -138,6 +139,7 @@ def find_entry(window: bytes, wanted: int, room: int) -> tuple[int, int] | None:
     while at >= 0:
         length, _ = decode_entry_header(window[at : at + ENTRY_HEADER_SIZE])
         end = at + ENTRY_HEADER_SIZE + length
+        # An entry never crosses the end of its block, so other matches are data.
         if length > 0 and end <= room:
             if _is_followed(window, end, wanted, room):
                 return at, length

@@ -48,6 +48,7 @@ class EntryPlaces:
         if any(abs(offset - place.offset) < self.spacing for place in near):
             return
 
+        # Kept in the order of entries for the binary search.
         self._kept.insert(at, EntryPlace(entry_id, offset, block_end))
         if len(self._kept) > self.most:
             # Memory stays bounded, and the places stay evenly spread.
@@ -64,5 +65,6 @@ class EntryPlaces:
         known = self._kept[max(0, at - 1) : at]
         # The end of the last read may be nearer than any spaced place.
         known += [] if self._next is None else [self._next]
+        # Places of earlier blocks do not help: the read begins in the entry's own block.
         usable = (place for place in known if from_entry <= place.entry_id <= entry_id)
         return max(usable, key=lambda place: place.entry_id, default=None)

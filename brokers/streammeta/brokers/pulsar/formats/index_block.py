@@ -47,6 +47,7 @@ class LedgerIndex:
 
     def find(self, entry_id: int) -> IndexEntry:
         """Return the block that contains an entry. Raise `IndexError` without one."""
+        # The words of the message are the peer's, which its callers compare.
         if entry_id > self.last_entry:
             raise IndexError(f"Entry index: {entry_id} beyond lastEntryId: {self.last_entry}")
         at = bisect_right(self.entries, entry_id, key=lambda entry: entry.first_entry)
@@ -138,10 +139,11 @@ class StreamingIndexBlock:
         reader = _Reader(data)
         length, header = reader.head(MAGIC_V2)
         ledgers = {}
+        # The format has no count of ledgers: they follow each other to the end.
         while reader.at < len(data):
             ledger_id, count, size = _LEDGER.unpack(reader.take(_LEDGER.size))
             info = LedgerInfo.decode(reader.take(size))
-            # An index has no last entry of its own. It follows from the ledger's count.
+            # The index does not contain the last entry. It follows from the ledger's count.
             index = LedgerIndex(reader.entries(count, header), info.entries - 1)
             ledgers[ledger_id] = (info, index)
 
@@ -173,6 +175,7 @@ class _Reader:
     at: int = 0
 
     def take(self, size: int) -> bytes:
+        # Damaged counts may be negative or too large.
         if size < 0 or self.at + size > len(self.data):
             raise EOFError(
                 f"index ends at byte {len(self.data)}, expected {self.at + size} or more"

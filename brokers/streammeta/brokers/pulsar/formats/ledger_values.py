@@ -161,7 +161,7 @@ class OffloadContext:
     """Place and state of a ledger's copy. Times are ms since 1970.
 
     An unfinished copy has no field `complete`, as in the peer. A ledger offloaded as a stream is in
-    `segments` and has no uuid of its own.
+    `segments` and its context has no uuid.
     """
 
     uuid: str
@@ -241,6 +241,7 @@ class LedgerInfo:
     def decode(cls, data: bytes) -> LedgerInfo:
         """Return the value. Raise `PayloadError` for other bytes."""
         numbers = wire.numbers(data)
+        # In protobuf the last value of a repeated singular field counts.
         contexts = wire.parts(data, 5)
         context = OffloadContext.decode(contexts[-1]) if contexts else None
         return cls(numbers.get(1, 0), numbers.get(2, 0), numbers.get(3, 0), numbers.get(4), context)

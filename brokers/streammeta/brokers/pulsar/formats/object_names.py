@@ -45,6 +45,7 @@ def uuid_of(name: str | None, ledger_id: int | None) -> str | None:
 
 def object_metadata(role: str, extra: Mapping[str, str]) -> dict[str, str]:
     """Return the user metadata of an object. `role` is data or index."""
+    # The fixed keys come last, so that extra metadata can't replace them.
     return {**extra, "role": role, VERSION_KEY: VERSION}
 
 

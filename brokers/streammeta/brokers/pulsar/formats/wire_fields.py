@@ -15,6 +15,7 @@ def varint(value: int) -> bytes:
     # Negative numbers take ten bytes, as in protobuf's int64.
     value &= _MASK
     out = bytearray()
+    # Seven bits in each byte, the lowest first. The high bit announces another byte.
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7

@@ -109,7 +109,7 @@ class ClusterSegment:
             before = at
             for record in records:
                 base = record.base_offset
-                # The first and the last record may reach beyond the read.
+                # The first and the last record may cross the bounds of the read.
                 parts.append(record.payload[max(0, at - base) : end - base])
                 at = max(at, base + record.count)
             # The stream ends before the requested range does.

@@ -49,7 +49,7 @@ def split_messages(items: bytes, messages: bytes) -> list[FoundMessage]:
     """Find the messages of items in a read of the commit log that begins with the first item.
 
     An item that points at a coda means the message after it. Items without a message of their size
-    at their place are left out. The search ends at the first item that reaches beyond the read. An
+    at their place are left out. The search ends at the first item that ends after the read. An
     empty or cut run of items has no messages.
     """
     if not items or len(items) % ITEM_SIZE:

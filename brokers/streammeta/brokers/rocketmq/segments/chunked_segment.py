@@ -104,7 +104,7 @@ class ChunkedSegment:
 
         chunks = await self._list_chunks("chunk/chunk-")
         if merged:
-            # A chunk that reaches beyond the merged object is not in it, and stays.
+            # A chunk after the end of the merged object is not in it, and stays.
             self._merged, self._chunks = merged[0], []
             self._leftover = [chunk.key for chunk in chunks if chunk.end <= merged[0].end]
             return
@@ -119,7 +119,7 @@ class ChunkedSegment:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the segment is one object that accepts no more writes."""
+        """Whether the segment is one object and closed for writes."""
         return self._merged is not None
 
     @property
@@ -319,7 +319,7 @@ class ChunkedSegment:
 def part_groups(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
     """Yield runs of chunks, each large enough for a part. The last may be smaller.
 
-    A large enough chunk is a part of its own when no small chunk waits before it. Parts grow with
+    A large enough chunk is a separate part when no small chunk waits before it. Parts grow with
     the segment, because an object has a limited number of them.
     """
     total = chunks[-1].end - chunks[0].start

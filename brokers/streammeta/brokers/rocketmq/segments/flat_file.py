@@ -105,7 +105,7 @@ class FlatFile:
     smallest_append = 1
     """Smallest append in bytes: a segment with less room is full."""
     takes_larger = False
-    """Whether an append that is larger than a segment gets a segment of its own."""
+    """Whether an append that is larger than a segment gets a separate segment."""
 
     def __init__(
         self, place: FlatFilePlace, path: str, kind: SegmentType, max_size: int | None
