@@ -111,7 +111,7 @@ class RetryQueue:
             self._refusals.pop(object_id, None)
 
     def refuse(self, reasons: Mapping[int, str], now_ms: int) -> tuple[Refusal, ...]:
-        """Queue rejected objects. Returns those that have just become stuck."""
+        """Queue rejected objects. Returns the objects that have just become stuck."""
         stuck = []
         for object_id, reason in reasons.items():
             before = self._refusals.get(object_id)

@@ -15,7 +15,7 @@ KEPT_MS = 24 * 3600 * 1000
 """Time for which bytes under such ids stay, by this process's timer, in milliseconds."""
 
 IDS_MAX = 100_000
-"""Maximum number of remembered ids. Those that expire last are omitted."""
+"""Maximum number of remembered ids. The ids that expire last are omitted."""
 
 
 class InheritedIds:

@@ -1,8 +1,8 @@
 """Periodic sweeps of the leader: overdue prepares, remains of deleted streams, dead uploads.
 
-The metadata decides what is removed, in bounded parts, so that commits continue in between. Objects
-are only marked here, and `deletion` removes their bytes. Stream set objects of an active node are
-left to that node's own compaction.
+The metadata selects the objects to remove, in bounded parts, so that commits continue in between.
+Objects are only marked here, and `deletion` removes their bytes. Stream set objects of an active
+node are left to that node's own compaction.
 """
 
 from collections.abc import Callable, Iterator, Sequence

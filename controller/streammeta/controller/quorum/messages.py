@@ -67,7 +67,7 @@ class Batch:
 
 @unique
 class QuorumError(IntEnum):
-    """Reasons to reject quorum requests. Numbers below 250 are those of Kafka's protocol."""
+    """Reasons to reject quorum requests. Kafka's protocol has the same numbers below 250."""
 
     NONE = 0
     NOT_LEADER = 6

@@ -181,7 +181,7 @@ def plan_recovery(
 
 def _require_one_cluster(reports: Sequence[Report]) -> None:
     if not reports:
-        message = "there is no report of a survivor"
+        message = "no report of a survivor was passed"
         hint = "make one for each remaining directory: `streammeta recover inspect`"
         raise RecoveryError("NO_REPORT", message, hint)
 

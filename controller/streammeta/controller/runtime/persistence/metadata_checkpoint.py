@@ -87,7 +87,7 @@ class LoadedMetadata:
 
 
 class _Sections(Mapping[str, Any]):
-    """Sections of voters and log hash, then those of the metadata, each computed on access."""
+    """Sections of voters and log hash, then the metadata's sections, each computed on access."""
 
     def __init__(self, frozen: FrozenCheckpoint) -> None:
         self._added: dict[str, Columns] = {

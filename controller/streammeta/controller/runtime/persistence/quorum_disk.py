@@ -324,7 +324,7 @@ class JournalThread:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start the thread; called on the event loop."""
+        """Start the thread. Called on the event loop."""
         self._loop = asyncio.get_running_loop()
         self._give(())  # empty work makes the thread check for disk space
         self._thread.start()

@@ -171,25 +171,25 @@ class FlushWaiters:
                 told()
 
     def forget_all(self) -> None:
-        """Make no call any more: this node does not lead."""
+        """Drop all callbacks, because this node no longer leads."""
         self._waiting.clear()
 
 
 class ReadRounds:
-    """Rounds of linearizable reads: at most one is under way, and one is forming behind it.
+    """Rounds of linearizable reads: at most one in progress, and the next one collecting reads.
 
-    A round proves leadership from its beginning on, for every read that came before. A read
-    therefore joins the forming round and never the one under way, which may have been echoed
-    before the read arrived: everything acknowledged by then could be another leader's. However
-    many reads wait, the voters are asked once for all of them.
+    A round proves leadership from its beginning on, for every read that arrived before. A read
+    therefore joins the next round and never the one in progress, which may have been echoed before
+    the read arrived: everything acknowledged by then could be another leader's. However many reads
+    wait, the voters are asked once for all of them.
 
-    Behind a round of several reads the next one rests, so that it gathers more of them: a round
-    costs the voters the same for one read as for hundreds, and what it costs is taken from the
-    reads that are being answered. The rest is about what these take, so that few readers hardly
-    wait. A lone reader, with rounds of one read, never does.
+    After a round of several reads the next one waits a little, to collect more of them. A round
+    costs the voters the same for one read as for hundreds, at the expense of the reads that are
+    being answered. The wait is about as long as answering them takes, so a few readers hardly wait,
+    and a lone reader never does.
 
     A round ends when the core returns the offset that its reads must have applied, or can't prove
-    leadership. A turn of the event loop wakes a bounded number of its reads, as of answers.
+    leadership. An event loop turn wakes a bounded number of its reads.
     """
 
     def __init__(self, max_waiting: int) -> None:
