@@ -23,5 +23,6 @@ def completion(shell: str, output: Output) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
+    # The root command knows all others, so the script completes them too.
     root = click.get_current_context().find_root().command
     output.text("script", kind(root, {}, _PROGRAM, _VARIABLE).source())

@@ -39,6 +39,7 @@ def describe_change(change: Change) -> Iterator[Changed]:
             f"offset {change.offset}: {error}; use a version as new as the controllers'"
         ) from error
     for record in records:
+        # CamelCase becomes the snake_case of all other output.
         kind = _WORD.sub("_", type(record).__name__).lower()
         yield Changed(change.offset, kind, tuple(_facts(record)))
 
@@ -50,6 +51,7 @@ def _facts(record: Any) -> Iterator[tuple[str, Fact]]:
             continue
         if is_dataclass(value):
             yield from _facts(value)
+        # json needs Python's own numbers.
         elif isinstance(value, np.ndarray):
             yield field.name, value.tolist()
         elif field.name == "values":

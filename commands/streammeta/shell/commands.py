@@ -47,6 +47,7 @@ def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
 
 
 def _ls(state: ShellState, words: list[str]) -> Iterator[Event]:
+    # Directories are listed after all files, each with a heading.
     directories: list[tuple[Path, Directory]] = []
     file_count = 0
 
@@ -183,6 +184,7 @@ def _history(state: ShellState, words: list[str]) -> Iterator[Event]:
     if words and not (words[0].isascii() and words[0].isdigit()):
         yield Problem(ProblemCode.USAGE, f"history: {words[0]} is not a count", "try `history 10`")
         return
+    # Numbered from the first line of the prompt, however many are shown.
     lines = list(enumerate(state.history, start=1))
     count = int(words[0]) if words else len(lines)
     for number, line in lines[max(0, len(lines) - count) :]:

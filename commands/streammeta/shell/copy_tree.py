@@ -48,6 +48,7 @@ class _MapCaller:
     def __init__(self, cluster_id: str, cluster_metadata: ClusterMetadata) -> None:
         self._map = cluster_metadata
         view = LeaderView(lambda _: NodeState.UNKNOWN, lambda _: NONE_ID)
+        # The leader's own routes, so that a copy answers exactly as a cluster does.
         self._routes = routes(cluster_id, view)
 
     def call(
@@ -79,6 +80,7 @@ class _Methods:
         self._ask = ask
 
     def unary_unary(self, path: str, *_: Any, **__: Any) -> Callable[[Message], Message]:
+        # A stub names /package.Service/Method, a route package.Service.Method.
         method = path.removeprefix("/").replace("/", ".")
         return lambda request: self._ask(method, request)
 

@@ -171,6 +171,7 @@ def _changed_parts(
 
 def _ids_that_differ(id_column: str, old: Section, new: Section) -> Array:
     """Return the ids of rows that only one section contains. A section has no duplicate rows."""
+    # Without one of the sections, all rows of the other differ.
     if not old or not new:
         return np.unique(np.asarray((old or new or {id_column: []})[id_column], np.int64))
     columns = [id_column, *(name for name in old if name in new and name != id_column)]

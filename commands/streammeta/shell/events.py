@@ -175,6 +175,7 @@ def _table_lines(table: Table) -> Iterator[str]:
             f"{text:>{width}}" if number else f"{text:{width}}"
             for text, width, number in zip(row, widths, is_number, strict=True)
         )
+        # Blanks at the ends of lines would disturb comparisons and copies.
         yield "  " + "  ".join(cells).rstrip()
 
 

@@ -191,6 +191,7 @@ class _IdDirectory(Directory):
 
     def child(self, name: str) -> Node | None:
         number = parse_id(name)
+        # Fetched to see that it exists. The file keeps it, so reading costs no second request.
         document = None if number is None else self.fetch([number]).get(number)
         return None if document is None else File(lambda: document)
 
@@ -341,6 +342,7 @@ class _NodesDirectory(Directory):
     def _directory(self, node_id: int) -> Directory:
         return _FixedDirectory(
             {
+                # Read when it is shown, so that a listing of nodes sends no further requests.
                 "info": File(lambda: self._read(node_id)),
                 "stream_set_objects": _SetObjectDirectory(self.caller, self.objects, node_id),
             }
@@ -373,6 +375,7 @@ class _SetObjectDirectory(Directory):
         return list(listed.objects), listed.next_page_token
 
     def _read(self, listed: nodes_pb2.StreamSetObject) -> Document | None:
+        # The listing has no details, so the object itself is described.
         document = self.objects.fetch([listed.object_id]).get(listed.object_id)
         return document and documents.with_order(document, listed)
 
@@ -424,6 +427,7 @@ class _KeyDirectory(Directory):
                 yield Child(name, File(partial(self._read, entry.key)))
 
     def child(self, name: str) -> Node | None:
+        # A name that no key can have needs no request.
         key = text_of(name)
         document = self._read(key) if key else None
         return None if document is None else File(lambda: document)

@@ -24,6 +24,7 @@ def _du(state: ShellState, words: list[str]) -> Iterator[Event]:
         yield _NO_MAP
         return
     by = words[0] if words else "state"
+    # Only `tag` has a second word, its key.
     if by not in _USAGES or (by == "tag") != (len(words) == 2):
         yield Problem(
             ProblemCode.USAGE,
@@ -56,6 +57,7 @@ def _diff(state: ShellState, words: list[str]) -> Iterator[Event]:
         return
     address, *kinds = words
 
+    # All kinds are checked first, because a copy takes long.
     for kind in kinds:
         if kind not in KINDS:
             yield Problem(

@@ -73,6 +73,7 @@ def _translate(component: str) -> tuple[str, str] | None:
             case _:
                 text = unescape(token)
                 source.append(re.escape(text))
+                # Text after a wildcard is not part of the prefix.
                 if not is_pattern:
                     prefix.append(text)
 
@@ -100,6 +101,7 @@ def split_words(line: str) -> list[str]:
         if token.isspace():
             in_word = False
             continue
+        # Quoted text is a token with both of its quotes. A lone quote is never closed.
         if token in {"'", '"'}:
             raise UnclosedQuoteError(f"the quote {token} is never closed")
         text = escape(token[1:-1]) if token[0] in "'\"" else token

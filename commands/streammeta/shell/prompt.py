@@ -119,6 +119,7 @@ class Prompt:
         self.state = replace(self.state, history=(*self.state.history, line.strip()))
         try:
             words = split_words(line)
+            # The terminal may have been resized since the last line.
             width = shutil.get_terminal_size().columns
             command = COMMANDS.get(words[0])
             show = self._write_all if command is not None and command.goes_on else self._show

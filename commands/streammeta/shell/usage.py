@@ -67,6 +67,7 @@ def by_stream(copy: MetadataCopy) -> Table:
 def by_node(copy: MetadataCopy) -> Table:
     """Stream set objects by their node, others by the node that last owned their stream."""
     held, objects, streams = _holding(copy), copy.sections["objects"], copy.sections["streams"]
+    # -1 marks objects whose stream is unknown. They belong to no node.
     owner = _of_streams(held.stream_id, streams["stream_id"], np.asarray(streams["node_id"]), -1)
     nodes = np.where(held.is_shared, np.asarray(objects["node_id"])[held.object_row], owner)
     ids, at = np.unique(nodes, return_inverse=True)
@@ -136,6 +137,7 @@ def _holding(copy: MetadataCopy) -> _Holding:
     total = np.bincount(object_row, weights=span, minlength=len(objects["object_id"]))
     size = np.asarray(objects["object_size"])[object_row]
     is_shared = np.asarray(objects["kind"])[object_row] == ObjectKind.STREAM_SET
+    # A stream set object is divided by offsets. All others belong to one stream.
     share = np.where(is_shared, size * (span / total[object_row]), size)
     return _Holding(object_row, np.asarray(ranges["stream_id"], np.int64), share, is_shared)
 

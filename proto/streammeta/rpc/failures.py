@@ -131,6 +131,7 @@ def details_trailer(
     With `retry_after_ms` it states, as `google.rpc.RetryInfo`, when to send the same request again.
     """
     number: int = code.value[0]
+    # The trailer repeats code and message, as its standard requires.
     status = status_pb2.Status(code=number, message=message)
     info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
     status.details.add().Pack(info)

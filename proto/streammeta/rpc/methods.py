@@ -28,6 +28,7 @@ def complete(
         ValueError: a method has no row, a row has no method, or a row names an unknown field.
     """
     methods = {method.full_name: method for service in descriptors for method in service.methods}
+    # Checked in both directions, so that no method is ever served without its rules.
     if missing := sorted(methods.keys() - rows.keys()):
         raise ValueError(
             f"methods without a row in streammeta.rpc.method_rows: {', '.join(missing)}"

@@ -205,6 +205,7 @@ class Listener:
         limit_s = self._limit_s(host)
 
         try:
+            # One limit for all waits, so that a peer that trickles bytes gains nothing.
             async with asyncio.timeout(limit_s):
                 context = await self._choose_context(opened)
                 made = partial(self._factory, host)
@@ -242,6 +243,7 @@ def _open_socket(
         if family == socket.AF_INET6:
             # Systems without this option keep their default.
             with contextlib.suppress(AttributeError, OSError):
+                # Alone it also accepts IPv4. Beside a socket for IPv4, the two would collide.
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_alone)
         made.bind(place)
         made.listen(backlog)

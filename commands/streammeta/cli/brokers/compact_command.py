@@ -49,6 +49,7 @@ class CompactionRequest:
 
     def config(self) -> CompactionConfig:
         """Return the bounds of the compactor. Raises `click.UsageError` on impossible values."""
+        # numpy comes along with these.
         from streammeta.client.compaction.config import CompactionConfig
         from streammeta.storage.compaction.selection import SelectionConfig
 
@@ -64,6 +65,7 @@ class CompactionRequest:
 
     def open_store(self) -> ObjectStore:
         """Open the bucket without a request to it. Raises `click.UsageError`."""
+        # boto3 loads slowly.
         from streammeta.storage.object_store.opening import open_object_store
 
         try:
@@ -85,6 +87,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(
                 "token-file: compaction needs a certificate. Set --tls-cert and --tls-key"
             )
+        # Only the fields of the request. What remains are the options of the command itself.
         request = CompactionRequest(**{field.name: given.pop(field.name) for field in _FIELDS})
         if sum((bool(request.node_ids), every_node, request.gone)) != 1:
             raise click.UsageError("select the nodes: --node ID, --all or --gone")

@@ -133,6 +133,7 @@ async def plan(request: CompactionRequest, output: Output) -> None:
     async with _open_work(request) as work:
         found = await work.targets()
         try:
+            # Without targets no writer is known, and none is needed.
             plans = [await work.plan(found, target) for target in found.targets]
         except BrokerClientError as error:
             raise _command_error(error, request.tls) from error
@@ -167,6 +168,7 @@ async def run(
                 if totals.passes == 1:
                     raise
                 totals.failures[-1] = str(error)  # it may pass until the next repetition
+            # A signal ends the pause too.
             if interval_ms is None or await _is_set(stopping, interval_ms / 1000):
                 break
             totals.begin_pass()
@@ -317,12 +319,14 @@ def _command_error(error: BrokerClientError, tls: TlsFiles | None) -> CommandErr
     """Return the failure as the command reports it. Its message names the next step."""
     over_tls = tls is not None
     if isinstance(error, ControllerUnavailableError):
+        # Without a connection there is no status. The advice needs one.
         failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, str(error))
         return CommandError("NO_CONTROLLER", str(error), advice(failure, over_tls=over_tls))
     # The controller's own message names the missing role. Keep it and its advice.
     if isinstance(error, PermissionDeniedError) and isinstance(error.__cause__, grpc.RpcError):
         failure = read_failure(error.__cause__)
         return explain(call_error(failure, "a controller", over_tls=over_tls))
+    # Other errors of the client have no code of the contract.
     code = error.code if isinstance(error, RefusedError) else None
     return CommandError("REFUSED" if code is None else code_name(code), str(error))
 

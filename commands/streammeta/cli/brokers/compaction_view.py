@@ -152,6 +152,7 @@ def commit_figures(
     # Entries name their source by id. searchsorted finds all places in `sources` without a loop.
     order = np.argsort(ids)
     holder = order[np.searchsorted(ids, commit.entries.object_id, sorter=order)]
+    # Sources without a live entry count 0.
     counts = np.bincount(holder, minlength=len(ids)).tolist()
     index_gets = [
         _index_gets(source.object_size, count)
@@ -265,6 +266,7 @@ def _cold_gets(entries: EntryTable, holder: Column, index_gets: Sequence[int]) -
     # One number for each pair of stream and object, so that a single unique() groups by both.
     pairs, place = np.unique(stream * len(index_gets) + holder, return_inverse=True)
     held = np.bincount(place, weights=entries.size).astype(np.int64)
+    # By the numbering above, the remainder is the object.
     of_indexes = np.array(index_gets, dtype=np.int64)[pairs % len(index_gets)]
     return int(of_indexes.sum() + (-(-held // MAX_SPAN)).sum())
 

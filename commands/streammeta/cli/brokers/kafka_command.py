@@ -200,6 +200,7 @@ def kafka(
         http=http_listen,
     )
     try:
+        # Tracing ends after the broker, so that its last spans are sent.
         with exporting_traces("streammeta-kafka", wanted=tracing):
             asyncio.run(_run(config, output_format))
     # Not one of EXPECTED_ERRORS, because its package is imported here only.

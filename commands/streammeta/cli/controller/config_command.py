@@ -22,6 +22,7 @@ def config() -> None:
     """
 
 
+# Options of `streammeta controller` are passed on and not interpreted here.
 @config.command("show", context_settings={"ignore_unknown_options": True})
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF CONTROLLER]...")
 @with_output

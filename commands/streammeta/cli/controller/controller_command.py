@@ -188,6 +188,7 @@ def _files(option: str, settings: dict[str, Any]) -> TlsFiles | None:
 @click.option("--peer-tls-ca", type=_FILE, help="Other CA certificates for the other controllers.")
 @click.option("--peer-tls-cert", type=_FILE, help="Another certificate for the other controllers.")
 @click.option("--peer-tls-key", type=_FILE, help="Its key.")
+# click passes the context and the option too. Only the value counts.
 @click.option(
     "--peer-plain-text",
     type=click.Choice([mode.value for mode in PeerPlainText]),
@@ -337,6 +338,7 @@ def controller(
         check(config)
         click.echo("the configuration is valid")
         return
+    # Only a controller that runs writes logs.
     configure_logging(log_level)
     _run(config)
 

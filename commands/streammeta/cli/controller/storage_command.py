@@ -158,7 +158,7 @@ def format_command(
     if ignore_formatted:
         # A start script repeats `format` on every boot. Another identity in the directory still
         # fails.
-        identity = _formatted(data_dir, ClusterId(cluster_id), NodeId(node_id), directory_id)
+        identity = _read_formatted(data_dir, ClusterId(cluster_id), NodeId(node_id), directory_id)
     was_formatted = identity is not None
 
     if identity is None:
@@ -179,7 +179,7 @@ def format_command(
     )
 
 
-def _formatted(
+def _read_formatted(
     data_dir: Path, cluster_id: ClusterId, node_id: NodeId, directory_id: DirectoryId | None
 ) -> DirectoryIdentity | None:
     # Read only, so that the check leaves no trace.

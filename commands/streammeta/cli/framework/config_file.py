@@ -35,7 +35,7 @@ def config_option(command: Command) -> Command:
         type=click.Path(path_type=Path, dir_okay=False),
         is_eager=True,
         expose_value=False,
-        callback=_take,
+        callback=_apply_file,
         metavar="FILE",
         help="Settings as TOML: a key for each option, by its name without dashes, such as"
         ' listen = "10.0.0.1:9091". Options and the environment go before it.',
@@ -64,7 +64,7 @@ def origins(context: click.Context) -> Iterator[tuple[str, Any, str]]:
         yield key, context.params[option.name], origin
 
 
-def _take(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+def _apply_file(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is not None:
         known = settings(context.command)
         # click looks up defaults below the command line and the environment, which is the
@@ -87,7 +87,7 @@ def _read(path: Path, known: Mapping[str, click.Option]) -> Mapping[str, Any]:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             meant = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(sorted(known))}"
-            raise _refused(path, f"{key}: no such setting. {meant}")
+            raise _usage_error(path, f"{key}: no such setting. {meant}")
     return found
 
 
@@ -103,5 +103,5 @@ def _check(path: Path, key: str, option: click.Option, value: Any) -> Any:
     return value
 
 
-def _refused(path: Path, problem: str) -> click.UsageError:
+def _usage_error(path: Path, problem: str) -> click.UsageError:
     return click.UsageError(f"config: {path}: {problem}")

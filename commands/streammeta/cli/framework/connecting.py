@@ -134,7 +134,7 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
     `CallerFiles | None`.
     """
 
-    def decorated(command: Command) -> Command:
+    def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def run(
             *,
@@ -148,7 +148,7 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
         ) -> None:
             given = {
                 "tls_ca": tls_ca,
-                # The decorated function sees one resolved connection, never the seven options.
+                # The decorate function sees one resolved connection, never the seven options.
                 "tls_cert": tls_cert,
                 "tls_key": tls_key,
                 "token_file": token_file,
@@ -162,7 +162,7 @@ def connecting(endpoints: Endpoints = Endpoints.REQUIRED) -> Callable[[Command],
             with_options = option(with_options)
         return with_options
 
-    return decorated
+    return decorate
 
 
 def timeout_option(default_s: float) -> Callable[[Command], Command]:
@@ -186,7 +186,7 @@ def connection_options(default_s: float = DEADLINE_S) -> Callable[[Command], Com
 def with_client(default_s: float = DEADLINE_S) -> Callable[[Command], Command]:
     """Return a decorator that adds the options of `connection_options`: argument `client`."""
 
-    def decorated(command: Command) -> Command:
+    def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def run(
             *, connect: tuple[str, ...], tls: CallerFiles | None, timeout_s: float, **others: Any
@@ -196,7 +196,7 @@ def with_client(default_s: float = DEADLINE_S) -> Callable[[Command], Command]:
 
         return connection_options(default_s)(run)
 
-    return decorated
+    return decorate
 
 
 def resolve(

@@ -89,6 +89,7 @@ class Moment(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
+            # fromisoformat also accepts times without a zone, which are rejected below.
             moment = datetime.fromisoformat(str(value))
         except ValueError:
             moment = None
@@ -159,6 +160,7 @@ EXPECTED_ERRORS = (
 
 def explain(error: Exception) -> CommandError:
     """Return message and hint for one of `EXPECTED_ERRORS`."""
+    # Subclasses come before their bases.
     match error:
         case CommandError():
             return error
@@ -301,6 +303,7 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
             min_width=least,
         )
     for row in listed:
+        # As Text, because Rich would read square brackets as markup.
         table.add_row(*(Text(cell(value)) for value in row))
     # Rich assumes 80 columns in a pipe, which would fold most tables.
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_TABLE_WIDTH)
@@ -410,6 +413,7 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
         with optional_packages("this command"):
             # standalone_mode would print errors by itself, and not as json.
             result = command.main(words, prog_name="streammeta", standalone_mode=False)
+    # A subclass of UsageError, so it comes first.
     except click.exceptions.NoArgsIsHelpError as error:
         _write_missing_command(output_format, error)
         return EXIT_USAGE

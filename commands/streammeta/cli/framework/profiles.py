@@ -65,10 +65,10 @@ class Profiles:
             return None
         wanted = self.default if name is None else name
         if wanted not in self.by_name:
-            raise ProfileError(f"{self.path}: no profile {wanted!r}. {self._known()}")
+            raise ProfileError(f"{self.path}: no profile {wanted!r}. {self._list_known()}")
         return self.by_name[wanted]
 
-    def _known(self) -> str:
+    def _list_known(self) -> str:
         names = ", ".join(self.by_name)
         return f"it has {names}" if names else "it is missing or has no profile"
 
@@ -98,7 +98,7 @@ def read_profiles(path: Path) -> Profiles:
         raise ProfileError(f"{path}: not TOML: {error}") from error
 
     # A misspelt key would otherwise be ignored without a sign.
-    _refuse_unknown(str(path), content, _TOP_KEYS)
+    _reject_unknown(str(path), content, _TOP_KEYS)
     tables = content.get("profiles", {})
     if not isinstance(tables, dict):
         raise ProfileError(f"{path}: profiles: must be tables [profiles.NAME]")
@@ -120,7 +120,7 @@ def _profile(path: Path, name: str, table: Any) -> Profile:
         raise ProfileError(f"{where}: means no profile. Choose another name")
     if not isinstance(table, dict):
         raise ProfileError(f"{where}: must be a table [profiles.{name}]")
-    _refuse_unknown(where, table, _KEYS)
+    _reject_unknown(where, table, _KEYS)
     files = {key: _file(path, where, key, table[key]) for key in FILE_KEYS if key in table}
     if "token_file" in files and len(files) > len(TOKEN_KEYS):
         raise ProfileError(f"{where}: token_file: replaces tls_cert and tls_key. Use one of both")
@@ -132,7 +132,7 @@ def _profile(path: Path, name: str, table: Any) -> Profile:
     return Profile(name, _endpoints(where, table.get("endpoints", [])), files)
 
 
-def _refuse_unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _reject_unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in table:
         if key not in known:
             raise ProfileError(f"{where}: {key}: unknown, must be one of {', '.join(known)}")

@@ -68,6 +68,7 @@ class MetadataSources:
 
     def tree(self) -> Directory:
         """Return the tree of the metadata that the shell browses, if it is not the cluster's."""
+        # Loaded for files only, because Arrow loads slowly.
         from streammeta.controller.errors import DamagedMetadataError
         from streammeta.shell.copy_tree import copy_tree
 
@@ -95,7 +96,7 @@ class MetadataSources:
             try:
                 for response in chain([first], responses):
                     if response.snapshot_required:
-                        raise _gone(next_offset)
+                        raise _gone_error(next_offset)
                     if response.records:
                         yield Change(response.offset, response.records)
                         next_offset = response.offset + 1
@@ -141,6 +142,7 @@ class MetadataSources:
         return self._files.enter_context(tempfile.TemporaryFile())
 
     def _export(self, path: Path) -> MetadataCopy:
+        # Loaded for exports only, because Arrow loads slowly.
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -165,6 +167,7 @@ class MetadataSources:
                 raise ValueError(f"the numbers of rows of some files differ from {MANIFEST}")
             file = self._temporary()
             write_checkpoint(file, snapshot_id, manifest["cluster_id"], tables)
+        # The manifest is a file of the user, so anything may be wrong with it.
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise CommandError(
                 "EXPORT", f"{path} is not a complete export: {error!r}", _HINT
@@ -214,7 +217,7 @@ def _watch(
     return begin
 
 
-def _gone(offset: int) -> CallError:
+def _gone_error(offset: int) -> CallError:
     return CallError(
         "GONE",
         f"changes from offset {offset} on are no longer available",

@@ -65,11 +65,11 @@ def check_command(*, address: str, step_s: float, output: Output) -> None:
       [ OK ] Delete multipart object
       [ OK ] Create an object once
     """
-    store, configured = _understood(lambda: _open(address))
+    store, configured = _parse(lambda: _open(address))
     with closing(store):
         # Each step is printed as it ends, since a slow server takes up to `step_s` for every one.
         report = run_precheck(store, lambda step: output.note(_line(step)), step_s=step_s)
-        _tell(output, report, configured)
+        _show_report(output, report, configured)
 
 
 @s3.command("url")
@@ -115,7 +115,7 @@ def url_command(*, address: str | None, output: Output, **parts: Any) -> None:
     given = parts["bucket"] is not None
     if given == (address is not None):
         raise click.UsageError("give an ADDRESS to explain, or --bucket to format one")
-    config = _understood(lambda: S3Config.from_uri(address) if address else _config(**parts))
+    config = _parse(lambda: S3Config.from_uri(address) if address else _config(**parts))
     # Amazon's server is not part of an address, so the form that begins with the server is missing.
     server_form = None if config.endpoint_url is None else config.to_server_uri()
 
@@ -134,7 +134,7 @@ def url_command(*, address: str | None, output: Output, **parts: Any) -> None:
     )
 
 
-def _understood(read: Callable[[], T]) -> T:
+def _parse(read: Callable[[], T]) -> T:
     try:
         return read()
     except ValueError as error:
@@ -151,6 +151,7 @@ def _open(address: str) -> tuple[ObjectStore, Checksum | None]:
 def _config(
     *, endpoint: str | None, path_style: bool | None, checksum: str, **parts: Any
 ) -> S3Config:
+    # Servers other than Amazon's seldom have host names for buckets.
     if path_style is None:
         path_style = endpoint is not None
     config = S3Config(
@@ -163,7 +164,7 @@ def _line(step: StepOutcome) -> str:
     return f"[ OK ] {step.name}" if step.is_ok else f"[FAILED] {step.name}: {step.reason}"
 
 
-def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -> None:
+def _show_report(output: Output, report: PrecheckReport, configured: Checksum | None) -> None:
     """Print the verdict. Raise `CommandError` on a failed step."""
     facts = {
         "steps": [
@@ -200,6 +201,7 @@ def _advice(configured: Checksum, enforced: tuple[Checksum, ...]) -> str:
     if configured not in enforced:
         other = f" add {_CHECKSUM_OPTION}={enforced[-1]} to the address" if enforced else ""
         return f"{verdict}. The server would store bytes damaged in transit.{other}"
+    # A checksum that the server stores also protects reads.
     if not configured.is_stored and Checksum.CRC32C in enforced:
         return f"{verdict}. Faster, and also checked when reading: {_CHECKSUM_OPTION}=crc32c"
     return verdict

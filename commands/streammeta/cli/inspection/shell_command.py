@@ -87,10 +87,10 @@ def shell(
 
 
 def _root(sources: MetadataSources, client: ControllerClient | None) -> Directory:
-    return sources.tree() if sources.address is not None else live_tree(_known(client))
+    return sources.tree() if sources.address is not None else live_tree(_require_client(client))
 
 
-def _known(client: ControllerClient | None) -> ControllerClient:
+def _require_client(client: ControllerClient | None) -> ControllerClient:
     assert client is not None, "a shell without a file has a cluster"
     return client
 
@@ -103,7 +103,7 @@ def _run_once(
         root: Directory = live_tree(_Nobody())
     else:
         if sources.address is None:
-            _describe(_known(client))  # a path such as / is listed without asking
+            _describe(_require_client(client))  # a path such as / is listed without asking
         root = _root(sources, client)
 
     if words[0] == "tail" and len(words) == 1 and output.format is OutputFormat.JSON:
@@ -179,8 +179,9 @@ def _open_prompt(sources: MetadataSources, client: ControllerClient | None, outp
             exit_code=EXIT_USAGE,
         )
     if sources.address is None:
-        banner = f"Connected to cluster {_describe(_known(client)).cluster_id}."
+        banner = f"Connected to cluster {_describe(_require_client(client)).cluster_id}."
     else:
+        # Read now, so that a damaged file fails before the prompt appears.
         copy = sources.copy()
         banner = f"Metadata of cluster {copy.cluster_id} below offset {copy.end_offset}."
     # The prompt's packages load slowly, and a single command does not need them.

@@ -91,6 +91,7 @@ def dev(
     stop = SignalEvent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    # A port that is taken should fail before anything is created.
     ports = free_ports(PORT_COUNT) if port is None else _check_ports(port, output_format)
 
     with contextlib.ExitStack() as stack:
@@ -162,6 +163,7 @@ def _plan_cluster(
 
 def _certify(cluster: LocalCluster) -> TlsFiles:
     """Create all certificates. Return the administrator's."""
+    # cryptography loads slowly, and only TLS needs it.
     from streammeta.cli.local.local_certificates import LocalCertificates
 
     certificates = LocalCertificates(cluster.root, cluster.cluster_id)

@@ -62,6 +62,7 @@ class Supervisor:
             f"{child.name} ended ({_describe_end(child.process.returncode)}),"
             f" restarting in {restart.delay_s:g} s. Its log is {child.log_path}"
         )
+        # Another end soon after this one waits twice as long.
         restart.delay_s = min(2 * restart.delay_s, DELAY_MAX_S)
 
     def _start(self, node_id: int, restart: _Restart, now: float) -> None:

@@ -94,6 +94,7 @@ def perf(
     output.rows("figures", _COLUMNS, rows)
     missed = [figure.name for figure in judged if not figure.passed]
     if missed:
+        # One cause is enough, because failures under load mostly share it.
         causes = f" ({measured.failures[0]})" if measured.failures else ""
         raise CommandError(
             "TOO_SLOW",

@@ -258,6 +258,7 @@ def _silent_members(views: QuorumViews, client: ControllerClient) -> list[Member
             problem = "observers are only asked if --connect names them"
             silent.append(MemberState(*member, Verdict.NOT_ASKED, problem=problem))
 
+    # Silent endpoints of voters are listed with their voter already.
     named = {state.endpoint for state in silent}
     silent += [
         MemberState(None, endpoint, Verdict.NO_ANSWER, problem=failure.message)
@@ -287,6 +288,7 @@ def _ask(
     """Ask all members at once. Cancel calls for an offset that some member can't reach."""
     channels = {endpoint: operator_channel(endpoint, client.tls) for endpoint in endpoints}
     request = admin_pb2.StateHashRequest(at_offset=at_offset)
+    # An attempt with less time would only fail.
     timeout_s = max(1.0, deadline - time.monotonic())
     calls = {
         endpoint: AdminServiceStub(channel).StateHash.future(request, timeout=timeout_s)

@@ -96,6 +96,7 @@ async def run(client: ControllerClient, load: Load) -> Measured:
     # Begins with the time, from which later checks see how old a key is.
     prefix = f"{time.time_ns() // 1_000_000:014d}-{secrets.token_hex(4)}/"
     await _remove(client, [key async for key in _left_behind(client)])
+    # One key for each write in flight, so that no two writes meet at one key.
     keys = [f"{prefix}{i}" for i in range(min(IN_FLIGHT_MAX, load.writes))]
     # The first one finds the leader and connects; it is no part of what is measured.
     await _put(client, keys[0])

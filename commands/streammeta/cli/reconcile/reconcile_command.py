@@ -287,6 +287,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
     output.rows("guards", ("guard", "finding", "detail"), guards)
     if result.unknown:
         output.rows("unknown", ("unknown",), [(sentence,) for sentence in result.unknown])
+    # A plan with a failed guard can't be applied, so there is no such next step.
     if not result.failed_guards:
         output.note(f"next: streammeta reconcile apply --plan {folder}")
 

@@ -24,6 +24,7 @@ def _combine(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 
 
 limit_options = _combine(
+    # Objects are uploaded before they are committed, so young unknown objects stay.
     click.option(
         "--grace",
         "grace_ms",
@@ -38,6 +39,7 @@ limit_options = _combine(
         type=Duration(),
         help="Replaces --grace with any duration down to 0s, for clusters without writers.",
     ),
+    # Many orphans usually mean wrong metadata, not garbage.
     click.option(
         "--max-share",
         type=click.FloatRange(0, 1),
@@ -81,6 +83,7 @@ removal_options = _combine(
         help="Only tag orphans with streammeta-reconcile=orphan, for a lifecycle rule of the"
         " bucket.",
     ),
+    # Deletions must leave the bucket's request rate to the brokers.
     click.option(
         "--rate",
         "keys_per_s",
@@ -122,4 +125,5 @@ engine_options = _combine(
 
 def tell_progress(line: str) -> None:
     """Announce the next phase."""
+    # Standard output has the result only.
     click.echo(f"{line} ...", err=True)

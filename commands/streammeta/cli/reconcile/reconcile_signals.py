@@ -40,6 +40,7 @@ def interruptible(done: str, advice: str) -> Iterator[None]:
     struck: list[str] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
+        # Noted before raising, because a library may turn the exception into another one.
         struck.append(signal.Signals(number).name)
         raise _SignalError(*struck)
 

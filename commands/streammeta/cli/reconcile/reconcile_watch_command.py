@@ -122,6 +122,7 @@ def watch_command(
             replace_file(PosixFileSystem(mode=READABLE_MODE), metrics_file, [text.encode()])
         tell_controllers(round_report(one), planned.connect, planned.tls)
 
+    # A round may be deleting, so a signal lets it finish its batch.
     with exporting_traces(SERVICE, wanted=tracing), ending_event() as ending:
         last = watch(config, ending, tell, tell_progress)
     _show(output, last)

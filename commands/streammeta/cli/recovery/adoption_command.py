@@ -312,6 +312,7 @@ def _adopt(client: ControllerClient, batch: AdoptionBatch) -> None:
     answer = call_when_fenced(
         client, lambda channel: AdminServiceStub(channel).AdoptObjects, to_request(batch)
     )
+    # One failed object rejects its whole batch.
     for stored, result in zip(batch.objects, answer.results, strict=True):
         if result.error != common_pb2.ERROR_CODE_NONE:
             name = common_pb2.ErrorCode.Name(result.error).removeprefix("ERROR_CODE_")
@@ -392,6 +393,7 @@ def _backed_up(client: ControllerClient, address: str) -> int:
                 "--backup-store",
             )
         end_offset = _end_of_backup(address, cluster, newest_file)
+    # Done only once the new backup is proven to be readable.
     with open_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
         if verify(archive.inventory(), archive, is_all=False).damages:
             raise CommandError(

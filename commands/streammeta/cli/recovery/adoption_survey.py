@@ -121,6 +121,7 @@ def list_missing(
         if object_id in present:
             continue
         for missing in ranges:
+            # `at` moves along the covers. Offsets before the next one are missing.
             at = missing.start
             for start, end in sorted(covers[missing.stream_id]):
                 if at < min(start, missing.end):

@@ -166,6 +166,7 @@ def verify_command(
     )
     damages = [(str(damage.name), damage.offset, damage.problem) for damage in verified.damages]
     output.rows("damage", ("file", "good_to_offset", "what"), damages)
+    # A backup without a restorable point has failed, even if no file is damaged.
     if damages or replayed is None:
         raise CommandError(
             "DAMAGED",
@@ -311,6 +312,7 @@ def open_backup(
     from streammeta.controller.backup.single_file import SingleFile
 
     try:
+        # Without a scheme it is a file that `backup now` wrote.
         if "://" not in address:
             yield SingleFile(Path(address))
             return

@@ -258,6 +258,7 @@ def apply_command(
     # ones.
     with open_objects(store) as objects:
         generation = take_over(objects, plan)
+        # With the declaration in the bucket, the new controllers skip the wait.
         if old_controllers_stopped:
             declare_stopped(objects, generation)
     identity = format_directory(

@@ -107,6 +107,7 @@ class StoreTarget:
         """See `ExportTarget.delete`. A failed deletion raises its cause."""
         failed = self._store.delete_many([self._prefix + name]).failed
         if failed:
+            # The store reports failed deletions by key and does not raise them.
             raise OSError("; ".join(f"{key}: {why}" for key, why in failed.items()))
 
 
@@ -227,6 +228,7 @@ def _copy_of_map(
             exit_code=EXIT_USAGE,
         )
 
+    # A copy may be larger than memory, so it goes to a file.
     with tempfile.TemporaryFile() as copy, ControllerClient(connect, timeout_s, tls) as client:
         download(client, copy)
         with _explain(), CheckpointReader(copy, "the copy of the metadata") as checkpoint:

@@ -99,6 +99,7 @@ def ca_command(*, folder: Path, ca_key: Path, name: str, days: int, output: Outp
     Example:
       streammeta certs ca --dir certs --ca-key private/ca.key
     """
+    # Resolved, so that links and relative paths do not hide a common folder.
     if folder.resolve() == ca_key.parent.resolve():
         raise click.UsageError(
             f"--ca-key: {ca_key} is in the folder of the certificates, --dir. Choose a folder"
@@ -225,6 +226,7 @@ def show_command(*, files: Sequence[Path], ca: Path | None, output: Output) -> N
         shown = []
         for path in files:
             key = path.with_suffix(".key")
+            # The first certificate of a file is the holder's. Its authorities may follow.
             facts = describe(
                 read_certificates(path)[0],
                 now,
@@ -246,6 +248,7 @@ def show_command(*, files: Sequence[Path], ca: Path | None, output: Output) -> N
         )
         for path, facts in shown
     ]
+    # Printed before the failure, with the problems of each.
     output.rows("certificates", _COLUMNS, rows)
     wrong = [path for path, facts in shown if facts.problems]
     if wrong:
