@@ -241,6 +241,7 @@ def _targets(
 ) -> Iterator[tuple[Path, Node] | Problem]:
     """Yield the matches of each word, or a problem for a word without matches."""
     for word in words:
+        # Matches arrive lazily, so a word without any is known only at the end.
         is_found = False
         for found in resolve(state.root, absolute(state.here, word)):
             is_found = True

@@ -74,6 +74,7 @@ def stream(described: streams_pb2.StreamDescription, readable: objects_pb2.Objec
         _table("pending_uploads", ("node_id", *_SPAN), described.pending_uploads),
         _table("lost", _SPAN, described.lost),
     )
+
     return Document(
         tuple(_facts(described, "stream_id", "state", "epoch", "node_id", *_SPAN)),
         (

@@ -125,6 +125,7 @@ def _tail(state: ShellState, words: list[str]) -> Iterator[Event]:
     count = int(words[0]) if words else None
     from_offset = int(words[1]) if len(words) > 1 else None
     changes = state.source.changes(from_offset)
+
     # The count bounds records. One log entry may have several.
     yield from islice(chain.from_iterable(map(describe_change, changes)), count)
 

@@ -147,6 +147,7 @@ def _descend(path: Path, node: Node, patterns: Path) -> Iterator[tuple[Path, Nod
         if found is not None:
             yield from _descend((*path, pattern.literal), found, patterns[1:])
         return
+
     # The literal beginning of a pattern limits the listing.
     for child in node.children(pattern.prefix):
         if pattern.matches(child.name):

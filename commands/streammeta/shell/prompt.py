@@ -35,8 +35,10 @@ _PATH_COMMANDS = frozenset({"ls", "cd", "cat", "tree", "find"})
 
 def suggestions(state: ShellState, line: str) -> list[Completion]:
     """Return completions of the end of `line`."""
+    # The last word ends at the cursor. An escaped blank belongs to it.
     match = _LAST_WORD.search(line)
     word = match[0] if match else ""
+    # Only the first word counts here, and command names are never quoted.
     before = line[: len(line) - len(word)].split()
     if not before:
         return _commands(word)
@@ -67,6 +69,7 @@ def _paths(state: ShellState, word: str) -> list[Completion]:
             continue
         return [
             Completion(
+                # With the slash, the next Tab continues below the directory.
                 escape(child.name) + ("" if isinstance(child.node, File) else "/"),
                 -len(start),
                 display=child.name,
@@ -115,6 +118,7 @@ class Prompt:
         """Run a typed line and add it to the history."""
         if not line.strip():
             return
+
         # Recorded before it runs, so that failed lines are in the history too.
         self.state = replace(self.state, history=(*self.state.history, line.strip()))
         try:
@@ -138,6 +142,7 @@ class Prompt:
         """Yield the events, after applying those that change the prompt's state."""
         for event in events:
             match event:
+                # The prompt continues after a problem, so it becomes text.
                 case Problem(_, message, hint):
                     yield Text(message + (f"\n  {hint}" if hint else ""))
                 case Moved(path):

@@ -115,6 +115,7 @@ def by_age(copy: MetadataCopy, now_ms: int) -> Table:
     rows = _live_rows(copy)
     ages = np.maximum(now_ms - np.asarray(objects["timestamp_ms"])[rows], 0)
     sizes = np.asarray(objects["object_size"])[rows]
+    # The last class has no upper bound.
     bounds = [0, *(bound for _, bound in _AGES), np.iinfo(np.int64).max]
     names = [*(f"under {name}" for name, _ in _AGES), f"{_AGES[-1][0]} or more"]
     shown = []

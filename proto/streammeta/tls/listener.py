@@ -125,6 +125,7 @@ class Listener:
         found = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+
         # getaddrinfo may return an address twice.
         places = dict.fromkeys((address[0], address[4]) for address in found)
         try:
@@ -237,6 +238,7 @@ def _open_socket(
 ) -> socket.socket:
     """Return a socket at one address. An IPv6 wildcard also accepts IPv4."""
     made = socket.socket(family, socket.SOCK_STREAM)
+
     try:
         # Connections of an ended process may linger at the port.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -241,6 +241,7 @@ class CompactionWork:
     ) -> None:
         """Compact the due objects of every node found, until `stopping` is set."""
         for target in found.targets:
+            # A signal between two nodes: nothing has begun for this one.
             if stopping.is_set():
                 return
             try:
@@ -298,6 +299,7 @@ _NOTHING = CommitPlan((), EntryTable.of_rows(()), ())
 async def _open_work(request: CompactionRequest) -> AsyncIterator[CompactionWork]:
     """Open cluster and bucket for one call of the command."""
     config = request.config()
+
     with closing(request.open_store()) as store:
         async with ControllerClient(
             request.connect, deadline_s=request.timeout_s, tls=request.tls

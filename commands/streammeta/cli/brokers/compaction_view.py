@@ -170,6 +170,7 @@ def commit_figures(
             _metadata_bytes(len(sources), sum(source.range_count for source in sources)),
             _metadata_bytes(len(outputs), sum(output.ranges for output in outputs)),
         ),
+        # A stream that several objects contain counts once.
         streams=len(np.unique(commit.entries.stream_id)),
         cold_gets=Change(
             _cold_gets(commit.entries, holder, index_gets), _cold_gets_after(outputs, set_entries)
@@ -203,6 +204,7 @@ def _set_object_entries(commit: CommitPlan) -> EntryTable:
 def _outputs(commit: CommitPlan, set_entries: EntryTable) -> Iterator[OutputFigures]:
     """Yield the stream set object, if any, then the stream objects in the order of creation."""
     if len(set_entries):
+        # The metadata has one range for each contiguous run of a stream.
         ranges = len(contiguous_runs(set_entries))
         yield _output(OutputKind.COMPACT, set_entries, None, ranges)
     for iteration in commit.iterations:
@@ -370,6 +372,7 @@ class Totals:
         """Return the sums over all nodes."""
         nodes = self.nodes.values()
         sums = Figures.total(node.figures for node in nodes)
+
         return {
             "passes": self.passes,
             "commits": sums.commits,

@@ -177,6 +177,7 @@ def kafka(
         listen_tls = tls_files(listen_tls_ca, listen_tls_cert, listen_tls_key, "listen-tls")
     except TlsError as error:
         raise click.UsageError(str(error)) from error
+    # Only plain text on an address that others reach exposes passwords.
     if users is not None and listen_tls is None and not plain_text_passwords:
         _require_loopback(listen[0])
     if session < SESSION_MS_MIN:

@@ -133,6 +133,7 @@ def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
     request = nodes_pb2.UnregisterNodeRequest(request_id=_new_id(), node=identity)
     answer = client.call(lambda channel: NodeServiceStub(channel).UnregisterNode, request)
     _require(answer.error, node_id)
+
     # A node with stream set objects stays listed as departed, so look again.
     left = _get_nodes(client, node_id)
     output.summary(
@@ -207,6 +208,7 @@ def abandon(
             request_id=_new_id(), node_id=node_id, stream_ids=stream_ids
         )
         if close_streams:
+            # The call also fences this process, so that it can't write to the closed streams.
             request.close_streams_of_epoch = described.node_epoch
         uploads = []
         # A call closes at most 10,000 streams, and is idempotent. Repeat it until none is open.

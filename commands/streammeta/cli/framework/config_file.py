@@ -79,9 +79,9 @@ def _read(path: Path, known: Mapping[str, click.Option]) -> Mapping[str, Any]:
     try:
         found = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _refused(path, f"{error.strerror}, must be a file that can be read") from error
+        raise _usage_error(path, f"{error.strerror}, must be a file that can be read") from error
     except ValueError as error:  # of TOML, or of UTF-8
-        raise _refused(path, f"{error}, must be TOML") from error
+        raise _usage_error(path, f"{error}, must be TOML") from error
     for key in found:
         # A misspelt key would otherwise leave a default in force without a sign.
         if key not in known:
@@ -99,7 +99,7 @@ def _check(path: Path, key: str, option: click.Option, value: Any) -> Any:
     wanted: type = bool if option.is_flag else int if option.type is click.INT else str
     if type(value) is not wanted:
         names = {bool: "true or false", int: "a whole number", str: "a text in quotes"}
-        raise _refused(path, f"{key}: {value!r}, must be {names[wanted]}")
+        raise _usage_error(path, f"{key}: {value!r}, must be {names[wanted]}")
     return value
 
 

@@ -93,6 +93,7 @@ class Moment(click.ParamType[int]):
             moment = datetime.fromisoformat(str(value))
         except ValueError:
             moment = None
+
         # Without a zone the same text would be another moment on another machine.
         if moment is None or moment.tzinfo is None:
             self.fail(

@@ -125,6 +125,7 @@ def _profile(path: Path, name: str, table: Any) -> Profile:
     if "token_file" in files and len(files) > len(TOKEN_KEYS):
         raise ProfileError(f"{where}: token_file: replaces tls_cert and tls_key. Use one of both")
     needed = TOKEN_KEYS if "token_file" in files else TLS_KEYS
+
     # Checked here and not at the first connection, so that the message names the profile.
     if files and len(files) < len(needed):
         missing = next(key for key in needed if key not in files)

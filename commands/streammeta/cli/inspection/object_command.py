@@ -246,6 +246,7 @@ class _Dump:
     def _show(self, placed: PlacedRecord) -> None:
         document = rendering.record_document(placed)
         self._output.note(rendering.record_line(placed.record))
+
         # A payload of another format is not a fault of the object. Note it and continue.
         try:
             if self._decode == KAFKA:

@@ -106,6 +106,7 @@ def _run_once(
             _describe(_require_client(client))  # a path such as / is listed without asking
         root = _root(sources, client)
 
+    # Rejected before anything runs, because json is written at the end only.
     if words[0] == "tail" and len(words) == 1 and output.format is OutputFormat.JSON:
         raise CommandError(
             "USAGE",

@@ -110,6 +110,7 @@ def dev(
             # The wait is also the interval at which ended controllers are noticed.
             while not stop.wait(_LOOK_S):
                 supervisor.look()
+        # Only the first start raises this. Controllers that end later are restarted.
         except ChildFailedError as error:
             hint = "see its log, correct the cause and start again"
             fail(output_format, CommandError("CONTROLLER_ENDED", str(error), hint))

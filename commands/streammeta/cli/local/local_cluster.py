@@ -140,6 +140,7 @@ def start_child(
 ) -> Child:
     """Start `command`. Its standard error is appended to `log_path`."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
+
     # The child has its own descriptor of the log, so this one is closed at once.
     with log_path.open("ab") as log:
         process = _SPAWNER.submit(
@@ -356,6 +357,7 @@ class LocalCluster:
 
     def _command(self, node_id: int) -> list[str]:
         overrides = self.peer_overrides.get(node_id, {})
+
         return [
             *PROGRAM,
             "controller",
@@ -383,6 +385,7 @@ def tls_words(files: TlsFiles, option: str = "tls") -> Sequence[str]:
 
 def _others(count: int, taken: Sequence[int]) -> list[int]:
     """Return `count` free ports that are not in the given ones."""
+    # So many that enough remain, even if every taken port is among them.
     return [port for port in free_ports(count + len(taken)) if port not in taken][:count]
 
 

@@ -372,6 +372,7 @@ def hash_command(
             "verdict": "ok" if problem is None else problem.code,
         }
     )
+
     output.note("")
     output.rows("members", _COLUMNS, _rows(compared))
     if problem is not None:

@@ -317,6 +317,7 @@ def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
             lambda channel: AdminServiceStub(channel).TransferLeadership,
             admin_pb2.TransferLeadershipRequest(to_node_id=to),
         )
+
     # The call returns once the old leader has stepped down. Only another look shows the result.
     after = leaders_view(client)
     if to not in (None, after.leader_id):

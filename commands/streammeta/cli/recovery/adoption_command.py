@@ -167,6 +167,7 @@ def finish(
         admin_pb2.FinishRestoreRequest(),
     )
     output.summary({"was_recovering": answer.was_recovering})
+
     # A backup from before this point would be restored into recovery mode again.
     if backups is not None:
         output.summary({"backup_end": _backed_up(client, backups)})
@@ -246,6 +247,7 @@ def _survey(
         state = read_map_state(copy)
         if state is None:
             return None
+        # Listed once, so that presence and candidates are of one moment.
         stored = list(list_stored(store, cluster.object_namespace))
         present = find_present(store, cluster.object_namespace, stored, state.held)
         undecided = [object_ for object_ in stored if state.is_candidate(object_.object_id)]
@@ -259,6 +261,7 @@ def _survey(
         )
     unusable = [finding for finding in found if isinstance(finding, LeftBehind)]
     candidates = [finding for finding in found if not isinstance(finding, LeftBehind)]
+    # Other objects may replace those whose bytes are missing.
     heads = state.stream_heads(present)
     plan = plan_adoption(heads, state.next_stream_id, candidates, passes_gaps=passes_gaps)
     adopted = (range_ for object_ in plan.objects for range_ in object_.ranges)
@@ -326,6 +329,7 @@ def _adopt(client: ControllerClient, batch: AdoptionBatch) -> None:
 
 def _report(output: Output, surveyed: _Surveyed) -> None:
     plan = surveyed.plan
+    # Harmless reasons are only counted. All others are listed as `lost`.
     left = Counter(str(finding.why) for finding in plan.left if finding.why in HARMLESS)
     ranges = [part for object_ in plan.objects for part in object_.ranges]
     output.summary(

@@ -84,6 +84,7 @@ def read_map_state(copy: BinaryIO) -> MetadataState | None:
         CheckpointError: the copy is damaged.
     """
     reader = CheckpointReader(copy, "the copy of the metadata")
+
     # The section exists in recovery mode only.
     if "recovery" not in reader.entries:
         return None
@@ -117,6 +118,7 @@ def list_missing(
     covers: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for part in adopted:
         covers[part.stream_id].append((part.start, part.end))
+
     for object_id, ranges in sorted(held.items()):
         if object_id in present:
             continue

@@ -151,6 +151,7 @@ def plan_command(
     except ConfigError as error:
         raise click.UsageError(f"new-{error}") from error
 
+    # Restored completely, so that damage shows before the old cluster is fenced.
     with open_backup(address, cluster_id, cluster_uuid) as archive:
         inventory = archive.inventory()
         if to_time is not None:

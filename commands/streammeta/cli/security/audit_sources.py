@@ -31,6 +31,7 @@ def read_files(paths: Sequence[Path], *, to_the_end: bool = False) -> Mapping[Pa
             continue
         if _full_files(paths) == before:
             return read
+
     raise CommandError(
         "AUDIT_FILES", "files were renamed during each attempt to read them", "try again"
     )

@@ -46,6 +46,7 @@ def create_authority(files: IssuedFiles, name: str, days: int = AUTHORITY_DAYS) 
         OSError: they can't be written.
     """
     key = ec.generate_private_key(ec.SECP256R1())
+    # Self-signed: subject and issuer are the same name.
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = _builder(own, own, key.public_key(), _validity(days))
     certificate = (
@@ -176,6 +177,7 @@ def _write(
             raise CertificateError(
                 f"{path}: already exists. Move it away first (files are never overwritten)"
             )
+
     # No passphrase, because controllers start unattended.
     key_pem = key.private_bytes(
         serialization.Encoding.PEM,
