@@ -170,14 +170,12 @@ def plan_command(
             _require_owner(objects, namespace, folder)
         plan = _plan_of(replayed, folder, objects, namespace, new_cluster_id, voters)
         missing = _list_missing(replayed, objects, namespace)
-
     if file is not None:
         if file.exists():
             raise CommandError(
                 "EXISTS", f"{file} already exists. The command left it unchanged", "name another"
             )
         replace_file(PosixFileSystem(), file, [json_files.encode(plan)])
-
     size = replayed.cluster_metadata.size()
     output.summary(
         {
