@@ -168,20 +168,12 @@ def kafka(
     from streammeta.brokers.kafka.service.process import KafkaConfig
     from streammeta.brokers.kafka.service.users import UsersFileError
 
-    # Tokens are for people's tools. A broker is authenticated by its certificate.
-    if tls is not None and not isinstance(tls, TlsFiles):
-        raise click.UsageError(
-            "token-file: a broker needs a certificate. Set --tls-cert and --tls-key"
-        )
-    try:
-        listen_tls = tls_files(listen_tls_ca, listen_tls_cert, listen_tls_key, "listen-tls")
-    except TlsError as error:
-        raise click.UsageError(str(error)) from error
-    # Only plain text on an address that others reach exposes passwords.
-    if users is not None and listen_tls is None and not plain_text_passwords:
-        _require_loopback(listen[0])
     if session < SESSION_MS_MIN:
         raise click.UsageError(f"--session is {session} ms, expected at least 2s")
+    listen_tls = _listener_files(listen_tls_ca, listen_tls_cert, listen_tls_key)
+    if users is not None and listen_tls is None and not plain_text_passwords:
+        _require_loopback(listen[0])
+
     # Logs go to standard error. Standard output is reserved for the ready line.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     config = KafkaConfig(
@@ -195,7 +187,7 @@ def kafka(
         session_s=session / 1000,
         default_partitions=partitions,
         creates_topics=auto_create,
-        tls=tls,
+        tls=_certificate_files(tls),
         listen_tls=listen_tls,
         users=users,
         http=http_listen,
@@ -209,6 +201,22 @@ def kafka(
         fail(output_format, CommandError("USERS_FILE", str(error), "correct the file"))
     except Exception as error:  # noqa: BLE001 - whatever ends the broker is told in one form
         fail(output_format, explain(error))
+
+
+def _certificate_files(tls: CallerFiles | None) -> TlsFiles | None:
+    """Return the broker's own TLS files. Tokens are for people's tools only."""
+    if tls is not None and not isinstance(tls, TlsFiles):
+        raise click.UsageError(
+            "token-file: a broker needs a certificate. Set --tls-cert and --tls-key"
+        )
+    return tls
+
+
+def _listener_files(ca: Path | None, certificate: Path | None, key: Path | None) -> TlsFiles | None:
+    try:
+        return tls_files(ca, certificate, key, "listen-tls")
+    except TlsError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _require_loopback(host: str) -> None:

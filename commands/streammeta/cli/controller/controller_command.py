@@ -293,8 +293,7 @@ def controller(
 
     Its data directory names the voters; see `streammeta storage format`. It prints one line
     starting with `ready` on standard output once it serves, and logs on standard error. On Ctrl-C
-    or SIGTERM it transfers leadership and exits. It reads the bucket's credentials from
-    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    or SIGTERM it hands over and exits. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY open the bucket.
 
     \b
     Example, a cluster of one:
@@ -304,7 +303,6 @@ def controller(
         --listen 127.0.0.1:9091 --store file:///var/lib/streammeta/bucket
     """
     try:
-        # The default namespace is derived from the id, so check it first.
         check_cluster_id(cluster_id)
         peer_listen = peer_listen or next_port("listen", listen)
         config = ControllerConfig(
@@ -329,7 +327,7 @@ def controller(
         )
     except (ConfigError, TlsError) as error:
         raise click.UsageError(str(error)) from error
-    # The server brings gRPC, boto3 and numpy along; `--help` need not wait for them.
+    # gRPC, boto3 and numpy load slowly, and `--help` does not need them.
     _import_structlog()
     from streammeta.controller.log_setup import configure_logging
     from streammeta.controller.process.server import check

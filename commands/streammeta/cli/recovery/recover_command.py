@@ -209,8 +209,7 @@ def apply_command(
     from streammeta.controller.recover.planning import RecoveryPlan
 
     plan = json_files.decode(RecoveryPlan, str(plan_file), plan_file.read_bytes())
-    # Without --yes the file system itself rejects every change.
-    files = PosixFileSystem(read_only=not yes)
+    files = PosixFileSystem(read_only=not yes)  # without --yes it rejects every change
     if not files.names(data_dir):
         raise DirectoryNotFormattedError(
             f"{data_dir} is empty or missing. Name the survivor's directory"
@@ -223,11 +222,9 @@ def apply_command(
             was_done = application.is_done()
             if yes:
                 with open_objects(store) as objects:
-                    # The marker is in the bucket before the directory changes, so that two clusters
-                    # never both write.
+                    # The marker comes before the directory, so that two clusters never both write.
                     application.carry_out(lambda: _fence(objects, plan, audit_log))
-                    # Controllers without access to the bucket do not see the marker. Their lease
-                    # must end first.
+                    # Controllers without the bucket miss the marker, so their lease must end.
                     wait_for_fence(
                         objects,
                         plan.namespace,

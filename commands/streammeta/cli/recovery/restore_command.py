@@ -165,8 +165,7 @@ def plan_command(
     namespace = namespace or cluster_namespace(folder.cluster_id)
 
     with open_objects(store) as objects:
-        # With --supersede the namespace belongs to a cluster that was restored since.
-        if not supersede:
+        if not supersede:  # the namespace may belong to a cluster restored since
             _require_owner(objects, namespace, folder)
         plan = _plan_of(replayed, folder, objects, namespace, new_cluster_id, voters)
         missing = _list_missing(replayed, objects, namespace)
@@ -253,8 +252,7 @@ def apply_command(
     # The checkpoint is complete before the marker fences the old cluster.
     checkpoint = io.BytesIO()
     write_checkpoint(checkpoint, replayed, plan, voters)
-    # The marker comes before the directory, so that no new controller starts beside unfenced old
-    # ones.
+    # The marker comes before the directory: new controllers must not meet unfenced old ones.
     with open_objects(store) as objects:
         generation = take_over(objects, plan)
         # With the declaration in the bucket, the new controllers skip the wait.
