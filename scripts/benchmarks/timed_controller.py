@@ -107,7 +107,7 @@ POINTS = (
     Point(
         *("leader", "high watermark passes it", _HIGH_WATERMARK, "enters"), lambda call, _: call[2]
     ),
-    Point("leader", "answer is encoded", _COMMITS + "_Decided.response", "returns"),
+    Point("leader", "answer is encoded", _COMMITS + "DecidedMessage.response", "returns"),
     Point("leader", "answer is encoded", _CODEC + "commit_stream_set_object_out", "returns"),
     Point(
         *("follower", "batch is read", _DRIVER + "on_response", "enters"),

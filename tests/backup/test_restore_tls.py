@@ -71,7 +71,7 @@ def test_a_restore_names_the_certificates_that_hold() -> None:
     )
     assert "demo with --former-cluster-id demo." in name_certificates("mine", "demo")
     twice = name_certificates("_streammeta_demo", "demo-2")
-    assert "demo, or else those of demo-2 with --former-cluster-id demo-2." in twice
+    assert "demo, or those of demo-2 with --former-cluster-id demo-2." in twice
 
 
 def ready(cluster: LocalCluster, admin: TlsFiles) -> None:
