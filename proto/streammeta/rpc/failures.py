@@ -107,7 +107,7 @@ def read_failure(error: grpc.RpcError, *, over_tls: bool = False) -> RpcFailure:
 
     if info is None:
         message = call.details() or ""
-        # The server's gRPC rejects such calls before a controller can add a reason.
+        # The server rejects such calls before it reads them, and adds no reason.
         if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_MANY_CALLS in message:
             return RpcFailure(call.code(), message, Reason.BUSY)
         is_closed = call.code() is grpc.StatusCode.UNAVAILABLE and _CLOSED in message

@@ -178,6 +178,7 @@ class MetadataSources:
         from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 
         # No cluster id and no namespace: the backup names its own.
+        # The address alone has to select one backup of the store.
         with open_backup(place, None, None) as archive:
             found = replay_backup(archive, archive.inventory(), offset)
             cluster_id = archive.folder.cluster_id
