@@ -133,7 +133,7 @@ def test_a_value_of_someone_else_is_shown_as_unreadable_and_stays(
     made = planning(plain, tmp_path / "p")
     assert made.returncode == 0
     assert "warning: status pages do not show this run" in made.stderr
-    assert "left as it is" in made.stderr
+    assert "left unchanged" in made.stderr
     assert kept(plain) == value
 
 

@@ -116,7 +116,7 @@ def test_late_uploads_are_kept_until_their_stream_has_passed_them(tmp_path: Path
             "ahead_of_map": 2,
             "deleted": 1,
         }
-        assert done["warning"].startswith("2 candidates have records that the map's streams")
+        assert done["warning"].startswith("2 candidates are kept, because their records are ahead")
         assert [world.is_there(key) for key in (ahead, unborn, foreign)] == [True, True, False]
 
         asyncio.run(world.commit(stream_id, end=5, size=100))

@@ -138,7 +138,7 @@ def test_a_signal_ends_an_apply_after_the_batches_under_way_and_the_next_one_goe
     assert answer["error"] == {
         "code": "INTERRUPTED",
         "message": f"ended by {name}: {len(deleted)} of {len(orphans)} candidates were settled,"
-        f" {len(left)} are left",
+        f" {len(left)} remain",
         "hint": "run apply again for the rest",
     }
     assert answer["left"] == len(left)

@@ -42,7 +42,7 @@ def test_a_disk_rolled_back_below_commits_does_not_delete_their_objects(tmp_path
         document = status(port)
         keys = {each["key"]: each["reason"] for each in document["deletions"]["ahead_keys"]}
         assert keys.keys() == objects.keys()
-        assert all("beyond the end 0 of that stream" in reason for reason in keys.values())
+        assert all("above the stream's end 0 in the metadata" in reason for reason in keys.values())
         assert "objects_ahead" in {each["name"] for each in document["alarms"]}
         assert "objects_ahead_of_map" in log_of(cluster)
 

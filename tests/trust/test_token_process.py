@@ -107,13 +107,13 @@ def test_a_person_works_by_token_until_key_or_policy_change(
         assert alice.runs("health")["exit_code"] == 0
         refused = alice.runs("node", "lock", "--node-id", "1000")
         assert refused["error"]["code"] == "ROLE_LACKS_CALL"
-        assert "role admin, which the policy gives to users" in refused["error"]["hint"]
+        assert "role admin, which the policy grants to users" in refused["error"]["hint"]
 
         issuer.add("k2")
         issuer.remove("k1")
         cluster.root.joinpath(KEYS).write_bytes(issuer.jwks)
         wait_until(alice.is_refused, "the removed key to be forgotten")
-        assert "get a new token" in alice.runs("node", "list")["error"]["hint"]
+        assert "Get a new token" in alice.runs("node", "list")["error"]["hint"]
         renewed = issuer.token(key_id="k2", department="data")
         alice.shows(renewed)
         assert not alice.is_refused()

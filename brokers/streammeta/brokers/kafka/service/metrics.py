@@ -106,7 +106,7 @@ def registry_of(
     tally: BrokerTally, state: Callable[[], BrokerState], client: Callable[[], ClientMetrics]
 ) -> CollectorRegistry:
     """Return a registry with metrics of a broker, its client, process and interpreter."""
-    # The `_created` series double the size of a page, and no dashboard uses them.
+    # The `_created` series double the size of a page.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     registry.register(KafkaCollector(tally, state))
