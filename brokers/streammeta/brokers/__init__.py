@@ -1,5 +1,5 @@
-"""Shapes of brokers on streammeta: logs of partitions, queues and ledgers on the broker client.
+"""Broker shapes on streammeta: partition logs, queues and ledgers on top of the broker client.
 
-Each shape is a package of its own, with pure formats apart from I/O. Only commands import this
+Each shape is a separate package, with pure formats apart from I/O. Only commands import this
 package.
 """

@@ -162,7 +162,7 @@ class PartitionLog:
         newest_ms = max(batch.base_timestamp, batch.max_timestamp)
         if newest_ms > latest_ms:
             raise InvalidTimestampError(
-                f"the batch has records of {newest_ms} ms since 1970; expected at most"
+                f"the batch has records of {newest_ms} ms since 1970, expected at most"
                 f" {latest_ms}: the current time plus message.timestamp.after.max.ms"
             )
 
@@ -172,6 +172,7 @@ class PartitionLog:
 
     async def _append(self, batch: KafkaBatch) -> Appended:
         state, writer = self._state, self._streams.writer
+        # The caller's lock keeps other appends away, so the offset can't change before the append.
         base = writer.next_offset(state.log_id)
         last = base + batch.last_offset_delta
         now = self._now_ms()
@@ -292,6 +293,8 @@ class PartitionLog:
         the objects of one upload can fail independently.
         """
         durable = max((at for at in self._snapshots if at <= self.high_watermark), default=0)
+        # Older snapshots than the last durable one are not needed: recovery starts at a durable
+        # end.
         kept = {at: raw for at, raw in self._snapshots.items() if at >= durable}
         self._snapshots = {**kept, end: self._state.producers.snapshot()}
         return self._snapshots
@@ -312,6 +315,7 @@ class PartitionLog:
             raise OffsetOutOfRangeError(
                 f"offset {offset} is not in {self.start_offset}..{self.high_watermark}"
             )
+        # The next offset is valid but has no record yet.
         if offset == self.high_watermark:
             return b""
         found = self._tail.read(offset, self.high_watermark, max_bytes)

@@ -102,6 +102,7 @@ class MetaMap:
 
     def to_rewrite(self) -> list[bytes]:
         """Return the records to append again: all live ones except the newest."""
+        # The newest record stays where it is: rewriting it would not free anything before it.
         by_offset = sorted(self.live.values(), key=lambda found: found[0])
         return [encode_entry(entry.key, entry.raw) for _, entry in by_offset[:-1]]
 

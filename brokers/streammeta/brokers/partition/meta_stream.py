@@ -77,6 +77,7 @@ class MetaStream:
     async def _compact(self) -> None:
         rewritten = self._map.to_rewrite()
         if rewritten and self._map.has_superseded:
+            # The copies must be durable before their originals are trimmed.
             await (await self._append(rewritten))
         first = self._map.first_live_offset
         if first > self._map.start_offset:
@@ -86,6 +87,7 @@ class MetaStream:
     async def _append(self, payloads: list[bytes]) -> asyncio.Future[int]:
         offset = self._streams.writer.next_offset(self._stream_id)
         future = await self._streams.writer.append_many(self._stream_id, payloads)
+        # The map advances at once: later values may be computed from it before this commit.
         for index, payload in enumerate(payloads):
             self._map.apply(offset + index, payload)
         return future

@@ -126,6 +126,7 @@ async def _recover(
 
 def _newest_snapshot(meta: MetaStream, end: int) -> ProducerStates:
     snapshots = _value(meta, PRODUCER_SNAPSHOTS) or ()
+    # A checkpoint may be newer than the data, see `_snapshots_with`.
     fitting = [snapshot for snapshot in snapshots if snapshot.offset <= end]
     if not fitting:
         return ProducerStates()
@@ -149,6 +150,7 @@ async def _read_tail(streams: Streams, state: LogState, offset: int, now_ms: int
     The times of the appends are unknown, so plausible times of the records replace them.
     """
     async for batch in _batches(streams, state, offset):
+        # A time after now would keep the segment forever, and 0 means that there is none.
         time_ms = batch.max_timestamp if 0 < batch.max_timestamp < now_ms else now_ms
         state.take(batch, batch.base_offset, time_ms)
         state.epochs.assign(batch.partition_leader_epoch, batch.base_offset)

@@ -81,6 +81,7 @@ class ProducerStates:
     def duplicate_of(self, batch: KafkaBatch) -> SequencedBatch | None:
         """Return the remembered batch that `batch` repeats, None for a new batch."""
         known = self.producers.get(batch.producer_id)
+        # Sequences of different epochs are independent.
         if known is None or known.epoch != batch.producer_epoch:
             return None
         wanted = (batch.base_sequence, batch.last_sequence)
@@ -100,12 +101,13 @@ class ProducerStates:
             return
         if epoch < known.epoch:
             raise InvalidProducerEpochError(
-                f"producer {producer_id} has epoch {epoch}; expected at least {known.epoch}"
+                f"producer {producer_id} has epoch {epoch}, expected at least {known.epoch}"
             )
+        # A new epoch restarts its sequences.
         wanted = 0 if epoch > known.epoch else sequence_after(known.batches[-1].last_sequence)
         if first_sequence != wanted:
             raise OutOfOrderSequenceError(
-                f"producer {producer_id} continues with sequence {first_sequence}; expected"
+                f"producer {producer_id} continues with sequence {first_sequence}, expected"
                 f" {wanted}"
             )
 
@@ -116,6 +118,7 @@ class ProducerStates:
         records' time is used, which may be far off.
         """
         self.map_end = base_offset + batch.last_offset_delta + 1
+        # Such batches have no sequence.
         if batch.producer_id < 0 or batch.is_control:
             return
         self._remember(
@@ -161,6 +164,7 @@ class ProducerStates:
 
     def _remember(self, producer_id: int, epoch: int, batch: SequencedBatch) -> None:
         known = self.producers.get(producer_id)
+        # A new epoch drops the batches of the old one.
         earlier = known.batches if known is not None and known.epoch == epoch else ()
         batches = (*earlier, batch)[-REMEMBERED_BATCHES:]
         self.producers[producer_id] = Producer(epoch, batches)

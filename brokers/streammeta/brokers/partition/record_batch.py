@@ -49,13 +49,14 @@ def check_produced(payload: bytes, max_bytes: int = MAX_BATCH_BYTES) -> KafkaBat
     """
     if len(payload) > max_bytes:
         raise BatchTooLargeError(
-            f"the batch has {len(payload)} bytes; expected at most {max_bytes}"
+            f"the batch has {len(payload)} bytes, expected at most {max_bytes}"
         )
 
+    # The size is checked before the parser, which would report an incomplete batch as corrupt.
     _require_whole(payload)
     batches = read_batches(payload)
     if len(batches) != 1:
-        raise InvalidBatchError(f"{len(batches)} batches for a partition; expected one")
+        raise InvalidBatchError(f"{len(batches)} batches for a partition, expected one")
 
     (batch,) = batches
     if not batch.is_intact:
@@ -69,18 +70,19 @@ def check_produced(payload: bytes, max_bytes: int = MAX_BATCH_BYTES) -> KafkaBat
     if batch.is_transactional:
         raise UnsupportedBatchError("the batch is transactional, which is not supported")
     if batch.attributes & _CODEC_MASK > _CODEC_MAX:
-        raise InvalidBatchError(f"the batch has codec {batch.compression_name}; expected 0 to 4")
+        raise InvalidBatchError(f"the batch has codec {batch.compression_name}, expected 0 to 4")
 
+    # A gap between records would shift the offsets of all later ones.
     if batch.record_count < 1 or batch.record_count != batch.last_offset_delta + 1:
         raise InvalidBatchError(
             f"the batch claims {batch.record_count} records and last offset delta"
-            f" {batch.last_offset_delta}; expected at least one record and one offset for each"
+            f" {batch.last_offset_delta}, expected at least one record and one offset for each"
         )
 
     if batch.producer_id >= 0 and (batch.producer_epoch < 0 or batch.base_sequence < 0):
         raise InvalidBatchError(
             f"the batch of producer {batch.producer_id} has epoch {batch.producer_epoch} and"
-            f" sequence {batch.base_sequence}; expected both to be at least 0"
+            f" sequence {batch.base_sequence}, expected both to be at least 0"
         )
 
     return batch

@@ -77,8 +77,10 @@ def must_roll(
     active: Segment, batch_bytes: int, last_offset: int, now_ms: int, limits: SegmentLimits
 ) -> bool:
     """Whether a batch that ends at `last_offset` needs a new segment."""
+    # Rows of the time index store offsets as 32-bit differences.
     if last_offset - active.base_offset > _OFFSET_SPAN_MAX:
         return True
+    # An empty segment accepts a batch of any size and age, otherwise it would roll forever.
     if active.size == 0:
         return False
     if active.size + batch_bytes > limits.bytes:
@@ -125,7 +127,9 @@ def retained_from(
     excess = sum(segment.size for segment in segments) - retention.bytes
     for segment in segments[:-1]:
         is_old = 0 <= retention.age_ms < now_ms - segment.aged_from(latest_ms)
+        # A segment goes only as a whole, so that at least `retention.bytes` remain.
         is_excess = retention.bytes >= 0 and excess >= segment.size
+        # The first retained segment ends the search: a log has no holes.
         if not (is_old or is_excess):
             return segment.base_offset
         excess -= segment.size

@@ -39,7 +39,7 @@ async def describe_configs(broker: Broker, request: Request) -> Tree:
                 topic = broker.topic(item.resource_name)
                 row["configs"] = _config_rows(topic, item.configuration_keys)
             elif item.resource_type != _BROKER:
-                message = f"resource type {item.resource_type} is unknown; expected 2 or 4"
+                message = f"resource type {item.resource_type} is unknown, expected 2 or 4"
                 raise KafkaError(Code.INVALID_REQUEST, message)
         except KafkaError as error:
             row |= {"error_code": error.code, "error_message": str(error)}
@@ -92,13 +92,15 @@ async def _alter(broker: Broker, request: Request, settings: Any) -> Tree:
     times = Counter((item.resource_type, item.resource_name) for item in body.resources)
 
     async def alter(item: Any) -> None:
+        # The order of two changes of one resource is not defined.
         if times[item.resource_type, item.resource_name] > 1:
-            raise KafkaError(Code.INVALID_REQUEST, "the resource is named twice; name it once")
+            raise KafkaError(Code.INVALID_REQUEST, "the resource is named twice. Name it once")
         if item.resource_type != _TOPIC:
-            message = f"settings of resource type {item.resource_type} can't be altered; expected 2"
+            message = f"settings of resource type {item.resource_type} can't be altered, expected 2"
             raise KafkaError(Code.INVALID_REQUEST, f"{message}: topics")
         _require_once(config.name for config in item.configs)
         topic = broker.topic(item.resource_name)
+        # Validation happens before `validate_only` is honoured, as the flag asks for nothing else.
         altered = replace(topic, configs=settings(topic, item.configs))
         if not body.validate_only and altered != topic:
             await put_topic(broker, topic, altered)
@@ -121,7 +123,7 @@ def _require_once(names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise KafkaError(
-                Code.INVALID_REQUEST, f"{name[:100]} is set {count} times; set it once"
+                Code.INVALID_REQUEST, f"{name[:100]} is set {count} times. Set it once"
             )
 
 
@@ -140,16 +142,17 @@ def _apply(values: dict[str, str], config: Any) -> None:
     elif operation == _DELETE:
         values.pop(name, None)
     elif operation in (_APPEND, _SUBTRACT):
+        # Appending to a scalar would silently produce an invalid value.
         if name not in LISTS:
             raise KafkaError(
                 Code.INVALID_CONFIG,
-                f"{name[:100]} is not a list; expected one of {', '.join(LISTS)}",
+                f"{name[:100]} is not a list, expected one of {', '.join(LISTS)}",
             )
         values[name] = _change_list(
             values.get(name, DEFAULTS.get(name, "")), _value(config), is_added=operation == _APPEND
         )
     else:
-        raise KafkaError(Code.INVALID_REQUEST, f"operation {operation} is unknown; expected 0 to 3")
+        raise KafkaError(Code.INVALID_REQUEST, f"operation {operation} is unknown, expected 0 to 3")
 
 
 def _change_list(before: str, change: str, *, is_added: bool) -> str:

@@ -94,6 +94,7 @@ class _Produced:
 async def _admit(broker: Broker, item: _Produced) -> None:
     """Append a batch, unless it follows a rejected one that was not resent."""
     if broker.refused and broker.refused.is_overtaking(item.topic, item.partition, item.records):
+        # The overtaking batch itself is rejected, so those after it must be rejected too.
         broker.refused.note(item.topic, item.partition, item.records)
         raise KafkaError(Code.NOT_LEADER_OR_FOLLOWER, "an earlier batch of the producer is missing")
     try:
@@ -125,6 +126,7 @@ def _check_acks(body: Any) -> None:
 
 
 async def _answer_produce(broker: Broker, body: Any, items: Sequence[_Produced]) -> Tree | None:
+    # A rejected batch is known at once, and the connection ends without waiting for the others.
     if body.acks == 0:
         _require_stored([item for item in items if item.refused is not None])
 
@@ -223,6 +225,7 @@ async def _answer_fetch(broker: Broker, body: Any) -> Tree:
         while True:
             changed.clear()
             responses, size, has_error = await _fetch_once(broker, body)
+            # An error is reported immediately, as the client may need a new leader.
             if size >= body.min_bytes or has_error:
                 break
             try:
@@ -258,6 +261,7 @@ def _logs(broker: Broker, body: Any) -> list[PartitionLog]:
 
 
 async def _fetch_once(broker: Broker, body: Any) -> tuple[Sequence[Tree], int, bool]:
+    # Kafka's own bound on a Fetch. A client's larger value would exhaust this broker's memory.
     left = min(body.max_bytes, _FETCH_MAX_BYTES)
     size, has_error, asked = 0, False, 0
     responses: list[Tree] = []
@@ -297,6 +301,7 @@ async def _fetch_row(broker: Broker, topic: str, item: Any, left: int, *, is_fir
             data = await log.read(item.fetch_offset, max(wanted, 1))
         row |= {
             "high_watermark": log.high_watermark,
+            # Without transactions every durable record is stable.
             "last_stable_offset": log.high_watermark,
             "log_start_offset": log.start_offset,
             "records": data if is_first or len(data) <= left else b"",

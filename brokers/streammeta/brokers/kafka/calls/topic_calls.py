@@ -49,6 +49,7 @@ async def metadata(broker: Broker, request: Request) -> Tree:
     has one row however often it is named. Otherwise its partitions would multiply.
     """
     body = request.body
+    # Version 0 has no null list, and an empty one asks for all topics.
     is_all = body.topics is None or (request.version == 0 and not body.topics)
     may_create = getattr(body, "allow_auto_topic_creation", True) and broker.creates_topics
     rows = []
@@ -94,6 +95,7 @@ async def _refresh_and_create(
     errors: dict[str, Code] = {}
     try:
         async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+            # The topic may have been created through another broker a moment ago.
             await broker.refresh()
             absent = [name for name in names if name not in broker.view.topics]
             if absent and may_create:
@@ -200,7 +202,7 @@ async def describe_cluster(broker: Broker, request: Request) -> Tree:
     if asked != _BROKERS:
         return {
             "error_code": Code.MISMATCHED_ENDPOINT_TYPE,
-            "error_message": f"endpoint type {asked} is not supported; expected {_BROKERS}"
+            "error_message": f"endpoint type {asked} is not supported, expected {_BROKERS}"
             " (brokers)",
             "endpoint_type": _BROKERS,
         }
@@ -237,7 +239,7 @@ def _partition_count(broker: Broker, item: Any) -> int:
     if item.assignments:
         return _assigned_count(item)
     if item.replication_factor == 0 or item.replication_factor < -1:
-        message = "the replication factor is ignored; expected -1 or at least 1"
+        message = "the replication factor is ignored, expected -1 or at least 1"
         raise KafkaError(Code.INVALID_REPLICATION_FACTOR, message)
     count = broker.default_partitions if item.num_partitions == -1 else int(item.num_partitions)
     _check_count(count)
@@ -250,11 +252,12 @@ def _assigned_count(item: Any) -> int:
     count = len(places)
     if places != list(range(count)) or not all(row.broker_ids for row in item.assignments):
         message = (
-            f"assignments name partitions {places[:10]}; expected 0 and up, with brokers for each"
+            f"assignments name partitions {places[:10]}, expected 0 and up, with brokers for each"
         )
         raise KafkaError(Code.INVALID_REPLICA_ASSIGNMENT, message)
+    # The number may be given too if it agrees.
     if item.num_partitions not in (-1, count):
-        message = f"{item.num_partitions} partitions and {count} assignments; give only one of them"
+        message = f"{item.num_partitions} partitions and {count} assignments. Give only one of them"
         raise KafkaError(Code.INVALID_REQUEST, message)
     _check_count(count)
     return count
@@ -262,13 +265,13 @@ def _assigned_count(item: Any) -> int:
 
 def _check_count(count: int) -> None:
     if not 1 <= count <= PARTITIONS_MAX:
-        message = f"{count} partitions; expected 1 to {PARTITIONS_MAX}"
+        message = f"{count} partitions, expected 1 to {PARTITIONS_MAX}"
         raise KafkaError(Code.INVALID_PARTITIONS, message)
 
 
 def _check_new(broker: Broker, name: str) -> None:
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        message = f"{name!r} is not a topic name; expected 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
+        message = f"{name!r} is not a topic name, expected 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
         raise KafkaError(Code.INVALID_TOPIC, message)
     if name in broker.view.topics:
         raise KafkaError(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
@@ -276,6 +279,7 @@ def _check_new(broker: Broker, name: str) -> None:
 
 async def _create(broker: Broker, name: str, count: int, configs: Mapping[str, str]) -> None:
     _check_new(broker, name)
+    # The id distinguishes a topic from a deleted one of the same name.
     topic_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     topic = Topic(name, topic_id, count, configs)
     if not await broker.keys.put({topic_key(name): topic.document()}, expected=0):
@@ -306,7 +310,7 @@ async def create_partitions(broker: Broker, request: Request) -> Tree:
         topic = broker.topic(item.name)
         _check_count(item.count)
         if item.count <= topic.partitions:
-            message = f"the topic has {topic.partitions} partitions; ask for more"
+            message = f"the topic has {topic.partitions} partitions. Ask for more"
             raise KafkaError(Code.INVALID_PARTITIONS, message)
         _check_new_assignments(item, topic.partitions)
         grown = Topic(topic.name, topic.topic_id, int(item.count), topic.configs)
@@ -322,7 +326,7 @@ def _check_new_assignments(item: Any, present: int) -> None:
     """Reject assignments unless there is one for each new partition. Their brokers are ignored."""
     new = item.count - present
     if item.assignments is not None and len(item.assignments) != new:
-        message = f"{len(item.assignments)} assignments; expected {new}, one for each new partition"
+        message = f"{len(item.assignments)} assignments, expected {new}, one for each new partition"
         raise KafkaError(Code.INVALID_REPLICA_ASSIGNMENT, message)
 
 

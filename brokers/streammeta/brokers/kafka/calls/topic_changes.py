@@ -51,7 +51,7 @@ async def put_topic(broker: Broker, topic: Topic, changed: Topic) -> None:
     """
     key = topic_key(topic.name)
     if not await broker.keys.put({key: changed.document()}, expected=topic.version):
-        raise KafkaError(Code.REQUEST_TIMED_OUT, "the topic has changed; retry")
+        raise KafkaError(Code.REQUEST_TIMED_OUT, "the topic has changed. Retry")
 
 
 async def _failure_of(step: Awaitable[None], deadline: float) -> Outcome | None:

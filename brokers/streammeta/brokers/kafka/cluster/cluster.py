@@ -87,6 +87,7 @@ class ClusterView:
 
     def coordinator(self, group: str) -> int:
         """Return the node id of a group's coordinator, -1 for none."""
+        # Every broker computes the same coordinator from the same view, so none is stored.
         nodes = sorted(self.brokers)
         return nodes[zlib.crc32(group.encode()) % len(nodes)] if nodes else -1
 
@@ -109,8 +110,10 @@ class ClusterView:
 
         chosen = {}
         for place in vacant:
+            # Ties are broken by node id, so that the choice does not depend on dict order.
             node_id = min(load, key=lambda one: (load[one], one))
             load[node_id] += 1
+            # A new epoch fences a former leader that still writes to the streams.
             former = self.leaders.get(place)
             epoch = 0 if former is None else former.epoch + 1
             chosen[place] = Leader(node_id, epoch, 0 if former is None else former.version)
@@ -134,6 +137,7 @@ class ClusterView:
         while led and len(moved) < most:
             giver = max(led, key=lambda one: (len(led[one]), -one))
             taker = min(led, key=lambda one: (len(led[one]), one))
+            # A difference of one can't be improved: moving would only swap the two brokers.
             if len(led[giver]) - len(led[taker]) < 2:
                 break
             place = led[giver].pop()
@@ -156,6 +160,7 @@ async def read_view(
     topics = await keys.list("topic/")
     leaders = await keys.list("leader/")
     nodes = (await controllers.call(GET_NODES, nodes_pb2.GetNodesRequest())).nodes
+    # The nodes are read after the keys, so a broker whose key was just written counts as alive.
     alive = _living(nodes, own)
     brokers = {
         int(node): Endpoint(value["host"], value["port"], value["node_epoch"])
@@ -165,6 +170,8 @@ async def read_view(
         {
             node: endpoint
             for node, endpoint in brokers.items()
+            # The key of a replaced process names its old epoch, and must not make the new one
+            # leader.
             if alive.get(node) == endpoint.node_epoch
         },
         {

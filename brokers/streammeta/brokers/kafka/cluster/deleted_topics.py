@@ -40,6 +40,7 @@ async def delete_streams_of_deleted(
         topic_id = stream.tags.get(_TOPIC_TAG, "")
         if topic_id in gone:
             left.add(topic_id)
+            # The leader closes its streams once it sees that the topic is gone.
             if not stream.is_open:
                 closed.append(
                     streams_pb2.StreamToDelete(
@@ -56,6 +57,8 @@ async def delete_streams_of_deleted(
         deleted += sum(error == ERROR_CODE_NONE for error in answer.errors)
 
     for topic_id, value in gone.items():
+        # A broker that was opening a partition may still create a stream, so the record stays a
+        # while.
         if topic_id not in left and now_ms - value["at_ms"] >= NOTE_KEPT_MS:
             metas = [meta_key(topic_id, partition) for partition in range(value["partitions"])]
             await keys.delete([*metas, deleted_key(topic_id)])

@@ -144,6 +144,7 @@ class Keys:
             request = kv_pb2.DeleteKVsRequest(keys=named[at : at + _BATCH])
             answer = await self._controllers.call(DELETE_KVS, request)
             errors = {result.error for result in answer.results}
+            # Another process may have deleted the key, which is what the caller wants.
             is_gone = is_gone and errors <= {ERROR_CODE_NONE, ERROR_CODE_KEY_NOT_EXIST}
         return is_gone
 

@@ -60,6 +60,7 @@ class RefusedBatches:
         refused = self._refused[key]
         # Sequences wrap around at 2**31, so the nearer half of the circle counts as later.
         is_behind = any(0 < (sequence - first) % 2**31 < _HALF for first in refused)
+        # A resent batch, or one before the gap: the producer has learned of the rejection.
         if sequence in refused or not is_behind:
             del self._refused[key]
             return False
@@ -69,6 +70,7 @@ class RefusedBatches:
 
 def _parse_sequence(topic: str, partition: int, records: bytes) -> tuple[Key, int] | None:
     """Return a batch's key and first sequence, None without a producer or with a long name."""
+    # Such a topic can't exist, and a client must not fill the memory with names.
     if len(topic) > TOPIC_MAX:
         return None
     try:

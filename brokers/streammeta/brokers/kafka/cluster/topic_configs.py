@@ -139,11 +139,11 @@ def checked(configs: Mapping[str, str | None]) -> dict[str, str]:
             _check_kept(name, value)
         elif name not in DEFAULTS:
             known = ", ".join(sorted({*DEFAULTS, *_KEPT}))
-            raise _invalid(f"{name[:_NAMED_MAX]} is unknown; expected one of {known}")
+            raise _invalid(f"{name[:_NAMED_MAX]} is unknown, expected one of {known}")
         elif name in _FIXED:
             if value != DEFAULTS[name]:
                 raise _invalid(
-                    f"{name} is {value[:_NAMED_MAX]!r}; only {DEFAULTS[name]!r} is supported"
+                    f"{name} is {value[:_NAMED_MAX]!r}. Only {DEFAULTS[name]!r} is supported"
                 )
         else:
             _check_number(name, value)
@@ -167,14 +167,14 @@ def type_of(name: str) -> int:
 def _check_kept(name: str, value: str) -> None:
     is_good, wanted = _KEPT[name]
     if len(value) > _VALUE_MAX or not is_good(value):
-        raise _invalid(f"{name} is {value[:_NAMED_MAX]!r}; expected {wanted}")
+        raise _invalid(f"{name} is {value[:_NAMED_MAX]!r}, expected {wanted}")
 
 
 def _check_number(name: str, value: str) -> None:
     lowest = _LOWEST.get(name, 1)
     if len(value) > _NAMED_MAX or not _is_integer(lowest)(value):
         given = value[:_NAMED_MAX]
-        raise _invalid(f"{name} is {given!r}; expected an integer of at least {lowest}")
+        raise _invalid(f"{name} is {given!r}, expected an integer of at least {lowest}")
 
 
 def _invalid(message: str) -> KafkaError:

@@ -70,6 +70,7 @@ class Groups:
             self._ticking.cancel()
             await asyncio.wait([self._ticking])
         for group in self.groups.values():
+            # Waiting requests must not hang: nobody would answer them.
             self._send(group.end(Code.NOT_COORDINATOR))
 
     async def _tick(self) -> None:
@@ -82,6 +83,7 @@ class Groups:
 
     def _pass_time(self, now_ms: int) -> None:
         """Drop groups of other coordinators, and time out members of own groups."""
+        # Offsets of a former term are outdated even if this broker becomes coordinator again.
         for name in [
             group for group in self._offsets if self._check_coordinator(group) is not Code.NONE
         ]:
@@ -101,6 +103,7 @@ class Groups:
 
     def _check_coordinator(self, name: str) -> Code:
         """Return why this broker does not coordinate a group, NONE if it does."""
+        # The key also contains a topic and a partition, and must fit the controllers' limit.
         if not name or len(offset_key(name)) > _KEY_MAX:
             return Code.INVALID_GROUP_ID
         coordinator = self.broker.view.coordinator(name)
@@ -125,6 +128,7 @@ class Groups:
         librdkafka retries until its caller's timeout.
         """
         body = request.body
+        # Version 0 has no key type, and knows groups only.
         key_type = getattr(body, "key_type", _GROUP)
         if request.version < _COORDINATORS_FROM:
             return self._coordinator(body.key, key_type)
@@ -141,7 +145,7 @@ class Groups:
         if key_type == _TRANSACTION:
             code, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
         elif key_type != _GROUP:
-            code, message = Code.INVALID_REQUEST, f"key_type is {key_type}; expected 0 (group)"
+            code, message = Code.INVALID_REQUEST, f"key_type is {key_type}, expected 0 (group)"
         elif found is None:
             code = Code.COORDINATOR_NOT_AVAILABLE
 
@@ -299,6 +303,8 @@ class Groups:
         """
         try:
             async with asyncio.timeout_at(deadline):
+                # The first attempt may find outdated versions, and the next one takes the group
+                # over.
                 for _ in range(_PUT_ATTEMPTS):
                     found = await act(self._offsets_of(group))
                     if found is not None:

@@ -60,6 +60,7 @@ class GroupOffsets:
         async with self._changing:
             if self._versions is None and not await self._take_over():
                 return False
+            # Unknown until the put succeeds: an exception in between forces a new takeover.
             known, self._versions = self._versions or {}, None
             termed = {key: self._with_term(value) for key, value in values.items()}
             found = await self._keys.put_at(
@@ -67,6 +68,8 @@ class GroupOffsets:
             )
             if found is None:
                 return False
+            # New keys have no version to compare, so the fence must still be ours. See the module's
+            # docstring.
             if not values.keys() <= known.keys() and not await self._holds_fence():
                 return False
             self._versions = known | found
@@ -78,6 +81,7 @@ class GroupOffsets:
             if self._versions is None and not await self._take_over():
                 return None
             listed = await self._keys.list(self._prefix)
+            # Values of older terms came too late to be acknowledged.
             counting = {k: value for k, (value, _) in listed.items() if _counts(value, self._term)}
             return {key: _without_term(value) for key, value in counting.items()}
 
@@ -105,6 +109,8 @@ class GroupOffsets:
         if begun is None:
             return False
 
+        # The list follows the fence, so it includes every put that the former coordinator
+        # acknowledged.
         self._term = begun
         listed = await self._keys.list(self._prefix)
         written = await self._keys.put_at(

@@ -101,6 +101,7 @@ class Group:
             return [(token, failed_join(refused, asked.member_id))]
 
         static = self._static(asked.instance_id)
+        # A restarted static member keeps its place, and followers need not rebalance.
         if static is not None and asked.member_id == "":
             return self._replace(static, token, asked, now)
 
@@ -172,6 +173,7 @@ class Group:
         if static is not None and member_id not in ("", static.member_id):
             return Code.FENCED_INSTANCE_ID, []
         member_id = member_id if static is None else static.member_id
+        # The client leaves before it has joined with its reserved id.
         if self.expected_ids.pop(member_id, None) is not None:
             return Code.NONE, []
         if member_id not in self.members:
@@ -192,6 +194,7 @@ class Group:
 
         Consumers outside of the group may commit while it is empty.
         """
+        # A consumer that assigns its partitions itself commits without a member id.
         if generation < 0 and not member_id:
             return Code.NONE if not self.members else Code.UNKNOWN_MEMBER_ID
         code = self.check(member_id, generation, instance_id)
@@ -204,6 +207,8 @@ class Group:
         self.expected_ids = {
             member_id: at for member_id, at in self.expected_ids.items() if at > now
         }
+        # A member with a waiting request is alive: its connection is open, and its answer is still
+        # due.
         silent = [
             member
             for member in self.members.values()
@@ -222,6 +227,7 @@ class Group:
             if member.joining is not None
         ]
         replies += self._answer_syncs(code)
+        # Members learn the new coordinator from the error and join there.
         self.members, self.state = {}, State.EMPTY
         return replies
 
@@ -364,6 +370,7 @@ class Group:
 
     def _choose_protocol(self) -> str:
         """Return the leader's first protocol that all members support."""
+        # Members were admitted only with a shared protocol, so the intersection is not empty.
         common = set.intersection(
             *({name for name, _ in member.protocols} for member in self.members.values())
         )

@@ -68,6 +68,7 @@ class KafkaError(Exception):
         self.message = message
 
 
+# The first match wins, so subclasses precede their bases.
 _CODES: tuple[tuple[type[Exception], Code], ...] = (
     (partition.CorruptBatchError, Code.CORRUPT_MESSAGE),
     (partition.InvalidTimestampError, Code.INVALID_TIMESTAMP),

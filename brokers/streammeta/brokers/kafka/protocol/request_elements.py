@@ -39,6 +39,7 @@ _FIXED: dict[str, int] = {
     "uuid": 16,
 }
 """Sizes of the types with a fixed size, in bytes."""
+# The fast path for one byte matters: names are the most frequent values.
 _ONE_BYTE_MAX = 0x7F
 """Largest value of a one-byte varint."""
 _SHORT, _LONG = struct.Struct(">h"), struct.Struct(">i")
@@ -75,6 +76,7 @@ def count_elements(schema: Any, frame: bytes) -> int:
     """
     count = _Count()
     at = _skip_short_bytes(frame, _HEADER_BYTES, count)
+    # Flexible headers end with tagged fields (KIP-482).
     if schema.__header_schema__.__flexible__:
         at = _skip_tags(frame, at, count)
     _skipper(schema)(frame, at, count)
@@ -97,6 +99,7 @@ def _skipper(schema: Any) -> _Skip:
         _field_skipper(field, hints[field.name], is_flexible=schema.__flexible__)
         for field in dataclasses.fields(schema)
     ]
+    # Every flexible entity ends with tagged fields, even an empty one.
     if schema.__flexible__:
         skips.append(_skip_tags)
 
@@ -188,6 +191,8 @@ def _skip_long_bytes(frame: bytes, at: int, _: _Count) -> int:
 
 def _skip_compact_bytes(frame: bytes, at: int, _: _Count) -> int:
     if frame[at] <= _ONE_BYTE_MAX:
+        # A compact length is stored plus one, so that 0 means null. Its value is also the total
+        # size here.
         return at + (frame[at] or 1)
     size, used = read_unsigned_varint(frame, at)
     return at + used + max(0, size - 1)
@@ -198,6 +203,7 @@ def _skip_tags(frame: bytes, at: int, count: _Count) -> int:
         return at + 1
     number, used = read_unsigned_varint(frame, at)
     at += used
+    # Tags are allocated by the library like elements of a list.
     count.charge(number)
     for _ in range(number):
         _, used = read_unsigned_varint(frame, at)

@@ -22,6 +22,7 @@ class RequestTurns:
         work = min(frame_bytes, ELEMENTS_MAX)
         async with self._order:
             if self._begun + work > TURN_WORK_MAX:
+                # Other connections and heartbeats run before the next request is parsed.
                 await asyncio.sleep(0)
                 self._begun = 0
             self._begun += work

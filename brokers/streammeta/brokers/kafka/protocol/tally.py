@@ -69,6 +69,7 @@ class BrokerTally:
     def count_errors(self, tree: Tree) -> None:
         """Count the errors of an answer."""
         for code in _codes(tree):
+            # NONE is 0 and not counted.
             if code:
                 self.errors[code] += 1
 

@@ -151,6 +151,7 @@ class _Pieces(io.BytesIO):
         self.done: list[bytes] = []
 
     def write(self, data: Any) -> int:
+        # Record batches dominate a Fetch answer. Copying them would double its memory.
         if isinstance(data, bytes) and len(data) >= _LARGE:
             self.end()
             self.done.append(data)
@@ -175,6 +176,7 @@ def write_response(request: Request, tree: Tree) -> list[bytes]:
     entity_writer(schema)(out, entity_of(schema, tree))
     out.end()
     first, *others = out.done
+    # The length counts everything after itself.
     size = sum(map(len, out.done))
     return [size.to_bytes(4, "big") + first, *others]
 
@@ -207,6 +209,7 @@ def _builder(schema: Any) -> Callable[[Tree], Any]:
         for name, make, default in makers:
             if name in tree:
                 values[name] = make(tree[name])
+            # kio's own default applies to all other fields.
             elif default is not dataclasses.MISSING:
                 values[name] = default
         return schema(**values)
@@ -238,6 +241,7 @@ def _maker(field: Any, hint: Any) -> tuple[Callable[[Any], Any], Any]:
         return lambda many: None if many is None else tuple(map(build, many)), default
     if has_default:
         return _CONVERSIONS.get(kind, _same), dataclasses.MISSING
+    # kio marks nullable strings by their type only.
     if kind == "string" and type(None) in typing.get_args(hint):
         return _same, None
     return _CONVERSIONS.get(kind, _same), _EMPTY.get(kind, dataclasses.MISSING)

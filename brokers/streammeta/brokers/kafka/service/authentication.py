@@ -62,6 +62,7 @@ class Authentication:
             try:
                 await self.verify_token(request.body.auth_bytes)
             except AuthenticationFailedError as error:
+                # The answer does not say whether the user exists.
                 raise AuthenticationFailedError(str(error), _authentication_failure()) from None
             return {"error_code": Code.NONE, "error_message": None, "auth_bytes": b""}
         raise MalformedRequestError(f"API {request.api_key} is not served before authentication")
@@ -70,7 +71,7 @@ class Authentication:
         if request.body.mechanism != MECHANISM:
             code = Code.UNSUPPORTED_SASL_MECHANISM
             raise AuthenticationFailedError(
-                "the mechanism is not supported; use PLAIN", _handshake_answer(code)
+                "the mechanism is not supported. Use PLAIN", _handshake_answer(code)
             )
         # The version decides how the client sends its token: 0 without a request around it.
         self._handshake = request.version
@@ -100,6 +101,7 @@ def read_plain(token: bytes) -> tuple[str, str] | None:
         return None
     if acting_as not in ("", name) or not name or not password:
         return None
+    # A longer password would only cost hashing time.
     if len(name.encode()) > NAME_MAX or len(password.encode()) > PASSWORD_MAX:
         return None
     return name, password

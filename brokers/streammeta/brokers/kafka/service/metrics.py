@@ -147,6 +147,7 @@ async def serve_http(
     )
     runner = web.AppRunner(
         pages,
+        # Scrapes every few seconds would fill the log.
         access_log=None,
         keepalive_timeout=_IDLE_S,
         shutdown_timeout=_STOP_S,

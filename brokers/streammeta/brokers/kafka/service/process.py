@@ -97,6 +97,7 @@ async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
     errors of `StreamClient.open`, and `MissingPackageError` for `http` without its packages.
     """
     users = None if config.users is None else Users(config.users)
+    # The listener starts first: its port must be known before the broker joins with its address.
     router = _ConnectionRouter()
     listener = KafkaListener(router.serve, config.listen_tls, is_mutual=users is None)
     router.listener = listener
@@ -117,6 +118,7 @@ async def running_broker(config: KafkaConfig) -> AsyncIterator[RunningBroker]:
 
         yield RunningBroker(host, port or bound, incarnations, http_address)
     finally:
+        # Stop accepting connections before the broker leaves the cluster.
         await listener.close()
         await http.aclose()
         incarnations.cancel()
@@ -140,6 +142,7 @@ class _ConnectionRouter:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection once there is a server. End it if the process ends first."""
         try:
+            # The future is shared by all waiting connections, and one that ends must not cancel it.
             server = await asyncio.shield(self._server)
         except asyncio.CancelledError:  # asyncio logs a callback that raises
             writer.close()
@@ -227,6 +230,7 @@ async def _run_incarnations(
             if not ready.done():
                 raise
             fenced = error
+        # Rejoining would fence the newer process, which would then do the same to this one.
         if isinstance(fenced, NodeEpochExpiredError):
             return fenced
         _log.warning("node %d was fenced and joins again: %s", config.node_id, fenced)

@@ -50,6 +50,7 @@ AUTHENTICATION_TIMEOUT_S = 10.0
 """Time limit for authentication, in seconds."""
 REJECTION_READ_TIMEOUT_S = 1.0
 """Time for a client to read an authentication error before its connection ends, in seconds."""
+# A client that never reads its answers is stopped here.
 PENDING_MAX = 32
 """Maximum number of requests of a connection that wait for their answers."""
 REQUEST_MEMORY_MAX = 256 * 1024 * 1024
@@ -64,6 +65,7 @@ LOOP_ROWS_MAX = 1000
 """
 CLOSE_TIMEOUT_S = 5.0
 """Time limit for answers of started requests when the server closes, in seconds."""
+# Memory is counted per piece, so a large announced size costs nothing until its bytes arrive.
 _PIECE = 64 * 1024
 _WAITING_APIS = frozenset((1, 11, 14))
 """Fetch, JoinGroup and SyncGroup wait for others and change nothing a client must know about."""
@@ -106,6 +108,7 @@ class KafkaServer:
         self._connections.add(task)
         self._tally.connections_opened += 1
         try:
+            # Before authentication only small frames and few APIs are read.
             await self._authenticate(reader, writer)
             await self._serve(reader, writer)
         except (asyncio.IncompleteReadError, OSError):
@@ -117,6 +120,7 @@ class KafkaServer:
         except asyncio.CancelledError:
             pass  # the server closes
         finally:
+            # Answers that were not written never will be, and close() must not wait for them.
             self._connections.discard(task)
             self._settle_answers(task, self._unanswered[task])
             writer.close()
@@ -152,6 +156,7 @@ class KafkaServer:
                 frame = await reader.readexactly(await _size(reader, UNAUTHENTICATED_FRAME_MAX, 0))
                 if authentication.expects_bare_token:
                     await authentication.verify_token(frame)
+                    # An empty token, as the old handshake answers without a request around it.
                     writer.write(bytes(4))
                 else:
                     request = _read_unauthenticated(frame)
@@ -268,6 +273,7 @@ class KafkaServer:
                     self._arriving[task] += len(piece)
                     self._request_memory += len(piece)
                     self._make_room()
+                # Parsing starts in this connection's turn, and blocks the loop for a bounded time.
                 await self._turns.wait(size)
         except BaseException:
             self._request_memory -= self._arriving[task]
@@ -311,6 +317,7 @@ class KafkaServer:
 async def _write_answer(request: Request, tree: Tree) -> Sequence[bytes]:
     """Return the pieces of an answer. A thread encodes a large one, so that others are served."""
     rows = sum(len(field) for field in tree.values() if isinstance(field, (list, tuple)))
+    # A thread costs a switch, which only pays off for large answers.
     if request.elements + rows <= LOOP_ROWS_MAX:
         return write_response(request, tree)
     return await asyncio.to_thread(write_response, request, tree)
@@ -338,7 +345,7 @@ async def _size(reader: asyncio.StreamReader, most: int, least: int = 8) -> int:
     """Read the size of the next frame. Raises `MalformedRequestError`."""
     size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
     if not least <= size <= most:
-        raise MalformedRequestError(f"a request has {size} bytes; expected {least} to {most}")
+        raise MalformedRequestError(f"a request has {size} bytes, expected {least} to {most}")
     return size
 
 

@@ -65,6 +65,7 @@ class PasswordHash:
         if parts is None:
             raise ValueError("not a scrypt hash")
         rounds, blocks, lanes = map(int, parts.groups()[:3])
+        # scrypt requires a power of two.
         if rounds & (rounds - 1) or not (
             2 <= rounds <= _ROUNDS_MAX and 1 <= blocks <= _BLOCKS_MAX and 1 <= lanes <= _LANES_MAX
         ):
@@ -166,10 +167,12 @@ class Users:
         self._renew()
         given = password.encode()
         entry = self._users.get(name)
+        # The cache keeps no password: its key exists in this process alone.
         seal = hmac.digest(self._seal_key, given, "sha256")
         known = self._known.get(name)
         if known is not None and known[0] == entry and hmac.compare_digest(known[1], seal):
             return True
+        # Without the limit, guesses of many connections would occupy all threads.
         async with self._hashing:
             is_right = await asyncio.to_thread((entry or self._nobody).matches, given)
         if not is_right or entry is None:
@@ -182,6 +185,8 @@ class Users:
         try:
             if _stamp_of(self._path) != self._stamp:
                 self._stamp, self._users = _read(self._path)
+                # Deleted users lose their cached passwords immediately. Changed ones fail the
+                # comparison of entries.
                 self._known = {
                     name: entry for name, entry in self._known.items() if name in self._users
                 }
@@ -199,6 +204,7 @@ def _stamp_of(path: Path) -> _Stamp:
 
 def _read(path: Path) -> tuple[_Stamp, Mapping[str, PasswordHash]]:
     try:
+        # The stamp precedes the read: a change in between is loaded at the next look.
         stamp = _stamp_of(path)
         if stamp[1] > FILE_MAX:
             raise UsersFileError(f"{path} has more than {FILE_MAX} bytes")
