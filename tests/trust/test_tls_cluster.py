@@ -115,7 +115,7 @@ async def test_only_those_with_certificates_take_part(
         cluster.tls = {}
         joined = cluster.join()
         wait_until(
-            lambda: any("do both sides speak TLS" in str(each) for each in logged(cluster, joined)),
+            lambda: any("do both sides use TLS" in str(each) for each in logged(cluster, joined)),
             "it is refused",
         )
         for node_id in cluster.node_ids:
