@@ -225,7 +225,7 @@ def test_a_format_that_is_used_wrongly_says_how_to_use_it(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"table": "objects"}, "of no map, wanted one of connect, checkpoint, export"),
+        ({"table": "objects"}, "of no source, wanted one of connect, checkpoint, export"),
         ({"table": "objects", "export": "a", "checkpoint": "b"}, "checkpoint, export, wanted"),
         ({"table": "objects", "connect": "h:1"}, "needs the option 'copies' with 'connect'"),
         ({"table": "objects", "export": "a", "copies": "b"}, "'copies' with 'connect', and only"),
