@@ -121,7 +121,7 @@ def _converter(hint: Any, described: Option) -> tuple[Callable[[str], Any], str,
 
 def _choose(text: str, known: Sequence[str]) -> str:
     if text not in known:
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted some of {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected some of {', '.join(known)}")
     return text
 
 
@@ -134,6 +134,6 @@ def _number(text: str, kind: type[int] | type[float], described: Option) -> floa
         wanted = "a whole number" if kind is int else "a number"
         most = "" if described.most == math.inf else f" and at most {described.most:g}"
         raise argparse.ArgumentTypeError(
-            f"got {text!r}, wanted {wanted} of at least {described.least:g}{most}"
+            f"got {text!r}, expected {wanted} of at least {described.least:g}{most}"
         )
     return number

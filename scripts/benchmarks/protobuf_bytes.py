@@ -46,7 +46,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
                 yield key >> 3, message[at : at + size]
                 at += size
             case kind:
-                raise ValueError(f"field {key >> 3} at {at}: wire type {kind}, wanted 0 or 2")
+                raise ValueError(f"field {key >> 3} at {at}: wire type {kind}, expected 0 or 2")
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:

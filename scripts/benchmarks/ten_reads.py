@@ -111,4 +111,4 @@ class ZookeeperReads:
 
 def _require(found: int, what: str) -> None:
     if found != OBJECTS:
-        raise LoadError(f"{what} returned {found} objects, wanted {OBJECTS}")
+        raise LoadError(f"{what} returned {found} objects, expected {OBJECTS}")

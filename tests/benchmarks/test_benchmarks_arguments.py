@@ -67,5 +67,7 @@ def test_wrong_options_end_with_2(words: list[str], capsys: pytest.CaptureFixtur
         parse(words)
     assert ended.value.code == 2
     assert (
-        "wanted" in (said := capsys.readouterr().err) or "invalid choice" in said or "not a" in said
+        "expected" in (said := capsys.readouterr().err)
+        or "invalid choice" in said
+        or "not a" in said
     )

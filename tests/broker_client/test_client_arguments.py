@@ -230,7 +230,7 @@ async def check_named(calls: list[tuple[str, Call]], target: Any) -> None:
         with pytest.raises(WRONG) as caught:
             await call(target)
         assert str(caught.value).startswith(name)
-        assert "wanted" in str(caught.value) or "names" in str(caught.value)
+        assert "expected" in str(caught.value) or "names" in str(caught.value)
 
 
 async def test_a_wrong_argument_is_named_and_nothing_is_sent() -> None:

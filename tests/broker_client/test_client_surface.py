@@ -140,8 +140,8 @@ def test_expired_object_tells_to_upload_again() -> None:
 
 
 def test_offset_mismatch_names_both_offsets() -> None:
-    assert "starts at offset 40, wanted offset 30" in str(errors.OffsetMismatchError(7, 30, 40))
-    assert "wanted its end offset" in str(errors.OffsetMismatchError(7, None, 40))
+    assert "starts at offset 40, expected offset 30" in str(errors.OffsetMismatchError(7, 30, 40))
+    assert "expected its end offset" in str(errors.OffsetMismatchError(7, None, 40))
 
 
 def test_only_what_may_succeed_unchanged_is_retriable() -> None:

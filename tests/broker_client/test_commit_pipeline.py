@@ -343,7 +343,7 @@ async def test_what_is_not_known_of_any_upload_is_left_out() -> None:
         ({"max_timestamp_ms": 5}, "from -1 to 5 ms"),
         ({"min_timestamp_ms": 5, "max_timestamp_ms": 4}, "from 5 to 4 ms"),
         ({"min_timestamp_ms": -2, "max_timestamp_ms": 4}, "from -2 to 4 ms"),
-        ({"min_timestamp_ms": 0, "max_timestamp_ms": 2**63}, "ms, wanted"),
+        ({"min_timestamp_ms": 0, "max_timestamp_ms": 2**63}, "ms, expected"),
         ({"crc32c": 2**32}, "CRC-32C 4294967296"),
         ({"crc32c": -2}, "CRC-32C -2"),
     ],

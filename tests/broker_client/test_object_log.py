@@ -581,7 +581,7 @@ async def test_two_logs_or_a_log_without_a_node_are_refused() -> None:
         ({"slot_bytes": 0}, "slot_bytes"),
         ({"parallel_uploads": 65}, "parallel_uploads"),
         ({"linger_s": -1.0}, "linger_s"),
-        ({"max_bytes": 10, "slot_bytes": 11}, "max_bytes is 10, wanted at least slot_bytes, 11"),
+        ({"max_bytes": 10, "slot_bytes": 11}, "max_bytes is 10, expected at least slot_bytes, 11"),
     ],
 )
 def test_bounds_that_can_not_be_met_are_refused(wrong: dict[str, Any], message: str) -> None:

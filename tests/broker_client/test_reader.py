@@ -103,7 +103,7 @@ async def test_max_bytes_bounds_a_read_to_at_least_one_batch() -> None:
 async def test_reads_that_make_no_sense_are_refused() -> None:
     async with written(1, 1) as (_, reader):
         for start, end, max_bytes in ((-1, None, 1), (5, 5, 1), (0, None, 0)):
-            with pytest.raises(ValueError, match="wanted"):
+            with pytest.raises(ValueError, match="expected"):
                 await reader.read(0, start, end, max_bytes)
 
 

@@ -88,7 +88,7 @@ async def test_records_of_many_streams_come_back_as_written() -> None:
         for stream_id, payloads in written.items():
             assert await b.payloads(stream_id) == payloads, f"seed {seed}, stream {stream_id}"
         kinds = {piece.kind for one in b.cluster.map.streams.values() for piece in one.pieces}
-        assert len(kinds) == 2, "wanted both set objects and stream objects"
+        assert len(kinds) == 2, "expected both set objects and stream objects"
 
 
 async def test_size_uploads_without_flush_or_linger() -> None:

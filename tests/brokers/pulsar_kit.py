@@ -45,7 +45,7 @@ class KeyStore(Pauses):
         await self.pause()
         if version != self.version:
             self.conflicts += 1
-            raise VersionConflictError(f"list has version {self.version}, wanted {version}")
+            raise VersionConflictError(f"list has version {self.version}, expected {version}")
         self.data, self.version = encode_list(ledgers), version + 1
         self.saved.set()
         await self.pause()

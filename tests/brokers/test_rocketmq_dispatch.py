@@ -277,8 +277,8 @@ async def test_an_unknown_local_queue_sets_no_offset() -> None:
     ("make", "wanted"),
     [
         (lambda: FileSizes(commit_log=0), "commit_log is 0"),
-        (lambda: FileSizes(consume_queue=0), "consume_queue is 0, wanted a multiple of 20"),
-        (lambda: FileSizes(consume_queue=30), "consume_queue is 30, wanted a multiple of 20"),
+        (lambda: FileSizes(consume_queue=0), "consume_queue is 0, expected a multiple of 20"),
+        (lambda: FileSizes(consume_queue=30), "consume_queue is 30, expected a multiple of 20"),
         (lambda: GroupCommit(count=0), "count is 0"),
         (lambda: GroupCommit(size=0), "size is 0"),
         (lambda: ReadAhead(count=0), "count is 0"),

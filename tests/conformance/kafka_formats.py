@@ -278,7 +278,7 @@ def _snapshot(given: Given) -> Any:
         )
         (batch,) = read_batches(raw)
         if batch.last_sequence != sequences[-1]:
-            raise ValueError(f"sequences are {sequences}, wanted as many as offsets")
+            raise ValueError(f"sequences are {sequences}, expected as many as offsets")
         states.record(batch, first)
     data = states.snapshot()
     facts = {"hex": data.hex(), "size": len(data), "count": len(rows)}

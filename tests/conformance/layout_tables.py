@@ -95,7 +95,7 @@ def _field(data: bytes, at: int, kind: str) -> tuple[int, object]:
         return int(filler["size"]), data[at : at + int(filler["size"])]
     if kind == "bytes":
         return len(data) - at, data[at:]
-    raise ValueError(f"type {kind!r}: wanted u8, i16, i32, i64, u64, n bytes or bytes")
+    raise ValueError(f"type {kind!r}: expected u8, i16, i32, i64, u64, n bytes or bytes")
 
 
 def _object_key(args: Args) -> Iterator[Mismatch]:

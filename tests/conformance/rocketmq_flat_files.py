@@ -205,7 +205,7 @@ async def _min_offset(given: Given, world: FlatFileWorld) -> Any:
         r"timestamp (?:=|is|equals) (?:the )?(?:queue )?offset(?: ([+*]) (\d+))?", said
     )
     if offsets is None:
-        raise ValueError(f"messages are {said!r}, wanted a range of queue offsets")
+        raise ValueError(f"messages are {said!r}, expected a range of queue offsets")
     file = world.file
     assert isinstance(file, CommitLogFile)
     facts: dict[str, Any] = {"before_first_commit": await file.min_queue_offset()}

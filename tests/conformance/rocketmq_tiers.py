@@ -407,7 +407,7 @@ def _chunk_of(said: Any, filler: bytes) -> tuple[int, bytes]:
     elif isinstance(said, str):
         found = re.match(r"chunk-(\d+)(?:,? (?:of|with)? ?)?(.*)", said)
         if found is None:
-            raise ValueError(f"chunk is {said!r}, wanted such as chunk-0 of 5 bytes")
+            raise ValueError(f"chunk is {said!r}, expected such as chunk-0 of 5 bytes")
         at, content = int(found[1]), found[2] or "1 byte"
         content = size_of(content) if re.match(r"\d+ ", content) else content
     else:

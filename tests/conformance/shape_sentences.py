@@ -72,7 +72,7 @@ def size_of(text: str | int) -> int:
         return int(found[1]) * _UNITS.get(found[2] or "", 1)
     if re.fullmatch(r"[\d_ ()+*-]+", text):
         return int(_sum(text))
-    raise ValueError(f"size is {text!r}, wanted a number of bytes")
+    raise ValueError(f"size is {text!r}, expected a number of bytes")
 
 
 def _sum(text: str) -> int:

@@ -129,7 +129,7 @@ def _group(args: Args, scenario: Mapping[str, Any], _: Mapping[str, Any]) -> dic
     if chosen == "type":
         ordered = [one for at, one in enumerate(ordered) if is_eligible(ordered, at, kind, rules)]
     elif chosen != "none":
-        raise ValueError(f"filter is {chosen!r}, wanted type or none")
+        raise ValueError(f"filter is {chosen!r}, expected type or none")
     facts = _group_facts(cut_groups(ordered, rules), tags)
     facts["otherwise"] = _group_facts(
         cut_groups(ordered, replace(rules, absorbed_bytes=None)), tags
@@ -246,7 +246,7 @@ def _made_of(kind: StreamCompaction) -> Callable[..., dict[str, Any]]:
         }
         world.compact(kind, _config(config, kind, **unlimited))
         if len(world.commits) != 1:
-            raise ValueError(f"there were {len(world.commits)} commits, wanted one")
+            raise ValueError(f"there were {len(world.commits)} commits, expected one")
         return world.facts(world.commits[0])
 
     return run

@@ -309,7 +309,7 @@ def prepared_objects(section: Mapping[str, Any]) -> tuple[int, dict[int, Prepare
 def _facts(args: Args, place: int) -> StreamObject:
     kind = args.take("type", "normal")
     if kind not in ("normal", "composite"):
-        raise ValueError(f"type of an object is {kind!r}, wanted normal or composite")
+        raise ValueError(f"type of an object is {kind!r}, expected normal or composite")
     return StreamObject(
         args.take("object"),
         args.take("start"),

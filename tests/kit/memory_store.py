@@ -77,7 +77,7 @@ class MemoryObjectStore:
         They fail before they change anything. Raises `ValueError` on an unknown name.
         """
         if not callable(getattr(self, operation, None)):
-            raise ValueError(f"operation is {operation!r}, wanted the name of a store method")
+            raise ValueError(f"operation is {operation!r}, expected the name of a store method")
         with self._lock:
             self._failures.setdefault(operation, deque()).extend([error] * times)
 

@@ -129,7 +129,7 @@ def load(path: Path, values: Callable[[str], dict[str, type]]) -> tuple[str, lis
     try:
         model = str(json.loads(lines[0])["model"])
     except (IndexError, KeyError, TypeError, json.JSONDecodeError):
-        raise ValueError(f'{path}, line 1: wanted {{"model": NAME}}; not a history') from None
+        raise ValueError(f'{path}, line 1: expected {{"model": NAME}}; not a history') from None
     classes = values(model)
     operations = []
     for number, line in enumerate(lines[1:], start=2):

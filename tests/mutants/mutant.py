@@ -26,7 +26,7 @@ class Edit:
         if len(found) != 1:
             text = "\n".join(wanted)
             raise ValueError(
-                f"{self.module}: found {len(found)} times, wanted once; adapt the mutant to the"
+                f"{self.module}: found {len(found)} times, expected once; adapt the mutant to the"
                 f" code:\n{text}"
             )
         (start,) = found

@@ -77,7 +77,7 @@ def test_an_edit_replaces_lines_that_stand_there_once() -> None:
     )
     assert Edit("m", ("  return b()", "+ d()")).apply(source) == source + "    d()\n"
     for old in (("- b",), ("- absent",), ("- b()", "-     c()"), ("- if a:", "- b()")):
-        with pytest.raises(ValueError, match="wanted once"):
+        with pytest.raises(ValueError, match="expected once"):
             Edit("m", old).apply(source)
     with pytest.raises(ValueError, match="found 2 times"):
         Edit("m", ("- b()",)).apply("b()\nb()\n")

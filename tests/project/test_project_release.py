@@ -133,7 +133,7 @@ def test_a_release_wants_a_commit_a_dated_changelog_and_a_tag(undone: Path, tmp_
     git(undone, "commit", "-qam", "Dated")
     assert "tags none" in refusal(undone, tmp_path)
     git(undone, "tag", "v0.0.1")
-    assert "v0.0.1; wanted is v" in refusal(undone, tmp_path)
+    assert "tags v0.0.1" in refusal(undone, tmp_path)
 
 
 def test_a_folder_with_files_is_left_as_it_is(checkout: Path, tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_a_plan_file_is_read_back_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"version": 1}, "version 1, wanted 2"),
-        ({"created_at_ms": "1970"}, "created_at_ms.*wanted Unix milliseconds"),
+        ({"version": 1}, "version 1, expected 2"),
+        ({"created_at_ms": "1970"}, "created_at_ms.*expected Unix milliseconds"),
         ({"listing_started_ms": True}, "listing_started_ms"),
         ({"young_from_ms": None}, "young_from_ms"),
         ({"classes": {"nonsense": {"keys": 1, "size": 1}}}, "nonsense"),
@@ -218,15 +218,15 @@ def test_what_may_be_applied(changes: dict[str, Any]) -> None:
         ({"listing_started_ms": 0, "young_from_ms": -HOUR_MS}, "1000 h old"),
         (
             {"listing_started_ms": NOW - 24 * HOUR_MS - 1, "young_from_ms": 0},
-            "24 h old, wanted at most 24 h; make a new plan",
+            "24 h old, expected at most 24 h; make a new plan",
         ),
         ({"created_at_ms": NOW + CLOCK_SKEW_MS + 1}, "600 s in the future"),
         (
             {"listing_started_ms": NOW + HOUR_MS, "young_from_ms": NOW - HOUR_MS},
             "3600 s in the future",
         ),
-        ({"young_from_ms": AT_THE_FLOOR + 1}, "--grace is 899 s, wanted at least 15m"),
-        ({"young_from_ms": NOW, "unsafe_grace": True}, "wanted 0 or more"),
+        ({"young_from_ms": AT_THE_FLOOR + 1}, "--grace is 899 s, expected at least 15m"),
+        ({"young_from_ms": NOW, "unsafe_grace": True}, "expected 0 or more"),
         ({"next_object_id": None}, "without the metadata"),
         (
             {"guards": (GuardResult("not_issued", False, "7 keys"),)},
@@ -390,7 +390,7 @@ def test_a_short_grace_period_has_to_be_called_unsafe(
     words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
     said = streammeta(*words, "--plan", str(tmp_path / "p"), "--grace", "0s")
     assert said["exit_code"] == 1
-    assert "--grace is 0 s, wanted at least 15m" in said["error"]["message"]
+    assert "--grace is 0 s, expected at least 15m" in said["error"]["message"]
     assert not (tmp_path / "p").exists()
 
 

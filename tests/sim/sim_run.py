@@ -211,7 +211,7 @@ class Run:
 
     def _await_backup_of(self, backups: Backups, end_offset: int) -> None:
         done = self.world.timeline.run_until(lambda: backups.end >= end_offset, self._within_ms)
-        check(done, "the backup catches up", f"at {backups.end}, wanted {end_offset}")
+        check(done, "the backup catches up", f"at {backups.end}, expected {end_offset}")
 
     def _calm_down(self, nodes: list[SimNode]) -> None:
         world = self.world

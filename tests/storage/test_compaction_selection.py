@@ -183,14 +183,14 @@ def test_no_more_stay_than_wanted_whatever_their_sizes(seed: int) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"growth": 0.5}, "growth is 0.5, wanted 1..1000"),
-        ({"max_set_objects": 0}, "max_set_objects is 0, wanted 1 or more"),
-        ({"max_group_objects": 1}, "max_group_objects is 1, wanted 2 or more"),
-        ({"max_group_bytes": 0}, "max_group_bytes is 0, wanted 1 or more"),
-        ({"max_group_ranges": 0}, "max_group_ranges is 0, wanted 1 or more"),
-        ({"split_size": -1}, "split_size is -1, wanted 0 or more"),
-        ({"split_along_s": -1}, "split_along_s is -1, wanted 0 or more"),
-        ({"split_after_s": 5}, "split_after_s is 5, wanted at least split_along_s, 7200"),
+        ({"growth": 0.5}, "growth is 0.5, expected 1..1000"),
+        ({"max_set_objects": 0}, "max_set_objects is 0, expected 1 or more"),
+        ({"max_group_objects": 1}, "max_group_objects is 1, expected 2 or more"),
+        ({"max_group_bytes": 0}, "max_group_bytes is 0, expected 1 or more"),
+        ({"max_group_ranges": 0}, "max_group_ranges is 0, expected 1 or more"),
+        ({"split_size": -1}, "split_size is -1, expected 0 or more"),
+        ({"split_along_s": -1}, "split_along_s is -1, expected 0 or more"),
+        ({"split_after_s": 5}, "split_after_s is 5, expected at least split_along_s, 7200"),
     ],
 )
 def test_what_can_not_work_is_refused(wrong: dict[str, int], said: str) -> None:

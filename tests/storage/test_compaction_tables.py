@@ -182,21 +182,21 @@ def test_outputs_may_join_and_cut_entries_as_they_like() -> None:
 @pytest.mark.parametrize(
     ("outputs", "problem"),
     [
-        ([WHOLE, FIRST], "outputs contain nothing more, wanted stream 2 [20, 21) of 1 records"),
+        ([WHOLE, FIRST], "outputs contain nothing more, expected stream 2 [20, 21) of 1 records"),
         (
             [FIRST, SECOND],
-            "stream 2 [5, 9) of 1 records and 4 bytes, wanted stream 1",
+            "stream 2 [5, 9) of 1 records and 4 bytes, expected stream 1",
         ),
         ([WHOLE, FIRST, SECOND, SECOND], "outputs overlap: stream 2 [20, 21) in object 9"),
         ([WHOLE._replace(end_offset=31), FIRST, SECOND], "outputs contain stream 1 [0, 31)"),
         ([WHOLE._replace(start_offset=1), FIRST, SECOND], "outputs contain stream 1 [1, 30)"),
-        ([WHOLE._replace(record_count=2), FIRST, SECOND], "of 2 records and 30 bytes, wanted"),
-        ([WHOLE._replace(size=29), FIRST, SECOND], "of 3 records and 29 bytes, wanted"),
+        ([WHOLE._replace(record_count=2), FIRST, SECOND], "of 2 records and 30 bytes, expected"),
+        ([WHOLE._replace(size=29), FIRST, SECOND], "of 3 records and 29 bytes, expected"),
         (
             [WHOLE, FIRST, SECOND, Entry(9, 3, 0, 1, 1, 0, 1)],
             "contain stream 3 [0, 1) of 1",
         ),
-        ([], "outputs contain nothing more, wanted stream 1 [0, 30) of 3 records and 30 bytes"),
+        ([], "outputs contain nothing more, expected stream 1 [0, 30) of 3 records and 30 bytes"),
     ],
 )
 def test_outputs_that_lose_or_add_anything_are_refused(outputs: list[Entry], problem: str) -> None:

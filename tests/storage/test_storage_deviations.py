@@ -64,10 +64,10 @@ def with_empty_block() -> bytes:
 
 
 DEVIATING: dict[str, tuple[Callable[[], bytes], int, str]] = {
-    "flag": (lambda: with_byte(1, 0x03), 1, "block flag is 0x03, wanted 0x02"),
-    "reserved": (lambda: with_byte(-FOOTER_SIZE + 12, 9), len(sound()) - 36, "wanted 28 zeros"),
-    "gap": (with_gap, 0, "stream 7 at offset 10, wanted stream 7 at offset 2"),
-    "empty block": (with_empty_block, 2, "block record count is 0, wanted 1 or more"),
+    "flag": (lambda: with_byte(1, 0x03), 1, "block flag is 0x03, expected 0x02"),
+    "reserved": (lambda: with_byte(-FOOTER_SIZE + 12, 9), len(sound()) - 36, "expected 28 zeros"),
+    "gap": (with_gap, 0, "stream 7 at offset 10, expected stream 7 at offset 2"),
+    "empty block": (with_empty_block, 2, "block record count is 0, expected 1 or more"),
 }
 deviating = pytest.mark.parametrize(
     ("make", "position", "problem"), DEVIATING.values(), ids=DEVIATING
@@ -222,7 +222,7 @@ def test_each_entry_leads_to_the_object_that_holds_it() -> None:
     [
         ((), "at least one link"),
         ((LinkedObject(1, 0, ()),), "at least one entry"),
-        (LINKS[::-1], "wanted stream 9 from offset 25"),
+        (LINKS[::-1], "expected stream 9 from offset 25"),
         ((LINKS[0], LinkedObject(2, 0, (IndexEntry(9, 11, 12, 1, 0, 50),))), "from offset 11"),
         ((LINKS[0], LinkedObject(2, 0, (IndexEntry(8, 10, 12, 1, 0, 50),))), "of stream 8"),
     ],

@@ -269,14 +269,14 @@ def test_an_unknown_key_keeps_its_bytes_and_shows_nothing_unprintable() -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b"\x00\x00", "remaining size for a key-value at byte 0 is 2 bytes, wanted 5"),
-        (b"\x01" + PARTITION[1:], "magic of a MetaStream key-value at byte 0 is 1, wanted 0"),
+        (b"\x00\x00", "remaining size for a key-value at byte 0 is 2 bytes, expected 5"),
+        (b"\x01" + PARTITION[1:], "magic of a MetaStream key-value at byte 0 is 1, expected 0"),
         (b"\x00" + struct.pack(">i", 2**31 - 1), "key length at byte 1 is 2147483647"),
         (meta_payload("PARTITION", b"{"), "value at byte 14 is no JSON"),
-        (meta_payload("LOG", b"7"), "value at byte 8 is int, wanted a JSON object"),
+        (meta_payload("LOG", b"7"), "value at byte 8 is int, expected a JSON object"),
         (
             meta_payload("LEADER_EPOCH_CHECKPOINT", struct.pack(">ii", 0, 2**31 - 1)),
-            "number of leader epochs in 8 bytes at byte 32 is 2147483647, wanted 0",
+            "number of leader epochs in 8 bytes at byte 32 is 2147483647, expected 0",
         ),
         (meta_payload("PRODUCER_SNAPSHOTS", b"\x19"), "magic of producer snapshots"),
         (PRODUCERS[:-1] + b"\x00", "CRC-32C of a producer snapshot"),

@@ -151,10 +151,10 @@ def with_footer(data: bytes, position: int, size: int, *, composite: bool = Fals
 
 
 LIARS: dict[str, Callable[[], object]] = {
-    "payload length is 2147483647, wanted 0..0": lambda: decode_record(
+    "payload length is 2147483647, expected 0..0": lambda: decode_record(
         memoryview(struct.pack(">Bqqqii", 0x22, 1, 0, 0, 1, 2**31 - 1)), 0
     ),
-    "record count is 2147483647, wanted 1..1": lambda: decode_blocks(
+    "record count is 2147483647, expected 1..1": lambda: decode_blocks(
         memoryview(struct.pack(">BBii", 0x5A, 2, 2**31 - 1, 33) + bytes(33))
     ),
     "block data length is 2147483647": lambda: decode_blocks(

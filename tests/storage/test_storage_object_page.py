@@ -192,14 +192,14 @@ TRUNCATED = "<IsTruncated>true</IsTruncated>"
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        (page(more=""), "IsTruncated is '', wanted true or false"),
+        (page(more=""), "IsTruncated is '', expected true or false"),
         (page(more=TRUNCATED), "NextContinuationToken is missing"),
         (page(more=f"{TRUNCATED}<NextContinuationToken/>"), "NextContinuationToken is missing"),
         (page(entry(size="-1")), "size of 'k' is '-1'"),
         (page(entry(size="")), "size of 'k' is ''"),
         (page(entry(size=10**18)), "size of 'k' is '1000000000000000000'"),
         (page(entry(size="1_0")), "size of 'k' is '1_0'"),
-        (page(entry(size="\u0663")), "wanted a number of bytes"),
+        (page(entry(size="\u0663")), "expected a number of bytes"),
         (page(entry("")), "the key '' has"),
         (page(entry(modified="yesterday")), "'yesterday' is not a time"),
         (page(entry(modified="2026-11-23T16:21:57")), "has no zone"),
@@ -208,7 +208,7 @@ TRUNCATED = "<IsTruncated>true</IsTruncated>"
         (page(entry(modified="Mon, 23 Nov 2026 16:21:57 AZ")), "has no zone"),
         (page("<Contents><Key>k</Key></Contents>"), "the size None and the time None"),
         (page("<Contents/>"), "the key None"),
-        (b"<ListVersionsResult/>", "it is a 'ListVersionsResult', wanted ListBucketResult"),
+        (b"<ListVersionsResult/>", "it is a 'ListVersionsResult', expected ListBucketResult"),
         (b'<!DOCTYPE a [<!ENTITY b "c">]><ListBucketResult/>', "document type"),
     ],
 )

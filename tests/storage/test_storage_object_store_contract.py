@@ -275,7 +275,7 @@ def test_an_upload_that_ended_is_unknown(store: ObjectStore) -> None:
 def test_parts_that_make_no_object_are_refused_before_anything_is_sent(store: ObjectStore) -> None:
     unfinished = store.start_multipart("m/small")
     small = [store.upload_part(unfinished, number, b"x") for number in (1, 2)]
-    with pytest.raises(ValueError, match="wanted 5242880"):
+    with pytest.raises(ValueError, match="expected 5242880"):
         store.complete_multipart(unfinished, small)
     for parts in ([], [small[1], small[0]], [small[0], small[0]]):
         with pytest.raises(ValueError, match="part numbers"):

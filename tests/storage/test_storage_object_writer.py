@@ -145,12 +145,12 @@ def test_an_object_without_records_and_sizes_without_sense_are_refused() -> None
         (RecordBatch(1, 0, 5, 2**31, b""), "record count is 2147483648"),
         (RecordBatch(1, 0, 2**63 - 1, 1, b""), "record base_offset is"),
         (RecordBatch(1, 0, 2**63, 1, b""), "record base_offset is"),
-        (RecordBatch(1, 0, 4, 1, b""), "base offset is 4, wanted at least [56]"),
+        (RecordBatch(1, 0, 4, 1, b""), "base offset is 4, expected at least [56]"),
         (
             RecordBatch(1, 0, 5, 1, HugePayload(2_147_483_608)),
             "record payload length is 2147483608",
         ),
-        (RecordBatch(1, 0, 5, 1, HugePayload(2_147_483_603)), "wanted 0..2147483602"),
+        (RecordBatch(1, 0, 5, 1, HugePayload(2_147_483_603)), "expected 0..2147483602"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -180,7 +180,7 @@ def test_a_stream_out_of_range_or_out_of_order_is_refused() -> None:
     size = writer.data_size
     with pytest.raises(ValueError, match=r"stream 1 .*2"):
         writer.write([RecordBatch(1, 0, 0, 1, b"")])
-    with pytest.raises(ValueError, match="wanted"):
+    with pytest.raises(ValueError, match="expected"):
         writer.write([RecordBatch(2, 0, 1, 1, b""), RecordBatch(3, 0, 0, 1, b"")])
     assert writer.data_size == size
 

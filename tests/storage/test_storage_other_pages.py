@@ -150,7 +150,7 @@ def test_a_page_names_the_next_one(
 @pytest.mark.parametrize(
     ("read", "body", "complaint"),
     [
-        (read_version_page, versions(), "IsTruncated is '', wanted true or false"),
+        (read_version_page, versions(), "IsTruncated is '', expected true or false"),
         (read_version_page, versions(MORE), "NextKeyMarker is missing"),
         (read_version_page, versions(LAST, version(size="")), "size of a version of 'k' is ''"),
         (read_version_page, versions(LAST, version(size="-1")), "size of a version of 'k' is '-1'"),
@@ -163,13 +163,13 @@ def test_a_page_names_the_next_one(
             versions(LAST, "<DeleteMarker><Key>k</Key></DeleteMarker>"),
             "version None and time None",
         ),
-        (read_version_page, uploads(LAST), "wanted ListVersionsResult"),
-        (read_upload_page, uploads(), "IsTruncated is '', wanted true or false"),
+        (read_version_page, uploads(LAST), "expected ListVersionsResult"),
+        (read_upload_page, uploads(), "IsTruncated is '', expected true or false"),
         (read_upload_page, uploads(MORE), "NextKeyMarker is missing"),
         (read_upload_page, uploads(LAST, upload("")), "key '' has upload 'u'"),
         (read_upload_page, uploads(LAST, upload(name="")), "has upload ''"),
         (read_upload_page, uploads(LAST, upload(at="2026-11-23T16:21:57")), "has no zone"),
-        (read_upload_page, versions(LAST), "wanted ListMultipartUploadsResult"),
+        (read_upload_page, versions(LAST), "expected ListMultipartUploadsResult"),
     ],
 )
 def test_what_is_no_page_is_refused(

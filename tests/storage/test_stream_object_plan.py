@@ -271,7 +271,7 @@ def test_streams_are_spread_over_the_interval() -> None:
 
 
 def test_intervals_out_of_order_are_refused() -> None:
-    with pytest.raises(ValueError, match="wanted 0 < interval_s"):
+    with pytest.raises(ValueError, match="expected 0 < interval_s"):
         StreamSchedule(interval_s=700.0)
 
 

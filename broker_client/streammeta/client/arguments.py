@@ -33,7 +33,7 @@ def check_int(name: str, value: Any, least: int = 0, most: int = INT64_MAX) -> i
     except TypeError:
         refuse_type(name, value, wanted)
     if not least <= number <= most:
-        raise ValueError(f"{name} is {number}, wanted {wanted}")
+        raise ValueError(f"{name} is {number}, expected {wanted}")
     return number
 
 
@@ -54,7 +54,7 @@ def check_seconds(
     # An infinite deadline would hide a hanging call.
     is_in_range = math.isfinite(value) and least <= value <= most
     if not is_in_range or (value == 0 and not may_be_zero):
-        raise ValueError(f"{name} is {value}, wanted {wanted}")
+        raise ValueError(f"{name} is {value}, expected {wanted}")
     return value
 
 
@@ -141,7 +141,7 @@ def check_text(name: str, value: Any, wanted: str) -> str:
     """Return a `str` that is not empty."""
     check_kind(name, value, str, wanted)
     if not value:
-        raise ValueError(f"{name} is empty, wanted {wanted}")
+        raise ValueError(f"{name} is empty, expected {wanted}")
     return str(value)
 
 
@@ -165,16 +165,16 @@ def check_endpoints(name: str, value: Any) -> tuple[str, ...]:
     wanted = 'a sequence of HOST:PORT strings, such as ["127.0.0.1:9091"]'
     endpoints = check_items(name, value, wanted)
     if not endpoints:
-        raise ValueError(f"{name} is empty, wanted {wanted}")
+        raise ValueError(f"{name} is empty, expected {wanted}")
     for index, endpoint in enumerate(endpoints):
         check_kind(f"{name}[{index}]", endpoint, str, 'HOST:PORT, such as "127.0.0.1:9091"')
         if not _is_endpoint(endpoint):
             raise ValueError(
-                f'{name}[{index}] is {endpoint!r}, wanted HOST:PORT, such as "127.0.0.1:9091" or'
+                f'{name}[{index}] is {endpoint!r}, expected HOST:PORT, such as "127.0.0.1:9091" or'
                 f' "[::1]:9091", with a port of 1..{PORT_MAX} and no scheme'
             )
     if len(set(endpoints)) != len(endpoints):
-        raise ValueError(f"{name} is {list(endpoints)}, wanted each address once")
+        raise ValueError(f"{name} is {list(endpoints)}, expected each address once")
     return endpoints
 
 
@@ -218,4 +218,4 @@ def refuse_type(name: str, value: Any, wanted: str) -> NoReturn:
     shown = repr(value)
     if len(shown) > _SHOWN:
         shown = f"{shown[:_SHOWN]}..."
-    raise TypeError(f"{name} is {shown}, a {type(value).__name__}; wanted {wanted}")
+    raise TypeError(f"{name} is {shown}, a {type(value).__name__}; expected {wanted}")

@@ -74,11 +74,11 @@ class WriterConfig:
         least = max(self.upload_bytes, RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD)
         if self.max_buffer_bytes < least:
             raise ValueError(
-                f"max_buffer_bytes is {self.max_buffer_bytes}, wanted at least {least}:"
+                f"max_buffer_bytes is {self.max_buffer_bytes}, expected at least {least}:"
                 f" upload_bytes, {self.upload_bytes}, and the overhead of a record"
             )
         if self.durability not in ("object", "wal"):
-            raise ValueError(f"durability is {self.durability!r}, wanted 'object' or 'wal'")
+            raise ValueError(f"durability is {self.durability!r}, expected 'object' or 'wal'")
 
     def check_log(self, log: object | None) -> None:
         """Raise `ValueError` unless there is a write-ahead log if, and only if, one is wanted."""

@@ -214,7 +214,7 @@ class OffsetMismatchError(RefusedError):
         super().__init__(
             f"stream {stream_id}",
             code=ErrorCode.ERROR_CODE_OFFSET_NOT_MATCHED,
-            detail=f"the range starts at offset {got}, wanted {end}",
+            detail=f"the range starts at offset {got}, expected {end}",
         )
 
 

@@ -136,7 +136,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         StorageError: the bucket can't be reached, or has no marker of the plan's cluster.
     """
     if config.keys_per_s < 1:
-        raise ConfigurationError(f"--rate is {config.keys_per_s} keys/s, wanted at least 1")
+        raise ConfigurationError(f"--rate is {config.keys_per_s} keys/s, expected at least 1")
     if config.quarantine and config.tag:
         raise ConfigurationError("--quarantine and --tag exclude each other; give one of them")
 

@@ -211,7 +211,7 @@ def _choose(plan: Plan, candidates: DataFrame) -> DataFrame:
     """Return the plan's rows of the chosen keys."""
     if "key" not in candidates.columns:
         raise ConfigurationError(
-            f"candidates has the columns {', '.join(candidates.columns)}; wanted one named 'key'"
+            f"candidates has the columns {', '.join(candidates.columns)}; expected one named 'key'"
         )
     keys = candidates.select("key").distinct()
     strangers = keys.join(plan.candidates, "key", "left_anti")

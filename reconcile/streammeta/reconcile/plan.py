@@ -193,9 +193,9 @@ def _check_config(config: PlanConfig) -> None:
 
     check_grace(config.grace_ms, is_unsafe=config.unsafe_grace)
     if not 0 <= config.max_share <= 1:
-        raise ConfigurationError(f"--max-share is {config.max_share}, wanted 0..1")
+        raise ConfigurationError(f"--max-share is {config.max_share}, expected 0..1")
     if not 0 <= config.deep_share <= 1:
-        raise ConfigurationError(f"--deep is {config.deep_share}, wanted 0..1")
+        raise ConfigurationError(f"--deep is {config.deep_share}, expected 0..1")
     if config.inventory is None and config.inventory_taken_ms is not None:
         raise ConfigurationError("--taken-at is given without --inventory; leave it out")
     if config.inventory is not None and config.versions:
@@ -204,7 +204,7 @@ def _check_config(config: PlanConfig) -> None:
             " out, an inventory with versions counts them"
         )
     if config.max_candidates < 0:
-        raise ConfigurationError(f"--max-candidates is {config.max_candidates}, wanted 0 or more")
+        raise ConfigurationError(f"--max-candidates is {config.max_candidates}, expected 0 or more")
 
 
 def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:

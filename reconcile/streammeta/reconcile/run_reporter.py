@@ -147,5 +147,5 @@ def _put(leader: LeaderClient, value: bytes, version: int) -> kv_pb2.KVResult:
 
 def _single_result(results: Sequence[kv_pb2.KVResult]) -> kv_pb2.KVResult:
     if len(results) != 1:
-        raise ControllerError(f"controller returned {len(results)} results for one key, wanted 1")
+        raise ControllerError(f"controller returned {len(results)} results for one key, expected 1")
     return results[0]

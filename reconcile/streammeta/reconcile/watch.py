@@ -155,18 +155,18 @@ def watch(
 
 def _check(config: WatchConfig) -> None:
     if config.interval_s < 1:
-        raise ConfigurationError(f"--every is {config.interval_s:g} s, wanted at least 1 s")
+        raise ConfigurationError(f"--every is {config.interval_s:g} s, expected at least 1 s")
     address = config.plan.inventory
     if address is not None and not address.partition("?")[0].endswith("/"):
         raise ConfigurationError(
             f"--inventory {address.partition('?')[0]} names one inventory, which each round would"
-            " read again; wanted the prefix of all inventories with a final slash:"
+            " read again; expected the prefix of all inventories with a final slash:"
             " s3://BUCKET/PATH/"
         )
     if config.kept < 1:
-        raise ConfigurationError(f"--keep is {config.kept} rounds, wanted at least 1")
+        raise ConfigurationError(f"--keep is {config.kept} rounds, expected at least 1")
     if config.rounds is not None and config.rounds < 1:
-        raise ConfigurationError(f"--rounds is {config.rounds}, wanted at least 1")
+        raise ConfigurationError(f"--rounds is {config.rounds}, expected at least 1")
 
 
 @contextmanager

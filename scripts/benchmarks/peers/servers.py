@@ -157,7 +157,7 @@ def _start_etcd(cluster: PeerCluster, root: Path, count: int) -> None:
 
 def _start_postgresql(cluster: PeerCluster, root: Path, count: int) -> None:
     if count != 1:
-        raise PeerError(f"postgresql: got {count} servers, wanted 1")
+        raise PeerError(f"postgresql: got {count} servers, expected 1")
     home = _postgresql_home()
     assert home is not None
     data, (port,) = root / "data", free_ports(1)

@@ -45,7 +45,7 @@ class CorruptObjectError(StorageError):
         self.position = position
         self.found = str(found)
         self.expected = str(expected)
-        self.problem = f"{what} is {found}, wanted {expected}"
+        self.problem = f"{what} is {found}, expected {expected}"
         super().__init__(
             f"object {source} is corrupt at byte {position}: {self.problem}; keep the object,"
             " compare it with another copy, and do not compact or delete it before it is explained"
@@ -202,7 +202,7 @@ class Deviation:
     @property
     def problem(self) -> str:
         """Actual and required content in one sentence."""
-        return f"{self.what} is {self.found}, wanted {self.expected}"
+        return f"{self.what} is {self.found}, expected {self.expected}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,4 +249,4 @@ class PayloadError(StorageError):
         self.position = position
         self.found = str(found)
         self.expected = str(expected)
-        super().__init__(f"{what} at byte {position} is {found}, wanted {expected}")
+        super().__init__(f"{what} at byte {position} is {found}, expected {expected}")

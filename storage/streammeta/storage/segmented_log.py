@@ -92,10 +92,10 @@ class FrameCodec:
     def decode_header(self, data: bytes) -> FrameHeader:
         """Validate and decode a header. Raises BadFrameError."""
         if len(data) < FRAME_HEADER_SIZE:
-            raise BadFrameError(f"header has {len(data)} bytes, wanted {FRAME_HEADER_SIZE}")
+            raise BadFrameError(f"header has {len(data)} bytes, expected {FRAME_HEADER_SIZE}")
         magic, checksum = _PREFIX.unpack_from(data)
         if magic != self.magic:
-            raise BadFrameError(f"magic is {magic!r}, wanted {self.magic!r}")
+            raise BadFrameError(f"magic is {magic!r}, expected {self.magic!r}")
         fields = data[_PREFIX.size : FRAME_HEADER_SIZE]
         if checksum != google_crc32c.value(self.log_id + fields):
             raise BadFrameError("checksum of the header does not match")

@@ -88,9 +88,9 @@ class StreamClientConfig:
         if self.compaction_interval_s is not None:
             check_seconds("compaction_interval_s", self.compaction_interval_s)
         if not 0 <= self.network_rate < math.inf:
-            raise ValueError(f"network_rate is {self.network_rate}, wanted bytes a second, or 0")
+            raise ValueError(f"network_rate is {self.network_rate}, expected bytes a second, or 0")
         if self.wal_directory is not None and self.object_log is not None:
-            raise ValueError("wal_directory and object_log are both given, wanted at most one")
+            raise ValueError("wal_directory and object_log are both given, expected at most one")
 
     def check_node(self, node_id: int | None) -> None:
         """Raise `ValueError` for a write-ahead log without a node id."""

@@ -66,24 +66,24 @@ class Upload:
         if lengths != (rows, rows) or len(self.stream_epochs) not in (0, rows):
             raise ValueError(
                 f"columns of object {self.object_id} have {(rows, *lengths)} rows and"
-                f" {len(self.stream_epochs)} epochs, wanted as many of each"
+                f" {len(self.stream_epochs)} epochs, expected as many of each"
             )
 
         if not 1 <= rows <= MESSAGE_ROWS_MAX:
             raise ValueError(
-                f"object {self.object_id} has {rows} ranges, wanted 1..{MESSAGE_ROWS_MAX}"
+                f"object {self.object_id} has {rows} ranges, expected 1..{MESSAGE_ROWS_MAX}"
             )
 
         low, high = self.min_timestamp_ms, self.max_timestamp_ms
         if not -1 <= low <= high <= TIMESTAMP_MAX or (low == -1 != high):
             raise ValueError(
-                f"object {self.object_id} has records from {low} to {high} ms, wanted"
+                f"object {self.object_id} has records from {low} to {high} ms, expected"
                 f" 0 <= from <= to <= {TIMESTAMP_MAX}, or -1 and -1 if unknown"
             )
 
         if not -1 <= self.crc32c <= CRC32C_MAX:
             raise ValueError(
-                f"object {self.object_id} has the CRC-32C {self.crc32c}, wanted 0..{CRC32C_MAX},"
+                f"object {self.object_id} has the CRC-32C {self.crc32c}, expected 0..{CRC32C_MAX},"
                 " or -1 if unknown"
             )
 

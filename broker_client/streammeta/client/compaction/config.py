@@ -117,15 +117,15 @@ class CompactionConfig:
         _check_at_least("part_bytes", self.part_bytes, MIN_PART_SIZE)
         for name in ("id_ttl_s", "stream_object_id_ttl_s"):
             if not 1 <= check_seconds(name, getattr(self, name)) <= 7 * 24 * 3600:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted 1..604800 seconds")
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 1..604800 seconds")
 
         if self.expired_batch > 10_000:
-            raise ValueError(f"expired_batch is {self.expired_batch}, wanted at most 10000")
+            raise ValueError(f"expired_batch is {self.expired_batch}, expected at most 10000")
 
         missing = [kind.name for kind in StreamCompaction if kind not in self.group_rules]
         if missing:
             raise ValueError(
-                f"group_rules has no {', '.join(missing)}, wanted rules for every kind"
+                f"group_rules has no {', '.join(missing)}, expected rules for every kind"
             )
 
         self.copy_rules  # noqa: B018 - rejects sizes that leave parts out of their limits
@@ -180,4 +180,4 @@ class CompactionConfig:
 def _check_at_least(name: str, got: float, least: int) -> None:
     check_kind(name, got, (int, float), f"a number of at least {least}")
     if got < least:
-        raise ValueError(f"{name} is {got}, wanted at least {least}")
+        raise ValueError(f"{name} is {got}, expected at least {least}")

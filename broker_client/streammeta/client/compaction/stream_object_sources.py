@@ -193,7 +193,7 @@ class _ObjectLoad:
         if size > most:
             raise SourceError(
                 self._listed.object_id,
-                f"its index has {size} bytes or more, wanted at most {most}; raise"
+                f"its index has {size} bytes or more, expected at most {most}; raise"
                 " max_source_entries",
             )
 

@@ -330,6 +330,6 @@ def check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:
             raise ProtocolViolationError(
                 f"GetObjects of stream {query.stream_id}",
                 detail=f"object {piece.object_id} contains [{piece.start_offset},"
-                f" {piece.end_offset}), wanted offset {at}",
+                f" {piece.end_offset}), expected offset {at}",
             )
         at = piece.end_offset

@@ -389,8 +389,8 @@ class ObjectSource:
         if len(data) != entry.size or found != block.crc32c:
             problem = (
                 f"the block at byte {entry.position}, offsets {entry.start_offset} to"
-                f" {entry.end_offset}, has {len(data)} bytes with the CRC-32C {found:#010x}, wanted"
-                f" {entry.size} with {block.crc32c:#010x}"
+                f" {entry.end_offset}, has {len(data)} bytes with the CRC-32C {found:#010x},"
+                f" expected {entry.size} with {block.crc32c:#010x}"
             )
             raise CorruptObjectError(key, block.object_id, entry.stream_id, problem)
 

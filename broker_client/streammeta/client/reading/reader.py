@@ -196,8 +196,8 @@ class StreamReader(ClosedAtExit):
         check_seconds("wait_s", wait_s, may_be_zero=True)
         if min_bytes > max_bytes:
             raise ValueError(
-                f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wanted at most max_bytes,"
-                f" {max_bytes}"
+                f"fetch of stream {stream_id}: min_bytes is {min_bytes}, expected at most"
+                f" max_bytes, {max_bytes}"
             )
 
         query = StreamQuery(stream_id, offset)
@@ -314,7 +314,7 @@ class StreamReader(ClosedAtExit):
         check_int("timestamp_ms", timestamp_ms, -INT64_MAX)
         check_callable("timestamp_of", timestamp_of, "a function of a record, its time in ms")
         if bound not in ("lower", "upper"):
-            raise ValueError(f"bound is {bound!r}, wanted 'lower' or 'upper'")
+            raise ValueError(f"bound is {bound!r}, expected 'lower' or 'upper'")
         return await self._run_bounded(
             lambda: self._timed.find(stream_id, timestamp_ms, bound, timestamp_of),
             f"lookup of time {timestamp_ms} in stream {stream_id}",
@@ -383,7 +383,7 @@ def _check_read(
     check_int("max_bytes", max_bytes, 1)
     if end is not None and check_int("end", end) <= start:
         raise ValueError(
-            f"read of stream {stream_id}: end is {end}, wanted more than start, {start}"
+            f"read of stream {stream_id}: end is {end}, expected more than start, {start}"
         )
 
 

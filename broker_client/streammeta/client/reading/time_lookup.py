@@ -59,7 +59,7 @@ def kafka_timestamp(record: RecordBatch) -> int:
     if magic != _KAFKA_MAGIC:
         raise ValueError(
             f"record of stream {record.stream_id} at offset {record.base_offset} has"
-            f" {len(payload)} bytes with magic {magic}, wanted a Kafka record batch of format 2"
+            f" {len(payload)} bytes with magic {magic}, expected a Kafka record batch of format 2"
         )
     (timestamp,) = _KAFKA_TIMESTAMP.unpack_from(payload, _KAFKA_MAX_TIMESTAMP_AT)
     return int(timestamp)

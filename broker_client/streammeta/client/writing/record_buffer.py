@@ -114,7 +114,7 @@ class StreamRun:
         if record.base_offset != self.end_offset:
             raise ValueError(
                 f"record of stream {record.stream_id} starts at offset {record.base_offset},"
-                f" wanted {self.end_offset}"
+                f" expected {self.end_offset}"
             )
 
     def add_ack(self, ack: asyncio.Future[int], base_offset: int) -> None:
@@ -206,7 +206,7 @@ def check_payloads(payloads: Sequence[bytes]) -> Sequence[bytes]:
     wanted = "a sequence of payloads (use `append` for a single one)"
     payloads = check_items("payloads", payloads, wanted)
     if not payloads:
-        raise ValueError("payloads is empty, wanted at least one")
+        raise ValueError("payloads is empty, expected at least one")
     # The usual case needs no copy.
     if set(map(type, payloads)) == {bytes}:
         return payloads
@@ -228,7 +228,7 @@ def time_bounds(earliest_ms: int | None, latest_ms: int | None) -> tuple[int, in
         latest_ms = earliest_ms
     if earliest_ms is None or latest_ms is None or not 0 <= earliest_ms <= latest_ms <= INT64_MAX:
         raise ValueError(
-            f"timestamp_ms is {earliest_ms} and max_timestamp_ms {latest_ms}, wanted the first or"
+            f"timestamp_ms is {earliest_ms} and max_timestamp_ms {latest_ms}, expected the first or"
             " both, 0 <= timestamp_ms <= max_timestamp_ms"
         )
     return earliest_ms, latest_ms

@@ -80,7 +80,7 @@ class GroupCommit:
         """Reject bounds that no message can meet."""
         for name in ("count", "size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class ReadAhead:
         """Reject bounds that no message can meet."""
         for name in ("count", "size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
 
 
 @dataclass(slots=True)

@@ -48,8 +48,8 @@ class FileSizes:
             raise ValueError(f"commit_log is {self.commit_log}, expected at least 1")
         if self.consume_queue < ITEM_SIZE or self.consume_queue % ITEM_SIZE:
             raise ValueError(
-                f"consume_queue is {self.consume_queue}, wanted a multiple of {ITEM_SIZE}, at least"
-                f" {ITEM_SIZE}"
+                f"consume_queue is {self.consume_queue}, expected a multiple of {ITEM_SIZE}, at"
+                f" least {ITEM_SIZE}"
             )
 
 

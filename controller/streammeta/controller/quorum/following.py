@@ -311,7 +311,9 @@ class Following:
         """Continue from the snapshot's end, or fetch again if the file was invalid."""
         replica = self._replica
         if event.snapshot_id != replica.installing:
-            raise InvariantError(f"{event.snapshot_id} was installed, wanted {replica.installing}")
+            raise InvariantError(
+                f"{event.snapshot_id} was installed, expected {replica.installing}"
+            )
         replica.installing = None
         role = replica.role
         if event.voters is not None:

@@ -144,7 +144,7 @@ class Policy:
         if len(found) != 1:
             several = ", ".join(sorted(map(str, found))) or "none"
             raise IdentityError(
-                f"wanted is one alternative name {SCHEME}://CLUSTER/ROLE/NAME, or one of "
+                f"expected one alternative name {SCHEME}://CLUSTER/ROLE/NAME, or one of "
                 f"[principals] in the policy; found there: {several}"
             )
 

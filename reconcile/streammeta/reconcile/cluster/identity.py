@@ -81,7 +81,7 @@ def _normal(endpoint: str) -> str:
 
 def _invalid_store(uri: str, error: ValueError) -> ConfigurationError:
     return ConfigurationError(
-        f"--store {without_secrets(uri)!r} does not name a store ({error}); wanted"
+        f"--store {without_secrets(uri)!r} does not name a store ({error}); expected"
         " s3://BUCKET?endpoint=URL or file:///FOLDER"
     )
 

@@ -122,7 +122,7 @@ def _newest(address: str) -> str:
             store, prefix = open_with_path(address)
         except ValueError as error:
             raise InventoryError(
-                f"--inventory {without_secrets(address)!r} names no prefix ({error}); wanted"
+                f"--inventory {without_secrets(address)!r} names no prefix ({error}); expected"
                 " s3://BUCKET/PATH/?endpoint=URL"
             ) from error
         with closing(store):
@@ -254,7 +254,7 @@ def _documents(address: str) -> tuple[bytes, str]:
         store, key = open_with_path(address)
     except ValueError as error:
         raise InventoryError(
-            f"--inventory {without_secrets(address)!r} names no object ({error}); wanted"
+            f"--inventory {without_secrets(address)!r} names no object ({error}); expected"
             f" s3://BUCKET/PATH/{MANIFEST}?endpoint=URL or a local path"
         ) from error
 
@@ -292,18 +292,18 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
             " inventory of that bucket"
         )
     if (version := _text(document, "version")) != _VERSION:
-        raise InventoryError(f"{MANIFEST}: version is {version!r}, wanted {_VERSION}")
+        raise InventoryError(f"{MANIFEST}: version is {version!r}, expected {_VERSION}")
 
     kind = _text(document, "fileFormat").lower()
     if kind not in FORMATS:
         raise InventoryError(
-            f"{MANIFEST}: fileFormat is {document['fileFormat']!r}, wanted CSV, ORC or Parquet"
+            f"{MANIFEST}: fileFormat is {document['fileFormat']!r}, expected CSV, ORC or Parquet"
         )
 
     started = str(document.get("creationTimestamp", ""))
     if not (started.isascii() and started.isdigit() and int(started) > 0):
         raise InventoryError(
-            f"{MANIFEST}: creationTimestamp is {started!r}, wanted Unix milliseconds"
+            f"{MANIFEST}: creationTimestamp is {started!r}, expected Unix milliseconds"
         )
 
     columns = _columns(_text(document, "fileSchema"), kind)
@@ -338,7 +338,7 @@ def check_columns(columns: Sequence[str], where: str) -> None:
 def _text(document: Mapping[str, Any], field: str) -> str:
     value = document.get(field)
     if not isinstance(value, str) or not value:
-        raise InventoryError(f"{MANIFEST}: {field} is {value!r}, wanted a string")
+        raise InventoryError(f"{MANIFEST}: {field} is {value!r}, expected a string")
     return value
 
 
@@ -355,7 +355,7 @@ def _columns(schema: str, kind: str) -> tuple[str, ...]:
 
 def _files(listed: Any) -> tuple[InventoryFile, ...]:
     if not isinstance(listed, list):
-        raise InventoryError(f"{MANIFEST}: files is {listed!r}, wanted a list")
+        raise InventoryError(f"{MANIFEST}: files is {listed!r}, expected a list")
 
     found: dict[str, InventoryFile] = {}
     for number, entry in enumerate(listed):
@@ -366,11 +366,11 @@ def _files(listed: Any) -> tuple[InventoryFile, ...]:
             else (None, None, None)
         )
         if not isinstance(key, str) or not key:
-            raise InventoryError(f"{where}.key is {key!r}, wanted a key")
+            raise InventoryError(f"{where}.key is {key!r}, expected a key")
         if type(size) is not int or size < 0:
-            raise InventoryError(f"{where}.size is {size!r}, wanted a number of bytes")
+            raise InventoryError(f"{where}.size is {size!r}, expected a number of bytes")
         if not isinstance(md5, str) or not _MD5.fullmatch(md5.lower()):
-            raise InventoryError(f"{where}.MD5checksum is {md5!r}, wanted 32 hex digits")
+            raise InventoryError(f"{where}.MD5checksum is {md5!r}, expected 32 hex digits")
         if key in found:
             raise InventoryError(f"{where}.key is {key!r} for the second time")
         found[key] = InventoryFile(key, size, md5.lower())
@@ -382,7 +382,7 @@ def _find(manifest: Path, key: str) -> Path:
     """Return the copy of a manifest's file in a folder, with or without its key prefix."""
     parts = key.split("/")
     if ".." in parts:
-        raise InventoryError(f"{MANIFEST}: files[].key is {key!r}, wanted one without '..'")
+        raise InventoryError(f"{MANIFEST}: files[].key is {key!r}, expected one without '..'")
     for folder in list(manifest.absolute().parents)[:_ANCESTORS]:
         for at in range(len(parts)):
             path = folder.joinpath(*parts[at:])
@@ -421,7 +421,7 @@ def _read_table(address: str, bucket: str, taken_ms: int | None) -> Inventory:
     kinds = {_format_of(file) for file in paths}
     if len(kinds) != 1:
         raise InventoryError(
-            f"--inventory {address} has {len(paths)} files of {len(kinds)} formats; wanted a"
+            f"--inventory {address} has {len(paths)} files of {len(kinds)} formats; expected a"
             f" {MANIFEST}, or one or more files of one format: {', '.join(_ENDINGS)}"
         )
 

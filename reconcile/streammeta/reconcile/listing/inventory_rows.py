@@ -149,7 +149,7 @@ def _convert(
             raise InventoryError(f"{where}: {name} is empty in {values.null_count} rows")
 
     if len(sizes) and pc.min(sizes).as_py() < 0:
-        raise InventoryError(f"{where}: size is {pc.min(sizes)}, wanted a number of bytes")
+        raise InventoryError(f"{where}: size is {pc.min(sizes)}, expected a number of bytes")
 
     owners, object_ids, notes = owner_columns(keys, namespace)
     owners = pc.if_else(is_old, int(Owner.OLD_VERSION), owners)
@@ -284,8 +284,8 @@ def _moments(column: Any, where: str) -> Any:
         return _parse_times(text)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InventoryError(
-            f"{where}: lastmodifieddate is not a time ({error}); wanted 2026-05-01T12:00:00.000Z, a"
-            " timestamp, or Unix milliseconds"
+            f"{where}: lastmodifieddate is not a time ({error}); expected"
+            " 2026-05-01T12:00:00.000Z, a timestamp, or Unix milliseconds"
         ) from error
 
 

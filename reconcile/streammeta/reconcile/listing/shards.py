@@ -55,7 +55,7 @@ def shards_between(cuts: Sequence[str]) -> tuple[Shard, ...]:
     """
     encoded = [cut.encode() for cut in cuts]
     if not all(encoded) or any(low >= high for low, high in itertools.pairwise(encoded)):
-        raise ConfigurationError(f"cuts are {','.join(cuts)!r}, wanted keys that ascend")
+        raise ConfigurationError(f"cuts are {','.join(cuts)!r}, expected keys that ascend")
     return _between(cuts)
 
 

@@ -94,7 +94,7 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
     except ValueError as error:
         raise ConfigurationError(
             f"{FORMAT} has the option 'store' as {without_secrets(given['store'])!r} ({error});"
-            " wanted s3://BUCKET?endpoint=URL or file:///FOLDER"
+            " expected s3://BUCKET?endpoint=URL or file:///FOLDER"
         ) from error
 
     return given

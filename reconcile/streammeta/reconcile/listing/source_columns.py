@@ -21,7 +21,7 @@ def chosen_columns(format_: str, whole: pa.Schema, columns: str | None) -> pa.Sc
     for name in names:
         if name not in whole.names or names.count(name) > 1:
             raise ConfigurationError(
-                f"{format_} has the option 'columns' as {columns!r}, wanted each column once, of"
+                f"{format_} has the option 'columns' as {columns!r}, expected each column once, of"
                 f" {', '.join(whole.names)}"
             )
     return pa.schema([whole.field(name) for name in names])

@@ -120,7 +120,7 @@ def _write_chunks(
                 if identity not in (None, described) or chunk.position != written:
                     raise MetadataExportError(
                         f"copy of the metadata broke at byte {written}: got position"
-                        f" {chunk.position} of {described}, wanted the next chunk of {identity};"
+                        f" {chunk.position} of {described}, expected the next chunk of {identity};"
                         " run the command again"
                     )
                 identity = described
@@ -134,7 +134,8 @@ def _write_chunks(
     if identity is None or identity[2] != written:
         wanted = identity[2] if identity else "at least one chunk"
         raise MetadataExportError(
-            f"copy of the metadata ended at byte {written}, wanted {wanted}; run the command again"
+            f"copy of the metadata ended at byte {written}, expected {wanted}; run the command"
+            " again"
         )
 
     return identity[0], identity[1]

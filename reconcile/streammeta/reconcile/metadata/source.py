@@ -209,7 +209,7 @@ def _check_options(options: Mapping[str, str]) -> Mapping[str, str]:
     origins = [name for name in _FROM if given.get(name)]
     if len(origins) != 1:
         raise ConfigurationError(
-            f"{FORMAT} has the options {', '.join(origins) or 'of no source'}, wanted one of"
+            f"{FORMAT} has the options {', '.join(origins) or 'of no source'}, expected one of"
             f" {', '.join(_FROM)}"
         )
     if (origins == ["connect"]) != bool(given.get("copies")):
@@ -238,7 +238,7 @@ def _endpoints(connect: str) -> tuple[str, ...]:
             check_endpoint("connect", endpoint)
         except ConfigError as error:
             raise ConfigurationError(
-                f"{FORMAT} has the option 'connect' as {connect!r}, wanted controllers as"
+                f"{FORMAT} has the option 'connect' as {connect!r}, expected controllers as"
                 " HOST:PORT,HOST:PORT"
             ) from error
     return endpoints
@@ -252,8 +252,8 @@ def _seconds(given: Mapping[str, str], option: str, otherwise: float) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise ConfigurationError(
-            f"{FORMAT} has the option {option!r} as {text!r}, wanted seconds of 0 or more, such as"
-            f" {otherwise:g}"
+            f"{FORMAT} has the option {option!r} as {text!r}, expected seconds of 0 or more,"
+            f" such as {otherwise:g}"
         )
     return seconds
 

@@ -100,7 +100,7 @@ class Splice:
             found = chunks[name]
             if (found.physical_type, found.rows) != (wanted, rows):
                 raise SpliceError(
-                    f"column {name} has {found.rows} rows of {found.physical_type}, wanted {rows}"
+                    f"column {name} has {found.rows} rows of {found.physical_type}, expected {rows}"
                     f" of {wanted}"
                 )
 
@@ -118,7 +118,7 @@ class Splice:
         while at < end:
             count = source.readinto(view[: end - at])
             if not count:
-                raise SpliceError(f"a file ends at byte {at}, wanted {end}")
+                raise SpliceError(f"a file ends at byte {at}, expected {end}")
             self._file.write(view[:count])
             at += count
             self._end += count
@@ -145,7 +145,7 @@ def _chunks_of(part: SplicePart, names: Iterable[str]) -> dict[str, _Placed]:
         column = schema.column(numbers[name])
         levels = (column.max_definition_level, column.max_repetition_level)
         if levels != (1, 0):
-            raise SpliceError(f"column {name} has levels up to {levels}, wanted (1, 0)")
+            raise SpliceError(f"column {name} has levels up to {levels}, expected (1, 0)")
         chunks[name] = _chunk_of(name, group.column(numbers[name]))
     return chunks
 
@@ -154,8 +154,8 @@ def _chunk_of(name: str, column: pq.ColumnChunkMetaData) -> _Placed:
     codec, encodings = column.compression, column.encodings
     if codec not in CODECS or not set(encodings) <= ENCODINGS.keys():
         raise SpliceError(
-            f"column {name} is encoded as {', '.join(encodings)} and compressed by {codec}; wanted"
-            f" {', '.join(CODECS)}, and of encodings {', '.join(ENCODINGS)}"
+            f"column {name} is encoded as {', '.join(encodings)} and compressed by {codec};"
+            f" expected {', '.join(CODECS)}, and of encodings {', '.join(ENCODINGS)}"
         )
 
     data = start = column.data_page_offset

@@ -216,7 +216,7 @@ def read_plan_file(folder: Path) -> PlanResult:
     version = document.get("version") if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
         raise PlanError(
-            f"{path} has version {version!r}, wanted {FORMAT_VERSION}; make a new plan with this"
+            f"{path} has version {version!r}, expected {FORMAT_VERSION}; make a new plan with this"
             " version of streammeta"
         )
 
@@ -230,7 +230,7 @@ def _plan_from(document: dict[str, Any]) -> PlanResult:
     fields = {name: value for name, value in document.items() if name != "version"}
     for name in _TIMES:
         if type(fields[name]) is not int:
-            raise TypeError(f"{name!r} is {fields[name]!r}, wanted Unix milliseconds")
+            raise TypeError(f"{name!r} is {fields[name]!r}, expected Unix milliseconds")
     fields["connect"] = tuple(fields["connect"])
     fields["unknown"] = tuple(fields["unknown"])
     fields["classes"] = {Verdict(name): Tally(**tally) for name, tally in fields["classes"].items()}
@@ -259,12 +259,12 @@ CLOCK_SKEW_MS = 10 * 60 * 1000
 def check_grace(grace_ms: int, *, is_unsafe: bool) -> None:
     """Raise `ConfigurationError` on a grace period that is negative, or short by accident."""
     if grace_ms < 0:
-        raise ConfigurationError(f"grace period is {grace_ms} ms, wanted 0 or more")
+        raise ConfigurationError(f"grace period is {grace_ms} ms, expected 0 or more")
     if grace_ms < GRACE_FLOOR_MS and not is_unsafe:
         raise ConfigurationError(
-            f"--grace is {grace_ms // 1000} s, wanted at least {GRACE_FLOOR_MS // 60_000}m, because"
-            " new objects of a broker may look like orphans; --unsafe-grace accepts less, for"
-            " clusters without writers"
+            f"--grace is {grace_ms // 1000} s, expected at least {GRACE_FLOOR_MS // 60_000}m,"
+            " because new objects of a broker may look like orphans; --unsafe-grace accepts"
+            " less, for clusters without writers"
         )
 
 
@@ -287,7 +287,7 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
     latest = max(plan.created_at_ms, plan.listing_started_ms)
     if now_ms - earliest > PLAN_LIFE_MS:
         raise PlanError(
-            f"plan {folder} is {(now_ms - earliest) // 3_600_000} h old, wanted at most"
+            f"plan {folder} is {(now_ms - earliest) // 3_600_000} h old, expected at most"
             f" {PLAN_LIFE_MS // 3_600_000} h; make a new plan"
         )
     if latest - now_ms > CLOCK_SKEW_MS:

@@ -102,7 +102,7 @@ def decode(value: bytes) -> Runs:
         RunsError: the value is invalid or has another version.
     """
     if len(value) > VALUE_MAX:
-        raise RunsError(f"value has {len(value)} bytes, wanted at most {VALUE_MAX}")
+        raise RunsError(f"value has {len(value)} bytes, expected at most {VALUE_MAX}")
 
     try:
         members = parse_json(value)

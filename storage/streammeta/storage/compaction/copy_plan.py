@@ -31,7 +31,7 @@ class CopyRules:
         low, high = 2 * self.min_part_bytes, self.max_part_bytes
         if not 2 <= low <= self.fetched_bytes <= high or self.max_parts < 1:
             raise ValueError(
-                f"copy rules are {self}, wanted at least one part, and 2 * min_part_bytes <="
+                f"copy rules are {self}, expected at least one part, and 2 * min_part_bytes <="
                 " fetched_bytes <= max_part_bytes"
             )
 
@@ -108,7 +108,7 @@ def plan_copy(
     ranges = [source for source in sources if source.size > 0]
     if not ranges or trailer_size < 1:
         raise ValueError(
-            f"{len(ranges)} ranges with bytes and a trailer of {trailer_size} bytes, wanted at"
+            f"{len(ranges)} ranges with bytes and a trailer of {trailer_size} bytes, expected at"
             " least one of each"
         )
     if sum(source.size for source in ranges) <= chosen.fetched_bytes:
@@ -121,8 +121,8 @@ def plan_copy(
     parts = layout.finish(trailer_size)
     if len(parts) > chosen.max_parts:
         raise ValueError(
-            f"object would have {len(parts)} parts, wanted at most {chosen.max_parts}; merge fewer"
-            " sources"
+            f"object would have {len(parts)} parts, expected at most {chosen.max_parts}; merge"
+            " fewer sources"
         )
 
     return CopyPlan(tuple(parts), is_single=False)

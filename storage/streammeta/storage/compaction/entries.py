@@ -126,7 +126,9 @@ def encode_entries(table: EntryTable) -> bytes:
     faults = np.logical_or.reduce([(c < 0) | (c > INT32_MAX) for c in narrow])
     if faults.any():
         row = table.row(int(faults.argmax()))
-        raise ValueError(f"entry is {row}, wanted a span, record count and size of 0..{INT32_MAX}")
+        raise ValueError(
+            f"entry is {row}, expected a span, record count and size of 0..{INT32_MAX}"
+        )
     encoded = np.empty(len(table), dtype=INDEX_ENTRY_DTYPE)
     encoded["stream_id"] = table.stream_id
     encoded["start_offset"] = table.start_offset
@@ -249,7 +251,7 @@ def merge_entries(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryT
         ValueError: the threshold is below 1.
     """
     if threshold < 1:
-        raise ValueError(f"threshold is {threshold}, wanted at least 1 byte")
+        raise ValueError(f"threshold is {threshold}, expected at least 1 byte")
 
     size_limit = min(threshold - 1 if rule is MergeRule.BELOW else threshold, MAX_BLOCK_SIZE)
     firsts = cut_runs(

@@ -55,7 +55,7 @@ def plan_reads(iteration: Iteration, max_read_bytes: int) -> ReadPlan:
         ValueError: `max_read_bytes` is below 1.
     """
     if max_read_bytes < 1:
-        raise ValueError(f"max_read_bytes is {max_read_bytes}, wanted at least 1")
+        raise ValueError(f"max_read_bytes is {max_read_bytes}, expected at least 1")
 
     entries = iteration.entries
     order = np.lexsort((entries.position, entries.object_id))

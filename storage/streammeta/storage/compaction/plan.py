@@ -33,7 +33,7 @@ class CompactionLimits:
         for name in self.__slots__:
             value, least = getattr(self, name), 0 if name == "split_size" else 1
             if value < least:
-                raise ValueError(f"{name} is {value}, wanted at least {least}")
+                raise ValueError(f"{name} is {value}, expected at least {least}")
 
 
 class OutputKind(StrEnum):

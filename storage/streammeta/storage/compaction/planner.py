@@ -276,18 +276,18 @@ def _commit_or_problem(
 
     if splits > limits.max_stream_objects:
         return ExclusionReason.TOO_MANY_STREAM_OBJECTS, (
-            f"split of the object would create {splits} stream objects, wanted at most"
+            f"split of the object would create {splits} stream objects, expected at most"
             f" {limits.max_stream_objects}; raise the limit or the memory budget"
         )
     if kept > limits.max_streams:
         return ExclusionReason.TOO_MANY_STREAMS, (
-            f"split of the object would leave {kept} streams in a stream set object, wanted at most"
-            f" {limits.max_streams}; raise the limit of streams or of stream objects"
+            f"split of the object would leave {kept} streams in a stream set object, expected at"
+            f" most {limits.max_streams}; raise the limit of streams or of stream objects"
         )
     if splits + kept > limits.max_rows:
         return ExclusionReason.TOO_MANY_ROWS, (
             f"split of the object would create {splits} stream objects and leave {kept} streams,"
-            f" wanted at most {limits.max_rows} in total; raise the memory budget"
+            f" expected at most {limits.max_rows} in total; raise the memory budget"
         )
 
     grouping = Grouping(table, firsts, ~is_kept, ())

@@ -94,7 +94,7 @@ class SelectionConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.growth <= 1_000:
-            raise ValueError(f"growth is {self.growth}, wanted 1..1000")
+            raise ValueError(f"growth is {self.growth}, expected 1..1000")
 
         for name, least in (
             ("max_set_objects", 1),
@@ -105,11 +105,11 @@ class SelectionConfig:
             ("split_along_s", 0),
         ):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted {least} or more")
+                raise ValueError(f"{name} is {getattr(self, name)}, expected {least} or more")
 
         if self.split_after_s < self.split_along_s:
             raise ValueError(
-                f"split_after_s is {self.split_after_s}, wanted at least split_along_s,"
+                f"split_after_s is {self.split_after_s}, expected at least split_along_s,"
                 f" {self.split_along_s}"
             )
 

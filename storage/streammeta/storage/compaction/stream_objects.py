@@ -100,7 +100,7 @@ class GroupRules:
     def __post_init__(self) -> None:
         for name in ("group_bytes", "max_objects", "max_parts", "max_part_bytes", "max_span"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
 
     def parts_of(self, item: StreamObject) -> int:
         """Return the number of parts for copying an object."""
@@ -311,7 +311,7 @@ class StreamSchedule:
         if not 0 < self.interval_s <= self.small_interval_s <= self.large_interval_s:
             raise ValueError(
                 f"intervals are {self.interval_s:g}, {self.small_interval_s:g} and"
-                f" {self.large_interval_s:g} s, wanted 0 < interval_s <= small_interval_s <="
+                f" {self.large_interval_s:g} s, expected 0 < interval_s <= small_interval_s <="
                 " large_interval_s"
             )
 

@@ -53,7 +53,7 @@ def check_coverage(sources: EntryTable, outputs: EntryTable) -> None:
         return
 
     raise CoverageError(
-        f"outputs contain {_describe(found, place)}, wanted {_describe(wanted, place)}, the live"
+        f"outputs contain {_describe(found, place)}, expected {_describe(wanted, place)}, the live"
         " data of the sources; nothing was committed, plan the compaction again"
     )
 

@@ -127,7 +127,7 @@ def _checked_entries(links: Sequence[LinkedObject]) -> list[IndexEntry]:
     for link in links:
         if not 0 <= link.object_id <= INT64_MAX or not -(2**15) <= link.bucket_id < 2**15:
             raise ValueError(
-                f"link is to object {link.object_id} in bucket {link.bucket_id}, wanted an id of"
+                f"link is to object {link.object_id} in bucket {link.bucket_id}, expected an id of"
                 f" 0..{INT64_MAX} and a bucket of -32768..32767"
             )
 
@@ -135,7 +135,7 @@ def _checked_entries(links: Sequence[LinkedObject]) -> list[IndexEntry]:
     fault = _first_break(entries)
     if fault is not None:
         raise ValueError(
-            f"linked entry {fault} is {_start_of(entries[fault])}, wanted"
+            f"linked entry {fault} is {_start_of(entries[fault])}, expected"
             f" {_end_of(entries[fault - 1])}"
         )
 

@@ -47,7 +47,7 @@ def encode_footer(footer: Footer) -> bytes:
         return _FOOTER.pack(footer.index_position, footer.index_size, _RESERVED, magic)
     except struct.error as error:
         raise ValueError(
-            f"{footer} is too large, wanted a 64-bit position and 32-bit size"
+            f"{footer} is too large, expected a 64-bit position and 32-bit size"
         ) from error
 
 
@@ -182,7 +182,7 @@ def encode_index(entries: Sequence[IndexEntry]) -> bytes:
             )
         except struct.error as error:
             raise ValueError(
-                f"index entry {ordinal} is {e}, wanted 64-bit stream, offset and position, and a"
+                f"index entry {ordinal} is {e}, expected 64-bit stream, offset and position, and a"
                 " 32-bit span, record count and size"
             ) from error
     return b"".join(packed)

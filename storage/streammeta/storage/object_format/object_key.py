@@ -64,7 +64,7 @@ _DEFAULT = "_streammeta_"
 def key_for(object_id: int, namespace: str) -> str:
     """Return the key of `object_id` (0..2^63-1). Raises `ValueError` on a bad id or namespace."""
     if not 0 <= object_id <= INT64_MAX:
-        raise ValueError(f"object id is {object_id}, wanted 0..{INT64_MAX}")
+        raise ValueError(f"object id is {object_id}, expected 0..{INT64_MAX}")
     _check_segment("namespace", namespace)
     return f"{_prefix_of(object_id)}/{namespace}/{object_id}"
 
@@ -73,7 +73,7 @@ def parse_key(key: str, namespace: str) -> ParsedKey:
     """Classify `key`: an object of `namespace`, of another cluster, or foreign."""
     parts = key.split("/")
     if len(parts) != 3:
-        return ForeignKey(f"{len(parts)} path segments, wanted 3")
+        return ForeignKey(f"{len(parts)} path segments, expected 3")
     prefix, found, decimal = parts
     if not (decimal.isascii() and decimal.isdigit() and len(decimal) <= _MAX_DECIMAL_DIGITS):
         return ForeignKey("last segment is not a decimal object id")
@@ -93,7 +93,7 @@ def _prefix_of(object_id: int) -> str:
 
 def _check_segment(field: str, value: str) -> None:
     if not value or "/" in value:
-        raise ValueError(f"{field} is {value!r}, wanted at least one character and no '/'")
+        raise ValueError(f"{field} is {value!r}, expected at least one character and no '/'")
 
 
 _DEEP_DELETE_BIT = 1 << 18
@@ -119,7 +119,7 @@ class ObjectAttributes:
 def encode_attributes(attributes: ObjectAttributes) -> int:
     """Encode as a signed 32-bit integer. Raises `ValueError` unless the bucket id is 16 bit."""
     if not -(2**15) <= attributes.bucket_id < 2**15:
-        raise ValueError(f"bucket_id is {attributes.bucket_id}, wanted -32768..32767")
+        raise ValueError(f"bucket_id is {attributes.bucket_id}, expected -32768..32767")
     mark = _DEEP_DELETE_BIT if attributes.deep_delete else 0
     return attributes.kind | attributes.bucket_id << 2 | mark
 
@@ -131,10 +131,10 @@ def decode_attributes(value: int) -> ObjectAttributes:
     the metadata uses for "not set", has no known kind.
     """
     if not -(2**31) <= value < 2**31:
-        raise ValueError(f"attributes are {value}, wanted a signed 32-bit integer")
+        raise ValueError(f"attributes are {value}, expected a signed 32-bit integer")
     if value & 0b11 not in (ObjectKind.NORMAL, ObjectKind.COMPOSITE):
         raise ValueError(
-            f"attributes {value} have kind {value & 0b11}, wanted 0 (normal) or 1 (composite)"
+            f"attributes {value} have kind {value & 0b11}, expected 0 (normal) or 1 (composite)"
         )
     unsigned = value % _INT32_SPAN
     bucket = unsigned >> 2 & 0xFFFF

@@ -89,7 +89,7 @@ class ObjectWriter:
             ("part_size", part_size),
         ):
             if value < 1:
-                raise ValueError(f"{name} is {value}, wanted at least 1")
+                raise ValueError(f"{name} is {value}, expected at least 1")
 
         self._threshold = block_size_threshold
         self._part_size = part_size
@@ -135,7 +135,7 @@ class ObjectWriter:
         if self._size is not None:
             raise RuntimeError("the object is finished already")
         if not self._entries:
-            raise ValueError("the object has no records, wanted at least one; write() them first")
+            raise ValueError("the object has no records, expected at least one; write() them first")
         trailer = encode_trailer(self._entries, self._data_size)
         self._filling.append(trailer)
         self._full.append(self._filling)
@@ -228,12 +228,12 @@ class ObjectWriter:
     def _lowest_offset(self, stream_id: int) -> int:
         """Return the lowest allowed start of the stream's next record."""
         if stream_id < 0:
-            raise ValueError(f"record stream_id is {stream_id}, wanted 0..{INT64_MAX}")
+            raise ValueError(f"record stream_id is {stream_id}, expected 0..{INT64_MAX}")
         last = self._ranges[-1] if self._ranges else None
         if last is not None and stream_id < last.stream_id:
             raise ValueError(
                 f"stream {stream_id} is written after stream {last.stream_id},"
-                " wanted ascending stream ids"
+                " expected ascending stream ids"
             )
         return last.end_offset if last is not None and stream_id == last.stream_id else 0
 
@@ -272,7 +272,7 @@ def _invalid_record(record: RecordBatch, stream_id: int, next_offset: int) -> Va
     """Return the error for a `record` that cannot follow `next_offset` of a stream."""
     if record.stream_id != stream_id:
         return ValueError(
-            f"record of stream {record.stream_id} in a write of stream {stream_id}, wanted one"
+            f"record of stream {record.stream_id} in a write of stream {stream_id}, expected one"
             " stream a write"
         )
 
@@ -283,11 +283,11 @@ def _invalid_record(record: RecordBatch, stream_id: int, next_offset: int) -> Va
 
     if len(record.payload) > MAX_PAYLOAD_SIZE:
         return ValueError(
-            f"record payload length is {len(record.payload)}, wanted 0..{MAX_PAYLOAD_SIZE}, the"
+            f"record payload length is {len(record.payload)}, expected 0..{MAX_PAYLOAD_SIZE}, the"
             " most that one data block can hold and a JVM can read"
         )
 
     return ValueError(
-        f"stream {stream_id} base offset is {record.base_offset}, wanted at least {next_offset},"
+        f"stream {stream_id} base offset is {record.base_offset}, expected at least {next_offset},"
         " the end before it"
     )

@@ -95,7 +95,7 @@ def check_encodable(record: RecordBatch) -> None:
         ("payload length", len(record.payload), 0, INT32_MAX - RECORD_HEADER_SIZE),
     ):
         if not low <= value <= high:
-            raise ValueError(f"record {field} is {value}, wanted {low}..{high}")
+            raise ValueError(f"record {field} is {value}, expected {low}..{high}")
 
 
 def decode_record(data: memoryview, at: int, *, source: Source = UNNAMED) -> RecordBatch:

@@ -20,7 +20,7 @@ def open_object_store(uri: str) -> ObjectStore:
     """
     if not isinstance(uri, str):
         raise TypeError(
-            f"uri is {uri!r}, a {type(uri).__name__}; wanted a str: s3://bucket?options or"
+            f"uri is {uri!r}, a {type(uri).__name__}; expected a str: s3://bucket?options or"
             " file:///absolute/directory"
         )
     scheme = uri.partition("://")[0] if "://" in uri else ""
@@ -32,7 +32,7 @@ def open_object_store(uri: str) -> ObjectStore:
     if scheme == "file":
         return LocalObjectStore(_directory_of(uri))
     raise ValueError(
-        f"object store address is {uri.partition('?')[0]!r}, wanted s3://bucket?options or"
+        f"object store address is {uri.partition('?')[0]!r}, expected s3://bucket?options or"
         " file:///absolute/directory"
     )
 
@@ -50,5 +50,5 @@ def open_with_path(address: str) -> tuple[ObjectStore, str]:
 def _directory_of(uri: str) -> Path:
     parts = urlsplit(uri)
     if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise ValueError(f"directory address is {uri!r}, wanted file:///absolute/directory")
+        raise ValueError(f"directory address is {uri!r}, expected file:///absolute/directory")
     return Path(unquote(parts.path))

@@ -38,5 +38,5 @@ class ObjectLogConfig:
         # A full slot must fit, or the log could never upload one.
         if self.max_bytes < self.slot_bytes:
             raise ValueError(
-                f"max_bytes is {self.max_bytes}, wanted at least slot_bytes, {self.slot_bytes}"
+                f"max_bytes is {self.max_bytes}, expected at least slot_bytes, {self.slot_bytes}"
             )

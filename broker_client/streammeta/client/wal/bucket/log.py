@@ -247,7 +247,7 @@ class ObjectLog(ClosedAtExit):
         # A wrong length would make the slot unreadable, and with it every later recovery.
         if len(header) != RECORD_HEADER_SIZE or int.from_bytes(header[29:]) != len(payload):
             raise ValueError(
-                f"header of {len(header)} bytes for a payload of {len(payload)}: wanted"
+                f"header of {len(header)} bytes for a payload of {len(payload)}: expected"
                 f" {RECORD_HEADER_SIZE} bytes that end with the payload's length"
             )
 

@@ -194,7 +194,7 @@ class SlotQueue(Generic[AckT]):
     def trim(self, position: int) -> None:
         """Settle all records before `position`."""
         if position > self.end:
-            raise ValueError(f"position is {position}, wanted at most the end, {self.end}")
+            raise ValueError(f"position is {position}, expected at most the end, {self.end}")
         self.trimmed = max(self.trimmed, position)
         self._forget_settled()
 

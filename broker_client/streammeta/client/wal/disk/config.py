@@ -26,7 +26,7 @@ class LogConfig:
         # One segment is written while the other waits for its trim.
         if self.max_bytes < 2 * self.segment_bytes:
             raise ValueError(
-                f"max_bytes is {self.max_bytes}, wanted at least twice segment_bytes,"
+                f"max_bytes is {self.max_bytes}, expected at least twice segment_bytes,"
                 f" {self.segment_bytes}: only whole segments are removed"
             )
 

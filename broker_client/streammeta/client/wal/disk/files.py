@@ -94,7 +94,7 @@ def decode_file_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
 
     found, checksum = _PREFIX.unpack_from(data)
     if found != magic:
-        raise BadHeaderError(f"starts with {bytes(found)!r}, wanted {magic!r}")
+        raise BadHeaderError(f"starts with {bytes(found)!r}, expected {magic!r}")
 
     version, length, node_id, log_id, first = _FIELDS.unpack_from(data, _PREFIX.size)
     end = _FIXED_SIZE + length

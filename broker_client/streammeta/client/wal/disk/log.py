@@ -145,7 +145,7 @@ class WriteAheadLog(ClosedAtExit):
         bounds = LogConfig() if config is None else config
         check_kind("config", bounds, LogConfig, "a LogConfig, or None for its defaults")
         if damage not in get_args(OnDamage):
-            raise ValueError(f"damage is {damage!r}, wanted one of {get_args(OnDamage)}")
+            raise ValueError(f"damage is {damage!r}, expected one of {get_args(OnDamage)}")
         disk_files = files or PosixFileSystem()
         # One thread: `DiskLog` is not safe for more, and the disk has one queue.
         thread = ThreadPoolExecutor(1, thread_name_prefix="write-ahead-log")
@@ -259,7 +259,7 @@ class WriteAheadLog(ClosedAtExit):
         Their files are removed a little later. Raises `ValueError` for a position above `end`.
         """
         if position > self.end:
-            raise ValueError(f"position is {position}, wanted at most the end, {self.end}")
+            raise ValueError(f"position is {position}, expected at most the end, {self.end}")
         # A broken log keeps its records for the next process.
         if position <= self.trimmed or self._broken is not None or self._is_closed:
             return
@@ -328,7 +328,7 @@ class WriteAheadLog(ClosedAtExit):
         self._check_usable()
         if len(header) != RECORD_HEADER_SIZE or int.from_bytes(header[29:]) != len(payload):
             raise ValueError(
-                f"header of {len(header)} bytes for a payload of {len(payload)}: wanted"
+                f"header of {len(header)} bytes for a payload of {len(payload)}: expected"
                 f" {RECORD_HEADER_SIZE} bytes that end with the payload's length"
             )
         if self._full_until is not None:

@@ -136,7 +136,7 @@ class Conversion:
             if message.HasField(name):
                 value = convert(getattr(message, name), f"{prefix}{name}")
                 if absent == NONE_ID and value < 0:
-                    wanted = "wanted 0 or more, or no value"
+                    wanted = "expected 0 or more, or no value"
                     raise InvalidRequestError(f"{prefix}{name}", f"{value}; {wanted}")
                 return value
             if absent is MISSING:

@@ -239,7 +239,7 @@ def _tags(messages: Iterable[common_pb2.Tag], path: str) -> Tags:
     tags = tuple((tag.key, tag.value) for tag in messages)
     if len(dict(tags)) != len(tags):
         keys = ", ".join(key for key, _ in tags)
-        raise InvalidRequestError(path, f"a key appears twice among {keys}; wanted once each")
+        raise InvalidRequestError(path, f"a key appears twice among {keys}; expected once each")
     return tags
 
 

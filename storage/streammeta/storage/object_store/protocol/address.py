@@ -127,7 +127,7 @@ class S3Config:
         parts = urlsplit(uri)
         if parts.scheme != "s3" or not parts.netloc or parts.path not in ("", "/"):
             raise ValueError(
-                f"S3 address is {uri.partition('?')[0]!r}, wanted s3://bucket without a path"
+                f"S3 address is {uri.partition('?')[0]!r}, expected s3://bucket without a path"
             )
 
         pairs = [pair.partition("=") for pair in parts.query.split("&") if pair]
@@ -139,8 +139,8 @@ class S3Config:
         for name in names:
             if name not in known or names.count(name) != 1 or not values[name]:
                 raise ValueError(
-                    f"S3 address has the option {name!r} {names.count(name)} times or empty; wanted"
-                    f" each of {', '.join(sorted(known))} at most once, with a value"
+                    f"S3 address has the option {name!r} {names.count(name)} times or empty;"
+                    f" expected each of {', '.join(sorted(known))} at most once, with a value"
                 )
 
         return cls._from_server_form(parts, values) if is_server_form else cls._of(parts, values)
@@ -149,7 +149,8 @@ class S3Config:
     def _from_server_form(cls, parts: SplitResult, values: Mapping[str, str]) -> S3Config:
         if "s3-data-bucket" not in values:
             raise ValueError(
-                f"S3 address names the server {parts.netloc!r} but no bucket; wanted s3-data-bucket"
+                f"S3 address names the server {parts.netloc!r} but no bucket; expected"
+                " s3-data-bucket"
             )
         protocol = values.get("s3-endpoint-protocol", "https")
         bucket_form = {
@@ -165,20 +166,22 @@ class S3Config:
     @classmethod
     def _of(cls, parts: SplitResult, values: Mapping[str, str]) -> S3Config:
         if ("accessKey" in values) != ("secretKey" in values):
-            raise ValueError("S3 address has one of access key and secret key, wanted both or none")
+            raise ValueError(
+                "S3 address has one of access key and secret key, expected both or none"
+            )
 
         endpoint = values.get("endpoint")
         if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
-            raise ValueError(f"S3 endpoint is {endpoint!r}, wanted http://host:port or https://")
+            raise ValueError(f"S3 endpoint is {endpoint!r}, expected http://host:port or https://")
 
         path_style = values.get("pathStyle", "true" if endpoint else "false")
         if path_style not in ("true", "false"):
-            raise ValueError(f"S3 path style is {path_style!r}, wanted true or false")
+            raise ValueError(f"S3 path style is {path_style!r}, expected true or false")
 
         checksum = values.get("checksum", Checksum.MD5.value)
         if checksum not in list(Checksum):
             raise ValueError(
-                f"S3 checksum is {checksum!r}, wanted one of {', '.join(map(str, Checksum))}"
+                f"S3 checksum is {checksum!r}, expected one of {', '.join(map(str, Checksum))}"
             )
 
         return cls(

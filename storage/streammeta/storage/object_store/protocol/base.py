@@ -239,32 +239,32 @@ def check_key(key: str) -> None:
     except UnicodeEncodeError:
         raise InvalidKeyError(key, "it is not valid Unicode") from None
     if not 1 <= size <= MAX_KEY_BYTES:
-        raise InvalidKeyError(key, f"it has {size} bytes, wanted 1..{MAX_KEY_BYTES}")
+        raise InvalidKeyError(key, f"it has {size} bytes, expected 1..{MAX_KEY_BYTES}")
 
 
 def check_range(start: int, end: int | None) -> None:
     """Raise `ValueError` unless `0 <= start < end`."""
     if start < 0 or (end is not None and end <= start):
-        raise ValueError(f"byte range is [{start}, {end}), wanted 0 <= start < end")
+        raise ValueError(f"byte range is [{start}, {end}), expected 0 <= start < end")
 
 
 def check_part_number(number: int) -> None:
     """Raise `ValueError` unless `number` is in 1..10000."""
     if not 1 <= number <= MAX_PARTS:
-        raise ValueError(f"part number is {number}, wanted 1..{MAX_PARTS}")
+        raise ValueError(f"part number is {number}, expected 1..{MAX_PARTS}")
 
 
 def check_parts(parts: Sequence[UploadedPart]) -> None:
     """Raise `ValueError` unless an upload of `parts` can be completed."""
     numbers = [part.number for part in parts]
     if not numbers or numbers != sorted(set(numbers)):
-        raise ValueError(f"part numbers are {numbers}, wanted at least one, ascending")
+        raise ValueError(f"part numbers are {numbers}, expected at least one, ascending")
 
     # S3 checks this when it completes the upload, after all parts were sent.
     for part in parts[:-1]:
         if part.size < MIN_PART_SIZE:
             raise ValueError(
-                f"part {part.number} has {part.size} bytes, wanted {MIN_PART_SIZE} in all but the"
+                f"part {part.number} has {part.size} bytes, expected {MIN_PART_SIZE} in all but the"
                 " last"
             )
 
@@ -276,13 +276,15 @@ def check_tags(tags: Tags) -> None:
     total, names of 1..128 and values of 0..256 ASCII letters, digits, spaces and `+-=._:/@`.
     """
     if len(tags) > MAX_TAGS:
-        raise ValueError(f"there are {len(tags)} tags, wanted at most {MAX_TAGS}")
+        raise ValueError(f"there are {len(tags)} tags, expected at most {MAX_TAGS}")
     for name, value in tags.items():
         if not _TAG_NAME.fullmatch(name) or not _TAG_VALUE.fullmatch(value):
             raise ValueError(
-                f"tag {name!r} is {value!r}, wanted a name of 1..128 and a value of 0..256 letters,"
-                " digits, spaces and +-=._:/@"
+                f"tag {name!r} is {value!r}, expected a name of 1..128 and a value of 0..256"
+                " letters, digits, spaces and +-=._:/@"
             )
     characters = sum(len(name) + len(value) for name, value in tags.items())
     if characters > _MAX_TAG_CHARACTERS:
-        raise ValueError(f"tags have {characters} characters, wanted {_MAX_TAG_CHARACTERS} at most")
+        raise ValueError(
+            f"tags have {characters} characters, expected {_MAX_TAG_CHARACTERS} at most"
+        )

@@ -29,7 +29,7 @@ class Scatter:
         self._views = deque(view.cast("B") for view in into if view.nbytes)
         self.room = sum(len(view) for view in self._views)
         if not self.room:
-            raise ValueError("the buffers to read into have no room, wanted 1 byte or more")
+            raise ValueError("the buffers to read into have no room, expected 1 byte or more")
 
     def next_views(self, most: int) -> list[memoryview]:
         """Return the first `most` unfilled buffers, in order."""

@@ -63,7 +63,7 @@ class PageDocument:
             ) from error
         tag = self._root.tag
         if tag.rpartition("}")[2] != root_name:
-            raise invalid_page(f"it is a {tag!r}, wanted {root_name}")
+            raise invalid_page(f"it is a {tag!r}, expected {root_name}")
         self._namespace = tag.removesuffix(root_name)
         self._is_encoded = self._text("EncodingType") == "url"
 
@@ -87,7 +87,7 @@ class PageDocument:
         """
         truncated = self._text("IsTruncated").strip()
         if truncated not in ("true", "false"):
-            raise invalid_page(f"IsTruncated is {truncated!r}, wanted true or false")
+            raise invalid_page(f"IsTruncated is {truncated!r}, expected true or false")
         if truncated == "false":
             return None
         found = {field: self._text(field) for field in options}

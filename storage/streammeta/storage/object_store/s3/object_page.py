@@ -92,5 +92,5 @@ def _object_of(entry: ElementTree.Element, page: PageDocument) -> ObjectInfo:
     if not key or size is None or modified is None:
         raise invalid_page(f"the key {key!r} has the size {size!r} and the time {modified!r}")
     if not re.fullmatch(SIZE, size):
-        raise invalid_page(f"the size of {key!r} is {size!r}, wanted a number of bytes")
+        raise invalid_page(f"the size of {key!r} is {size!r}, expected a number of bytes")
     return ObjectInfo(page.key_of(key), int(size), time_ms(modified), (etag or "").strip('"'))

@@ -44,10 +44,10 @@ def _version_of(entry: ElementTree.Element, page: PageDocument) -> tuple[OldVers
         raise _incomplete(key, version_id, modified)
     if size is None or not re.fullmatch(SIZE, size):
         raise invalid_page(
-            f"the size of a version of {key!r} is {size!r}, wanted a number of bytes"
+            f"the size of a version of {key!r} is {size!r}, expected a number of bytes"
         )
     if is_latest not in ("true", "false"):
-        raise invalid_page(f"IsLatest of {key!r} is {is_latest!r}, wanted true or false")
+        raise invalid_page(f"IsLatest of {key!r} is {is_latest!r}, expected true or false")
     version = OldVersion(page.key_of(key), version_id, int(size), time_ms(modified), False)
     return version, is_latest == "true"
 
