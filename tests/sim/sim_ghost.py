@@ -306,7 +306,13 @@ class Ghost:
     def on_installing(self, key: ReplicaKey) -> None:
         """From now on a crash leaves either the log or the snapshot."""
         log = self.replicas[key].log
+        log.durable_before_install = log.durable
         log.durable = min(log.durable, log.shares(self.ledger.batches))
+
+    def on_install_rejected(self, key: ReplicaKey) -> None:
+        """The snapshot was invalid, so the log is as it was."""
+        log = self.replicas[key].log
+        log.durable = log.durable_before_install
 
     def on_installed(self, key: ReplicaKey, snapshot_id: SnapshotId, voters: VoterSet) -> None:
         """A replica's log begins and ends at a snapshot's end."""

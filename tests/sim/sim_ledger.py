@@ -134,6 +134,7 @@ class GhostLog(Batches):
         super().__init__()
         self.durable = 0
         """Count of batches that no crash can take away."""
+        self.durable_before_install = 0
         self._voters: list[tuple[int, VoterSet]] = [(0, bootstrap)]
 
     @property

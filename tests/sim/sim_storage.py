@@ -290,6 +290,7 @@ class SimStorage:
     def _note_installed(self, report: events.SnapshotInstalled) -> None:
         if report.voters is None:
             self._world.count("downloaded snapshots refused")
+            self._world.ghost.on_install_rejected(self._node.key)
             return
         self._world.count("snapshots installed")
         self._world.ghost.on_installed(self._node.key, report.snapshot_id, report.voters)

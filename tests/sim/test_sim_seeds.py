@@ -140,3 +140,8 @@ def test_the_script_refuses_what_it_does_not_know(arguments: list[str]) -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_invariants_hold_for_long(profile: str) -> None:
     assert_none_failed(run_in_parallel(range(10_000, 12_000), profile, _JOBS))
+
+
+def test_a_rejected_download_leaves_the_flushed_log_as_it_was() -> None:
+    """A node rejects a snapshot while its log differs from the committed one, then fetches."""
+    assert_none_failed(run_seeds([3_001_100], "swarm"))
