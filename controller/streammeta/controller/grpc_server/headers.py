@@ -298,9 +298,9 @@ def _read_integer(data: bytes, at: int, prefix_bits: int) -> tuple[int, int] | N
     value = data[at] & most
     if value < most:
         return value, at + 1
-    for number, each in enumerate(data[at + 1 : at + 1 + _INTEGER_BYTES_MAX]):
-        value += (each & 0x7F) << 7 * number
-        if each < 0x80:
+    for number, byte in enumerate(data[at + 1 : at + 1 + _INTEGER_BYTES_MAX]):
+        value += (byte & 0x7F) << 7 * number
+        if byte < 0x80:
             return value, at + 2 + number
     if len(data) > at + _INTEGER_BYTES_MAX:
         raise Http2Error(ErrorCode.COMPRESSION_ERROR, "headers: unterminated integer")

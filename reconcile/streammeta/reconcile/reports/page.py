@@ -153,9 +153,9 @@ def _losses(plan: PlanResult) -> str:
         return f'{title}<p class="faint">None.</p>'
 
     rows = [
-        tuple(_cell("" if value is None else value) for value in (*told, _span(one)))
-        for one in losses.first
-        for told in [(one.verdict, one.stream_id, one.start_offset, one.end_offset, one.key)]
+        tuple(_cell("" if value is None else value) for value in (*told, _span(loss)))
+        for loss in losses.first
+        for told in [(loss.verdict, loss.stream_id, loss.start_offset, loss.end_offset, loss.key)]
     ]
     heads = ("verdict", "stream", "from offset", "to offset", "key", "records of")
     return (

@@ -116,7 +116,7 @@ class History:
 
     def __init__(self, series: Sequence[Series], lengths: Mapping[int, int] = LENGTHS) -> None:
         self.series = series
-        self._rows = {each.name: row for row, each in enumerate(series)}
+        self._rows = {series_.name: row for row, series_ in enumerate(series)}
         takes_max = np.array([series_.fold is Fold.MAX for series_ in series], dtype=np.bool_)
         self._by_second = Ring(len(series), lengths[1])
         self._by_step = {
@@ -138,8 +138,8 @@ class History:
         """
         if time_s <= self._last_s:
             self._by_second.clear()
-            for each in self._by_step.values():
-                each.clear()
+            for step in self._by_step.values():
+                step.clear()
         self._last_s = time_s
         sample = np.array([values.get(series_.name, np.nan) for series_ in self.series])
         self._by_second.add(time_s, sample)

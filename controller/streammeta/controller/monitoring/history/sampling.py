@@ -142,7 +142,7 @@ def voter_lag(quorum: QuorumDescription) -> float:
     """Return the entries that the voter furthest behind lacks; NaN unless this node leads."""
     if quorum.role != "leader":
         return math.nan
-    ends = [each.end_offset for each in quorum.voters if each.end_offset is not None]
+    ends = [voter.end_offset for voter in quorum.voters if voter.end_offset is not None]
     return max((quorum.end_offset - end for end in ends), default=math.nan)
 
 

@@ -146,7 +146,7 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
 def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
     """Yield what the leader alone knows of the log and of the others."""
     leads = seen.role == "leader"
-    replicas = [(str(each.key.node_id), each) for each in (*seen.voters, *seen.observers)]
+    replicas = [(str(replica.key.node_id), replica) for replica in (*seen.voters, *seen.observers)]
     yield gauge(
         "quorum_uncommitted_offsets",
         "Entries that are appended and not known to be committed; given by the leader alone.",
@@ -159,9 +159,9 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
         "Entries that a replica is behind the leader; given by the leader alone.",
         ["peer"],
         [
-            ([peer], seen.end_offset - each.end_offset)
-            for peer, each in replicas
-            if leads and each.end_offset is not None
+            ([peer], seen.end_offset - replica.end_offset)
+            for peer, replica in replicas
+            if leads and replica.end_offset is not None
         ],
     )
     yield gauge(
@@ -169,9 +169,9 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
         "Time since a replica had all of the log; given by the leader alone.",
         ["peer"],
         [
-            ([peer], each.last_caught_up_age_ms / 1000)
-            for peer, each in replicas
-            if leads and each.last_caught_up_age_ms is not None
+            ([peer], replica.last_caught_up_age_ms / 1000)
+            for peer, replica in replicas
+            if leads and replica.last_caught_up_age_ms is not None
         ],
     )
     yield gauge(
@@ -179,9 +179,9 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
         "Time since a replica fetched; given by the leader alone.",
         ["peer"],
         [
-            ([peer], each.last_fetch_age_ms / 1000)
-            for peer, each in replicas
-            if leads and each.last_fetch_age_ms is not None
+            ([peer], replica.last_fetch_age_ms / 1000)
+            for peer, replica in replicas
+            if leads and replica.last_fetch_age_ms is not None
         ],
     )
 
@@ -260,16 +260,19 @@ def _of_certificates(certificates: Sequence[CertificateState]) -> Iterator[Metri
         "tls_certificate_not_after_timestamp_seconds",
         "End of the certificate in use.",
         ["plane"],
-        [([each.plane], each.not_after.timestamp()) for each in certificates],
+        [([certificate.plane], certificate.not_after.timestamp()) for certificate in certificates],
     )
     yield counter(
         "tls_reloads",
         "Replaced certificate files, by whether they came into use.",
         ["plane", "result"],
         [
-            ([each.plane, result], count)
-            for each in certificates
-            for result, count in (("replaced", each.replaced), ("refused", each.refused))
+            ([certificate.plane, result], count)
+            for certificate in certificates
+            for result, count in (
+                ("replaced", certificate.replaced),
+                ("refused", certificate.refused),
+            )
         ],
     )
 
@@ -306,13 +309,13 @@ def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
         "audit_lines",
         "Lines written to the audit log since it was begun.",
         [],
-        [([], each.head.seq) for each in known],
+        [([], writer.head.seq) for writer in known],
     )
     yield counter(
         "audit_dropped",
         "Lines that found no room in the queue and are lost.",
         [],
-        [([], each.lost) for each in known],
+        [([], writer.lost) for writer in known],
     )
 
 
@@ -330,19 +333,19 @@ def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
         "backup_lag_offsets",
         "Committed entries that are not in the backup.",
         [],
-        [([], each.behind_entries) for each in known],
+        [([], status.behind_entries) for status in known],
     )
     yield gauge(
         "backup_lag_seconds",
         "Time since everything committed was in the backup; 0 while it is.",
         [],
-        [([], each.behind_ms / 1000) for each in known],
+        [([], status.behind_ms / 1000) for status in known],
     )
     yield gauge(
         "backup_failing",
         "1 while nothing can be copied to the backup.",
         [],
-        [([], bool(each.problem)) for each in known],
+        [([], bool(status.problem)) for status in known],
     )
 
 

@@ -124,7 +124,7 @@ class StatusPages:
             "s": document,
             "title": title,
             "here": path,
-            "pages": [(each, name) for each, (name, _) in self._pages.items()],
+            "pages": [(page, name) for page, (name, _) in self._pages.items()],
             **{name: getattr(content, name) for name in Content.__dataclass_fields__},
         }
         text = await asyncio.to_thread(self._template.render, context)
@@ -155,8 +155,8 @@ class StatusPages:
                     "Most bytes in set objects",
                     ("broker", "bytes", "set objects"),
                     [
-                        (as_id(each["node_id"]), each["bytes"], each["objects"])
-                        for each in document["largest_brokers"]
+                        (as_id(broker["node_id"]), broker["bytes"], broker["objects"])
+                        for broker in document["largest_brokers"]
                     ],
                 ),
                 (
@@ -196,7 +196,11 @@ class StatusPages:
             tables=(
                 ("Most ranges in objects", (*_STREAM_HEADS, "ranges"), rows(top)),
                 ("Most bytes in objects of their own", (*_STREAM_HEADS, "bytes"), rows(sizes)),
-                ("Streams by id", _STREAM_HEADS, [_stream_row(each) for each in listed.streams]),
+                (
+                    "Streams by id",
+                    _STREAM_HEADS,
+                    [_stream_row(stream) for stream in listed.streams],
+                ),
             ),
             next_=f"/streams?after={listed.next_page_token}" if listed.next_page_token else "",
         )
@@ -401,8 +405,8 @@ async def _compaction(s: Fields, _: int) -> Content:
                 "Brokers gone, and who compacts their objects",
                 ("broker", "compacted by"),
                 [
-                    (as_id(each["node_id"]), as_id(each["compacted_by"]))
-                    for each in compaction["assigned"]
+                    (as_id(node["node_id"]), as_id(node["compacted_by"]))
+                    for node in compaction["assigned"]
                 ],
             ),
             (

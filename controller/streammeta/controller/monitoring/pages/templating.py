@@ -74,7 +74,7 @@ def cell(value: Any) -> str | Markup:
         case Link(text, path):
             return Markup('<a href="{}">{}</a>').format(path, cell(text))
         case dict():
-            return escape(", ".join(f"{key}={each}" for key, each in value.items()) or NOTHING)
+            return escape(", ".join(f"{key}={field}" for key, field in value.items()) or NOTHING)
         case _:
             return escape(value)
 

@@ -63,19 +63,21 @@ def _of_quorum(document: Document) -> Iterator[Alarm]:
 
 
 def _of_controllers(controllers: Sequence[Document]) -> Iterator[Alarm]:
-    voters = [each for each in controllers if each["votes"]]
+    voters = [controller for controller in controllers if controller["votes"]]
     silent = [voter for voter in voters if not voter["answers"]]
     has_majority = 2 * len(silent) < len(voters)
-    for each in silent:
+    for controller in silent:
         severity = "warning" if has_majority else "critical"
-        text = f"Controller {each['node_id']} does not answer: {each['reason']}"
+        text = f"Controller {controller['node_id']} does not answer: {controller['reason']}"
         yield Alarm(severity, "controller_silent", text)
-    for each in controllers:
-        if each["disk_full"]:
-            text = f"The disk of controller {each['node_id']} is full: it takes no writes."
+    for controller in controllers:
+        if controller["disk_full"]:
+            text = f"The disk of controller {controller['node_id']} is full: it takes no writes."
             yield Alarm("critical", "disk_full", text)
-        if each["repairing"]:
-            text = f"Controller {each['node_id']} lost entries, and copies them from the others."
+        if controller["repairing"]:
+            text = (
+                f"Controller {controller['node_id']} lost entries, and copies them from its peers."
+            )
             yield Alarm("warning", "repairing", text)
 
 
@@ -128,9 +130,9 @@ def _of_process(document: Document) -> Iterator[Alarm]:
         yield Alarm("warning", "memory", "Memory is near the limit at which calls are refused.")
     if process["audit_failing"]:
         yield Alarm("critical", "audit_failing", "The audit log can't be written.")
-    for each in document["certificates"]:
-        left_s = each["not_after_s"] - document["at_s"]
+    for certificate in document["certificates"]:
+        left_s = certificate["not_after_s"] - document["at_s"]
         if left_s < EXPIRES_SOON_S:
             days = f"{left_s / 86_400:.1f}"
-            text = f"The certificate for {each['plane']} ends in {days} days."
+            text = f"The certificate for {certificate['plane']} ends in {days} days."
             yield Alarm("critical" if left_s < 0 else "warning", "certificate", text)

@@ -126,8 +126,8 @@ def _quorum(seen: QuorumDescription, others: Mapping[int, Answer]) -> Fields:
         "epoch": seen.epoch,
         "high_watermark": seen.high_watermark,
         "end_offset": seen.end_offset,
-        "voters": [each for each in described if each["votes"]],
-        "observers": [each for each in described if not each["votes"]],
+        "voters": [replica for replica in described if replica["votes"]],
+        "observers": [replica for replica in described if not replica["votes"]],
     }
 
 
@@ -191,7 +191,7 @@ def _controllers(
         "version": known.sources.version,
     }
     yield from sorted(
-        (own, *(_other(node_id, each, votes, known) for node_id, each in others.items())),
+        (own, *(_other(node_id, answer, votes, known) for node_id, answer in others.items())),
         key=lambda fields: fields["node_id"],
     )
 
@@ -251,25 +251,25 @@ def _compaction(known: Knowledge) -> Fields:
     return {
         "set_objects": known.sources.metadata_size().stream_set_objects,
         "departed_nodes": len(departed),
-        "departed_set_objects": sum(each.stream_set_object_count for each in departed),
+        "departed_set_objects": sum(node.stream_set_object_count for node in departed),
         "assigned": [
-            {"node_id": each.node_id, "compacted_by": by}
-            for each in known.nodes
-            if (by := known.view.compacted_by(each.node_id)) != NONE_ID
+            {"node_id": node.node_id, "compacted_by": by}
+            for node in known.nodes
+            if (by := known.view.compacted_by(node.node_id)) != NONE_ID
         ][:NODES_MAX],
     }
 
 
 def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
     states = Counter(session_of(node, known.view) for node in known.nodes) if leads else Counter()
-    top = sorted(known.nodes, key=lambda each: -each.stream_set_object_count)[:NODES_MAX]
+    top = sorted(known.nodes, key=lambda node: -node.stream_set_object_count)[:NODES_MAX]
     return {
         "count": len(known.nodes),
         "sessions": dict(states),
         "silent": list(_silent(known, now_s)) if leads else [],
-        "locked": sum(each.locked for each in known.nodes),
-        "recovering": sum(each.recovered_by != NONE_ID for each in known.nodes),
-        "owing": sum(each.pending_upload_count > 0 for each in known.nodes),
+        "locked": sum(node.locked for node in known.nodes),
+        "recovering": sum(node.recovered_by != NONE_ID for node in known.nodes),
+        "owing": sum(node.pending_upload_count > 0 for node in known.nodes),
         "top": [node_fields(broker, known.view) for broker in top],
     }
 

@@ -26,7 +26,7 @@ from streammeta.tls.files import TlsContents
 
 JSON = "application/json"
 
-UNITS = {each.name: each.unit for each in SERIES}
+UNITS = {series.name: series.unit for series in SERIES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class StatusApi:
         """
         try:
             since_s = float(query.get("since", "0"))
-            step_s = {str(each): each for each in LENGTHS}[query.get("step", "1")]
+            step_s = {str(length): length for length in LENGTHS}[query.get("step", "1")]
             names = query["names"].split(",") if query.get("names") else list(UNITS)
             if unknown := [name for name in names if name not in UNITS]:
                 raise ValueError(f"names: {unknown[0]!r}; there are {', '.join(UNITS)}")
@@ -89,9 +89,9 @@ class StatusApi:
     async def _document(self) -> Fields:
         seen = self._sources.quorum()
         others: dict[int, str] = {
-            each.key.node_id: each.endpoint
-            for each in (*seen.voters, *seen.observers)
-            if each.key.node_id != seen.node_id
+            replica.key.node_id: replica.endpoint
+            for replica in (*seen.voters, *seen.observers)
+            if replica.key.node_id != seen.node_id
         }
         answers = await self._others.ask(others)
         software = {node_id: self._parts.versions.of(NodeId(node_id)) for node_id in others}
@@ -102,7 +102,9 @@ class StatusApi:
             bucket=self._parts.bucket,
             view=self._parts.view,
             nodes=self._parts.cluster_metadata().nodes(),
-            versions={key: each.version for key, each in software.items() if each is not None},
+            versions={
+                key: release.version for key, release in software.items() if release is not None
+            },
             memory_bytes=self._parts.memory_bytes(),
             top_streams=await self._top_streams.known(),
             top_sizes=await self._top_sizes.known(),

@@ -328,35 +328,37 @@ def _fill_list(
 
     add: Callable[[], Any] = message.objects.add
     for object_id, kind, start_offset, end_offset, size, attributes in places:
-        one = add()
-        one.object_id = object_id
-        one.kind = kind
-        one.start_offset = start_offset
-        one.end_offset = end_offset
-        one.object_size = size
-        one.attributes = attributes
+        object_ = add()
+        object_.object_id = object_id
+        object_.kind = kind
+        object_.start_offset = start_offset
+        object_.end_offset = end_offset
+        object_.object_size = size
+        object_.attributes = attributes
 
     # Without facts of any object there are none to go through.
-    for one, (min_timestamp_ms, max_timestamp_ms, crc32c) in zip(message.objects, facts):  # noqa: B905
+    for object_, (min_timestamp_ms, max_timestamp_ms, crc32c) in zip(message.objects, facts):  # noqa: B905
         if max_timestamp_ms >= 0:
-            one.min_timestamp_ms = min_timestamp_ms
-            one.max_timestamp_ms = max_timestamp_ms
+            object_.min_timestamp_ms = min_timestamp_ms
+            object_.max_timestamp_ms = max_timestamp_ms
         if crc32c >= 0:
-            one.crc32c = crc32c
+            object_.crc32c = crc32c
 
 
-def _object_description(one: answers.ObjectDescription) -> Message:
-    return cast(Message, _write_object(one, **{_TIME_FIELDS[one.state]: one.timestamp_ms}))
+def _object_description(object_: answers.ObjectDescription) -> Message:
+    return cast(
+        Message, _write_object(object_, **{_TIME_FIELDS[object_.state]: object_.timestamp_ms})
+    )
 
 
 def _node_writer(view: LeaderView) -> Write:
-    def node(one: answers.NodeDescription) -> Message:
-        state = NodeState.FENCED if one.failover else view.state_of(one.node_id)
-        compactor = view.compacted_by(one.node_id)
+    def node(description: answers.NodeDescription) -> Message:
+        state = NodeState.FENCED if description.failover else view.state_of(description.node_id)
+        compactor = view.compacted_by(description.node_id)
         compacted_by = None if compactor == NONE_ID else compactor
-        if one.wal_config and not current_caller().has_any(WAL_CONFIG_SHOWN_TO):
-            one = replace(one, wal_config="")
-        return cast(Message, _write_node(one, state=state, compacted_by=compacted_by))
+        if description.wal_config and not current_caller().has_any(WAL_CONFIG_SHOWN_TO):
+            description = replace(description, wal_config="")
+        return cast(Message, _write_node(description, state=state, compacted_by=compacted_by))
 
     return node
 
