@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from streammeta.cli.brokers import compaction_view as view
-from streammeta.cli.brokers.compact_command import CompactionRequest
+from streammeta.cli.brokers.compaction_request import CompactionRequest
 from streammeta.cli.brokers.compaction_run import Targets, find_targets, run
 from streammeta.cli.framework.output import CommandError, Output, OutputFormat
 from streammeta.cli.local.local_cluster import LocalCluster, start_child

@@ -65,7 +65,7 @@ class ScenarioRun:
         self.clock = ManualClock(int(clock.get("t0", 0)))
         self.live = LiveController(self.clock)
         self.foreign = ForeignRecords(self.live)
-        self.storage = StorageWorld(self)
+        self.storage = StorageWorld(scenario, self.live, self.clock)
         self.overload: OverloadWorld | None = None
         self.topics = _topics_of(scenario)
         self.data_times: dict[int, int] = {}

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.sweeps import Expiry
 from streammeta.storage.object_format.object_key import key_for
+from tests.conformance.live_controller import LiveController
+from tests.kit.clock import ManualClock
 from tests.lifecycle.lifecycle_world import RecordingStore
-
-if TYPE_CHECKING:
-    from tests.conformance.scenario_run import ScenarioRun
 
 NAMESPACE = "DEFAULT"
 DEFAULT_RETENTION_MS = 600_000
@@ -32,29 +31,32 @@ OBJECTS_MAX = 1_000_000
 class StorageWorld:
     """The bucket, expiry and deletion of one scenario."""
 
-    def __init__(self, run: ScenarioRun) -> None:
-        self._run = run
+    def __init__(
+        self, scenario: Mapping[str, Any], live: LiveController, clock: ManualClock
+    ) -> None:
+        self._live, self._clock = live, clock
+        config = scenario.get("config") or {}
         self.store = RecordingStore()
         self.gate = threading.Event()
         """Holds deletes back while it is cleared."""
         self.gate.set()
         self.store.on_delete = lambda _: self.gate.wait(RUN_DEADLINE_S)
-        self._retention_ms = int(run.config.get("object_retention_ms", DEFAULT_RETENTION_MS))
-        self._rotated_ms = run.clock.now_ms
+        self._retention_ms = int(config.get("object_retention_ms", DEFAULT_RETENTION_MS))
+        self._rotated_ms = clock.now_ms
         self._by_hand = any(
-            step.get("op") == "complete_storage_delete" for step in run.scenario.get("steps") or []
+            step.get("op") == "complete_storage_delete" for step in scenario.get("steps") or []
         )
         self._pending: asyncio.Task[None] | None = None
 
     async def expire(self) -> None:
         """Mark what is past its deadline, as the running controller does."""
-        expiry = Expiry(self._run.live.controller, 1_000)
+        expiry = Expiry(self._live.controller, 1_000)
         task = asyncio.create_task(expiry.run())
         await self._drive(task, lambda: not self._is_expiry_due())
 
     def _is_expiry_due(self) -> bool:
-        cluster_metadata = self._run.live.controller.cluster_metadata
-        return bool(cluster_metadata.list_expired(self._run.clock.now_ms, limit=1))
+        cluster_metadata = self._live.controller.cluster_metadata
+        return bool(cluster_metadata.list_expired(self._clock.now_ms, limit=1))
 
     async def clean_up(self, marked: set[int]) -> bool:
         """Run the clean-up of destroyed objects once; False if the one before is unfinished.
@@ -63,7 +65,7 @@ class StorageWorld:
         """
         if self._pending is not None:
             return False
-        now_ms, since_ms = self._run.clock.now_ms, self._rotated_ms
+        now_ms, since_ms = self._clock.now_ms, self._rotated_ms
         if now_ms - since_ms <= self._retention_ms:
             return True
         before = len(self.store.requests)
@@ -73,10 +75,10 @@ class StorageWorld:
         if self._by_hand:
             self.gate.clear()
         deletion = Deletion(
-            self._run.live.controller,
+            self._live.controller,
             self.store,
             NAMESPACE,
-            self._run.clock,
+            self._clock,
             delay_ms=now_ms - since_ms,
             interval_ms=1_000,
             may_delete=lambda: True,
@@ -90,8 +92,8 @@ class StorageWorld:
         return True
 
     def _due(self, marked_before_ms: int, marked: set[int]) -> list[int]:
-        cluster_metadata = self._run.live.controller.cluster_metadata
-        due = cluster_metadata.destroyed(marked_before_ms, OBJECTS_MAX, self._run.clock.now_ms)
+        cluster_metadata = self._live.controller.cluster_metadata
+        due = cluster_metadata.destroyed(marked_before_ms, OBJECTS_MAX, self._clock.now_ms)
         return [object_id for object_id in due if object_id not in marked]
 
     async def complete(self) -> None:
@@ -101,10 +103,10 @@ class StorageWorld:
         if task is None:
             return
         wanted = {_object_of(key) for keys in self.store.requests for key in keys}
-        cluster_metadata = self._run.live.controller.cluster_metadata
+        cluster_metadata = self._live.controller.cluster_metadata
 
         def is_forgotten() -> bool:
-            held = cluster_metadata.destroyed(2**62, OBJECTS_MAX, self._run.clock.now_ms)
+            held = cluster_metadata.destroyed(2**62, OBJECTS_MAX, self._clock.now_ms)
             return not wanted.intersection(held)
 
         await self._drive(task, is_forgotten)
@@ -119,7 +121,7 @@ class StorageWorld:
         self, task: asyncio.Task[None], is_done: Callable[[], bool], *, cancel: bool = True
     ) -> None:
         """Commit what is appended until the condition holds."""
-        live = self._run.live
+        live = self._live
         deadline = asyncio.get_running_loop().time() + RUN_DEADLINE_S
         for _ in range(20):  # what needs no thread ends within a few turns of the event loop
             await asyncio.sleep(0)

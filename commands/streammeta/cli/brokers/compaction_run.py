@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from streammeta.cli.brokers.compact_command import CompactionRequest
+from streammeta.cli.brokers.compaction_request import CompactionRequest
 from streammeta.cli.brokers.compaction_view import (
     CommitFigures,
     ListedObject,

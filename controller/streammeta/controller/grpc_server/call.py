@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import grpc
 import structlog
@@ -25,6 +24,8 @@ from streammeta.controller.grpc_server.headers import (
     metadata_block,
     status,
 )
+from streammeta.controller.grpc_server.http2_connection import Session
+from streammeta.controller.grpc_server.limits import Limits
 from streammeta.controller.grpc_server.messages import (
     MESSAGES_A_UNIT,
     PREFIX_BYTES,
@@ -34,49 +35,59 @@ from streammeta.controller.grpc_server.messages import (
     UnknownFlagsError,
     framed,
 )
+from streammeta.controller.grpc_server.method import Method
 from streammeta.controller.grpc_server.refusals import busy, defect, over_limit
+from streammeta.controller.grpc_server.shares import Budget, Share
 from streammeta.controller.grpc_server.stream import Stream
-
-if TYPE_CHECKING:
-    from streammeta.controller.grpc_server.connection import Connection
 
 _log = structlog.get_logger(component="rpc")
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method that is served."""
+class Turns(Protocol):
+    """The server's turns of the event loop, as a call needs them."""
 
-    behavior: Callable[[Any, Any], Any]
-    request_streaming: bool
-    response_streaming: bool
-    deserialize: Callable[[bytes], Any] | None
-    serialize: Callable[[Any], bytes] | None
-    is_priority: bool = False
-    """Whether its calls wait only for each other, and are never rejected because others wait."""
+    budget: Budget
 
-    @classmethod
-    def of(cls, handler: grpc.RpcMethodHandler[Any, Any], *, is_priority: bool = False) -> Method:
-        """Return the method that a handler of gRPC's serves."""
-        found: Any = handler
-        name = "_".join(
-            "stream" if streams else "unary"
-            for streams in (found.request_streaming, found.response_streaming)
-        )
-        return cls(
-            getattr(found, name),
-            found.request_streaming,
-            found.response_streaming,
-            found.request_deserializer,
-            found.response_serializer,
-            is_priority,
-        )
+    def enqueue(self, call: Call, share: Share) -> None:
+        """Begin a call now, in a later turn, or never."""
+
+    def note_turn(self) -> None:
+        """Begin another turn with the next one of the event loop."""
+
+
+class CallConnection(Protocol):
+    """The connection of a call, as the call needs it."""
+
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    session: Session
+    share: Share
+    peer: str
+    proven: Mapping[str, Iterable[bytes]]
+
+    @property
+    def server(self) -> Turns:
+        """The server's turns."""
+
+    def hold(self, more: int) -> bool:
+        """Count held bytes of requests. Return whether they are within the bounds."""
+
+    def grant(self, stream: Stream, size: int) -> None:
+        """Let the client send so many bytes more."""
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """End a call at once, without a status."""
+
+    def flush(self) -> None:
+        """Write pending output to the transport."""
 
 
 class Call(grpc.aio.ServicerContext[Any, Any]):
     """A call under way, and the context of its handler."""
 
-    def __init__(self, connection: Connection, stream: Stream, head: Head, method: Method) -> None:
+    def __init__(
+        self, connection: CallConnection, stream: Stream, head: Head, method: Method
+    ) -> None:
         self._connection = connection
         self._stream = stream
         self._head = head

@@ -10,11 +10,11 @@ import asyncio
 import socket
 from collections.abc import Callable, Hashable
 from random import random
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import grpc
 
-from streammeta.controller.grpc_server.call import Call
+from streammeta.controller.grpc_server.call import Call, Turns
 from streammeta.controller.grpc_server.frames import ErrorCode, Http2Error
 from streammeta.controller.grpc_server.headers import (
     ANSWER_HEAD,
@@ -24,15 +24,14 @@ from streammeta.controller.grpc_server.headers import (
     status,
 )
 from streammeta.controller.grpc_server.http2_connection import Session
+from streammeta.controller.grpc_server.limits import Limits
+from streammeta.controller.grpc_server.method import Method
 from streammeta.controller.grpc_server.outflow import BURST_BYTES
 from streammeta.controller.grpc_server.refusals import busy, over_limit
 from streammeta.controller.grpc_server.shares import Share
 from streammeta.controller.grpc_server.stream import Stream
 from streammeta.rpc.failures import TOO_MANY_CALLS
 from streammeta.tls.server_certificates import PLAIN_TEXT, proven_by
-
-if TYPE_CHECKING:
-    from streammeta.controller.grpc_server.server import Server
 
 OUTPUT_BYTES_MAX = 256 << 10
 """Bytes in the transport's buffer above which the connection stops writing and reading."""
@@ -44,10 +43,27 @@ _AGE_SPREAD = 0.1
 """Share by which ages differ, so that connections made at once do not end at once."""
 
 
+class ConnectionServer(Turns, Protocol):
+    """The server of a connection, as the connection needs it."""
+
+    limits: Limits
+    connections: set[Connection]
+    is_stopping: bool
+
+    def method(self, path: str) -> Method | None:
+        """Return the method at a path, None if there is none."""
+
+    def ask(self, connection: Connection) -> None:
+        """Do a connection's work now if the turn has room for it, else in a later one."""
+
+    def wait_turn(self, connection: Connection) -> None:
+        """Do a connection's work in a later turn."""
+
+
 class Connection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, server: Server, share: Share, host: str) -> None:
+    def __init__(self, server: ConnectionServer, share: Share, host: str) -> None:
         """Take the part of its listener, and where the client is."""
         self.server = server
         self.share = share

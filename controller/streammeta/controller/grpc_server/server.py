@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from streammeta.controller.grpc_server.call import Call, Method
+from streammeta.controller.grpc_server.call import Call
 from streammeta.controller.grpc_server.connection import Connection
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits
+from streammeta.controller.grpc_server.method import Method
 from streammeta.controller.grpc_server.shares import Budget, Share, TurnQueue, take_calls
 from streammeta.tls.files import TlsFiles
 from streammeta.tls.listener import Bounds, Listener
@@ -62,7 +63,7 @@ class Server:
         self._begun = self._begun_priority = 0
         self.budget = Budget(limits.work_a_turn, limits.work_a_turn_s)
         """Work that may still be done in this turn."""
-        self._queue = TurnQueue()
+        self._queue: TurnQueue[Connection] = TurnQueue()
         self._is_turn_due = self._do_calls_wait = False
         _servers.add(self)
 

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from streammeta.controller.grpc_server.limits import Limits
-
-if TYPE_CHECKING:
-    from streammeta.controller.grpc_server.call import Call
-    from streammeta.controller.grpc_server.connection import Connection
 
 _MOST = 7 / 8
 """Share of a turn's work that is enough for another one."""
@@ -25,6 +21,25 @@ _DEBT_TURNS = 16
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+_C = TypeVar("_C", bound="WaitingConnection")
+
+
+class WaitingCall(Protocol):
+    """A call that can wait for its turn."""
+
+    is_over: bool
+    """Nothing more comes or goes."""
+
+    def start(self) -> None:
+        """Let the handler run."""
+
+
+class WaitingConnection(Protocol):
+    """A connection whose work can wait for a turn."""
+
+    share: Share
+    caller: Hashable
+    """Certificate or host of the client."""
 
 
 class Share:
@@ -38,9 +53,9 @@ class Share:
         """Calls under way."""
         self.held = 0
         """Bytes of requests that are not complete, or not taken by their handlers."""
-        self.waiting: deque[Call] = deque()
+        self.waiting: deque[WaitingCall] = deque()
         """Calls that wait to be begun."""
-        self.priority: deque[Call] = deque()
+        self.priority: deque[WaitingCall] = deque()
         """The same of calls that other calls do not hold up."""
         self.divide(1)
 
@@ -89,24 +104,24 @@ class Budget:
         return self.units < self._low_units or self._left_s < self._low_s
 
 
-class TurnQueue:
+class TurnQueue(Generic[_C]):
     """Connections whose work waits, taken by rounds of listeners, callers and connections.
 
     So neither many connections of one caller, nor many callers of one listener, hold up the others.
     """
 
     def __init__(self) -> None:
-        self._shares: dict[Share, dict[Hashable, deque[Connection]]] = {}
+        self._shares: dict[Share, dict[Hashable, deque[_C]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._shares)
 
-    def push(self, connection: Connection) -> None:
+    def push(self, connection: _C) -> None:
         """Queue a connection after the others of its caller."""
         callers = self._shares.setdefault(connection.share, {})
         callers.setdefault(connection.caller, deque()).append(connection)
 
-    def pop(self) -> Connection:
+    def pop(self) -> _C:
         """Return the connection whose turn it is."""
         share, callers = _take_first(self._shares)
         caller, waiting = _take_first(callers)
@@ -123,7 +138,7 @@ def _take_first(groups: dict[_K, _V]) -> tuple[_K, _V]:
     return key, groups.pop(key)
 
 
-def take_calls(lines: Iterable[deque[Call]], most: int) -> Iterator[Call]:
+def take_calls(lines: Iterable[deque[WaitingCall]], most: int) -> Iterator[WaitingCall]:
     """Take up to `most` calls that wait and are not over, from all lines by rounds."""
     waiting = [line for line in lines if line]
     while waiting and most:
