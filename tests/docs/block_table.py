@@ -35,7 +35,9 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     },
     "CONTRIBUTING.md": {
         "./scripts/setup": _LONG,
-        "./scripts/test tests": _LONG,
+        "./scripts/test tests/metadata": _LONG,
+        "ELECTION = ": Drawn("a mutant, which test_mutant_files.py reads"),
+        "./scripts/test tests/mutants": _LONG,
         "./scripts/generate_docs": _LONG,
         "./scripts/prose": _LONG,
         "git config": Parsed("changes the settings of this clone"),

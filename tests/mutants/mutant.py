@@ -1,7 +1,7 @@
-"""What a mutant is: a known bug, re-created by a small edit of the product's source.
+"""A mutant: a known bug, re-created by a small edit of the product's source.
 
-Edits are diffs, so that they say exactly what is wrong, and so that one that no longer fits the
-code is noticed instead of doing nothing. Knows nothing of how mutants are run.
+Edits are diffs, so that they say exactly what is wrong, and so that an edit that no longer fits the
+code is noticed instead of doing nothing.
 """
 
 import textwrap
@@ -71,24 +71,10 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A known bug: what is wrong, where such a bug has been seen, and what must catch it.
-
-    `diff` names each edited module, with a colon, before its lines.
-    """
+    """A known bug: what is wrong, where such a bug has been seen, and what must catch it."""
 
     name: str
     bug: str
     seen: str
-    diff: str
+    edits: tuple[Edit, ...]
     caught_by: Simulated | Tested
-
-    @property
-    def edits(self) -> tuple[Edit, ...]:
-        """The edits of the diff, in its order."""
-        edits: list[Edit] = []
-        for line in textwrap.dedent(self.diff).strip("\n").splitlines():
-            if line.endswith(":") and line[0] not in "-+ ":
-                edits.append(Edit(line.removesuffix(":"), ()))
-            else:
-                edits[-1] = Edit(edits[-1].module, (*edits[-1].lines, line))
-        return tuple(edits)

@@ -81,15 +81,3 @@ def test_an_edit_replaces_lines_that_stand_there_once() -> None:
             Edit("m", old).apply(source)
     with pytest.raises(ValueError, match="found 2 times"):
         Edit("m", ("- b()",)).apply("b()\nb()\n")
-
-
-def test_a_diff_edits_several_modules() -> None:
-    diff = """
-    one.two:
-      if a:
-    -     b()
-    three:
-    + c()
-    """
-    edits = Mutant("m", "", "", diff, Simulated()).edits
-    assert edits == (Edit("one.two", ("  if a:", "-     b()")), Edit("three", ("+ c()",)))

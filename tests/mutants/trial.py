@@ -92,7 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=sorted(MUTANTS), metavar="NAME", help="see catalogue.py")
+    parser.add_argument("name", choices=sorted(MUTANTS), metavar="NAME", help="see catalogue/")
     parser.add_argument("--unchanged", action="store_true", help="without the edits")
     parser.add_argument("--seeds", metavar="FROM:TO", help="instead of the mutant's own")
     given = parser.parse_args()
