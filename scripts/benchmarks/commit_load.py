@@ -8,10 +8,8 @@ committer differs.
 import asyncio
 import gc
 import importlib
-import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.committer import Committer, Load, LoadError
@@ -25,7 +23,6 @@ _COMMITTERS: Mapping[str, tuple[str, str]] = {
     "product": ("streammeta_client", "ProductCommitter"),
     "zookeeper": ("peers.zookeeper_client", "ZookeeperCommitter"),
     "etcd": ("peers.etcd_client", "EtcdCommitter"),
-    "postgresql": ("peers.postgresql_client", "PostgresqlCommitter"),
     "floor-pipelined": ("floor", "PipelinedFloor"),
     "floor-unary": ("floor", "UnaryFloor"),
     "streammeta-reads": ("ten_reads", "StreammetaReads"),
@@ -44,13 +41,11 @@ def committer_of(system: str, load: Load) -> Committer:
     return committer
 
 
-async def load_commits(
-    *, system: str, seconds: float, times: str | None = None, **load: Any
-) -> dict[str, object]:
+async def load_commits(*, system: str, seconds: float, **load: Any) -> dict[str, object]:
     """Commit for `seconds` after a warm-up and return figures.
 
     `load` are the fields of `Load`. Prints `ready measuring` and `ready measured` around the time
-    that counts. `times` is a file for the times of every commit, question and answer.
+    that counts.
     """
     # The collector's pauses are no latencies of a server, and a run is short.
     gc.disable()
@@ -86,8 +81,6 @@ async def load_commits(
     counted = [(asked, at) for asked, at in answered if began <= at < ends]
     if not counted:
         raise LoadError(f"no commit was acknowledged within {seconds:.0f} s")
-    if times is not None:
-        await asyncio.to_thread(Path(times).write_text, json.dumps(counted))
     return {
         "commits": len(counted),
         "commits_in_all": len(answered),

@@ -25,12 +25,15 @@ from scripts.benchmarks.cluster import find_leader, http_options, running_cluste
 from scripts.benchmarks.figures import Outcome, Progress, Table, Target, median, percentile
 from scripts.benchmarks.metadata_controller import fill
 from scripts.benchmarks.options import option, seconds
-from scripts.benchmarks.watches import bystander
 from streammeta.cli.local.local_cluster import LocalCluster
+from streammeta.client import ControllerClient
+from streammeta.client.controllers.methods import PUT_KVS
+from streammeta.v1 import kv_pb2
 from tests.kit.tools import program
 from tests.monitoring.browser import PROGRAMS, Tab, browsing
 
 OPEN_PAGES = 10
+COMMITS_A_SECOND = 10
 EVERY_S = 1.0
 PAGES = ("/", "/quorum", "/nodes", "/streams", "/deletions", "/compaction", "/reconcile")
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
@@ -95,10 +98,22 @@ async def _turns(
         async with contextlib.AsyncExitStack() as stack:
             if is_watched:
                 await stack.enter_async_context(_onlookers(ports, leader))
-            commits = await stack.enter_async_context(bystander(cluster.endpoints))
-            await asyncio.sleep(settings.seconds)
-            p99s[is_watched].append(percentile(commits.latencies_s, 0.99) * 1000)
+            latencies_s = await _commit_steadily(cluster.endpoints, settings.seconds)
+            p99s[is_watched].append(percentile(latencies_s, 0.99) * 1000)
     return p99s
+
+
+async def _commit_steadily(endpoints: Sequence[str], seconds: float) -> list[float]:
+    """Put a value at most ten times a second, and return the seconds that each took."""
+    item = kv_pb2.KVToPut(namespace="bench", key="bystander", value=bytes(100), overwrite=True)
+    latencies_s: list[float] = []
+    async with ControllerClient(endpoints) as client:
+        ends = time.monotonic() + seconds
+        while (asked := time.monotonic()) < ends:
+            await client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
+            latencies_s.append(time.monotonic() - asked)
+            await asyncio.sleep(max(0.0, 1 / COMMITS_A_SECOND - latencies_s[-1]))
+    return latencies_s
 
 
 @contextlib.asynccontextmanager

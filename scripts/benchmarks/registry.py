@@ -20,15 +20,12 @@ ALL = "all"
 MODULES: Mapping[str, tuple[str, str]] = {
     "failover": ("failover", "time from the leader's loss to the next acknowledged write"),
     "commits": ("commits", "commits a second, their latency and their cost"),
-    "timeline": ("timeline", "times of the steps of a lone commit, on one clock"),
     "latency": ("latency", "one commit, many, and reads, compared with ZooKeeper and etcd"),
-    "peers": ("peers.comparison", "the same commits on ZooKeeper, etcd and PostgreSQL"),
     "map": ("metadata_growth", "memory, commits, checkpoints, restart and reads as metadata grows"),
     "objects": ("object_format", "encoding and decoding of objects, and searches in an index"),
     "appending": ("appending", "appends a second and the time to their acknowledgement"),
     "reading": ("reading", "requests and bytes for each MiB read, in three ways"),
     "compaction": ("compaction", "requests, bytes, speed and memory of compaction"),
-    "watches": ("watches", "commits during many watches and open commit pipelines"),
     "monitoring": ("monitoring", "commits during scrapes and open pages, and times of pages"),
     "brokers": ("brokers", "cost of 300 brokers, and delay of their news"),
     "overload": ("overload", "calls served at four times a leader's capacity"),
@@ -36,7 +33,6 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "backup": ("backup", "lag and cost of a backup; time and memory of restores and adoptions"),
     "kafka": ("kafka", "streammeta kafka and Apache Kafka under one load, and a failover"),
     "reconcile": ("reconcile", "a plan's time on each engine, and deletions a second"),
-    "simulator": ("simulator", "events a second of the quorum's simulator"),
 }
 """Module and summary of each benchmark, by its name on the command line."""
 
@@ -46,7 +42,6 @@ MEMBERS_OF_ALL: Mapping[str, Mapping[str, object]] = {
     "map": {},
     "objects": {},
     "reading": {},
-    "simulator": {},
 }
 """Benchmarks that `all` runs, with the settings that are fixed there."""
 

@@ -1,4 +1,4 @@
-"""The timeline and the latencies of a real cluster, as short as they can be."""
+"""The latencies of a real cluster, as short as they can be."""
 
 from __future__ import annotations
 
@@ -7,24 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import latency, timeline
+from scripts.benchmarks import latency
 from scripts.benchmarks.baseline import THIS
-from scripts.benchmarks.timed_controller import POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.slow
-@pytest.mark.process
-@pytest.mark.parametrize("way", timeline.WAYS)
-def test_a_commit_takes_every_step(tmp_path: Path, way: timeline.Way) -> None:
-    settings = timeline.Settings(ways=(way,), seconds=1.0)
-    outcome = asyncio.run(timeline.measure(tmp_path / "place", settings, lambda _: None))
-    steps = [(row["where"], row["step"]) for row in outcome.details[way]["steps"]]
-    roles = {"each": ("leader", "follower")}
-    wanted = {(role, p.step) for p in POINTS for role in roles.get(p.role, (p.role,))}
-    assert set(steps) - {timeline.ASKED, timeline.ANSWERED} == wanted
-    assert (steps[0], steps[-1]) == (timeline.ASKED, timeline.ANSWERED)
 
 
 @pytest.mark.slow

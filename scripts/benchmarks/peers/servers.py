@@ -1,14 +1,12 @@
-"""ZooKeeper, etcd and PostgreSQL as children of the benchmark, from their Debian packages.
+"""ZooKeeper and etcd as children of the benchmark, from their Debian packages.
 
 Each runs with its defaults in a temporary directory on free ports, and flushes to disk before it
 acknowledges. etcd's limit of operations in one transaction is raised, because it would reject the
-load. The packages are zookeeper, etcd-server and postgresql, which need not run as services.
+load. The packages are zookeeper and etcd-server, which need not run as services.
 """
 
 import asyncio
 import contextlib
-import importlib.util
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +21,8 @@ READY_WITHIN_S = 60.0
 _POLL_S = 0.1
 ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")
 ZOOKEEPER_CONFIG = Path("/etc/zookeeper/conf")
-POSTGRESQL_HOMES = Path("/usr/lib/postgresql")
-POSTGRESQL_ACCOUNT = "postgres"
-PACKAGES = {"zookeeper": "zookeeper", "etcd": "etcd-server", "postgresql": "postgresql"}
+PACKAGES = {"zookeeper": "zookeeper", "etcd": "etcd-server"}
 """Package to install, by system."""
-INSTALL_CLIENT = ".venv/bin/python -m pip install -c scripts/constraints.txt -e '.[peers]'"
 
 
 class PeerError(BenchmarkError):
@@ -36,21 +31,20 @@ class PeerError(BenchmarkError):
 
 @dataclass(slots=True)
 class PeerCluster:
-    """A peer's servers. `children`, `endpoints` and `commands` are by number from 1."""
+    """A peer's servers. `children` and `endpoints` are by number from 1."""
 
     system: str
     root: Path
     children: dict[int, Child] = field(default_factory=dict)
     endpoints: dict[int, str] = field(default_factory=dict)
-    commands: dict[int, list[str]] = field(default_factory=dict)
 
-    def start(self, number: int) -> None:
-        """Start a server, or start it again on its directory."""
-        before = self.children.get(number)
-        assert before is None or not before.is_running
-        name = f"{self.system} {number}"
+    def start(self, number: int, port: int, command: Sequence[str]) -> None:
+        """Start a server that listens at `port`."""
         log = self.root / f"{self.system}-{number}.log"
-        self.children[number] = start_child(name, self.commands[number], log)
+        # Nobody reads standard output, so it goes to the log.
+        words = ["sh", "-c", 'exec "$@" >&2', "sh", *command]
+        self.children[number] = start_child(f"{self.system} {number}", words, log)
+        self.endpoints[number] = f"127.0.0.1:{port}"
 
     def stop_all(self) -> None:
         """Stop every server."""
@@ -79,12 +73,8 @@ def missing(system: str) -> str:
     is_installed = {
         "zookeeper": ZOOKEEPER_JAR.exists() and shutil.which("java") is not None,
         "etcd": shutil.which("etcd") is not None,
-        "postgresql": _postgresql_home() is not None,
     }
-    if not is_installed[system]:
-        return PACKAGES[system]
-    has_client = system != "postgresql" or importlib.util.find_spec("asyncpg") is not None
-    return "" if has_client else f"asyncpg: {INSTALL_CLIENT}"
+    return "" if is_installed[system] else PACKAGES[system]
 
 
 def missing_table(left_out: Mapping[str, str]) -> list[Table]:
@@ -97,7 +87,7 @@ def missing_table(left_out: Mapping[str, str]) -> list[Table]:
 @contextlib.contextmanager
 def running_peer(system: str, root: Path, count: int) -> Iterator[PeerCluster]:
     """Run `count` servers of `system` in `root` until the block ends."""
-    start = {"zookeeper": _start_zookeeper, "etcd": _start_etcd, "postgresql": _start_postgresql}
+    start = {"zookeeper": _start_zookeeper, "etcd": _start_etcd}
     root.mkdir(parents=True)
     cluster = PeerCluster(system, root)
     try:
@@ -132,7 +122,7 @@ def _start_zookeeper(cluster: PeerCluster, root: Path, count: int) -> None:
             "-Dzookeeper.root.logger=WARN,CONSOLE",
             *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)),
         )
-        _start(cluster, number, port, command)
+        cluster.start(number, port, command)
 
 
 def _start_etcd(cluster: PeerCluster, root: Path, count: int) -> None:
@@ -152,81 +142,15 @@ def _start_etcd(cluster: PeerCluster, root: Path, count: int) -> None:
             *("--max-txn-ops", "100000", "--max-request-bytes", str(32 << 20)),
             *("--quota-backend-bytes", str(8 << 30), "--log-level", "error"),
         )
-        _start(cluster, number, port, command)
-
-
-def _start_postgresql(cluster: PeerCluster, root: Path, count: int) -> None:
-    if count != 1:
-        raise PeerError(f"postgresql: got {count} servers, expected 1")
-    home = _postgresql_home()
-    assert home is not None
-    data, (port,) = root / "data", free_ports(1)
-    account = _as_ordinary_account(root)
-    initialize = (
-        *account,
-        *(str(home / "bin/initdb"), "--pgdata", str(data), "--auth", "trust"),
-        *("--username", POSTGRESQL_ACCOUNT, "--encoding", "UTF8", "--no-locale"),
-    )
-    made = start_child("initdb", _to_log(initialize), root / "initdb.log")
-    if made.process.wait() != 0:
-        raise PeerError(f"initdb failed; its log:\n{made.log_tail()}")
-    command = (
-        *account,
-        *(str(home / "bin/postgres"), "-D", str(data), "-p", str(port), "-h", "127.0.0.1"),
-        *("-k", str(root), "-c", "fsync=on", "-c", "synchronous_commit=on"),
-        *("-c", "max_connections=200"),
-    )
-    _start(cluster, 1, port, command)
-
-
-def _as_ordinary_account(root: Path) -> tuple[str, ...]:
-    """Return the words that run a command as PostgreSQL's account, since root may not."""
-    if os.geteuid() != 0:
-        return ()
-    shutil.chown(root, POSTGRESQL_ACCOUNT, POSTGRESQL_ACCOUNT)
-    for folder in root.parents:
-        # The benchmark's own directories are closed to other accounts. Others' are not changed.
-        if folder.stat().st_mode & 0o777 == 0o700 and folder.is_relative_to(_own_root(root)):
-            folder.chmod(0o711)
-    return (
-        *("setpriv", f"--reuid={POSTGRESQL_ACCOUNT}", f"--regid={POSTGRESQL_ACCOUNT}"),
-        *("--clear-groups", "--pdeathsig", "TERM", "--"),
-    )
-
-
-def _own_root(path: Path) -> Path:
-    return next((at for at in path.parents if at.name.startswith("streammeta-bench-")), path)
-
-
-def _start(cluster: PeerCluster, number: int, port: int, command: Sequence[str]) -> None:
-    cluster.commands[number] = _to_log(command)
-    cluster.endpoints[number] = f"127.0.0.1:{port}"
-    cluster.start(number)
-
-
-def _to_log(command: Sequence[str]) -> list[str]:
-    """Return the command with standard output in its log, since nobody reads the pipe."""
-    return ["sh", "-c", 'exec "$@" >&2', "sh", *command]
-
-
-def _postgresql_home() -> Path | None:
-    homes = [path.parent.parent for path in POSTGRESQL_HOMES.glob("*/bin/postgres")]
-    return max(homes, key=lambda home: float(home.name), default=None)
+        cluster.start(number, port, command)
 
 
 async def _is_leader(system: str, endpoint: str) -> bool:
     try:
         async with asyncio.timeout(1.0):
-            match system:
-                case "zookeeper":
-                    return await _zookeeper_mode(endpoint) in ("leader", "standalone")
-                case "etcd":
-                    return await etcd_client.is_leader(endpoint)
-                case _:
-                    from scripts.benchmarks.peers import postgresql_client
-
-                    await postgresql_client.check(endpoint)
-                    return True
+            if system == "etcd":
+                return await etcd_client.is_leader(endpoint)
+            return await _zookeeper_mode(endpoint) == "leader"
     except OSError:
         return False
 
