@@ -131,7 +131,9 @@ def test_kafka_batches_show_with_their_records(
     assert lines[2].startswith('  offset=0, timestamp=1712451146370, key="k", value="v\\u001b')
     assert lines[2].endswith("... and 38 bytes, headers=[]")
     assert lines[3].endswith("key=null, value=null, headers=[]")
-    assert lines[-1].startswith("not decoded: what is left for a batch header at byte 0 is 8 bytes")
+    assert lines[-1].startswith(
+        "not decoded: remaining length for a batch header at byte 0 is 8 bytes"
+    )
     assert all(line.isprintable() for line in lines)
     found = document("--decode", "kafka", path)["records"]
     assert [one["batches"][0]["compression"] for one in found[:2]] == ["NONE", "ZSTD"]

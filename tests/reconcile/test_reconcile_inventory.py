@@ -408,7 +408,7 @@ def test_the_moment_of_a_table_is_asked_for_and_that_of_a_manifest_is_its_own(
     ("settings", "named"),
     [
         ({"inventory_taken_ms": 5}, "--taken-at is given without --inventory"),
-        ({"inventory": "m", "versions": True}, "leave --versions out"),
+        ({"inventory": "m", "versions": True}, "Leave --versions"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

@@ -114,7 +114,7 @@ def test_a_key_that_is_no_candidate_is_refused(
 
 
 def test_an_option_that_is_unknown_is_named(session: SparkSession, tmp_path: Path) -> None:
-    said = r"option 'graze_ms' is unknown; known options: .*patience"
+    said = r"option 'graze_ms' is unknown. Known options: .*patience"
     with pytest.raises(ConfigurationError, match=said):
         plan("file:///tmp", "h:1", tmp_path, graze_ms=1)
     made = reconcile.Plan(tmp_path, None, session)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ LOST = (
 TRACEBACK = (
     "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
     '  File "deletion.py", line 9, in run\n'
-    "streammeta.storage.errors.StoreUnavailableError: bucket 'b' can't serve now; retry\n"
+    "streammeta.storage.errors.StoreUnavailableError: bucket 'b' can't serve now. Retry\n"
 )
 
 
@@ -29,13 +29,13 @@ TRACEBACK = (
     [
         (
             JOB + LOST.format(cause="caused ", reason=" Reason: Command exited with code 137"),
-            "executor 3 was lost: Command exited with code 137; look at its log",
+            "executor 3 was lost: Command exited with code 137",
         ),
         (
             JOB + LOST.format(cause="unrelated to ", reason=""),
-            "executor 3 was lost: Spark names no reason; look at its log",
+            "executor 3 was lost: Spark names no reason",
         ),
-        (JOB + TRACEBACK, "bucket 'b' can't serve now; retry"),
+        (JOB + TRACEBACK, "bucket 'b' can't serve now. Retry"),
         (
             "An error occurred while calling None.X.\n: java.lang.X.BadError: too little\n\tat x\n",
             "java.lang.X.BadError: too little",

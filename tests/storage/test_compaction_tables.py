@@ -203,4 +203,4 @@ def test_outputs_that_lose_or_add_anything_are_refused(outputs: list[Entry], pro
     with pytest.raises(CoverageError) as caught:
         check_coverage(EntryTable.of_rows(SOURCES), EntryTable.of_rows(outputs))
     assert problem in str(caught.value)
-    assert "nothing was committed" in str(caught.value)
+    assert "Nothing was committed" in str(caught.value)

@@ -313,7 +313,7 @@ def shape_of(record: RecordBatch) -> tuple[int, int, int, int]:
     return (record.stream_id, record.base_offset, record.count, len(record.payload))
 
 
-BEHIND = "a start behind the end of the entry before"
+BEHIND = "a start after the end of the previous entry"
 TILED = "a position where the entry before ends"
 FIELDS = "a stream, start and position of at least 0"
 

@@ -134,7 +134,7 @@ def test_a_fault_that_stays_is_one_clear_error(scene: Scene, fault: Fault) -> No
     store = scene.store()
     for use in (lambda: store.put("b", b"x"), lambda: store.get_range("a"), store.check):
         before = scene.proxy.seen.total()
-        with pytest.raises(errors.StoreUnavailableError, match="retry") as caught:
+        with pytest.raises(errors.StoreUnavailableError, match=r"(?i)retry") as caught:
             use()
         assert caught.value.throttled is (fault is Fault.SLOW_DOWN)
         assert scene.proxy.seen.total() - before == POLICY.attempts
@@ -288,5 +288,5 @@ def test_a_server_that_ignores_conditions_is_found_out(scene: Scene) -> None:
     (failed,) = run_precheck(store).failures
     assert failed.name == "Create an object once"
     assert failed.reason.startswith(f"{CREATORS} of {CREATORS} concurrent creators of an object")
-    assert "use another server" in failed.reason
+    assert "another server" in failed.reason
     assert list(scene.direct.list_objects()) == []

@@ -462,7 +462,7 @@ def test_the_server_form_holds_all_but_the_checksum() -> None:
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
-        ("s3://h:1?s3-region=r", "no bucket; expected s3-data-bucket"),
+        ("s3://h:1?s3-region=r", "no bucket, expected s3-data-bucket"),
         ("s3://h:1?s3-data-bucket=b&endpoint=http://x", "option 'endpoint'"),
         ("s3://h:1?s3-data-bucket=b&s3-data-bucket=c", "'s3-data-bucket' 2 times"),
         ("s3://h:1?s3-data-bucket=b&s3-endpoint-protocol=ftp", "expected http://"),

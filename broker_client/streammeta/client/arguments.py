@@ -218,4 +218,4 @@ def refuse_type(name: str, value: Any, wanted: str) -> NoReturn:
     shown = repr(value)
     if len(shown) > _SHOWN:
         shown = f"{shown[:_SHOWN]}..."
-    raise TypeError(f"{name} is {shown}, a {type(value).__name__}; expected {wanted}")
+    raise TypeError(f"{name} is {shown}, a {type(value).__name__}, expected {wanted}")

@@ -267,7 +267,7 @@ class ControllerUnavailableError(BrokerClientError):
         if not reason and over_tls is not None:
             advice = connection_advice(tried.values(), over_tls=over_tls) or advice
         super().__init__(
-            f"{method} {what} {deadline_s:g} s ({seen or 'no endpoint was tried'}); {advice}."
+            f"{method} {what} {deadline_s:g} s ({seen or 'no endpoint was tried'}). {advice}."
             f" {_AFTER_READ if is_read else _AFTER_CHANGE}"
         )
 

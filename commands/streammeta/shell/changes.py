@@ -36,7 +36,7 @@ def describe_change(change: Change) -> Iterator[Changed]:
         records = decode_records(change.records)
     except (RecordCodecError, NewerLogError) as error:
         raise UnknownChangeError(
-            f"offset {change.offset}: {error}; use a version as new as the controllers'"
+            f"offset {change.offset}: {error}. Use a version as new as the controllers'"
         ) from error
     for record in records:
         # CamelCase becomes the snake_case of all other output.

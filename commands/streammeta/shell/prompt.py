@@ -139,7 +139,7 @@ class Prompt:
             self._write(line)
 
     def _follow(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events, after applying those that change the prompt's state."""
+        """Yield the events, after applying the changes of the prompt's state."""
         for event in events:
             match event:
                 # The prompt continues after a problem, so it becomes text.

@@ -29,14 +29,14 @@ _BY_WORDS: Mapping[str, str] = {
     " name with `streammeta certs controller --host`",
     "CERTIFICATE_VERIFY_FAILED": "the controller's certificate was not signed by --tls-ca or"
     " is not valid now: use the CA of this cluster. `streammeta"
-    " certs show` explains what is wrong with a certificate",
+    " certs show` shows the problems of a certificate",
 }
 _CLOSED_WORDS = ("Socket closed", "Connection reset")
 """gRPC's wording for a connection that the other side has closed."""
 
 _CLOSED_OVER_TLS = (
     "a controller that rejects a certificate closes the connection: `streammeta certs show"
-    " FILE --ca CA` explains what is wrong with a certificate"
+    " FILE --ca CA` shows the problems of a certificate"
 )
 _CLOSED_IN_PLAIN_TEXT = f"if the controllers require TLS, set {_FILES}"
 
@@ -82,7 +82,7 @@ _PROGRAMS_BY_WORDS: Mapping[str, str] = {
 }
 _PROGRAM_CLOSED_OVER_TLS = (
     "a controller that rejects a certificate closes the connection: `streammeta certs show`"
-    " explains what is wrong with a certificate, and the controller's log contains the reason"
+    " shows the problems of a certificate, and the controller's log contains the reason"
 )
 _PROGRAM_CLOSED_IN_PLAIN_TEXT = (
     "the connection was closed at once: if the controllers require TLS, pass"

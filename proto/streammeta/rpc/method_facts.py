@@ -175,7 +175,7 @@ class MethodFacts:
     """Admission class; None if the call is not queued by admission control."""
     memory: MemoryClass
     request_lists: tuple[RequestList, ...]
-    """Lists with a limit of their own; rows in columns have a joint limit and are not listed."""
+    """Lists with their own limit; rows in columns have a joint limit and are not listed."""
     answer_list: AnswerList | None
     """None if every answer is small, or the method streams its answers."""
 

@@ -92,7 +92,7 @@ def _change(made: Mapping[str, str] | None = None, /, **asked: str) -> AuditRule
 SUMMED = AuditRule(Recorded.SUMMED)
 
 SUMMED_ALWAYS = AuditRule(Recorded.SUMMED, is_always_answered=True)
-"""Rule of calls that keep brokers from being fenced, or show an operator what is wrong."""
+"""Rule of calls that keep brokers from being fenced, or show an operator the problem."""
 
 COMMIT_WITH_EFFECTS = _each(
     node="node.node_id", object="object_id", keys="kv_puts.namespace/key", trims="trims.stream_id"

@@ -246,7 +246,7 @@ def record_phases(
 ) -> None:
     """Record finished work: a span with a child for each phase.
 
-    `traceparents` are those of the requesters: the first is the parent, the others are linked. If
+    `traceparents` belong to the requesters: the first is the parent, the others are linked. If
     empty, the current span is the parent. `times_ns` begins with the start time, under any name,
     followed by the end time of each phase, in ns since 1970.
     """

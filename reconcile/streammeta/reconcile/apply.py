@@ -138,7 +138,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     if config.keys_per_s < 1:
         raise ConfigurationError(f"--rate is {config.keys_per_s} keys/s, expected at least 1")
     if config.quarantine and config.tag:
-        raise ConfigurationError("--quarantine and --tag exclude each other; give one of them")
+        raise ConfigurationError("--quarantine and --tag exclude each other. Give one of them")
 
     plan = read_plan_file(config.folder)
     check_plan(config.folder, plan, time.time_ns() // 1_000_000)
@@ -227,11 +227,11 @@ def _lease(order: DeletionOrder) -> Iterator[None]:
 def _candidates(folder: Path, plan: PlanResult) -> Path:
     path = folder / plan_folder.CANDIDATES
     if not path.is_dir():
-        raise PlanError(f"{path} is missing from the plan; make a new plan")
+        raise PlanError(f"{path} is missing from the plan. Make a new plan")
     found = count_rows(path)
     if found != plan.candidates.keys:
         raise PlanError(
-            f"{path} has {found} candidates, but plan.json says {plan.candidates.keys}; make a new"
+            f"{path} has {found} candidates, but plan.json says {plan.candidates.keys}. Make a new"
             " plan, this folder was changed"
         )
     return path

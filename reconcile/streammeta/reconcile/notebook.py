@@ -175,7 +175,7 @@ def _spark_session(given: SparkSession | None) -> SparkSession:
     found = given or SparkSession.getActiveSession()
     if found is None:
         raise ConfigurationError(
-            "no Spark session is active; start one with SparkSession.builder.getOrCreate(), or"
+            "no Spark session is active. Start one with SparkSession.builder.getOrCreate(), or"
             " pass it as spark=..."
         )
     return found
@@ -186,14 +186,14 @@ def _config(kind: Callable[..., _Config], options: dict[str, Any], **own: Any) -
     for name in options:
         if name not in known:
             raise ConfigurationError(
-                f"option {name!r} is unknown; known options: {', '.join(sorted(known))}"
+                f"option {name!r} is unknown. Known options: {', '.join(sorted(known))}"
             )
     return kind(**own, **options)
 
 
 def _read(spark: SparkSession, table: Path, columns: str) -> DataFrame:
     if not table.is_dir():
-        raise PlanError(f"{table} is missing from the plan; plan.json contains the reason")
+        raise PlanError(f"{table} is missing from the plan. Read the reason in plan.json")
     return spark.read.schema(columns).parquet(str(table))
 
 
@@ -211,13 +211,13 @@ def _choose(plan: Plan, candidates: DataFrame) -> DataFrame:
     """Return the plan's rows of the chosen keys."""
     if "key" not in candidates.columns:
         raise ConfigurationError(
-            f"candidates has the columns {', '.join(candidates.columns)}; expected one named 'key'"
+            f"candidates has the columns {', '.join(candidates.columns)}, expected one named 'key'"
         )
     keys = candidates.select("key").distinct()
     strangers = keys.join(plan.candidates, "key", "left_anti")
     if found := strangers.take(1):
         raise PlanError(
             f"{strangers.count()} chosen keys are not candidates of the plan, such as"
-            f" {found[0]['key']!r}; choose rows of plan.candidates"
+            f" {found[0]['key']!r}. Choose rows of plan.candidates"
         )
     return plan.candidates.join(keys, "key", "left_semi")

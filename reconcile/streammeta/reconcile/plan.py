@@ -189,7 +189,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
 
 def _check_config(config: PlanConfig) -> None:
     if not config.connect:
-        raise ConfigurationError("--connect names no controller; give at least one HOST:PORT")
+        raise ConfigurationError("--connect names no controller. Give at least one HOST:PORT")
 
     check_grace(config.grace_ms, is_unsafe=config.unsafe_grace)
     if not 0 <= config.max_share <= 1:
@@ -197,10 +197,10 @@ def _check_config(config: PlanConfig) -> None:
     if not 0 <= config.deep_share <= 1:
         raise ConfigurationError(f"--deep is {config.deep_share}, expected 0..1")
     if config.inventory is None and config.inventory_taken_ms is not None:
-        raise ConfigurationError("--taken-at is given without --inventory; leave it out")
+        raise ConfigurationError("--taken-at is given without --inventory. Leave it out")
     if config.inventory is not None and config.versions:
         raise ConfigurationError(
-            "--versions lists the bucket, but --inventory replaces the listing; leave --versions"
+            "--versions lists the bucket, but --inventory replaces the listing. Leave --versions"
             " out, an inventory with versions counts them"
         )
     if config.max_candidates < 0:
@@ -211,7 +211,7 @@ def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:
     if config.namespace not in (None, identity.namespace):
         raise ConfigurationError(
             f"--namespace is {config.namespace!r}, but the controllers at"
-            f" {', '.join(config.connect)} belong to {identity.describe()}; leave the option out,"
+            f" {', '.join(config.connect)} belong to {identity.describe()}. Leave the option out,"
             " or let --connect name the cluster that owns this namespace"
         )
 
@@ -240,7 +240,7 @@ def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> Meta
         raise PlanError(
             f"copy of the metadata belongs to cluster {exported.cluster_id!r}, UUID"
             f" {exported.cluster_uuid or 'unknown'}, but the leader belongs to"
-            f" {identity.describe()}; let --connect name controllers of one cluster"
+            f" {identity.describe()}. Let --connect name controllers of one cluster"
         )
     return exported
 

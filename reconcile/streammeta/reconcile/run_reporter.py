@@ -123,7 +123,7 @@ def _add(leader: LeaderClient, run: Run) -> None:
         if result.error == common_pb2.ERROR_CODE_NONE or result.value == value:
             return
 
-    raise ControllerError(f"other runs reported at the same time, {_ATTEMPTS} times; run again")
+    raise ControllerError(f"other runs reported at the same time, {_ATTEMPTS} times. Run again")
 
 
 def _get(leader: LeaderClient) -> kv_pb2.KVResult:

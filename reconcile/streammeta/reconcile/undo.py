@@ -158,7 +158,7 @@ def _restore_object(store: ObjectStore, key: str, copy: ObjectInfo) -> _Settled:
     if there.size == copy.size and _are_equal(store, key, copy):
         return _Settled(key, copy.size, Restored.RESTORED)
     return _Settled(
-        key, copy.size, Restored.OCCUPIED, f"{key} has another object; move it, then repeat"
+        key, copy.size, Restored.OCCUPIED, f"{key} has another object. Move it, then repeat"
     )
 
 

@@ -160,7 +160,7 @@ def _check(config: WatchConfig) -> None:
     if address is not None and not address.partition("?")[0].endswith("/"):
         raise ConfigurationError(
             f"--inventory {address.partition('?')[0]} names one inventory, which each round would"
-            " read again; expected the prefix of all inventories with a final slash:"
+            " read again, expected the prefix of all inventories with a final slash:"
             " s3://BUCKET/PATH/"
         )
     if config.kept < 1:
@@ -177,7 +177,7 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigurationError(
-                f"another process watches with the folder {folder}; stop it, or use another folder"
+                f"another process watches with the folder {folder}. Stop it, or use another folder"
             ) from error
         yield
 

@@ -10,7 +10,7 @@ from streammeta.reconcile.watch import Round, RoundOutcome
 METRICS = {
     "streammeta_reconcile_last_round_timestamp_seconds": "End of the last round.",
     "streammeta_reconcile_last_success_timestamp_seconds": (
-        "End of the last round that settled every candidate; 0 before the first."
+        "End of the last round that settled every candidate, 0 before the first."
     ),
     "streammeta_reconcile_last_round_duration_seconds": "Time that the last round took.",
     "streammeta_reconcile_last_round_outcome": "1 for the outcome of the last round, else 0.",

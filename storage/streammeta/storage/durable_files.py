@@ -167,7 +167,7 @@ class PosixLock:
             holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise DirectoryInUseError(
-                f"{path.parent} is in use by another process (pid {holder}); stop that process or"
+                f"{path.parent} is in use by another process (pid {holder}). Stop that process or"
                 " use another directory"
             ) from None
 

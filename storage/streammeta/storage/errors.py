@@ -47,7 +47,7 @@ class CorruptObjectError(StorageError):
         self.expected = str(expected)
         self.problem = f"{what} is {found}, expected {expected}"
         super().__init__(
-            f"object {source} is corrupt at byte {position}: {self.problem}; keep the object,"
+            f"object {source} is corrupt at byte {position}: {self.problem}. Keep the object,"
             " compare it with another copy, and do not compact or delete it before it is explained"
         )
 
@@ -58,7 +58,7 @@ class ObjectNotFoundError(StorageError):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(
-            f"object {key!r} does not exist; look up its stream again, because compaction replaces"
+            f"object {key!r} does not exist. Look up its stream again, because compaction replaces"
             " objects, and check that the bucket or path is correct"
         )
 
@@ -69,7 +69,7 @@ class ObjectExistsError(StorageError):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(
-            f"object {key!r} exists already and is unchanged; read it to find its creator, or use"
+            f"object {key!r} exists already and is unchanged. Read it to find its creator, or use"
             " another key"
         )
 
@@ -81,8 +81,8 @@ class UploadNotFoundError(StorageError):
         self.key = key
         self.upload_id = upload_id
         super().__init__(
-            f"multipart upload {upload_id!r} of {key!r} does not exist (completed or aborted);"
-            " start a new upload"
+            f"multipart upload {upload_id!r} of {key!r} does not exist (completed or aborted)."
+            " Start a new upload"
         )
 
 
@@ -93,7 +93,7 @@ class BucketNotFoundError(StorageError):
         self, bucket: str, advice: str = "create it, or correct the address of the store"
     ) -> None:
         self.bucket = bucket
-        super().__init__(f"bucket {bucket!r} does not exist; {advice}")
+        super().__init__(f"bucket {bucket!r} does not exist. {advice}")
 
 
 class AccessDeniedError(StorageError):
@@ -112,8 +112,8 @@ class RangeNotSatisfiableError(StorageError):
         self.key = key
         self.start = start
         super().__init__(
-            f"object {key!r} ends at or before byte {start}, where the requested range starts;"
-            " compare its recorded size with its size in the store"
+            f"object {key!r} ends at or before byte {start}, where the requested range starts."
+            " Compare its recorded size with its size in the store"
         )
 
 
@@ -122,7 +122,7 @@ class ObjectChangedError(StorageError):
 
     def __init__(self, key: str) -> None:
         self.key = key
-        super().__init__(f"object {key!r} was replaced since it was described; describe it again")
+        super().__init__(f"object {key!r} was replaced since it was described. Describe it again")
 
 
 class InvalidKeyError(StorageError):
@@ -168,7 +168,7 @@ class MissingPackageError(StorageError):
         self.package = package
         self.extra = extra
         super().__init__(
-            f"{purpose} needs the package {package}, which is not installed; install"
+            f"{purpose} needs the package {package}, which is not installed. Install"
             f" streammeta[{extra}]: {command}"
         )
 

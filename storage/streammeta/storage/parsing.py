@@ -31,7 +31,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _parse(parse: Callable[[Any], Any], text: str | bytes, fail: Callable[[str], Exception]) -> Any:
-    too_deep = f"nested more than {DEPTH_MAX} deep; flatten it"
+    too_deep = f"nested more than {DEPTH_MAX} deep. Flatten it"
     try:
         found = parse(text)
     except RecursionError:

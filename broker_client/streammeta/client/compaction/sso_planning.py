@@ -138,7 +138,7 @@ class GroupPlanner:
             count = len(index.entries)
             if count > most:
                 reason = (
-                    f"its index has {count} entries, and memory is for {most}; raise the budget"
+                    f"its index has {count} entries, and memory is for {most}. Raise the budget"
                 )
                 self._leave_out(object_id, reason, left_out)
             elif is_full or total + count > most:

@@ -193,7 +193,7 @@ class _ObjectLoad:
         if size > most:
             raise SourceError(
                 self._listed.object_id,
-                f"its index has {size} bytes or more, expected at most {most}; raise"
+                f"its index has {size} bytes or more, expected at most {most}. Raise"
                 " max_source_entries",
             )
 
@@ -211,6 +211,6 @@ class _ObjectLoad:
             raise SourceError(
                 listed.object_id,
                 f"its index has offsets [{found[1]}, {found[2]}) of stream {found[0]}{gap}, its"
-                f" metadata [{listed.start_offset}, {listed.end_offset}) of stream {stream_id};"
-                " inspect it",
+                f" metadata [{listed.start_offset}, {listed.end_offset}) of stream {stream_id}."
+                " Inspect it",
             )

@@ -158,7 +158,7 @@ class StreamRun:
         )
         return WriterClosedError(
             f"the upload of stream {self.stream.stream_id} [{self.start_offset},"
-            f" {self.end_offset}) was cancelled; {end}"
+            f" {self.end_offset}) was cancelled. {end}"
         )
 
     def _answer(self) -> None:

@@ -95,7 +95,7 @@ class Cost:
 
     `cold_gets` are the requests of a reader with empty caches that reads the `streams` one after
     the other. A stream counts once for each commit that moves it. `gets` and `bytes_read` are the
-    compaction's own, including indexes. `fresh_bytes` are those of sources that no compaction has
+    compaction's own, including indexes. `fresh_bytes` counts sources that no compaction has
     written.
     """
 

@@ -156,8 +156,8 @@ def kafka(
 ) -> None:
     """Run a broker for Kafka clients, until Ctrl-C.
 
-    Partitions are logs on streams. The brokers of a cluster share them and take over those of a
-    dead broker. The broker acknowledges records once their object is committed.
+    Partitions are logs on streams. The brokers of a cluster share them and take over the streams of
+    a dead broker. The broker acknowledges records once their object is committed.
 
     \b
     Example:

@@ -183,7 +183,7 @@ def explain(error: Exception) -> CommandError:
             return CommandError(
                 "TLS",
                 str(error),
-                "`streammeta certs show` explains what is wrong with a certificate",
+                "`streammeta certs show` shows the problems of a certificate",
             )
         case ConfigError():
             return CommandError("CONFIG", str(error), "correct the option and repeat")

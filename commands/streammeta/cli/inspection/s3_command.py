@@ -89,7 +89,7 @@ def check_command(*, address: str, step_s: float, output: Output) -> None:
     type=click.Choice([checksum.value for checksum in Checksum]),
     default=Checksum.MD5.value,
     show_default=True,
-    help="Checksum of uploads. `streammeta s3 check` lists those that the server verifies.",
+    help="Checksum of uploads. `streammeta s3 check` lists the checksums that the server verifies.",
 )
 @with_output
 def url_command(*, address: str | None, output: Output, **parts: Any) -> None:

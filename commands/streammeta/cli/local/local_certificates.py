@@ -17,7 +17,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class LocalCertificates:
-    """Certificates of one cluster below `root`. Those of an earlier run are reused."""
+    """Certificates of one cluster below `root`. Certificates of an earlier run are reused."""
 
     def __init__(self, root: Path, cluster_id: str) -> None:
         """Create the CA if it does not exist.

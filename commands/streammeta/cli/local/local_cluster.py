@@ -188,7 +188,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def taken_ports(ports: Sequence[int]) -> list[int]:
-    """Return those of `ports` on loopback on which another process listens."""
+    """Return the loopback `ports` on which another process listens."""
     # Connections of an ended process may linger at a port, and a listener takes it nevertheless.
     return [port for port in ports if not _is_free(port, may_linger=True)]
 
@@ -228,11 +228,11 @@ def _let_go() -> None:
 class LocalCluster:
     """Controllers 1..N on loopback, each with its own data directory under `root`.
 
-    `ports` are those for clients, `peer_ports` those for the other controllers, by default free
-    ones. The first start formats all directories with all controllers as voters. Later starts
-    format a missing directory, or that of a new controller, without voters: it becomes an observer,
-    which `streammeta quorum add-voter` makes a voter. `peer_overrides` give the addresses at which
-    one controller finds the others. `tls` are the TLS files of controllers, `own_options` further
+    `ports` are for clients, `peer_ports` for the other controllers, by default free ones. The first
+    start formats all directories with all controllers as voters. Later starts format a missing
+    directory, or the directory of a new controller, without voters: it becomes an observer, which
+    `streammeta quorum add-voter` makes a voter. `peer_overrides` give the addresses at which one
+    controller finds the others. `tls` are the TLS files of controllers, `own_options` further
     options of each. `starter` starts each one, as `start_child` does.
     """
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tell_controllers(run: Run, connect: Sequence[str], tls: CallerFiles | None) -> None:
-    """Add a run to those that status pages show. A failure is a warning on stderr."""
+    """Add a run to the runs on status pages. A failure is a warning on stderr."""
     from streammeta.reconcile.run_reporter import report_run
 
     problem = report_run(run, connect, tls)

@@ -32,7 +32,7 @@ class _SignalError(KeyboardInterrupt):
 def interruptible(done: str, advice: str) -> Iterator[None]:
     """Let the first signal interrupt the block. Its `finally` clauses run.
 
-    An interrupted library may raise an error of its own.
+    An interrupted library may raise its own error.
 
     Raises:
         CommandError: INTERRUPTED, with the finished work and the next step.

@@ -371,9 +371,9 @@ def _require_settled(surveyed: _Surveyed, *, leave_behind: bool) -> None:
         return
     raise CommandError(
         "LEFT_BEHIND",
-        f"adoptable objects: {adoptable}; ranges that can't be adopted and may have been"
-        f" acknowledged, `lost`: {lost}; ranges that no object in the bucket contains,"
-        f" `missing`: {len(surveyed.missing)}; recovery mode continues",
+        f"recovery mode continues: {adoptable} objects are adoptable, {lost} ranges can't be"
+        " adopted and may have been acknowledged (`lost`), and no object in the bucket contains"
+        f" {len(surveyed.missing)} ranges (`missing`)",
         "`streammeta restore adopt` lists them, adopts them with --yes, and with --pass-gaps"
         " also those after a gap. Use --leave-behind to finish without them",
     )

@@ -114,7 +114,7 @@ def list_command(*, address: str, output: Output) -> None:
 @from_option
 @cluster_options
 @click.option(
-    "--all", "is_all", is_flag=True, help="Read every file, not only those of the newest point."
+    "--all", "is_all", is_flag=True, help="Read every file, not only the files of the newest point."
 )
 @click.option(
     "--metrics-file",

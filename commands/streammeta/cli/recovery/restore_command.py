@@ -71,8 +71,8 @@ def restore() -> None:
     """Create a new cluster from a backup, when the controllers of the old one are lost.
 
     First stop all remaining controllers of the old cluster. Controllers that still run and reach
-    the bucket reject changes within seconds. Those that do not reach it reject them half a minute
-    later.
+    the bucket reject changes within seconds. A controller without access to the bucket rejects
+    them half a minute later.
 
     \b
     Example:
@@ -136,8 +136,8 @@ def plan_command(
 
     The command restores the backup in memory, by default to its end, and checks every byte.
     `missing` lists the first ranges whose objects are no longer in the bucket. `streammeta restore
-    adopt` finds records that were compacted since, but not trimmed records or those of deleted
-    streams.
+    adopt` finds records that were compacted since, but not trimmed records or records of
+    deleted streams.
 
     \b
     Example:

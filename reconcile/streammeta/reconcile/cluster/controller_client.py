@@ -72,12 +72,12 @@ class LeaderClient(BlockingClient):
         answer = self.ask("ObjectService/CheckObjects", call)
         if len(answer.states) != len(object_ids):
             raise ControllerError(
-                f"CheckObjects returned {len(answer.states)} states for {len(object_ids)} ids;"
-                " check that controllers and this tool have the same version"
+                f"CheckObjects returned {len(answer.states)} states for {len(object_ids)} ids."
+                " Check that controllers and this tool have the same version"
             )
         if not answer.cluster_id:
             raise ControllerError(
-                "CheckObjects returned no cluster id; check that controllers and this tool have the"
+                "CheckObjects returned no cluster id. Check that controllers and this tool have the"
                 " same version"
             )
         return answer
@@ -95,7 +95,7 @@ class LeaderClient(BlockingClient):
                 ends |= {stream.stream_id: stream.end_offset for stream in page.streams}
         if not ends.keys() <= set(stream_ids):
             raise ControllerError(
-                "DescribeStreams returned streams that were not requested; check that controllers"
+                "DescribeStreams returned streams that were not requested. Check that controllers"
                 " and this tool have the same version"
             )
         return ends
@@ -115,7 +115,7 @@ class LeaderClient(BlockingClient):
                 return
             if page.next_page_token == token:
                 raise ControllerError(
-                    "DescribeStreams returned the same page twice; check that controllers and this"
+                    "DescribeStreams returned the same page twice. Check that controllers and this"
                     " tool have the same version"
                 )
 

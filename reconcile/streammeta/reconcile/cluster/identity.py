@@ -81,7 +81,7 @@ def _normal(endpoint: str) -> str:
 
 def _invalid_store(uri: str, error: ValueError) -> ConfigurationError:
     return ConfigurationError(
-        f"--store {without_secrets(uri)!r} does not name a store ({error}); expected"
+        f"--store {without_secrets(uri)!r} does not name a store ({error}), expected"
         " s3://BUCKET?endpoint=URL or file:///FOLDER"
     )
 
@@ -134,7 +134,7 @@ def _compare_answers(described: dict[str, admin_pb2.DescribeClusterResponse]) ->
     leader, leading = next(iter(described.items()))
     if not leading.object_namespace:
         raise ControllerError(
-            f"{leader} does not report its namespace; run the same version of streammeta here as"
+            f"{leader} does not report its namespace. Run the same version of streammeta here as"
             " on the controllers"
         )
 
@@ -145,12 +145,12 @@ def _compare_answers(described: dict[str, admin_pb2.DescribeClusterResponse]) ->
         if known != identity:
             raise ControllerError(
                 f"{endpoint} belongs to {known.describe()}, but the leader to"
-                f" {identity.describe()}; let --connect name controllers of one cluster"
+                f" {identity.describe()}. Let --connect name controllers of one cluster"
             )
 
     if not identity.cluster_uuid:
         raise _NotYetError(
-            f"cluster {identity.cluster_id!r} has no UUID and no marker in a bucket yet; the leader"
+            f"cluster {identity.cluster_id!r} has no UUID and no marker in a bucket yet. The leader"
             " creates both when its bucket answers, see its log, then repeat"
         )
 
@@ -230,13 +230,13 @@ def check_standing(
     if found != (identity.cluster_id, identity.cluster_uuid):
         raise ControllerError(
             f"controllers belong to {_describe(*found, '')}, but the plan to"
-            f" {identity.describe()}; apply it with --connect of its cluster"
+            f" {identity.describe()}. Apply it with --connect of its cluster"
         )
     if standing.issued_below < claimed_below or standing.next_object_id < next_object_id:
         raise ControllerError(
             f"metadata was restored to an earlier state: it issues object ids below"
             f" {standing.issued_below} and the next is {standing.next_object_id}, but the bucket's"
-            f" claims reach {claimed_below} and the plan saw {next_object_id}; delete nothing with"
+            f" claims reach {claimed_below} and the plan saw {next_object_id}. Delete nothing with"
             " this metadata"
         )
 

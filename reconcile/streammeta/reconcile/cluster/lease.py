@@ -72,7 +72,7 @@ def check_held(store: ObjectStore, namespace: str, run: str) -> None:
     if newest is None or newest.run != run:
         holder = "nobody has it" if newest is None else f"run {newest.run} on {newest.machine} does"
         raise LeaseError(
-            f"run {run} does not have the lease {lease_prefix(namespace)}, {holder}; apply the plan"
+            f"run {run} does not have the lease {lease_prefix(namespace)}, {holder}. Apply the plan"
             " again after the end of any other run"
         )
 
@@ -190,7 +190,7 @@ class Lease:
 
 def _held_error(term: Term, left_ms: int) -> LeaseError:
     return LeaseError(
-        f"run {term.run} of process {term.process} on {term.machine} deletes in this bucket; wait"
+        f"run {term.run} of process {term.process} on {term.machine} deletes in this bucket. Wait"
         f" for its end, or {left_ms // 1000 + 1} s if it was killed"
     )
 
@@ -210,7 +210,7 @@ def _newest(store: ObjectStore, namespace: str) -> tuple[int, Term | None]:
             data = store.get_range(keys[-1])
             return _number(keys[-1]), json_files.decode(Term, keys[-1], data)
     raise LeaseError(
-        f"lease {lease_prefix(namespace)} changes faster than it can be read; wait for the end of"
+        f"lease {lease_prefix(namespace)} changes faster than it can be read. Wait for the end of"
         " the other run"
     )
 

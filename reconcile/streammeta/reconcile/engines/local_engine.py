@@ -130,7 +130,7 @@ class _Budget:
                 self._left -= keys
                 if self._left < 0:
                     raise TooManyKeysError(
-                        "bucket has more keys than this process may list; use Spark"
+                        "bucket has more keys than this process may list. Use Spark"
                     )
 
     def count(self, part: _Part) -> _Part:

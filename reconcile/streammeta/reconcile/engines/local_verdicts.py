@@ -72,7 +72,7 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
             numbers = verdict_numbers(_joined_columns(piece, joined), rules)
             if not numbers.all():
                 raise ReconcileError(
-                    f"{piece.path.name} of the listing has a key without a size; make a new plan"
+                    f"{piece.path.name} of the listing has a key without a size. Make a new plan"
                 )
             counts.add(numbers, piece.columns["size"])
             made = list(_made_pages(numbers, joined, piece.rows_of_groups()))

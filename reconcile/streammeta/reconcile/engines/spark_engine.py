@@ -115,7 +115,7 @@ class SparkEngine:
     def delete(self, order: DeletionOrder, candidates: Path, outcomes: Path) -> None:
         """See `Engine.delete`. A task has its share of the rate, and of the order of keys."""
         with (
-            job_errors(f"deleting (what was deleted is recorded below {order.undo_folder})"),
+            job_errors(f"deleting (deleted objects are recorded below {order.undo_folder})"),
             relayed(self._is_ending, Path(order.signals_folder)),
         ):
             tasks = max(1, min(self._spark.sparkContext.defaultParallelism, int(order.keys_per_s)))

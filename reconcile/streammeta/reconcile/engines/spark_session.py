@@ -107,8 +107,8 @@ def _reject_remote() -> None:
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         if os.environ.get(name):
             raise ConfigurationError(
-                f"{name} is set to {os.environ[name]!r}, but reconciliation needs a Spark session"
-                " of its own process, not Spark Connect; unset it, and name the cluster by --master"
+                f"{name} is set to {os.environ[name]!r}, but reconciliation needs Spark"
+                " in this process, not Spark Connect. Unset it, and name the cluster by --master"
                 " or spark-submit"
             )
 
@@ -235,8 +235,8 @@ def _launch_jvm(conf: SparkConf) -> JavaGateway:
             log.seek(0)
             said = log.read().decode(errors="replace").strip().splitlines()[-3:]
             raise SparkJobError(
-                f"Spark does not start on {os.environ['JAVA_HOME']}: {' '.join(said) or error};"
-                " set JAVA_HOME to another Java 17+ runtime, or free memory and disk space"
+                f"Spark does not start on {os.environ['JAVA_HOME']}: {' '.join(said) or error}."
+                " Set JAVA_HOME to another Java 17+ runtime, or free memory and disk space"
             ) from error
     return gateway
 
@@ -299,7 +299,7 @@ def _reason_of(text: str) -> str:
     if lost := _LOST.search(text):
         executor, reason = lost.groups()
         return (
-            f"executor {executor} was lost: {reason or 'Spark names no reason'}; look at its log,"
+            f"executor {executor} was lost: {reason or 'Spark names no reason'}. Look at its log,"
             " and give executors more memory if it was killed"
         )
     # py4j's own first line names a method, and the error of the JVM follows after a colon.

@@ -90,7 +90,7 @@ def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) 
         if taken_ms is not None:
             raise InventoryError(
                 f"--taken-at is set, but {MANIFEST} contains the inventory's start"
-                " (creationTimestamp); leave the option out"
+                " (creationTimestamp). Leave the option out"
             )
         found = _read_manifest(address, bucket)
     else:
@@ -100,7 +100,7 @@ def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) 
         raise InventoryError(
             f"inventory {found.place} starts {(found.started_ms - now_ms) / 1000:.0f} s in the"
             " future (creationTimestamp or --taken-at), but a listing has to be older than the copy"
-            " of the metadata; correct this machine's clock, or name another inventory"
+            " of the metadata. Correct this machine's clock, or name another inventory"
         )
 
     return found
@@ -122,7 +122,7 @@ def _newest(address: str) -> str:
             store, prefix = open_with_path(address)
         except ValueError as error:
             raise InventoryError(
-                f"--inventory {without_secrets(address)!r} names no prefix ({error}); expected"
+                f"--inventory {without_secrets(address)!r} names no prefix ({error}), expected"
                 " s3://BUCKET/PATH/?endpoint=URL"
             ) from error
         with closing(store):
@@ -135,7 +135,7 @@ def _newest(address: str) -> str:
     if dates or "://" in address:
         raise InventoryError(
             f"{_shown(address)} has no whole inventory, a folder such as 2026-05-01T01-00Z with"
-            f" {MANIFEST} and {CHECKSUM}; wait for S3 to write one, or name another prefix"
+            f" {MANIFEST} and {CHECKSUM}. Wait for S3 to write one, or name another prefix"
         )
 
     return address
@@ -181,7 +181,7 @@ def fetch(
                 copy.write(store.get_range(file.name, start, min(start + _PIECE, file.size)))
         except ObjectNotFoundError as error:
             raise InventoryError(
-                f"{inventory.place}: files[].key {file.name!r} is not in the bucket; copy the whole"
+                f"{inventory.place}: files[].key {file.name!r} is not in the bucket. Copy the whole"
                 " inventory, or name a newer one"
             ) from error
 
@@ -206,13 +206,13 @@ def _check_file(
 
     if size != file.size:
         raise InventoryError(
-            f"{file.name} has {size} bytes, but files[].size is {file.size}; copy the incomplete"
+            f"{file.name} has {size} bytes, but files[].size is {file.size}. Copy the incomplete"
             f" inventory {inventory.place} again, or name another"
         )
     if file.md5 and digest.hexdigest() != file.md5:
         raise InventoryError(
-            f"{file.name} has the MD5 {digest.hexdigest()}, but files[].MD5checksum is {file.md5};"
-            f" copy the damaged inventory {inventory.place} again, or name another"
+            f"{file.name} has the MD5 {digest.hexdigest()}, but files[].MD5checksum is {file.md5}."
+            f" Copy the damaged inventory {inventory.place} again, or name another"
         )
 
 
@@ -221,7 +221,7 @@ def _read_manifest(address: str, bucket: str) -> Inventory:
     digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
     if checksum.strip().strip('"').lower() != digest:
         raise InventoryError(
-            f"{MANIFEST} has the MD5 {digest}, but {CHECKSUM} says {checksum.strip()[:40]!r}; copy"
+            f"{MANIFEST} has the MD5 {digest}, but {CHECKSUM} says {checksum.strip()[:40]!r}. Copy"
             " the damaged or incomplete inventory again, or name another"
         )
 
@@ -246,7 +246,7 @@ def _documents(address: str) -> tuple[bytes, str]:
             return (folder / MANIFEST).read_bytes(), (folder / CHECKSUM).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise InventoryError(
-                f"{folder} has no whole {MANIFEST} and {CHECKSUM} ({error}); S3 writes the latter"
+                f"{folder} has no whole {MANIFEST} and {CHECKSUM} ({error}). S3 writes the latter"
                 " last: wait for it, or copy both"
             ) from error
 
@@ -254,7 +254,7 @@ def _documents(address: str) -> tuple[bytes, str]:
         store, key = open_with_path(address)
     except ValueError as error:
         raise InventoryError(
-            f"--inventory {without_secrets(address)!r} names no object ({error}); expected"
+            f"--inventory {without_secrets(address)!r} names no object ({error}), expected"
             f" s3://BUCKET/PATH/{MANIFEST}?endpoint=URL or a local path"
         ) from error
 
@@ -264,7 +264,7 @@ def _documents(address: str) -> tuple[bytes, str]:
             checksum = store.get_range(key.removesuffix(MANIFEST) + CHECKSUM)
         except ObjectNotFoundError as error:
             raise InventoryError(
-                f"{without_secrets(address)} has no whole {MANIFEST} and {CHECKSUM} ({error}); S3"
+                f"{without_secrets(address)} has no whole {MANIFEST} and {CHECKSUM} ({error}). S3"
                 " writes the latter last: wait for it, or name an older inventory"
             ) from error
 
@@ -280,15 +280,15 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
     try:
         document = parse_json(body)
     except ValueError as error:
-        raise InventoryError(f"{MANIFEST} is not JSON ({error}); name another inventory") from error
+        raise InventoryError(f"{MANIFEST} is not JSON ({error}). Name another inventory") from error
 
     if not isinstance(document, dict):
-        raise InventoryError(f"{MANIFEST} is not a JSON object; name another inventory")
+        raise InventoryError(f"{MANIFEST} is not a JSON object. Name another inventory")
 
     source = _text(document, "sourceBucket")
     if source != bucket:
         raise InventoryError(
-            f"{MANIFEST}: sourceBucket is {source!r}, but --store is the bucket {bucket!r}; name an"
+            f"{MANIFEST}: sourceBucket is {source!r}, but --store is the bucket {bucket!r}. Name an"
             " inventory of that bucket"
         )
     if (version := _text(document, "version")) != _VERSION:
@@ -324,7 +324,7 @@ def check_columns(columns: Sequence[str], where: str) -> None:
     for name in _NEEDED:
         if name not in columns:
             raise InventoryError(
-                f"{where} has no column {name!r}, only {', '.join(columns)}; add Size and"
+                f"{where} has no column {name!r}, only {', '.join(columns)}. Add Size and"
                 " LastModifiedDate to the inventory"
             )
     if "versionid" in columns:
@@ -389,8 +389,8 @@ def _find(manifest: Path, key: str) -> Path:
             if path.is_file():
                 return path
     raise InventoryError(
-        f"{manifest}: files[].key {key!r} is not below {manifest.absolute().parent} or beside it;"
-        " copy the inventory's folder whole"
+        f"{manifest}: files[].key {key!r} is not below {manifest.absolute().parent} or beside it."
+        " Copy the inventory's folder whole"
     )
 
 
@@ -400,13 +400,13 @@ _ENDINGS = {".csv": "csv", ".csv.gz": "csv", ".orc": "orc", ".parquet": "parquet
 def _read_table(address: str, bucket: str, taken_ms: int | None) -> Inventory:
     if "://" in address:
         raise InventoryError(
-            f"--inventory {without_secrets(address)} is not a {MANIFEST}; use a local path for"
+            f"--inventory {without_secrets(address)} is not a {MANIFEST}. Use a local path for"
             " other tables in Parquet, ORC or CSV"
         )
     if taken_ms is None:
         raise InventoryError(
-            f"--taken-at is missing, and {address} does not contain the start of its listing;"
-            " set it to the start, such as 2026-05-01T12:00:00Z, because later changes are left"
+            f"--taken-at is missing, and {address} does not contain the start of its listing."
+            " Set it to the start, such as 2026-05-01T12:00:00Z, because later changes are left"
             " alone"
         )
 
@@ -421,7 +421,7 @@ def _read_table(address: str, bucket: str, taken_ms: int | None) -> Inventory:
     kinds = {_format_of(file) for file in paths}
     if len(kinds) != 1:
         raise InventoryError(
-            f"--inventory {address} has {len(paths)} files of {len(kinds)} formats; expected a"
+            f"--inventory {address} has {len(paths)} files of {len(kinds)} formats, expected a"
             f" {MANIFEST}, or one or more files of one format: {', '.join(_ENDINGS)}"
         )
 

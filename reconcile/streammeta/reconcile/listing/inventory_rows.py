@@ -70,7 +70,7 @@ def inventory_rows(
                 yield from _convert(inventory, file, _rename_columns(inventory, batch), namespace)
         except (pa.ArrowException, OSError) as error:
             raise InventoryError(
-                f"{file.name} can't be read as {inventory.format} ({error}); name another inventory"
+                f"{file.name} can't be read as {inventory.format} ({error}). Name another inventory"
                 f" than {inventory.place}, which is damaged"
             ) from error
 
@@ -185,8 +185,8 @@ def _check_bucket(inventory: Inventory, columns: _Columns, where: str) -> None:
     for found in pc.unique(_text(columns["bucket"])).to_pylist():
         if found != inventory.bucket:
             raise InventoryError(
-                f"{where}: bucket is {found!r}, but --store is the bucket {inventory.bucket!r};"
-                " name an inventory of that bucket"
+                f"{where}: bucket is {found!r}, but --store is the bucket {inventory.bucket!r}."
+                " Name an inventory of that bucket"
             )
 
 
@@ -211,7 +211,7 @@ def _key_of_path(path: str, bucket: str, where: str) -> str:
     found, _, key = path.partition("://")[2].partition("/")
     if found != bucket:
         raise InventoryError(
-            f"{where}: path is {path!r}, but --store is the bucket {bucket!r}; name an inventory of"
+            f"{where}: path is {path!r}, but --store is the bucket {bucket!r}. Name an inventory of"
             " that bucket"
         )
     return key
@@ -284,7 +284,7 @@ def _moments(column: Any, where: str) -> Any:
         return _parse_times(text)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InventoryError(
-            f"{where}: lastmodifieddate is not a time ({error}); expected"
+            f"{where}: lastmodifieddate is not a time ({error}), expected"
             " 2026-05-01T12:00:00.000Z, a timestamp, or Unix milliseconds"
         ) from error
 

@@ -80,20 +80,20 @@ def _checked(options: Mapping[str, str]) -> Mapping[str, str]:
     for name in given:
         if name not in _OPTIONS:
             raise ConfigurationError(
-                f"{FORMAT} has no option {name!r}; it has {', '.join(_OPTIONS)}"
+                f"{FORMAT} has no option {name!r}. It has {', '.join(_OPTIONS)}"
             )
 
     for name in ("store", "namespace"):
         if not given.get(name):
             raise ConfigurationError(
-                f"{FORMAT} needs the option {name!r}; give it as .option({name!r}, ...)"
+                f"{FORMAT} needs the option {name!r}. Give it as .option({name!r}, ...)"
             )
 
     try:
         open_object_store(given["store"]).close()
     except ValueError as error:
         raise ConfigurationError(
-            f"{FORMAT} has the option 'store' as {without_secrets(given['store'])!r} ({error});"
+            f"{FORMAT} has the option 'store' as {without_secrets(given['store'])!r} ({error}),"
             " expected s3://BUCKET?endpoint=URL or file:///FOLDER"
         ) from error
 

@@ -38,12 +38,12 @@ def checked_schema(format_: str, whole: pa.Schema, asked: StructType) -> pa.Sche
         wanted = types.get(field.name)
         if wanted is None:
             raise ConfigurationError(
-                f"{format_} has no column {field.name!r}; leave .schema() out, or choose of"
+                f"{format_} has no column {field.name!r}. Leave .schema() out, or choose of"
                 f" {', '.join(whole.names)}"
             )
         if field.dataType != wanted:
             raise ConfigurationError(
                 f"{format_} has the column {field.name!r} as {wanted.simpleString()}, .schema()"
-                f" wants {field.dataType.simpleString()}; leave .schema() out, or cast the column"
+                f" wants {field.dataType.simpleString()}. Leave .schema() out, or cast the column"
             )
     return pa.schema([whole.field(field.name) for field in asked.fields])

@@ -85,13 +85,13 @@ def copy_of_metadata(leader: LeaderClient, path: Path) -> Iterator[CheckpointRea
             checkpoint.verify()
             if checkpoint.id != identity:
                 raise MetadataExportError(
-                    f"copy of the metadata is {checkpoint.id}, but was sent as {identity}; run the"
+                    f"copy of the metadata is {checkpoint.id}, but was sent as {identity}. Run the"
                     " command again"
                 )
             yield checkpoint
     except (CheckpointError, OSError) as error:
         raise MetadataExportError(
-            f"copy of the metadata can't be read ({error}); run the command again, with the"
+            f"copy of the metadata can't be read ({error}). Run the command again, with the"
             " controllers' version of streammeta"
         ) from error
     finally:
@@ -120,21 +120,21 @@ def _write_chunks(
                 if identity not in (None, described) or chunk.position != written:
                     raise MetadataExportError(
                         f"copy of the metadata broke at byte {written}: got position"
-                        f" {chunk.position} of {described}, expected the next chunk of {identity};"
-                        " run the command again"
+                        f" {chunk.position} of {described}, expected the next chunk of {identity}."
+                        " Run the command again"
                     )
                 identity = described
                 written += file.write(chunk.data)
     except OSError as error:
         raise MetadataExportError(
-            f"copy of the metadata can't be written to {path} ({os.strerror(error.errno or 0)});"
-            " free space or choose another folder for --plan"
+            f"copy of the metadata can't be written to {path} ({os.strerror(error.errno or 0)})."
+            " Free space or choose another folder for --plan"
         ) from error
 
     if identity is None or identity[2] != written:
         wanted = identity[2] if identity else "at least one chunk"
         raise MetadataExportError(
-            f"copy of the metadata ended at byte {written}, expected {wanted}; run the command"
+            f"copy of the metadata ended at byte {written}, expected {wanted}. Run the command"
             " again"
         )
 
@@ -165,7 +165,7 @@ def write_objects(
                 committed += int(np.isin(rows["map_state"].to_numpy(), WANTED_STATES).sum())
     except (KeyError, ValueError) as error:
         raise MetadataExportError(
-            f"copy of the metadata has other columns than this version reads ({error}); use the"
+            f"copy of the metadata has other columns than this version reads ({error}). Use the"
             " controllers' version of streammeta"
         ) from error
 

@@ -172,7 +172,7 @@ def copy_metadata(
         draft.replace(path)
     except OSError as error:
         raise MetadataExportError(
-            f"copy of the metadata can't be written to {folder} ({error.strerror}); set the option"
+            f"copy of the metadata can't be written to {folder} ({error.strerror}). Set the option"
             " 'copies' to another folder"
         ) from error
     finally:
@@ -198,7 +198,7 @@ def _check_options(options: Mapping[str, str]) -> Mapping[str, str]:
     for name in given:
         if name not in _OPTIONS:
             raise ConfigurationError(
-                f"{FORMAT} has no option {name!r}; it has {', '.join(_OPTIONS)}"
+                f"{FORMAT} has no option {name!r}. It has {', '.join(_OPTIONS)}"
             )
 
     if not given.get("table"):
@@ -224,7 +224,7 @@ def _check_options(options: Mapping[str, str]) -> Mapping[str, str]:
     missing = [name for name in _TLS if not given.get(name.lower())]
     if missing and len(missing) < len(_TLS):
         raise ConfigurationError(
-            f"{FORMAT} needs all of {', '.join(_TLS)}, or none; the option {missing[0]!r} is"
+            f"{FORMAT} needs all of {', '.join(_TLS)}, or none. The option {missing[0]!r} is"
             " missing"
         )
 
@@ -347,12 +347,12 @@ class _ExportTable:
             names = {entry["section"]: entry["file"] for entry in manifest["files"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MetadataExportError(
-                f"{folder} is not an export of metadata ({error!r}); name a folder of `streammeta"
+                f"{folder} is not an export of metadata ({error!r}). Name a folder of `streammeta"
                 " snapshot export`, on a path that all machines share"
             ) from error
 
         if not is_complete:
-            raise MetadataExportError(f"export {folder} is incomplete; export the metadata again")
+            raise MetadataExportError(f"export {folder} is incomplete. Export the metadata again")
         if names.get(self.name) != self.name + SUFFIX:
             raise _no_table(self.name, names, self.folder)
         return folder / (self.name + SUFFIX)
@@ -410,7 +410,7 @@ def _open_checkpoint(path: Path) -> CheckpointReader:
         return CheckpointReader.open(path)
     except (CheckpointError, OSError) as error:
         raise MetadataExportError(
-            f"checkpoint {path} can't be read ({error}); name one on a path that all machines share"
+            f"checkpoint {path} can't be read ({error}). Name one on a path that all machines share"
         ) from error
 
 
@@ -428,4 +428,4 @@ def _section(entries: Mapping[str, SectionEntry], name: str, where: str) -> Sect
 
 
 def _no_table(name: str, known: Mapping[str, object], where: str) -> MetadataExportError:
-    return MetadataExportError(f"{where} has no table {name!r}; it has {', '.join(sorted(known))}")
+    return MetadataExportError(f"{where} has no table {name!r}. It has {', '.join(sorted(known))}")

@@ -154,7 +154,7 @@ def _chunk_of(name: str, column: pq.ColumnChunkMetaData) -> _Placed:
     codec, encodings = column.compression, column.encodings
     if codec not in CODECS or not set(encodings) <= ENCODINGS.keys():
         raise SpliceError(
-            f"column {name} is encoded as {', '.join(encodings)} and compressed by {codec};"
+            f"column {name} is encoded as {', '.join(encodings)} and compressed by {codec},"
             f" expected {', '.join(CODECS)}, and of encodings {', '.join(ENCODINGS)}"
         )
 

@@ -175,7 +175,7 @@ def new_plan_folder(folder: Path) -> Iterator[Path]:
         draft.mkdir(parents=True)
     except OSError as error:
         raise PlanError(
-            f"can't write a plan at {folder} ({error}); choose a writable folder"
+            f"can't write a plan at {folder} ({error}). Choose a writable folder"
         ) from error
     try:
         yield draft
@@ -189,7 +189,7 @@ def refuse_existing(folder: Path) -> None:
     """Raise `PlanError` if `folder` exists. A plan is never overwritten."""
     if folder.exists() or folder.is_symlink():
         raise PlanError(
-            f"{folder} exists already and a plan is never overwritten; name a new folder, or"
+            f"{folder} exists already and a plan is never overwritten. Name a new folder, or"
             " delete this one"
         )
 
@@ -208,22 +208,22 @@ def read_plan_file(folder: Path) -> PlanResult:
         document = parse_json(path.read_text())
     except OSError as error:
         raise PlanError(
-            f"{path} can't be read ({error.strerror}); name a folder of `streammeta reconcile plan`"
+            f"{path} can't be read ({error.strerror}). Name a folder of `streammeta reconcile plan`"
         ) from error
     except ValueError as error:
-        raise PlanError(f"{path} is damaged ({error}); make a new plan") from error
+        raise PlanError(f"{path} is damaged ({error}). Make a new plan") from error
 
     version = document.get("version") if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
         raise PlanError(
-            f"{path} has version {version!r}, expected {FORMAT_VERSION}; make a new plan with this"
+            f"{path} has version {version!r}, expected {FORMAT_VERSION}. Make a new plan with this"
             " version of streammeta"
         )
 
     try:
         return _plan_from(document)
     except (KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"{path} is damaged (field {error}); make a new plan") from error
+        raise PlanError(f"{path} is damaged (field {error}). Make a new plan") from error
 
 
 def _plan_from(document: dict[str, Any]) -> PlanResult:
@@ -263,7 +263,7 @@ def check_grace(grace_ms: int, *, is_unsafe: bool) -> None:
     if grace_ms < GRACE_FLOOR_MS and not is_unsafe:
         raise ConfigurationError(
             f"--grace is {grace_ms // 1000} s, expected at least {GRACE_FLOOR_MS // 60_000}m,"
-            " because new objects of a broker may look like orphans; --unsafe-grace accepts"
+            " because new objects of a broker may look like orphans. --unsafe-grace accepts"
             " less, for clusters without writers"
         )
 
@@ -279,7 +279,7 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
         raise PlanError(f"plan {folder} is only a report, its guards failed: {reasons}")
 
     if plan.next_object_id is None:
-        raise PlanError(f"plan {folder} was made without the metadata; make a new plan")
+        raise PlanError(f"plan {folder} was made without the metadata. Make a new plan")
 
     # An inventory is old by nature. Such a plan's age is the age of its copy of the metadata.
     listed_ms = plan.created_at_ms if plan.inventory else plan.listing_started_ms
@@ -288,18 +288,18 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
     if now_ms - earliest > PLAN_LIFE_MS:
         raise PlanError(
             f"plan {folder} is {(now_ms - earliest) // 3_600_000} h old, expected at most"
-            f" {PLAN_LIFE_MS // 3_600_000} h; make a new plan"
+            f" {PLAN_LIFE_MS // 3_600_000} h. Make a new plan"
         )
     if latest - now_ms > CLOCK_SKEW_MS:
         raise PlanError(
-            f"plan {folder} is dated {(latest - now_ms) // 1000} s in the future; correct this"
+            f"plan {folder} is dated {(latest - now_ms) // 1000} s in the future. Correct this"
             " machine's clock, or make a new plan"
         )
 
     try:
         check_grace(plan.listing_started_ms - plan.young_from_ms, is_unsafe=plan.unsafe_grace)
     except ConfigurationError as error:
-        raise PlanError(f"plan {folder} can't be applied ({error}); make a new plan") from error
+        raise PlanError(f"plan {folder} can't be applied ({error}). Make a new plan") from error
 
 
 def check_store(store: str, plan: PlanResult) -> None:
@@ -307,7 +307,7 @@ def check_store(store: str, plan: PlanResult) -> None:
     place = place_of(store)
     if place != plan.place:
         raise PlanError(
-            f"plan is for the store {plan.place}, but {without_secrets(store)} is {place}; give"
+            f"plan is for the store {plan.place}, but {without_secrets(store)} is {place}. Give"
             " --store with the same bucket and endpoint, or make a plan of this one"
         )
 
@@ -317,5 +317,5 @@ def check_identity(found: ClusterIdentity, plan: PlanResult, connect: tuple[str,
     if found != plan.identity:
         raise PlanError(
             f"plan is for {plan.identity.describe()}, but {', '.join(connect)} is"
-            f" {found.describe()}; apply it with --connect of its cluster"
+            f" {found.describe()}. Apply it with --connect of its cluster"
         )

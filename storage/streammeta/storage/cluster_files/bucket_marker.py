@@ -293,8 +293,8 @@ def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
         found = read_marker(store, marker.namespace)
         if found is None:
             raise StoreUnavailableError(
-                f"marker {marker_key(marker.namespace)!r} was deleted after the put found it;"
-                " try again"
+                f"marker {marker_key(marker.namespace)!r} was deleted after the put found it."
+                " Try again"
             ) from None
         return found
     return marker

@@ -121,7 +121,7 @@ def plan_copy(
     parts = layout.finish(trailer_size)
     if len(parts) > chosen.max_parts:
         raise ValueError(
-            f"object would have {len(parts)} parts, expected at most {chosen.max_parts}; merge"
+            f"object would have {len(parts)} parts, expected at most {chosen.max_parts}. Merge"
             " fewer sources"
         )
 

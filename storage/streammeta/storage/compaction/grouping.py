@@ -289,7 +289,7 @@ def _broken_limit(groups: _Groups, limits: CompactionLimits, reserved: int) -> _
         return None
 
     detail = (
-        f"commit with this object would create {count}, expected at most {limit}; it waits for a"
+        f"commit with this object would create {count}, expected at most {limit}. It waits for a"
         " commit of fewer objects or a higher limit"
     )
     is_for_splits = reason is ExclusionReason.TOO_MANY_STREAM_OBJECTS or (

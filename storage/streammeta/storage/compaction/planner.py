@@ -53,7 +53,7 @@ def exclude_faults(
             entry.object_id,
             ExclusionReason.OVERLAP,
             f"stream {entry.stream_id} [{entry.start_offset}, {entry.end_offset}) of object"
-            f" {entry.object_id} overlaps another entry of the stream; compare the objects with"
+            f" {entry.object_id} overlaps another entry of the stream. Compare the objects with"
             " these offsets before you remove one",
         )
         for entry in _first_of_each_object(table, overlapping)
@@ -64,7 +64,7 @@ def exclude_faults(
             ExclusionReason.OVERSIZED_ENTRY,
             f"stream {entry.stream_id} [{entry.start_offset}, {entry.end_offset}) of object"
             f" {entry.object_id} has {entry.size} bytes, over the memory budget of"
-            f" {memory_budget}; raise the budget",
+            f" {memory_budget}. Raise the budget",
         )
         for entry in _first_of_each_object(table, oversized)
     }
@@ -277,17 +277,17 @@ def _commit_or_problem(
     if splits > limits.max_stream_objects:
         return ExclusionReason.TOO_MANY_STREAM_OBJECTS, (
             f"split of the object would create {splits} stream objects, expected at most"
-            f" {limits.max_stream_objects}; raise the limit or the memory budget"
+            f" {limits.max_stream_objects}. Raise the limit or the memory budget"
         )
     if kept > limits.max_streams:
         return ExclusionReason.TOO_MANY_STREAMS, (
             f"split of the object would leave {kept} streams in a stream set object, expected at"
-            f" most {limits.max_streams}; raise the limit of streams or of stream objects"
+            f" most {limits.max_streams}. Raise the limit of streams or of stream objects"
         )
     if splits + kept > limits.max_rows:
         return ExclusionReason.TOO_MANY_ROWS, (
             f"split of the object would create {splits} stream objects and leave {kept} streams,"
-            f" expected at most {limits.max_rows} in total; raise the memory budget"
+            f" expected at most {limits.max_rows} in total. Raise the memory budget"
         )
 
     grouping = Grouping(table, firsts, ~is_kept, ())

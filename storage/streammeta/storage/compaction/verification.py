@@ -54,7 +54,7 @@ def check_coverage(sources: EntryTable, outputs: EntryTable) -> None:
 
     raise CoverageError(
         f"outputs contain {_describe(found, place)}, expected {_describe(wanted, place)}, the live"
-        " data of the sources; nothing was committed, plan the compaction again"
+        " data of the sources. Nothing was committed. Plan the compaction again"
     )
 
 
@@ -68,7 +68,7 @@ def _check_overlap(written: EntryTable) -> None:
         raise CoverageError(
             f"outputs overlap: stream {first.stream_id} [{first.start_offset}, {first.end_offset})"
             f" in object {first.object_id} and [{second.start_offset}, {second.end_offset}) in"
-            f" object {second.object_id}; nothing was committed, plan the compaction again"
+            f" object {second.object_id}. Nothing was committed. Plan the compaction again"
         )
 
 
@@ -222,7 +222,7 @@ class SourceChecks:
             self.checked += crc32c is not None
             if crc32c is not None and crc32c != recorded.crc32c:
                 found[object_id] = (
-                    f"CRC-32C is {crc32c:#010x}, but {recorded.crc32c:#010x} was recorded; keep the"
+                    f"CRC-32C is {crc32c:#010x}, but {recorded.crc32c:#010x} was recorded. Keep the"
                     " object, and restore it from a copy of the bucket"
                 )
         return found

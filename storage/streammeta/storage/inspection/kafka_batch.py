@@ -260,7 +260,7 @@ def _decode_batch(view: memoryview, at: int) -> KafkaBatch:
             KAFKA_MAGIC,
         )
     if left < _HEADER.size:
-        raise PayloadError(at, "what is left for a batch header", f"{left} bytes", _HEADER.size)
+        raise PayloadError(at, "remaining length for a batch header", f"{left} bytes", _HEADER.size)
 
     base_offset, length, leader_epoch, _, *fields = _HEADER.unpack_from(view, at)
     if not _HEADER.size - _LOG_OVERHEAD <= length <= left - _LOG_OVERHEAD:

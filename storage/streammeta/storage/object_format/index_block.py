@@ -286,7 +286,7 @@ def decode_index(
     table = np.frombuffer(data, dtype=INDEX_ENTRY_DTYPE)
     rules = [
         (_entry_faults(table), _FIELD_RULE),
-        (_order_faults(table), "a start behind the end of the entry before, by stream and offset"),
+        (_order_faults(table), "a start after the end of the previous entry, by stream and offset"),
     ]
     if data_size is not None:
         rules.append((_tiling_faults(table), "a position where the entry before ends"))

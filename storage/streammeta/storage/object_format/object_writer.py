@@ -135,7 +135,7 @@ class ObjectWriter:
         if self._size is not None:
             raise RuntimeError("the object is finished already")
         if not self._entries:
-            raise ValueError("the object has no records, expected at least one; write() them first")
+            raise ValueError("the object has no records, expected at least one. Call write() first")
         trailer = encode_trailer(self._entries, self._data_size)
         self._filling.append(trailer)
         self._full.append(self._filling)
@@ -161,7 +161,7 @@ class ObjectWriter:
         """Content of the object. Raises `RuntimeError` before `finish` and the last of `parts`."""
         if self._size is None or self._taken_size != self._size:
             raise RuntimeError(
-                f"only {self._taken_size} bytes of the object were read; call finish(), then read"
+                f"only {self._taken_size} bytes of the object were read. Call finish(), then read"
                 " all of parts()"
             )
         return ObjectSummary(

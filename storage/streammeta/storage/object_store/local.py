@@ -234,7 +234,7 @@ class LocalObjectStore:
             for file, part in zip(files, parts, strict=True):
                 if not file.is_file() or etag_of(file.stat()) != part.etag:
                     raise ValueError(
-                        f"part {part.number} is missing or was replaced; upload it first"
+                        f"part {part.number} is missing or was replaced. Upload it first"
                     )
             self._write_file(path, lambda fd: join_files(files, fd), read_tags(folder / "key"))
             self._drop(upload)
@@ -275,7 +275,7 @@ class LocalObjectStore:
             )
         if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
             raise AccessDeniedError(
-                f"directory {self._root} can't be read and written; fix its owner or mode"
+                f"directory {self._root} can't be read and written. Fix its owner or mode"
             )
 
     def _path_of(self, key: str) -> Path:
@@ -455,15 +455,15 @@ class LocalObjectStore:
             ) from None
         except PermissionError as error:
             raise AccessDeniedError(
-                f"{error.strerror} at {error.filename}; fix the owner or mode below {self._root}"
+                f"{error.strerror} at {error.filename}. Fix the owner or mode below {self._root}"
             ) from error
         except OSError as error:
             problem = f"{error.strerror} on {key!r} below {self._root}"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
                 raise StoreUnavailableError(
-                    f"{problem}; free space or repair, then retry"
+                    f"{problem}. Free space or repair, then retry"
                 ) from error
-            raise StoreRejectedError(f"{problem}; fix the path or the file system") from error
+            raise StoreRejectedError(f"{problem}. Fix the path or the file system") from error
 
 
 def _part_name(number: int) -> str:

@@ -76,8 +76,8 @@ def write_tags(fd: int, tags: Tags) -> None:
         if error.errno != errno.ENOTSUP:
             raise
         raise StoreRejectedError(
-            "the object store's file system does not support extended attributes, which tags need;"
-            " move the directory to ext4, XFS or Btrfs, or store without tags"
+            "the object store's file system does not support extended attributes, which tags need."
+            " Move the directory to ext4, XFS or Btrfs, or store without tags"
         ) from error
 
 

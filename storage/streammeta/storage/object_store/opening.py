@@ -20,7 +20,7 @@ def open_object_store(uri: str) -> ObjectStore:
     """
     if not isinstance(uri, str):
         raise TypeError(
-            f"uri is {uri!r}, a {type(uri).__name__}; expected a str: s3://bucket?options or"
+            f"uri is {uri!r}, a {type(uri).__name__}, expected a str: s3://bucket?options or"
             " file:///absolute/directory"
         )
     scheme = uri.partition("://")[0] if "://" in uri else ""

@@ -229,7 +229,7 @@ class _Precheck:
         if created.count(True) != 1:
             raise _FailedError(
                 f"{created.count(True)} of {CREATORS} concurrent creators of an object succeeded,"
-                " expected 1; use another server, this one does not check and store atomically"
+                " expected 1. Use another server: this one does not check and store atomically"
                 " (If-None-Match), so a node would overwrite another node's object"
             )
         _expect(key, store.get_range(key), _content_of(created.index(True)))
@@ -238,7 +238,7 @@ class _Precheck:
         except ObjectExistsError:
             return
         raise _FailedError(
-            "an existing object was created again; use another server, this one ignores the"
+            "an existing object was created again. Use another server: this one ignores the"
             " condition of a put (If-None-Match)"
         )
 

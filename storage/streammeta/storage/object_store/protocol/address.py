@@ -139,7 +139,7 @@ class S3Config:
         for name in names:
             if name not in known or names.count(name) != 1 or not values[name]:
                 raise ValueError(
-                    f"S3 address has the option {name!r} {names.count(name)} times or empty;"
+                    f"S3 address has the option {name!r} {names.count(name)} times or empty,"
                     f" expected each of {', '.join(sorted(known))} at most once, with a value"
                 )
 
@@ -149,7 +149,7 @@ class S3Config:
     def _from_server_form(cls, parts: SplitResult, values: Mapping[str, str]) -> S3Config:
         if "s3-data-bucket" not in values:
             raise ValueError(
-                f"S3 address names the server {parts.netloc!r} but no bucket; expected"
+                f"S3 address names the server {parts.netloc!r} but no bucket, expected"
                 " s3-data-bucket"
             )
         protocol = values.get("s3-endpoint-protocol", "https")
@@ -212,7 +212,7 @@ class S3Config:
         Raises `ValueError` without an endpoint.
         """
         if self.endpoint_url is None:
-            raise ValueError("the bucket is Amazon's; the server form wants an endpoint")
+            raise ValueError("the bucket is Amazon's. The server form requires an endpoint")
         endpoint = urlsplit(self.endpoint_url)
         options = {
             "s3-access-key": self.access_key,

@@ -23,8 +23,8 @@ def check_deadline(deadline: float | None) -> None:
     """Raise `DeadlineExceededError` if the deadline has passed."""
     if deadline is not None and time.monotonic() >= deadline:
         raise DeadlineExceededError(
-            "object store deadline exceeded before the request was sent, nothing was changed;"
-            " raise the deadline"
+            "object store deadline exceeded before the request was sent. Nothing was changed."
+            " Raise the deadline"
         )
 
 

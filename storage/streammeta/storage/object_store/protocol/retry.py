@@ -137,7 +137,7 @@ class Retrier:
             ):
                 raise DeadlineExceededError(
                     f"object store deadline exceeded while waiting for {self._running} other"
-                    " requests, the current limit; send fewer requests or raise the deadline"
+                    " requests, the current limit. Send fewer requests or raise the deadline"
                 )
             self._running += 1
             self._begun += 1
@@ -199,6 +199,6 @@ def run_for(seconds: float, request: Callable[[], T]) -> T:
         if outcome.done():
             raise  # raised by the request itself, not by the wait
         raise DeadlineExceededError(
-            "object store deadline exceeded before the answer, the request may still take effect;"
-            " repeat it with a later deadline"
+            "object store deadline exceeded before the answer. The request may still take effect."
+            " Repeat it with a later deadline"
         ) from None

@@ -59,7 +59,7 @@ class PageDocument:
             self._root = ElementTree.fromstring(body)
         except ElementTree.ParseError as error:
             raise StoreUnavailableError(
-                f"page of the listing is not a complete XML document ({error}); retry"
+                f"page of the listing is not a complete XML document ({error}). Retry"
             ) from error
         tag = self._root.tag
         if tag.rpartition("}")[2] != root_name:
@@ -131,6 +131,6 @@ def _parse_rfc5322(moment: str) -> datetime:
 def invalid_page(problem: str) -> StoreRejectedError:
     """Return the error for an invalid page."""
     return StoreRejectedError(
-        f"page of the listing differs from S3's format: {problem}; use another server, this one"
+        f"page of the listing differs from S3's format: {problem}. Use another server: this one"
         " does not list correctly"
     )

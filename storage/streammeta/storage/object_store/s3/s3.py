@@ -556,7 +556,7 @@ class S3ObjectStore:
             found = self._head_once(key)
         except ObjectNotFoundError as error:
             raise StoreUnavailableError(
-                f"object {key!r} was deleted after the put found it; retry"
+                f"object {key!r} was deleted after the put found it. Retry"
             ) from error
         return found["Metadata"].get(_PUT_ID) == put_id
 

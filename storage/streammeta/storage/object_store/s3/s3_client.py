@@ -247,7 +247,7 @@ def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum:
     if checksum.contradicts(answer, body):
         raise StoreUnavailableError(
             f"bytes of {key!r} were damaged on the way, their {checksum} differs from the stored"
-            " one; retry"
+            " one. Retry"
         )
 
 
@@ -265,7 +265,7 @@ def check_part(
             return
     raise StoreRejectedError(
         f"request for bytes [{start}, {'end' if end is None else end}) of {key!r} returned"
-        f" {received} bytes and the content range {stated!r}; use another server, this one does"
+        f" {received} bytes and the content range {stated!r}. Use another server: this one does"
         " not serve ranges correctly"
     )
 
@@ -356,11 +356,11 @@ def translate(
         return _translate_answer(error, bucket, key, start, upload_id)
     if isinstance(error, _NO_CREDENTIALS):
         return AccessDeniedError(
-            f"no credentials for bucket {bucket!r} ({error}); {_CREDENTIALS_ADVICE}"
+            f"no credentials for bucket {bucket!r} ({error}). {_CREDENTIALS_ADVICE}"
         )
     if isinstance(error, (BotoConnectionError, HTTPClientError)):
         return StoreUnavailableError(
-            f"no answer from {endpoint} for bucket {bucket!r}: {error}; check the endpoint and that"
+            f"no answer from {endpoint} for bucket {bucket!r}: {error}. Check the endpoint and that"
             " the server runs, then retry"
         )
     if isinstance(error, (IncompleteReadError, FlexibleChecksumError)):
@@ -388,13 +388,13 @@ def _translate_answer(
         return ObjectExistsError(key)
     if code in THROTTLED_CODES or status in (429, 503):
         return StoreUnavailableError(
-            f"bucket {bucket!r} asks for fewer requests ({code}); retry later",
+            f"bucket {bucket!r} asks for fewer requests ({code}). Retry later",
             throttled=True,
             retry_after_s=_retry_after_s(error),
         )
     if code in _UNAVAILABLE_CODES or status == 408 or (status >= 500 and status != 501):
         return StoreUnavailableError(
-            f"bucket {bucket!r} is unavailable ({status} {code}); retry",
+            f"bucket {bucket!r} is unavailable ({status} {code}). Retry",
             retry_after_s=_retry_after_s(error),
         )
     if status == 404:
@@ -402,7 +402,7 @@ def _translate_answer(
     if code in _DAMAGED_CODES:
         return StoreRejectedError(
             f"bytes of {key!r} were damaged on the way to bucket {bucket!r} ({code}), nothing was"
-            " stored; check the network and proxies between this machine and the server"
+            " stored. Check the network and proxies between this machine and the server"
         )
 
     about = f" for {key!r}" if key else ""

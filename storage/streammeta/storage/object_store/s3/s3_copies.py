@@ -107,7 +107,7 @@ def copy_by_parts(
 
     if store.head(target_key).size != source.size:
         raise StoreRejectedError(
-            f"copy {target_key!r} and source {source_key!r} differ in size; delete the copy and use"
+            f"copy {target_key!r} and source {source_key!r} differ in size. Delete the copy and use"
             " another server, this one does not copy ranges correctly"
         )
     if tags:
@@ -137,6 +137,6 @@ def read_tag_set(ask: Callable[[], Mapping[str, Any]], key: str) -> dict[str, st
     if "TagSet" not in answer:
         raise StoreRejectedError(
             f"server answers GetObjectTagging of {key!r} without a TagSet, so it does not support"
-            " tags; use a store with tags, or delete or quarantine objects instead"
+            " tags. Use a store with tags, or delete or quarantine objects instead"
         )
     return {tag["Key"]: tag["Value"] for tag in answer["TagSet"]}
