@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from streammeta.client import errors, model
+from streammeta.client.commits.core import MESSAGES_IN_FLIGHT
 from streammeta.client.commits.messages import (
     COMMITTED,
     MESSAGE_ROWS_MAX,
@@ -21,7 +22,7 @@ from streammeta.client.commits.messages import (
     Upload,
     UploadVerdict,
 )
-from streammeta.client.commits.pipeline import MESSAGES_IN_FLIGHT, CommitPipeline
+from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import (

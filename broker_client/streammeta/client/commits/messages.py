@@ -7,12 +7,11 @@ little-endian, like the controllers. Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from streammeta.client.arguments import check_int, check_kind
 from streammeta.client.errors import ProtocolViolationError
@@ -30,9 +29,10 @@ CRC32C_MAX = 2**32 - 1
 
 _METHOD = "CommitPipeline"
 
-ResultT = TypeVar("ResultT")
 VerdictT_co = TypeVar("VerdictT_co", covariant=True)
-PendingT = TypeVar("PendingT", "PendingCommit", "PendingUpload", "PendingCommit | PendingUpload")
+Pending: TypeAlias = "PendingCommit | PendingUpload"
+Outcome: TypeAlias = "tuple[Pending, Any]"
+"""A commit, and its verdict or the exception by which it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,15 @@ class PendingUpload:
     rows: int
     columns: tuple[bytes, ...]
     facts: tuple[int, int, int]
-    done: asyncio.Future[UploadVerdict]
+    done: Any
+    """Future of the verdict. Only the loop that carries out the outcomes uses it."""
     expires: float
     traceparent: str = ""
+    is_open: bool = True
+    """Whether its caller still waits for an outcome."""
 
     @classmethod
-    def of(
-        cls, upload: Upload, done: asyncio.Future[UploadVerdict], expires: float
-    ) -> PendingUpload:
+    def of(cls, upload: Upload, done: Any, expires: float) -> PendingUpload:
         """Encode the columns of `upload`, to be answered by the event loop's time `expires`."""
         names = ("stream_ids", "stream_epochs", "start_offsets", "end_offsets")
         # Encoded here, once, so that a message that is sent again costs no second encoding.
@@ -151,9 +152,10 @@ class PendingCommit:
 
     request: objects_pb2.CommitStreamSetObjectRequest
     verdict: Callable[[objects_pb2.CommitStreamSetObjectResponse], Any]
-    done: asyncio.Future[Any]
+    done: Any
     expires: float
     traceparent: str = ""
+    is_open: bool = True
 
     @property
     def rows(self) -> int:
@@ -214,20 +216,19 @@ class CommitMessage:
         return message.SerializeToString()
 
     def _traceparents(self) -> list[str]:
-        pending: list[PendingCommit | PendingUpload] = [*self.commits, *self.uploads]
-        traced = dict.fromkeys(item.traceparent for item in pending if item.traceparent)
+        traced = dict.fromkeys(item.traceparent for item in self.pending if item.traceparent)
         # The server links at most this many spans.
         return list(traced)[:LINKS_MAX]
 
-    def settle(self, answer: objects_pb2.CommitPipelineResponse) -> None:
-        """Complete the future of every commit with its verdict.
+    def read(self, answer: objects_pb2.CommitPipelineResponse) -> list[Outcome]:
+        """Return the outcome of every commit.
 
-        Raises `ProtocolViolationError`, completing none, when `answer` belongs to another message.
+        Raises `ProtocolViolationError` when `answer` belongs to another message.
         """
         errors = answer.uploads.errors
         range_errors = answer.uploads.range_errors
         got = (answer.sequence, len(answer.commits))
-        # Answers are matched by position, so a shift would settle the wrong commits.
+        # Answers are matched by position, so a shift would give commits another's verdict.
         if got != (self.sequence, len(self.commits)):
             raise ProtocolViolationError(
                 _METHOD,
@@ -242,13 +243,13 @@ class CommitMessage:
                 f" {len(self.uploads)} uploads of {rows} rows",
             )
 
+        outcomes: list[Outcome] = []
         for commit, response in zip(self.commits, answer.commits, strict=True):
             try:
-                # A malformed verdict fails its own commit only.
-                _resolve(commit.done, commit.verdict(response))
+                outcomes.append((commit, commit.verdict(response)))
             except ProtocolViolationError as error:
-                if not commit.done.done():
-                    commit.done.set_exception(error)
+                # A malformed verdict fails its own commit only.
+                outcomes.append((commit, error))
 
         row = 0
         for index, upload in enumerate(self.uploads):
@@ -256,20 +257,19 @@ class CommitMessage:
             verdict = COMMITTED
             if errors and errors[index] != ERROR_CODE_NONE:
                 verdict = UploadVerdict(errors[index], range_errors[row : row + upload.rows])
-            _resolve(upload.done, verdict)
+            outcomes.append((upload, verdict))
             row += upload.rows
+        return outcomes
 
-    def fail(self, error: Exception) -> None:
-        """Fail every commit."""
-        pending: list[PendingCommit | PendingUpload] = [*self.commits, *self.uploads]
-        for item in pending:
-            if not item.done.done():
-                item.done.set_exception(error)
+    @property
+    def pending(self) -> list[Pending]:
+        """All commits, in the order in which they are decided."""
+        return [*self.commits, *self.uploads]
 
-    def drop_expired(self, now: float, error: Exception) -> None:
-        """Fail and drop commits that expired by `now`. Drop commits of cancelled callers."""
-        self.commits = _select_open(self.commits, now, error)
-        self.uploads = _select_open(self.uploads, now, error)
+    def drop_settled(self) -> None:
+        """Drop commits whose callers wait no longer."""
+        self.commits = [commit for commit in self.commits if commit.is_open]
+        self.uploads = [upload for upload in self.uploads if upload.is_open]
 
     def __len__(self) -> int:
         return len(self.commits) + len(self.uploads)
@@ -279,13 +279,13 @@ class CommitQueue:
     """Commits that wait to be sent, in the order in which they are to be decided."""
 
     def __init__(self) -> None:
-        self._waiting: deque[PendingCommit | PendingUpload] = deque()
+        self._waiting: deque[Pending] = deque()
         self._sequence = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, pending: PendingCommit | PendingUpload) -> None:
+    def add(self, pending: Pending) -> None:
         """Append a commit or upload."""
         self._waiting.append(pending)
 
@@ -327,14 +327,14 @@ class CommitQueue:
             CommitMessage(self._next_sequence(), commits[middle:], uploads[cut:]),
         ]
 
-    def drop_expired(self, now: float, error: Exception) -> None:
-        """Fail and drop commits that expired by `now`. Drop commits of cancelled callers."""
-        self._waiting = deque(_select_open(self._waiting, now, error))
+    @property
+    def pending(self) -> list[Pending]:
+        """All commits, in the order of submission."""
+        return list(self._waiting)
 
-    def fail(self, error: Exception) -> None:
-        """Fail and drop every commit."""
-        while self._waiting:
-            self.take().fail(error)
+    def drop_settled(self) -> None:
+        """Drop commits whose callers wait no longer."""
+        self._waiting = deque(item for item in self._waiting if item.is_open)
 
     def _next_sequence(self) -> int:
         self._sequence += 1
@@ -344,16 +344,6 @@ class CommitQueue:
 def _fits(upload: PendingUpload, first: PendingUpload, ids: set[int]) -> bool:
     """Return whether an upload can share columns: no id twice, all with epochs or none."""
     return upload.object_id not in ids and bool(upload.columns[1]) == bool(first.columns[1])
-
-
-def _select_open(waiting: Iterable[PendingT], now: float, error: Exception) -> list[PendingT]:
-    selected: list[PendingT] = []
-    for item in waiting:
-        if not item.done.done() and item.expires <= now:
-            item.done.set_exception(error)
-        if not item.done.done():
-            selected.append(item)
-    return selected
 
 
 def _column(values: Sequence[int]) -> bytes:
@@ -373,8 +363,3 @@ def _encode_column(upload: Upload, name: str) -> bytes:
 def _encode_optional_column(values: Sequence[int]) -> list[bytes]:
     """Encode a column, or leave it out if all values are unknown."""
     return [_column(values)] if any(value != -1 for value in values) else []
-
-
-def _resolve(done: asyncio.Future[ResultT], result: ResultT) -> None:
-    if not done.done():
-        done.set_result(result)

@@ -1,58 +1,46 @@
 """Commit pipeline: many commits per message, several messages in flight, across leader changes.
 
-Owns the connection, its unanswered messages, and the deadline of an answer. Commits that arrive
-while messages are in flight share the next message. After a failure all unanswered messages are
-sent again, in order: commits are idempotent by object id. `messages` builds the messages.
+Commits that arrive while messages are in flight share the next message. After a failure all
+unanswered messages are sent again, in order: commits are idempotent by object id. `core` decides
+what is sent and which commit has which outcome. This module owns the connection, the callers'
+futures and the timers, and carries that out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from streammeta.client.arguments import check_client, check_kind, check_offers, check_seconds
+from streammeta.client.commits.core import PipelineCore
 from streammeta.client.commits.effects import EffectsCommit, EffectsVerdict, UploadWithEffects
 from streammeta.client.commits.messages import (
     Commit,
-    CommitMessage,
-    CommitQueue,
+    Outcome,
+    Pending,
     PendingCommit,
     PendingUpload,
     Upload,
     UploadVerdict,
 )
 from streammeta.client.controllers.controller_client import ControllerClient, refusal
-from streammeta.client.errors import (
-    BrokerClientError,
-    ControllerUnavailableError,
-    PermissionDeniedError,
-    ProtocolViolationError,
-    UnsupportedError,
-    WriterClosedError,
-)
+from streammeta.client.errors import ControllerUnavailableError, WriterClosedError
 from streammeta.client.model import NodeIdentity, node_message
 from streammeta.client.resources.resources import ClosedAtExit, warn_unclosed
 from streammeta.rpc import tracing
 from streammeta.rpc.failures import RpcFailure
 from streammeta.rpc.leader_router import LeaderSearch, kind_of
-from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NONE
 
-MESSAGES_IN_FLIGHT = 4
-PENDING_MAX = 20_000
-"""Maximum number of commits in flight. Further callers wait."""
-
 _METHOD = "CommitPipeline"
+_PATH = f"/streammeta.v1.ObjectService/{_METHOD}"
 
 VerdictT = TypeVar("VerdictT")
-_PATH = f"/streammeta.v1.ObjectService/{_METHOD}"
 
 
 class CommitPipeline(ClosedAtExit):
@@ -72,17 +60,13 @@ class CommitPipeline(ClosedAtExit):
         self._deadline = (
             client.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
         )
-        self._queue = CommitQueue()
-        self._sent: deque[CommitMessage] = deque()
-        self._pending = 0
+        self._core = PipelineCore(self._node, min(client.attempt_timeout_s, self._deadline))
         self._work = asyncio.Event()
         self._space_freed = asyncio.Event()
         self._timeout: asyncio.Timeout | None = None
         self._search = LeaderSearch(client.router)
-        self._closed = False
         self._is_stopped = False
         self._unanswered = 0
-        self._ended: Exception | None = None
         self._task: asyncio.Task[None] | None = None
 
     def __del__(self) -> None:
@@ -130,11 +114,12 @@ class CommitPipeline(ClosedAtExit):
 
         Commits without an answer after `deadline_s` seconds fail with `WriterClosedError`.
         """
-        self._closed = self._is_stopped = True
+        self._is_stopped = True
+        self._core.close()
         self._space_freed.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                while self._pending:
+                while self._core.open:
                     self._space_freed.clear()
                     await self._space_freed.wait()
         if self._task is not None:
@@ -145,32 +130,41 @@ class CommitPipeline(ClosedAtExit):
 
     async def _wait_for_space(self) -> None:
         # A loop: other callers may have taken the space before this one runs.
-        while self._pending >= PENDING_MAX and not self._closed:
+        while self._core.is_full and self._core.rejection is None:
             self._space_freed.clear()
             await self._space_freed.wait()
-        if self._ended is not None:
-            raise self._ended
-        if self._closed:
-            raise WriterClosedError("a commit came after its pipeline was closed")
+        if self._core.rejection is not None:
+            raise self._core.rejection
 
-    def _add(self, pending: PendingCommit | PendingUpload) -> None:
+    def _add(self, pending: Pending) -> None:
         pending.traceparent = tracing.current_traceparent()
         loop = asyncio.get_running_loop()
-        pending.done.add_done_callback(partial(self._on_done, loop.time()))
-        self._pending += 1
-        self._queue.add(pending)
+        pending.done.add_done_callback(partial(self._on_done, pending, loop.time()))
+        self._core.submit(pending)
         self._work.set()
         if self._task is None:
             # The task outlives the caller whose commit starts it, so it is outside the caller's
             # trace.
             self._task = loop.create_task(self._run(), context=tracing.outside())
 
-    def _on_done(self, began: float, done: asyncio.Future[Any]) -> None:
-        self._pending -= 1
-        if not done.cancelled():
-            # A cancelled commit has no verdict, and is not counted.
+    def _on_done(self, pending: Pending, began: float, done: asyncio.Future[Any]) -> None:
+        if done.cancelled():
+            # It has no verdict, and is not counted.
+            self._core.cancel(pending)
+            self._space_freed.set()
+        else:
             verdict = _verdict_of(done)
             self._client.tally.count_commit(verdict, asyncio.get_running_loop().time() - began)
+
+    def _deliver(self, outcomes: Iterable[Outcome]) -> None:
+        for pending, outcome in outcomes:
+            # The core does not know yet of a caller that was cancelled just now.
+            if pending.done.done():
+                continue
+            if isinstance(outcome, Exception):
+                pending.done.set_exception(outcome)
+            else:
+                pending.done.set_result(outcome)
         self._space_freed.set()
 
     # -- the search for the leader
@@ -183,15 +177,14 @@ class CommitPipeline(ClosedAtExit):
             while True:
                 await self._serve()
         except Exception as error:  # noqa: BLE001 - every caller receives it
-            ended = self._ended = error
+            ended = error
         finally:
-            self._closed = True
-            self._unanswered = self._pending
-            self._fail_all(ended)
+            self._unanswered = self._core.open
+            self._deliver(self._core.end(ended))
 
     async def _serve(self) -> None:
         """Send to the leader until that fails, then wait as long as the search for it requires."""
-        while not self._sent and not self._queue:
+        while self._core.is_idle:
             self._work.clear()
             await self._work.wait()
 
@@ -210,42 +203,17 @@ class CommitPipeline(ClosedAtExit):
 
         wait = self._search.failed(failure)
         if wait is None:
-            self._process_rejection(refusal(_METHOD, failure))
+            self._deliver(self._core.reject(refusal(_METHOD, failure)))
             return
-        if self._sent or self._queue:
+        if not self._core.is_idle:
             self._client.tally.count_failure(kind_of(failure))
         # Before the wait, which is only for commits that still have time.
-        self._drop_expired()
-        if self._sent or self._queue:
-            await asyncio.sleep(wait)
-        else:
+        late_error = self._client.unavailable(_METHOD, self._deadline, self._search)
+        self._deliver(self._core.expire(asyncio.get_running_loop().time(), late_error))
+        if self._core.is_idle:
             self._search.restart()  # the next commit starts a new search
-
-    def _drop_expired(self) -> None:
-        now = asyncio.get_running_loop().time()
-        error = self._client.unavailable(_METHOD, self._deadline, self._search)
-        for message in self._sent:
-            message.drop_expired(now, error)
-        self._sent = deque(message for message in self._sent if message)
-        self._queue.drop_expired(now, error)
-
-    def _process_rejection(self, error: BrokerClientError) -> None:
-        """Fail the commit for which the oldest message was rejected, or split the message."""
-        # These errors concern the caller, so every other commit would fail in the same way.
-        if isinstance(error, UnsupportedError | PermissionDeniedError):
-            self._fail_all(error)
-        elif self._sent:
-            message = self._sent.popleft()
-            if len(message) == 1:
-                message.fail(error)
-            else:
-                # Bisection finds the bad commit with a logarithmic number of messages.
-                self._sent.extendleft(reversed(self._queue.halves(message)))
-
-    def _fail_all(self, error: Exception) -> None:
-        while self._sent:
-            self._sent.popleft().fail(error)
-        self._queue.fail(error)
+        else:
+            await asyncio.sleep(wait)
 
     # -- one stream of messages
 
@@ -255,11 +223,14 @@ class CommitPipeline(ClosedAtExit):
         Raises `TimeoutError` when an answer takes too long.
         """
         call: Any = self._client.channel(endpoint).stream_stream(_PATH)()
+        loop = asyncio.get_running_loop()
         sender = asyncio.create_task(self._send(call))
         try:
             async with asyncio.timeout(None) as self._timeout:
                 while (data := await call.read()) is not grpc.aio.EOF:
-                    self._process_answer(data)
+                    self._deliver(self._core.receive(data, loop.time()))
+                    self._work.set()
+                    self._set_timeout()
                     self._search.answered()
         finally:
             self._timeout = None
@@ -267,49 +238,25 @@ class CommitPipeline(ClosedAtExit):
             await asyncio.gather(sender, return_exceptions=True)
             # After the sender: a write on a cancelled call raises.
             call.cancel()
+            self._core.disconnect()
 
     async def _send(self, call: Any) -> None:
+        loop = asyncio.get_running_loop()
         with contextlib.suppress(
             grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError
         ):
             # The reader of the answers reports why the stream ended.
-            # A new stream starts with the unanswered messages, in their order.
-            for message in tuple(self._sent):
-                await self._write(call, message)
             while True:
-                while not self._queue or len(self._sent) >= MESSAGES_IN_FLIGHT:
+                while (data := self._core.next_message(loop.time())) is None:
                     self._work.clear()
                     await self._work.wait()
-                # No variable: during the wait it would keep the objects of its commits in memory.
-                self._sent.append(self._queue.take())
-                await self._write(call, self._sent[-1])
+                self._set_timeout()
+                await call.write(data)
 
-    async def _write(self, call: Any, message: CommitMessage) -> None:
-        if self._timeout is not None and self._timeout.when() is None:
-            self._restart_timeout()
-        await call.write(message.encode(self._node))
-
-    def _process_answer(self, data: bytes) -> None:
-        try:
-            answer = objects_pb2.CommitPipelineResponse.FromString(data)
-        except DecodeError as error:
-            raise ProtocolViolationError(_METHOD, detail="an answer does not parse") from error
-        if not self._sent:
-            raise ProtocolViolationError(
-                _METHOD, detail="an answer arrived without a message in flight"
-            )
-        # Answers arrive in the order of the messages.
-        self._sent[0].settle(answer)
-        self._sent.popleft()
-        self._work.set()
-        self._restart_timeout()
-
-    def _restart_timeout(self) -> None:
-        """Start the timeout of the oldest message. Without any, disable it."""
-        if self._timeout is not None:
-            limit = min(self._client.attempt_timeout_s, self._deadline)
-            now = asyncio.get_running_loop().time()
-            self._timeout.reschedule(now + limit if self._sent else None)
+    def _set_timeout(self) -> None:
+        timeout, due = self._timeout, self._core.answer_due
+        if timeout is not None and timeout.when() != due:
+            timeout.reschedule(due)
 
 
 def _verdict_of(done: asyncio.Future[Any]) -> str:
