@@ -8,26 +8,26 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from streammeta.client import StreamClient
+from streammeta.client import Stream, StreamClient
 from streammeta.tls.files import tls_files
 
 STREAMS = 3
-RECORDS_PER_STREAM = 100
+PAYLOADS = [f"record {number}".encode() for number in range(100)]
 
 
 async def main() -> None:
     """Runs the example against the cluster that the command line names."""
     arguments = parse_arguments()
-    async with await StreamClient.open(
+    async with StreamClient.open(
         arguments.connect.split(","),
         arguments.store,
         node_id=arguments.node_id,
         tls=tls_files(arguments.tls_ca, arguments.tls_cert, arguments.tls_key),
     ) as client:
-        stream_ids = await client.create_streams([{"topic": "example"}] * STREAMS)
-        await write(client, stream_ids)
-        await read(client, stream_ids)
-        (await client.close_streams(stream_ids)).require_all()
+        streams = [await client.create_stream(topic="example") for _ in range(STREAMS)]
+        await write(streams)
+        await read(streams)
+        (await client.close_streams([stream.id for stream in streams])).require_all()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -49,27 +49,20 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def write(client: StreamClient, stream_ids: list[int]) -> None:
-    """Opens the streams, appends to all of them, and waits until every record is committed."""
-    (await client.open_streams(stream_ids)).require_all()
-    acks = [
-        await client.writer.append(stream_id, f"record {number}".encode())
-        for number in range(RECORDS_PER_STREAM)
-        for stream_id in stream_ids
-    ]
-    await client.flush()
-    await asyncio.gather(*acks)  # raises if a record was rejected
-    print(f"committed {len(acks)} records to streams {stream_ids}")
+async def write(streams: list[Stream]) -> None:
+    """Appends to all streams, and waits until every record is committed."""
+    await asyncio.gather(*(stream.append(PAYLOADS) for stream in streams))
+    for stream in streams:
+        print(f"committed {len(PAYLOADS)} records to stream {stream.id}")
 
 
-async def read(client: StreamClient, stream_ids: list[int]) -> None:
+async def read(streams: list[Stream]) -> None:
     """Reads each stream from its beginning and compares it with the written records."""
-    wanted = [f"record {number}".encode() for number in range(RECORDS_PER_STREAM)]
-    for stream_id in stream_ids:
-        payloads = [bytes(batch.payload) async for batch in client.iterate(stream_id)]
-        if payloads != wanted:
-            raise SystemExit(f"stream {stream_id} differs from the written records")
-        print(f"read {len(payloads)} records of stream {stream_id}")
+    for stream in streams:
+        payloads = [bytes(record.payload) async for record in stream]
+        if payloads != PAYLOADS:
+            raise SystemExit(f"stream {stream.id} differs from the written records")
+        print(f"read {len(payloads)} records of stream {stream.id}")
 
 
 if __name__ == "__main__":

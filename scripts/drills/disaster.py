@@ -199,7 +199,7 @@ async def compare(cluster: LocalCluster, written: Written) -> None:
 
     Records of a last, unanswered append may follow the acknowledged ones.
     """
-    async with await StreamClient.open(cluster.endpoints, cluster.store_uri) as streams:
+    async with StreamClient.open(cluster.endpoints, cluster.store_uri) as streams:
         for stream_id, payloads in written.items():
             records = [record async for record in streams.iterate(stream_id)]
             offsets = [record.base_offset for record in records]

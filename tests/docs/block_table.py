@@ -54,16 +54,16 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     "docs/broker-client.md": {
         "mkdir -p": Ran("own"),
         "python docker/broker_example.py": Ran("own"),
-        "async with await StreamClient.open(": Ran(setting="client"),
+        "async with StreamClient.open(": Ran(setting="client"),
         "tls = TlsFiles": Parsed("needs certificates; tests/trust connects so"),
         'config = StreamClientConfig(wal_directory="': Ran(setting="client"),
         "config = StreamClientConfig(object_log": Ran(setting="client"),
     },
     "docs/brokers.md": {
-        "async with await StreamClient.open(endpoints, bucket, node_id=7) as client: tags": Ran(
+        "async with StreamClient.open(endpoints, bucket, node_id=7) as client: tags": Ran(
             setting="partition"
         ),
-        "async with await StreamClient.open(endpoints, bucket, node_id=7) as client: store": Ran(
+        "async with StreamClient.open(endpoints, bucket, node_id=7) as client: store": Ran(
             setting="queue"
         ),
         "config = StoreConfig(backend=Backend.CHUNKS": Parsed(
@@ -76,7 +76,7 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
         "from streammeta.client import StreamClient": RanBy(
             "tests/brokers/test_brokers_page.py::test_journals_keep_what_they_promise"
         ),
-        "async with await StreamClient.open(endpoints, bucket, node_id=7) as client: journals": (
+        "async with StreamClient.open(endpoints, bucket, node_id=7) as client: journals": (
             RanBy("tests/brokers/test_brokers_page.py::test_the_example_runs_as_it_is_printed")
         ),
     },

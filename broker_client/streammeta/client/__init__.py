@@ -1,21 +1,22 @@
 """The broker's client: write records into objects, register them with the controllers, read them.
 
-Start with `StreamClient.open`. Its parts can be used separately. `BrokerSession`, `WriteAheadLog`
-and `StreamClient` are opened by `await X.open(...)`, all other parts by their constructors, which
-do no I/O. All parts are async context managers with an idempotent `await x.close()`, except a
-session, which has no resources. Durations are seconds and end in `_s`, times are ms since 1970 and
-end in `_ms`.
+Start with `async with StreamClient.open(...) as client` and `client.create_stream()`, which returns
+a `Stream`. Parts can be used separately. Those that need I/O are opened by `await X.open(...)` or
+`async with X.open(...)`, all others by their constructors. All parts are async context managers
+with an idempotent `await x.close()`, except a session, which has no resources. Durations are
+seconds and end in `_s`, times are ms since 1970 and end in `_ms`.
 """
 
 import typing as _typing
 
+from streammeta.client.api.client_config import StreamClientConfig as StreamClientConfig
 from streammeta.client.api.named_objects import NamedObject as NamedObject
 from streammeta.client.api.named_objects import NamedObjects as NamedObjects
 from streammeta.client.api.named_objects import OwnerKey as OwnerKey
 from streammeta.client.api.named_objects import OwnerStream as OwnerStream
+from streammeta.client.api.stream import Stream as Stream
 from streammeta.client.api.stream_client import NodeCompaction as NodeCompaction
 from streammeta.client.api.stream_client import StreamClient as StreamClient
-from streammeta.client.api.stream_client import StreamClientConfig as StreamClientConfig
 from streammeta.client.commits.effects import EffectsVerdict as EffectsVerdict
 from streammeta.client.commits.effects import PutResult as PutResult
 from streammeta.client.commits.effects import StreamTrim as StreamTrim

@@ -7,101 +7,51 @@ are accessible for everything that the short calls do not cover, and can be used
 from __future__ import annotations
 
 import asyncio
-import math
-import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from streammeta.client.api.background_compaction import INTERVAL_S, BackgroundCompaction
+from streammeta.client.api.background_compaction import BackgroundCompaction
+from streammeta.client.api.client_config import StreamClientConfig
+from streammeta.client.api.node_parts import (
+    find_registered_log,
+    open_log,
+    open_session,
+    open_writer,
+)
+from streammeta.client.api.stream import Stream
 from streammeta.client.arguments import (
     INT32_MAX,
     check_int,
     check_int_mapping,
     check_ints,
-    check_seconds,
     check_store,
 )
-from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.config import CompactionTarget
 from streammeta.client.compaction.report import CompactionReport, GroupReport
 from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
-from streammeta.client.config import ReaderConfig, UploadObserver, WriterConfig
+from streammeta.client.config import UploadObserver
 from streammeta.client.controllers.bucket_check import BucketCheck
-from streammeta.client.controllers.controller_client import DEFAULT_DEADLINE_S, ControllerClient
+from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
-from streammeta.client.nodes.node_epochs import register
 from streammeta.client.nodes.session import BrokerSession, OpenedStream, Outcomes, Tags
 from streammeta.client.reading.metadata_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.reader import DEFAULT_READ_BYTES, StreamReader
+from streammeta.client.resources.opening import opening
 from streammeta.client.resources.resources import ClosedAtExit
 from streammeta.client.resources.tally import ClientMetrics, snapshot
-from streammeta.client.wal.bucket.config import WAL_CONFIG, ObjectLogConfig
 from streammeta.client.wal.bucket.failover import FailoverReport, FailoverWorker
 from streammeta.client.wal.bucket.log import ObjectLog
-from streammeta.client.wal.disk.config import LogConfig, LogIdentity
-from streammeta.client.wal.disk.log import WriteAheadLog, find_log_id
+from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.client.wal.disk.recovery import RecoveryReport
-from streammeta.client.wal.registered_log import require_registered_log
 from streammeta.client.writing.writer import StreamWriter
-from streammeta.storage.cluster_files.wal_config import DISK_LOG, NO_LOG
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.tls.files import TlsFiles
-
-
-@dataclass(frozen=True, slots=True)
-class StreamClientConfig:
-    """Configurations of the parts, None for the defaults of a part.
-
-    `deadline_s` limits a call to the controllers, in seconds. With a `wal_directory` the writer
-    acknowledges appends from a write-ahead log there (`durability="wal"`), with an `object_log`
-    from a log in the bucket, which other brokers recover if this one is lost. A node's session ends
-    after `session_timeout_s` seconds of silence, at least 2, or 0 for the controllers' default.
-
-    A client with a node compacts every `compaction_interval_s` seconds, never with None.
-    `network_rate` limits its traffic with the bucket, in bytes per second and direction, 0: no
-    limit. Uploads come before reads, and reads before compaction.
-
-    A process without the log that its node has registered is rejected while the node has open
-    streams. With `allow_missing_log` it starts, and the records of a log that returns later are set
-    aside.
-    """
-
-    deadline_s: float = DEFAULT_DEADLINE_S
-    writer: WriterConfig | None = None
-    reader: ReaderConfig | None = None
-    wal_directory: str | os.PathLike[str] | None = None
-    wal: LogConfig | None = None
-    object_log: ObjectLogConfig | None = None
-    compaction: CompactionConfig | None = None
-    compaction_interval_s: float | None = INTERVAL_S
-    network_rate: float = 0.0
-    session_timeout_s: float = 0.0
-    allow_missing_log: bool = False
-
-    def __post_init__(self) -> None:
-        """Reject two logs, and numbers without a meaning."""
-        if self.compaction_interval_s is not None:
-            check_seconds("compaction_interval_s", self.compaction_interval_s)
-        if not 0 <= self.network_rate < math.inf:
-            raise ValueError(f"network_rate is {self.network_rate}, expected bytes a second, or 0")
-        if self.wal_directory is not None and self.object_log is not None:
-            raise ValueError("wal_directory and object_log are both given, expected at most one")
-
-    def check_node(self, node_id: int | None) -> None:
-        """Raise `ValueError` for a write-ahead log without a node id."""
-        if node_id is None and self.has_log:
-            name = "wal_directory" if self.object_log is None else "object_log"
-            raise ValueError(f"{name} needs a node_id: a write-ahead log belongs to a node")
-
-    @property
-    def has_log(self) -> bool:
-        """True if appends are acknowledged from a write-ahead log."""
-        return self.wal_directory is not None or self.object_log is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +94,7 @@ class StreamClient(ClosedAtExit):
     recovery: RecoveryReport | None = None
 
     @classmethod
+    @opening
     async def open(
         cls,
         endpoints: Sequence[str],
@@ -190,12 +141,12 @@ class StreamClient(ClosedAtExit):
             await BucketCheck(controllers, store, namespace).look_once()
             if node_id is not None:
                 check_int("node_id", node_id, 0, INT32_MAX)
-                session = await _open_session(controllers, node_id, node_epoch, tags, config)
-                log = await _open_log(session, store, config, closing)
+                session = await open_session(controllers, node_id, node_epoch, tags, config)
+                log = await open_log(session, store, config, closing)
                 # A new log gets its id when it is opened, after the registration.
                 if config.wal_directory is not None:
-                    await session.register_log(await _find_log(config), tags)
-                writer = await _open_writer(session, store, log, config, observer, closing)
+                    await session.register_log(await find_registered_log(config), tags)
+                writer = await open_writer(session, store, log, config, observer, closing)
                 failovers = FailoverWorker(session, store, writer.heartbeat)
                 await closing.enter_async_context(failovers)
 
@@ -289,6 +240,32 @@ class StreamClient(ClosedAtExit):
 
     # -- streams
 
+    @property
+    def epochs(self) -> Mapping[int, int]:
+        """The epochs of the streams that this client has open, by stream id."""
+        return self._epochs
+
+    async def create_stream(self, tags: Tags | None = None, /, **more: str) -> Stream:
+        """Create a stream with these tags and open it: `create_stream(topic="orders")`."""
+        all_tags = {**(tags or {}), **more}
+        (stream_id,) = await self.create_streams([all_tags])
+        (await self.open_streams({stream_id: 0})).require_all()
+        return Stream(self, stream_id, all_tags)
+
+    async def open_stream(self, stream_id: int) -> Stream:
+        """Open a stream for this node, under its next epoch, and accept appends to it.
+
+        Another owner must have closed it before. Opening a stream again clears the failure of an
+        earlier write. Raises `StreamNotFoundError`, `StreamNotClosedError` and others for a
+        rejected stream, and `ValueError` for a stream with appends in flight: `flush` first.
+        """
+        (await self.open_streams([stream_id])).require_all()
+        return self.stream(stream_id)
+
+    def stream(self, stream_id: int) -> Stream:
+        """Return the handle of a stream without a call, for example to read it."""
+        return Stream(self, check_int("stream_id", stream_id), {})
+
     async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
         """Create a closed, empty stream for each element of `tags`. Return their ids in order."""
         return await self.session.create_streams(tags)
@@ -308,9 +285,9 @@ class StreamClient(ClosedAtExit):
         else:
             ids = check_ints("streams", streams, "a sequence of stream ids")
             epochs = {
-                stream.stream_id: 0 if stream.epoch is None else stream.epoch + 1
-                async for stream in self.controllers.describe_streams(ids)
-            } if ids else {}  # fmt: skip
+                stream_id: 0 if epoch is None else epoch + 1
+                for stream_id, epoch in (await self._read_epochs(ids)).items()
+            }
             # Described streams exist, so the others are reported without a call.
             missing = set(ids) - epochs.keys()
 
@@ -334,6 +311,14 @@ class StreamClient(ClosedAtExit):
             del self._epochs[stream_id]
         return outcomes
 
+    async def delete_streams(self, stream_ids: Iterable[int]) -> Outcomes[None]:
+        """Delete closed streams with all their records. A missing stream counts as deleted."""
+        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        epochs = await self._read_epochs(ids)
+        outcomes = await self.session.delete_streams(epochs)
+        outcomes.done.update(dict.fromkeys(set(ids) - epochs.keys()))
+        return outcomes
+
     async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[int]:
         """Move the first visible offset of open streams forward and return their new start offsets.
 
@@ -348,6 +333,14 @@ class StreamClient(ClosedAtExit):
         if any(start > ends[stream_id][0] for stream_id, start in wanted.items()):
             await self.writer.flush()
         return await self.session.trim_streams(epochs, wanted)
+
+    async def _read_epochs(self, stream_ids: Sequence[int]) -> dict[int, int | None]:
+        """Return the epochs of existing streams, None for one that was never opened."""
+        # No ids would list all streams.
+        if not stream_ids:
+            return {}
+        described = self.controllers.describe_streams(stream_ids)
+        return {stream.stream_id: stream.epoch async for stream in described}
 
     def _epochs_of(self, stream_ids: Iterable[int]) -> dict[int, int]:
         ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
@@ -441,63 +434,3 @@ class StreamClient(ClosedAtExit):
         reports = [await set_objects.run_once(target) for target in (own, *departed)]
         streams = [report async for report in stream_objects.compact_node()]
         return NodeCompaction(tuple(reports), tuple(streams))
-
-
-async def _open_writer(
-    session: BrokerSession,
-    store: ObjectStore,
-    log: WriteAheadLog | ObjectLog | None,
-    config: StreamClientConfig,
-    observer: UploadObserver | None,
-    closing: AsyncExitStack,
-) -> StreamWriter:
-    limits = config.writer or WriterConfig(durability="object" if log is None else "wal")
-    writer = StreamWriter(session, store, limits, observer, log)
-    await closing.enter_async_context(writer)
-    writer.attach(session.inherited)
-    return writer
-
-
-async def _open_session(
-    controllers: ControllerClient,
-    node_id: int,
-    node_epoch: int | None,
-    tags: Tags | None,
-    config: StreamClientConfig,
-) -> BrokerSession:
-    """Register the process, unless it lacks the log that its node has registered."""
-    wal_config = await _find_log(config)
-    if not config.allow_missing_log:
-        await require_registered_log(controllers, node_id, wal_config)
-    timeout_s = config.session_timeout_s
-    return await register(
-        controllers, node_id, node_epoch, wal_config=wal_config, tags=tags, timeout_s=timeout_s
-    )
-
-
-async def _find_log(config: StreamClientConfig) -> str:
-    """Return the registered value of the process's log. A log not created yet has no id."""
-    if config.object_log is not None:
-        return WAL_CONFIG
-    if config.wal_directory is None:
-        return NO_LOG
-    # Without opening the log: the registration comes first, and may be rejected.
-    log_id = await asyncio.to_thread(find_log_id, config.wal_directory)
-    return DISK_LOG + (log_id or b"").hex()
-
-
-async def _open_log(
-    session: BrokerSession,
-    store: ObjectStore,
-    config: StreamClientConfig,
-    closing: AsyncExitStack,
-) -> WriteAheadLog | ObjectLog | None:
-    identity = LogIdentity(session.namespace, session.node.node_id, session.node.node_epoch)
-    if config.object_log is not None:
-        await BucketCheck(session.client, store, session.namespace).require()
-        in_bucket = await ObjectLog.open(store, identity, config.object_log)
-        return await closing.enter_async_context(in_bucket)
-    if config.wal_directory is None:
-        return None
-    log = await WriteAheadLog.open(config.wal_directory, identity, config.wal)
-    return await closing.enter_async_context(log)

@@ -226,9 +226,18 @@ class BrokerSession:
             _note_trims(outcomes, batch, answer)
         return outcomes
 
-    async def delete_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
-        """Delete closed streams permanently, with all their data."""
-        streams = _epochs_of(streams_pb2.StreamToDelete, epochs)
+    async def delete_streams(self, epochs: Mapping[int, int | None]) -> Outcomes[None]:
+        """Delete closed streams permanently, with all their data.
+
+        The epoch of a stream that was never opened is None. A stream that does not exist counts as
+        deleted.
+        """
+        # The contract writes -1 for no epoch.
+        opened = {stream_id: epoch for stream_id, epoch in epochs.items() if epoch is not None}
+        streams = _epochs_of(streams_pb2.StreamToDelete, opened) + [
+            streams_pb2.StreamToDelete(stream_id=stream_id, stream_epoch=-1)
+            for stream_id in sorted(epochs.keys() - opened.keys())
+        ]
         return await self._change(methods.DELETE_STREAMS, "deleting", streams)
 
     async def _change(

@@ -251,13 +251,15 @@ class StreamReader(ClosedAtExit):
     ) -> AsyncIterator[RecordBatch]:
         """Iterate over a stream from `start` (None: its first visible offset) to `end`.
 
-        Without `end` it stops at the current end of the stream.
+        Without `end` it stops at the end of the committed records when the iteration begins.
         """
         check_int("stream_id", stream_id)
-        if end is not None:
-            check_int("end", end)
-        at = await self._first_offset(stream_id) if start is None else start
-        while end is None or at < end:
+        if start is None or end is None:
+            first, last = await self._visible_offsets(stream_id)
+            start = first if start is None else start
+            end = last if end is None else end
+        at, end = check_int("start", start), check_int("end", end)
+        while at < end:
             records = await self.read(stream_id, at, end)
             if not records:
                 return
@@ -322,11 +324,12 @@ class StreamReader(ClosedAtExit):
             deadline_s,
         )
 
-    async def _first_offset(self, stream_id: int) -> int:
-        located = (await self.locate([StreamQuery(stream_id, 0, limit=1)]))[0]
+    async def _visible_offsets(self, stream_id: int) -> tuple[int, int]:
+        """Return the first visible offset and the end of the committed records."""
+        (located,) = await self.locate([StreamQuery(stream_id, 0, limit=1)])
         if located.error is not None and not isinstance(located.error, OffsetTrimmedError):
             raise located.error
-        return located.start_offset
+        return located.start_offset, located.end_offset
 
     async def _fetch_once(
         self, query: StreamQuery, max_bytes: int, deadline_s: float | None

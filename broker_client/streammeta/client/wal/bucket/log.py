@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from streammeta.client.arguments import check_kind, check_store
+from streammeta.client.resources.opening import opening
 from streammeta.client.resources.resources import ClosedAtExit, ignore_failure, warn_unclosed
 from streammeta.client.wal.bucket import reading, sweeping
 from streammeta.client.wal.bucket.ack_lease import AckLease, elapsed_s
@@ -118,6 +119,7 @@ class ObjectLog(ClosedAtExit):
         self.slot_bytes = 0
 
     @classmethod
+    @opening
     async def open(
         cls, store: ObjectStore, identity: LogIdentity, config: ObjectLogConfig | None = None
     ) -> ObjectLog:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from streammeta.client.arguments import check_kind, check_path
+from streammeta.client.resources.opening import opening
 from streammeta.client.resources.resources import ClosedAtExit, ignore_failure, warn_unclosed
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
 from streammeta.client.wal.disk.disk_log import (
@@ -119,6 +120,7 @@ class WriteAheadLog(ClosedAtExit):
         self.flushed_bytes = 0
 
     @classmethod
+    @opening
     async def open(
         cls,
         directory: str | os.PathLike[str],
