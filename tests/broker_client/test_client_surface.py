@@ -40,7 +40,8 @@ def functions(value: Any) -> Iterator[Callable[..., Any]]:
         yield value
         return
     for name in dir(value):
-        if name.startswith("_") and name != "__init__":
+        # The constructor of a dataclass has its fields.
+        if name[0] == "_" and (name != "__init__" or dataclasses.is_dataclass(value)):
             continue
         member = inspect.getattr_static(value, name)
         member = getattr(member, "__func__", member)

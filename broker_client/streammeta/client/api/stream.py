@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from streammeta.client.api.streams_by_id import StreamsById
 from streammeta.client.errors import StreamNotFoundError
 from streammeta.client.model import StreamDescription
 from streammeta.client.reading.metadata_follower import StreamTail
@@ -12,9 +13,6 @@ from streammeta.client.reading.reader import DEFAULT_READ_BYTES
 from streammeta.client.reading.time_lookup import Bound, OffsetAtTime, TimestampOf
 from streammeta.client.resources.resources import ClosedAtExit
 from streammeta.storage.object_format.record import RecordBatch
-
-if TYPE_CHECKING:
-    from streammeta.client.api.stream_client import StreamClient
 
 
 class Stream(ClosedAtExit):
@@ -26,7 +24,7 @@ class Stream(ClosedAtExit):
     close of a stream that this client has not open.
     """
 
-    def __init__(self, client: StreamClient, stream_id: int, tags: Mapping[str, str]) -> None:
+    def __init__(self, client: StreamsById, stream_id: int, tags: Mapping[str, str]) -> None:
         self._client = client
         self.id = stream_id
         self.tags = tags
