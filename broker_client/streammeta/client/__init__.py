@@ -10,6 +10,8 @@ seconds and end in `_s`, times are ms since 1970 and end in `_ms`.
 import typing as _typing
 
 from streammeta.client.api.client_config import StreamClientConfig as StreamClientConfig
+from streammeta.client.api.key_values import KeyValue as KeyValue
+from streammeta.client.api.key_values import KeyValues as KeyValues
 from streammeta.client.api.named_objects import NamedObject as NamedObject
 from streammeta.client.api.named_objects import NamedObjects as NamedObjects
 from streammeta.client.api.named_objects import OwnerKey as OwnerKey
@@ -17,6 +19,9 @@ from streammeta.client.api.named_objects import OwnerStream as OwnerStream
 from streammeta.client.api.stream import Stream as Stream
 from streammeta.client.api.stream_client import NodeCompaction as NodeCompaction
 from streammeta.client.api.stream_client import StreamClient as StreamClient
+from streammeta.client.api.watch import EntityChange as EntityChange
+from streammeta.client.api.watch import KeyChange as KeyChange
+from streammeta.client.api.watch import Watch as Watch
 from streammeta.client.commits.effects import EffectsVerdict as EffectsVerdict
 from streammeta.client.commits.effects import PutResult as PutResult
 from streammeta.client.commits.effects import StreamTrim as StreamTrim
@@ -37,6 +42,7 @@ from streammeta.client.controllers.controller_client import ControllerClient as 
 from streammeta.client.deprecations import find_renamed
 from streammeta.client.errors import BrokerClientError as BrokerClientError
 from streammeta.client.errors import BucketRefusedError as BucketRefusedError
+from streammeta.client.errors import ChangesLostError as ChangesLostError
 from streammeta.client.errors import ClientClosedError as ClientClosedError
 from streammeta.client.errors import CompactedObjectsNotFoundError as CompactedObjectsNotFoundError
 from streammeta.client.errors import ControllerDefectError as ControllerDefectError

@@ -337,6 +337,17 @@ class WriterClosedError(BrokerClientError):
     """The writer is closed and accepts no more records."""
 
 
+class ChangesLostError(BrokerClientError):
+    """No controller keeps the next change of a watch any longer. `position` is its offset."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        super().__init__(
+            f"the changes from offset {position} on are compacted away on every controller. Read"
+            " the state again in a new watch without a from_offset"
+        )
+
+
 class RecoveryNeededError(BrokerClientError):
     """The write-ahead log has records of an earlier process that may not be committed."""
 

@@ -7,13 +7,14 @@ are accessible for everything that the short calls do not cover, and can be used
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
 from streammeta.client.api.background_compaction import BackgroundCompaction
 from streammeta.client.api.client_config import StreamClientConfig
+from streammeta.client.api.key_values import KeyValues
 from streammeta.client.api.node_parts import (
     find_registered_log,
     open_log,
@@ -22,6 +23,7 @@ from streammeta.client.api.node_parts import (
 )
 from streammeta.client.api.stream import Stream
 from streammeta.client.api.streams_by_id import StreamsById
+from streammeta.client.api.watch import ChangeKind, Watch
 from streammeta.client.arguments import (
     INT32_MAX,
     check_int,
@@ -188,6 +190,32 @@ class StreamClient(StreamsById):
         self._compactors = None
 
     # -- the parts
+
+    @property
+    def kv(self) -> KeyValues:
+        """Keys and values that the brokers of the cluster share."""
+        return KeyValues(self.controllers)
+
+    def watch(
+        self,
+        kinds: Collection[ChangeKind] = (),
+        *,
+        stream_ids: Sequence[int] = (),
+        key_prefixes: Iterable[tuple[str, str]] = (),
+        from_offset: int | None = None,
+    ) -> Watch:
+        """Iterate over changes of the metadata: `async with client.watch(["key"]) as changes`.
+
+        Without `kinds` it has all of them. `stream_ids` and `key_prefixes`, of namespace and
+        prefix, limit the changes of streams and of keys.
+        """
+        return Watch(
+            self.controllers,
+            kinds,
+            stream_ids=stream_ids,
+            key_prefixes=key_prefixes,
+            from_offset=from_offset,
+        )
 
     @property
     def inherited(self) -> tuple[OpenedStream, ...]:

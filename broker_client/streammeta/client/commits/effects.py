@@ -55,6 +55,11 @@ class PutResult:
     version: int
     value: bytes = b""
 
+    @property
+    def is_conflict(self) -> bool:
+        """True if the value was not put, because the key has another version."""
+        return self.error != ERROR_CODE_NONE
+
 
 @dataclass(frozen=True, slots=True)
 class EffectsVerdict:
@@ -105,7 +110,7 @@ class EffectsCommit:
             ),
             # Effects of a partly accepted upload would be meaningless.
             on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
-            kv_puts=map(_put_message, self.asked.puts),
+            kv_puts=map(put_message, self.asked.puts),
             trims=map(_trim_message, self.asked.trims),
         )
         if upload.min_timestamp_ms >= 0:
@@ -140,7 +145,8 @@ class EffectsCommit:
         )
 
 
-def _put_message(item: ValueToPut) -> kv_pb2.KVToPut:
+def put_message(item: ValueToPut) -> kv_pb2.KVToPut:
+    """Return the protobuf message of a value to put."""
     return kv_pb2.KVToPut(
         namespace=item.namespace,
         key=item.key,
