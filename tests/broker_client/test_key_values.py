@@ -84,7 +84,7 @@ async def test_batches_return_the_outcome_of_each_key(client: StreamClient) -> N
 
 async def test_a_watch_yields_changes_of_keys_as_plain_values(client: StreamClient) -> None:
     async with client.watch(["key"], key_prefixes=[("", "w/")]) as changes:
-        version = await client.kv.put("w/1", b"1")
+        await client.kv.put("w/1", b"1")
         await client.kv.put("other", b"1")
         await client.kv.delete("w/1")
         put, deleted = [await anext(changes) for _ in range(2)]

@@ -16,7 +16,7 @@ from streammeta.brokers.kafka.cluster.keys import deleted_key, leader_key, meta_
 from streammeta.brokers.kafka.cluster.takeover import close_streams_of
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.partition.errors import PartitionFailedError
-from streammeta.client import NodeIdentity
+from streammeta.client import BrokerSession, NodeIdentity
 from streammeta.storage.cluster_files.wal_config import NO_LOG
 from streammeta.v1 import kv_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NODE_EPOCH_EXPIRED
@@ -122,7 +122,8 @@ async def test_streams_of_all_pages_and_nodes_are_closed_in_the_name_of_the_reco
         6: [_opening((13, 1, None))],
     }
     dead = [NodeIdentity(node_id, 8) for node_id in (4, 5, 6)]
-    assert await close_streams_of(cast(Any, controllers), NodeIdentity(1, 7), dead) == 3
+    session = BrokerSession(cast(Any, controllers), NodeIdentity(1, 7), "")
+    assert await close_streams_of(session, dead) == 3
     asked = [one for one in controllers.asked if isinstance(one, streams_pb2.CloseStreamsRequest)]
     closed = [
         (one.node.node_id, [(s.stream_id, s.stream_epoch) for s in one.streams]) for one in asked

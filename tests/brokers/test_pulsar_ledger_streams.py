@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from streammeta.brokers.pulsar.ledger_streams import (
     MANAGED_LEDGER_TAG,
     LedgerStreams,
 )
+from streammeta.client import KeyValues
 from streammeta.client.controllers.methods import DELETE_KVS, GET_KVS, PUT_KVS
 from streammeta.client.errors import KeyConflictError, StreamFencedError
 from streammeta.v1 import common_pb2, kv_pb2
@@ -43,6 +44,9 @@ class Cluster:
         self.keys: dict[str, bytes] = {}
         self.calls: list[str] = []
         self.fails: set[str] = set()
+        controllers = SimpleNamespace(
+            call=self.call, describe_streams=self.describe, pages=self.pages
+        )
         self.client: Any = SimpleNamespace(
             create_streams=self.create_streams,
             open_streams=self.open_streams,
@@ -50,9 +54,8 @@ class Cluster:
             writer=SimpleNamespace(
                 append_many=self.append_many, flush=self.flush, detach=lambda _: None
             ),
-            controllers=SimpleNamespace(
-                call=self.call, describe_streams=self.describe, pages=self.pages
-            ),
+            controllers=controllers,
+            kv=KeyValues(cast(Any, controllers)),
             session=SimpleNamespace(
                 open_streams=self.open_streams,
                 close_streams=self.close_streams,

@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,7 +24,7 @@ from streammeta.brokers.rocketmq.key_index_service import (
     MemoryShelf,
 )
 from streammeta.brokers.rocketmq.segments.storage import MemorySegmentStore
-from streammeta.client import OpenedStream, Outcomes, StreamFencedError
+from streammeta.client import KeyValues, OpenedStream, Outcomes, StreamFencedError
 from streammeta.client.controllers.methods import DELETE_KVS, PUT_KVS
 from streammeta.v1 import kv_pb2
 from tests.kit.memory_keys import MemoryControllers
@@ -130,7 +130,10 @@ class LosingControllers(MemoryControllers):
 
 def _keeper(controllers: MemoryControllers, epoch: int) -> ClusterKeeper:
     node = SimpleNamespace(node_id=7, node_epoch=epoch)
-    client: Any = SimpleNamespace(controllers=controllers, session=SimpleNamespace(node=node))
+    kv = KeyValues(cast(Any, controllers))
+    client: Any = SimpleNamespace(
+        controllers=controllers, kv=kv, session=SimpleNamespace(node=node)
+    )
     return ClusterKeeper(client, "cluster", "broker")
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 
 from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import Topic
 from streammeta.brokers.kafka.cluster.keys import Keys, topic_key
 from streammeta.brokers.kafka.protocol.wire import Request, read_request
-from streammeta.client import NodeIdentity
+from streammeta.client import BrokerSession, NodeIdentity
 from streammeta.v1 import nodes_pb2
 from tests.kit.kafka_wire import request_bytes
 from tests.kit.memory_keys import MemoryControllers
@@ -23,7 +22,7 @@ class Client(MemoryStreams):
     def __init__(self, controllers: MemoryControllers, node_id: int, table: StreamTable) -> None:
         super().__init__(table)
         self.controllers = controllers
-        self.session = SimpleNamespace(node=NodeIdentity(node_id, 1))
+        self.session = BrokerSession(cast(Any, controllers), NodeIdentity(node_id, 1), "")
 
 
 class Cluster:

@@ -12,6 +12,7 @@ from typing import Any
 
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.methods import Method
+from streammeta.client.model import NodeDescription, node_description
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, streams_pb2
 
 _EXISTS, _NONE = common_pb2.ERROR_CODE_KEY_EXIST, common_pb2.ERROR_CODE_NONE
@@ -50,7 +51,6 @@ class MemoryControllers:
             methods.PUT_KVS.name: self._put,
             methods.GET_KVS.name: self._get,
             methods.DELETE_KVS.name: self._delete,
-            methods.GET_NODES.name: lambda _: nodes_pb2.GetNodesResponse(nodes=self.nodes),
             methods.CLOSE_STREAMS.name: lambda asked: streams_pb2.CloseStreamsResponse(
                 errors=[_NONE] * len(asked.streams)
             ),
@@ -84,6 +84,10 @@ class MemoryControllers:
             await self.held.wait()
         if self.failure is not None:
             raise self.failure
+
+    async def describe_nodes(self) -> list[NodeDescription]:
+        """List the nodes."""
+        return [node_description(node) for node in self.nodes]
 
     async def describe_streams(self) -> AsyncIterator[Any]:
         """List the streams that a test has described."""

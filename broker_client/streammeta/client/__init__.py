@@ -82,6 +82,7 @@ from streammeta.client.errors import UploadFailedError as UploadFailedError
 from streammeta.client.errors import WriterClosedError as WriterClosedError
 from streammeta.client.model import ClusterDescription as ClusterDescription
 from streammeta.client.model import HeartbeatAnswer as HeartbeatAnswer
+from streammeta.client.model import NodeDescription as NodeDescription
 from streammeta.client.model import NodeIdentity as NodeIdentity
 from streammeta.client.model import Recovery as Recovery
 from streammeta.client.model import StreamDescription as StreamDescription

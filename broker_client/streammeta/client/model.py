@@ -68,6 +68,28 @@ class ClusterDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescription:
+    """A node and its newest process.
+
+    `state` is by the leader's sessions: active, fenced, controlled_shutdown or unknown. With
+    `failover` another node recovers its data, `recovered_by` names the one that is to do so, if
+    any. A `locked` node alone may open the streams that it owned last, a `departed` one is
+    unregistered, a `supervised` one is fenced by its silence.
+    """
+
+    node_id: int
+    node_epoch: int
+    state: str
+    wal_config: str
+    tags: Mapping[str, str]
+    failover: bool
+    recovered_by: int | None
+    locked: bool
+    departed: bool
+    supervised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRange:
     """The offsets `[start_offset, end_offset)` that one node wrote in one epoch.
 
@@ -120,6 +142,16 @@ def heartbeat_answer(answer: nodes_pb2.HeartbeatResponse) -> HeartbeatAnswer:
 def cluster_description(answer: admin_pb2.DescribeClusterResponse) -> ClusterDescription:
     """Translate an answer."""
     return _translate(ClusterDescription, answer)
+
+
+def node_description(node: nodes_pb2.NodeDescription) -> NodeDescription:
+    """Translate a row of an answer."""
+    return _translate(
+        NodeDescription,
+        node,
+        state=nodes_pb2.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower(),
+        tags={tag.key: tag.value for tag in node.tags},
+    )
 
 
 def stream_description(stream: streams_pb2.StreamDescription) -> StreamDescription:

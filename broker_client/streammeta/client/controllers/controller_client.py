@@ -29,6 +29,7 @@ from streammeta.client.controllers.channels import Channels
 from streammeta.client.controllers.methods import (
     DESCRIBE_CLUSTER,
     DESCRIBE_STREAMS,
+    GET_NODES,
     HEARTBEAT,
     Method,
     RequestT,
@@ -50,8 +51,10 @@ from streammeta.client.errors import (
 )
 from streammeta.client.model import (
     ClusterDescription,
+    NodeDescription,
     StreamDescription,
     cluster_description,
+    node_description,
     stream_description,
 )
 from streammeta.client.resources.bandwidth import Network
@@ -67,7 +70,7 @@ from streammeta.rpc.leader_router import (
     kind_of,
 )
 from streammeta.tls.files import TlsFiles
-from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
+from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2, streams_pb2
 
 DEFAULT_DEADLINE_S = 30.0
 DEFAULT_ATTEMPT_TIMEOUT_S = 2.0
@@ -325,6 +328,17 @@ class ControllerClient(ClosedAtExit):
         async for answer in self.pages(DESCRIBE_STREAMS, request):
             for description in answer.streams:
                 yield stream_description(description)
+
+    async def describe_nodes(self, node_ids: Sequence[int] = ()) -> list[NodeDescription]:
+        """Return nodes in id order: these ids without unknown ones, or all."""
+        request = nodes_pb2.GetNodesRequest(
+            node_ids=check_ints("node_ids", node_ids, "a sequence of node ids", INT32_MAX)
+        )
+        return [
+            node_description(node)
+            async for answer in self.pages(GET_NODES, request)
+            for node in answer.nodes
+        ]
 
     async def pages(
         self, method: Method[RequestT, ResponseT], request: RequestT

@@ -186,10 +186,24 @@ class BrokerSession:
                 )
         return outcomes
 
-    async def close_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
-        """Close streams whose acknowledged records are all committed, at their `epochs`."""
+    async def close_streams(
+        self, epochs: Mapping[int, int], *, of: NodeIdentity | None = None
+    ) -> Outcomes[None]:
+        """Close streams whose acknowledged records are all committed, at their `epochs`.
+
+        They are streams of this node, or `of` a node that this one is to recover.
+        """
         streams = _epochs_of(streams_pb2.StreamToClose, epochs)
-        return await self._change(methods.CLOSE_STREAMS, "closing", streams)
+        return await self._change(methods.CLOSE_STREAMS, "closing", streams, of)
+
+    async def list_streams_of(self, node: NodeIdentity) -> list[OpenedStream]:
+        """Fence a node that this one is to recover. Return its open streams.
+
+        Streams with a pending upload are left out: only a process that reads the node's
+        write-ahead log may close them. Raises `NodeFencedError` if another node is to recover it,
+        and `NodeEpochExpiredError` if a newer process of the node has registered.
+        """
+        return await _list_opening_streams(self.client, node, self.node)
 
     async def trim_streams(
         self,
@@ -241,12 +255,16 @@ class BrokerSession:
         return await self._change(methods.DELETE_STREAMS, "deleting", streams)
 
     async def _change(
-        self, method: methods.Method[Any, Any], doing: str, streams: Sequence[Any]
+        self,
+        method: methods.Method[Any, Any],
+        doing: str,
+        streams: Sequence[Any],
+        recovered: NodeIdentity | None = None,
     ) -> Outcomes[None]:
         """Call `method`, whose answer has an error code for each stream, batch by batch."""
         outcomes: Outcomes[None] = Outcomes()
         for batch in _batches(streams):
-            answer = await self._call(method, batch)
+            answer = await self._call(method, batch, recovered)
             _check_length(method.name, len(batch), len(answer.errors))
             for stream, code in zip(batch, answer.errors, strict=True):
                 if code == common_pb2.ERROR_CODE_NONE:
@@ -257,8 +275,16 @@ class BrokerSession:
                     )
         return outcomes
 
-    async def _call(self, method: methods.Method[Any, Any], streams: Sequence[Any]) -> Any:
-        request = method.request(node=node_message(self.node), streams=streams)
+    async def _call(
+        self,
+        method: methods.Method[Any, Any],
+        streams: Sequence[Any],
+        recovered: NodeIdentity | None = None,
+    ) -> Any:
+        request = method.request(node=node_message(recovered or self.node), streams=streams)
+        # In the name of a fenced node only its recoverer may call.
+        if recovered is not None:
+            request.recoverer.CopyFrom(node_message(self.node))
         return await self.client.call(method, request)
 
 
@@ -276,10 +302,19 @@ async def _register(
     _check(answer.error, f"registration of node {node.node_id} at epoch {node.node_epoch}")
 
 
-async def _list_opening_streams(client: ControllerClient, node: NodeIdentity) -> list[OpenedStream]:
-    """List an earlier process's open streams. The first page registers the epoch."""
+async def _list_opening_streams(
+    client: ControllerClient, node: NodeIdentity, recoverer: NodeIdentity | None = None
+) -> list[OpenedStream]:
+    """List the open streams of an earlier process, or of a node that `recoverer` recovers.
+
+    The first page registers the epoch, or fences the node.
+    """
     streams: list[OpenedStream] = []
-    request = streams_pb2.GetOpeningStreamsRequest(node=node_message(node))
+    request = streams_pb2.GetOpeningStreamsRequest(
+        node=node_message(node),
+        failover=recoverer is not None,
+        recoverer=None if recoverer is None else node_message(recoverer),
+    )
     async for answer in client.pages(methods.GET_OPENING_STREAMS, request):
         _check(answer.error, f"open streams of node {node.node_id} at epoch {node.node_epoch}")
         streams.extend(

@@ -29,10 +29,7 @@ from streammeta.brokers.pulsar.offloader import (
     read_entries,
 )
 from streammeta.client import BrokerClientError, StreamClient, StreamNotFoundError
-from streammeta.client.controllers.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
-from streammeta.client.errors import refusal
 from streammeta.storage.parsing import parse_json
-from streammeta.v1 import common_pb2, kv_pb2
 
 DRIVER = "streammeta-streams"
 """Name of native copies in the contexts of a ledger list."""
@@ -149,11 +146,8 @@ class LedgerStreams:
 
         Lists all streams of the cluster, because streams can't be looked up by tag.
         """
-        names: dict[str, None] = {}
-        request = kv_pb2.ListKVsRequest(namespace=NAMESPACE, prefix=self._prefix)
-        async for answer in self._client.controllers.pages(LIST_KVS, request):
-            names.update((entry.key[len(self._prefix) :], None) for entry in answer.entries)
-
+        listed = self._client.kv.list(self._prefix, namespace=NAMESPACE)
+        names = {pair.key[len(self._prefix) :]: None async for pair in listed}
         keyed = set(names)
         async for stream in self._client.controllers.describe_streams():
             name = stream.tags.get(COPY_TAG)
@@ -180,15 +174,11 @@ class LedgerStreams:
         self._client.writer.detach(stream_ids)
         described = self._client.controllers.describe_streams(stream_ids)
         there = {stream.stream_id: stream async for stream in described}
-        # A stream that was never opened has no epoch, and can't be deleted without one.
-        new = {stream_id: 0 for stream_id, stream in there.items() if stream.epoch is None}
-        if new:
-            (await session.open_streams(new)).require_all()
         opened = {
             stream_id: stream.epoch or 0 for stream_id, stream in there.items() if stream.is_open
         }
-        (await session.close_streams(opened | new)).require_all()
-        epochs = {stream_id: stream.epoch or 0 for stream_id, stream in there.items()}
+        (await session.close_streams(opened)).require_all()
+        epochs = {stream_id: stream.epoch for stream_id, stream in there.items()}
         # Only closed streams can be deleted. Missing ones were deleted by an earlier attempt.
         (await session.delete_streams(epochs)).require_all()
 
@@ -199,10 +189,8 @@ class LedgerStreams:
         return f"{self._managed_ledger}/"
 
     async def _find(self, name: str) -> _Copy | None:
-        asked = kv_pb2.KVKey(namespace=NAMESPACE, key=self._prefix + name)
-        request = kv_pb2.GetKVsRequest(keys=[asked])
-        (found,) = (await self._client.controllers.call(GET_KVS, request)).results
-        if not found.found:
+        found = await self._client.kv.get(self._prefix + name, namespace=NAMESPACE)
+        if found is None:
             return None
         value = parse_json(found.value)
         metadata = None
@@ -213,30 +201,13 @@ class LedgerStreams:
 
     async def _put(self, name: str, value: Mapping[str, object], version: int) -> int:
         """Put the key if it has this version (0 means absent). Return the new version."""
-        item = kv_pb2.KVToPut(
-            namespace=NAMESPACE,
-            key=self._prefix + name,
-            value=json.dumps(value, separators=(",", ":")).encode(),
-            expected_version=version,
+        encoded = json.dumps(value, separators=(",", ":")).encode()
+        return await self._client.kv.put(
+            self._prefix + name, encoded, namespace=NAMESPACE, expected_version=version
         )
-        request = kv_pb2.PutKVsRequest(items=[item])
-        (result,) = (await self._client.controllers.call(PUT_KVS, request)).results
-        # A retry finds its own value if the first answer was lost.
-        is_own = result.error == common_pb2.ERROR_CODE_KEY_EXIST and result.value == item.value
-        if result.error != common_pb2.ERROR_CODE_NONE and not is_own:
-            raise refusal(result.error, f"key {item.key!r}")
-
-        return result.version
 
     async def _delete_key(self, name: str) -> None:
-        asked = kv_pb2.KVKey(namespace=NAMESPACE, key=self._prefix + name)
-        request = kv_pb2.DeleteKVsRequest(keys=[asked])
-        (result,) = (await self._client.controllers.call(DELETE_KVS, request)).results
-        if result.error not in (
-            common_pb2.ERROR_CODE_NONE,
-            common_pb2.ERROR_CODE_KEY_NOT_EXIST,
-        ):
-            raise refusal(result.error, f"key {asked.key!r}")
+        await self._client.kv.delete(self._prefix + name, namespace=NAMESPACE)
 
 
 class StreamLedger:

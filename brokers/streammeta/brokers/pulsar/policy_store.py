@@ -7,15 +7,13 @@ checks again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 from streammeta.brokers.pulsar.policies import NamespacePolicies, PolicyError, TopicPolicies
-from streammeta.client import ControllerClient
-from streammeta.client.controllers.methods import GET_KVS, LIST_KVS, PUT_KVS
-from streammeta.client.errors import refusal
-from streammeta.v1 import common_pb2, kv_pb2
+from streammeta.client import ControllerClient, KeyConflictError, KeyValues
 
 NAMESPACE = "_pulsar_policies"
 """Namespace of the keys of all policies."""
@@ -39,7 +37,7 @@ class PolicyStore:
     """The policies of one Pulsar-shaped cluster."""
 
     def __init__(self, controllers: ControllerClient, cluster: str) -> None:
-        self._controllers = controllers
+        self._kv = KeyValues(controllers)
         # Quoted, so that a slash in a name does not end it.
         self._prefix = f"{quote(cluster, safe='')}/"
 
@@ -47,16 +45,14 @@ class PolicyStore:
         """Return all policies. Raise errors of the controllers."""
         namespaces: dict[str, NamespacePolicies] = {}
         unreadable: dict[str, str] = {}
-        request = kv_pb2.ListKVsRequest(namespace=NAMESPACE, prefix=self._prefix)
-        async for answer in self._controllers.pages(LIST_KVS, request):
-            for entry in answer.entries:
-                name = unquote(entry.key.removeprefix(self._prefix))
-                try:
-                    namespaces[name] = NamespacePolicies.decode(entry.value)
-                except PolicyError as error:
-                    advice = "Use the version that wrote them, or delete the key"
-                    # One damaged value must not stop the offload of all other namespaces.
-                    unreadable[name] = f"key {entry.key!r}: {error}. {advice}"
+        async for entry in self._kv.list(self._prefix, namespace=NAMESPACE):
+            name = unquote(entry.key.removeprefix(self._prefix))
+            try:
+                namespaces[name] = NamespacePolicies.decode(entry.value)
+            except PolicyError as error:
+                advice = "Use the version that wrote them, or delete the key"
+                # One damaged value must not stop the offload of all other namespaces.
+                unreadable[name] = f"key {entry.key!r}: {error}. {advice}"
 
         return AllPolicies(namespaces, unreadable)
 
@@ -85,25 +81,18 @@ class PolicyStore:
             found, version = await self._get(namespace)
             changed = change(found)
             changed.check()
-            item = kv_pb2.KVToPut(
-                namespace=NAMESPACE,
-                key=self._key(namespace),
-                value=changed.encode(),
-                expected_version=version,
-            )
-            answer = await self._controllers.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
-            (result,) = answer.results
-            is_own = result.value == item.value  # of a call whose first answer was lost
-            if result.error == common_pb2.ERROR_CODE_NONE or is_own:
+            with contextlib.suppress(KeyConflictError):
+                await self._kv.put(
+                    self._key(namespace),
+                    changed.encode(),
+                    namespace=NAMESPACE,
+                    expected_version=version,
+                )
                 return changed.doubts
-            if result.error != common_pb2.ERROR_CODE_KEY_EXIST:
-                raise refusal(result.error, f"policies of namespace {namespace!r}")
 
     async def _get(self, namespace: str) -> tuple[NamespacePolicies, int]:
-        named = kv_pb2.KVKey(namespace=NAMESPACE, key=self._key(namespace))
-        answer = await self._controllers.call(GET_KVS, kv_pb2.GetKVsRequest(keys=[named]))
-        (found,) = answer.results
-        if not found.found:
+        found = await self._kv.get(self._key(namespace), namespace=NAMESPACE)
+        if found is None:
             # Version 0 stands for an absent key.
             return NamespacePolicies(), 0
         return NamespacePolicies.decode(found.value), found.version

@@ -108,7 +108,7 @@ class Broker:
         address = {"host": host, "port": port, "node_epoch": node.node_epoch}
         await keys.put({f"broker/{node.node_id}": address})
         await broker.refresh()
-        news = watch_cluster(client.controllers, keys, broker._view_changed.set)
+        news = watch_cluster(client, keys, broker._view_changed.set)
         broker._tasks = [asyncio.create_task(broker._run()), asyncio.create_task(news)]
         return broker
 
@@ -242,8 +242,8 @@ class Broker:
             self._next_refresh = None
             await self._read()
             recoveries = self.view.recoveries.get(self.node_id, ())
-            controllers, own = self.client.controllers, self.client.session.node
-            self.tally.recovered_streams += await close_streams_of(controllers, own, recoveries)
+            session = self.client.session
+            self.tally.recovered_streams += await close_streams_of(session, recoveries)
             # The second read makes this broker open its new partitions without waiting for an
             # interval.
             if self.view.controller == self.node_id and await self._appoint():

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.brokers.kafka.cluster.keys import Keys
-from streammeta.client import ControllerClient, NodeIdentity
-from streammeta.client.controllers.methods import GET_NODES
+from streammeta.client import ControllerClient, NodeDescription, NodeIdentity
 from streammeta.storage.cluster_files.wal_config import NO_LOG
-from streammeta.v1 import nodes_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ async def read_view(
     listed = await keys.list("broker/")
     topics = await keys.list("topic/")
     leaders = await keys.list("leader/")
-    nodes = (await controllers.call(GET_NODES, nodes_pb2.GetNodesRequest())).nodes
+    nodes = await controllers.describe_nodes()
     # The nodes are read after the keys, so a broker whose key was just written counts as alive.
     alive = _living(nodes, own)
     brokers = {
@@ -188,20 +186,20 @@ def _place(key: str) -> tuple[str, int]:
     return topic_id, int(partition)
 
 
-_GONE = (nodes_pb2.NODE_STATE_FENCED, nodes_pb2.NODE_STATE_CONTROLLED_SHUTDOWN)
+_GONE = ("fenced", "controlled_shutdown")
 
 
-def _recoveries(nodes: Iterable[nodes_pb2.NodeDescription]) -> dict[int, list[NodeIdentity]]:
+def _recoveries(nodes: Iterable[NodeDescription]) -> dict[int, list[NodeIdentity]]:
     """Return the nodes to recover, without nodes that have a log in the bucket."""
     found: dict[int, list[NodeIdentity]] = {}
     for node in nodes:
-        if node.HasField("recovered_by") and node.wal_config in ("", NO_LOG):
+        if node.recovered_by is not None and node.wal_config in ("", NO_LOG):
             owed = NodeIdentity(node.node_id, node.node_epoch)
             found.setdefault(node.recovered_by, []).append(owed)
     return found
 
 
-def _living(nodes: Iterable[nodes_pb2.NodeDescription], own: NodeIdentity | None) -> dict[int, int]:
+def _living(nodes: Iterable[NodeDescription], own: NodeIdentity | None) -> dict[int, int]:
     """Return the epochs of nodes that no leader regards as gone."""
     return {
         node.node_id: node.node_epoch

@@ -11,14 +11,9 @@ from collections.abc import Collection
 
 from streammeta.brokers.kafka.cluster.keys import Keys, deleted_key, meta_key
 from streammeta.client import StreamClient
-from streammeta.client.controllers.methods import DELETE_STREAMS
-from streammeta.client.model import node_message
-from streammeta.v1 import streams_pb2
-from streammeta.v1.common_pb2 import ERROR_CODE_NONE
 
 NOTE_KEPT_MS = 60_000
 _TOPIC_TAG = "0"
-_BATCH = 5_000
 
 
 async def delete_streams_of_deleted(
@@ -35,26 +30,15 @@ async def delete_streams_of_deleted(
         return 0
 
     left = set()
-    closed: list[streams_pb2.StreamToDelete] = []
+    closed: dict[int, int | None] = {}
     async for stream in client.controllers.describe_streams():
         topic_id = stream.tags.get(_TOPIC_TAG, "")
         if topic_id in gone:
             left.add(topic_id)
             # The leader closes its streams once it sees that the topic is gone.
             if not stream.is_open:
-                closed.append(
-                    streams_pb2.StreamToDelete(
-                        stream_id=stream.stream_id, stream_epoch=stream.epoch
-                    )
-                )
-
-    deleted = 0
-    for at in range(0, len(closed), _BATCH):
-        request = streams_pb2.DeleteStreamsRequest(
-            node=node_message(client.session.node), streams=closed[at : at + _BATCH]
-        )
-        answer = await client.controllers.call(DELETE_STREAMS, request)
-        deleted += sum(error == ERROR_CODE_NONE for error in answer.errors)
+                closed[stream.stream_id] = stream.epoch
+    deleted = await client.session.delete_streams(closed)
 
     for topic_id, value in gone.items():
         # A broker that was opening a partition may still create a stream, so the record stays a
@@ -63,4 +47,4 @@ async def delete_streams_of_deleted(
             metas = [meta_key(topic_id, partition) for partition in range(value["partitions"])]
             await keys.delete([*metas, deleted_key(topic_id)])
 
-    return deleted
+    return len(deleted.done)

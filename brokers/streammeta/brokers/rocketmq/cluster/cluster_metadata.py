@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,22 +24,12 @@ from streammeta.brokers.rocketmq.formats.metadata import (
 )
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.client import OpenedStream, OwnerKey, StreamClient, ValueToPut
-from streammeta.client.controllers.methods import DELETE_KVS, GET_KVS, LIST_KVS, PUT_KVS
-from streammeta.client.errors import refusal
 from streammeta.storage.parsing import parse_json
-from streammeta.v1 import kv_pb2
-from streammeta.v1.common_pb2 import (
-    ERROR_CODE_KEY_EXIST,
-    ERROR_CODE_KEY_NOT_EXIST,
-    ERROR_CODE_NONE,
-)
 
 TAG = "rocketmq"
 """Tag of the streams of segments. Its value is cluster and broker."""
 _SERIAL = "serial"
 _TIME = "time"
-# Keys in one call, so that requests stay small.
-_BATCH = 1000
 _OPEN_ATTEMPTS = 5
 
 SegmentPlace = tuple[str, SegmentType, int]
@@ -147,23 +137,15 @@ class ClusterKeeper:
 
             # Streams exist before their keys are put, so a key never names a missing stream.
             wanted = self._encode_keys()
-            changed = [
-                kv_pb2.KVToPut(
-                    namespace=self._namespace,
-                    key=key,
-                    value=value,
-                    expected_version=self._version(key),
-                )
+            changed = {
+                key: value
                 for key, value in wanted.items()
                 if key not in self._kept or self._kept[key].value != value
-            ]
-
-            for at in range(0, len(changed), _BATCH):
-                await self._put(changed[at : at + _BATCH])
+            }
+            await self._put(changed)
 
             gone = [key for key in self._kept if key not in wanted]
-            for at in range(0, len(gone), _BATCH):
-                await self._delete(gone[at : at + _BATCH])
+            await self._delete(gone)
 
     def require_owner(self) -> None:
         """Raise `MetadataFencedError` if the process is known to be replaced."""
@@ -180,13 +162,7 @@ class ClusterKeeper:
             await self._settle()
             key = self._prefix + _TIME
             # The put fails if a later process has changed the key.
-            proof = kv_pb2.KVToPut(
-                namespace=self._namespace,
-                key=key,
-                value=_json(self._time_value()),
-                expected_version=self._version(key),
-            )
-            await self._put([proof])
+            await self._put({key: _json(self._time_value())})
 
     async def _settle(self) -> None:
         """Read the outcome of unanswered calls.
@@ -198,22 +174,14 @@ class ClusterKeeper:
 
         time_key = self._prefix + _TIME
         keys = sorted(self._unsettled | {time_key})
-        found: dict[str, kv_pb2.KVResult] = {}
-        for at in range(0, len(keys), _BATCH):
-            batch = keys[at : at + _BATCH]
-            named = [kv_pb2.KVKey(namespace=self._namespace, key=key) for key in batch]
-            request = kv_pb2.GetKVsRequest(keys=named)
-            answer = await self._client.controllers.call(GET_KVS, request)
-            found |= dict(zip(batch, answer.results, strict=True))
-
-        stored = found[time_key]
-        time = parse_json(stored.value) if stored.found else None
+        found = await self._client.kv.get_many(keys, namespace=self._namespace)
+        time = parse_json(found[time_key].value) if time_key in found else None
         if not isinstance(time, dict) or time.get("owner") != self._time_value()["owner"]:
             # Another owner's value: a later process has started.
             raise self._fence(time_key)
         for key in self._unsettled:
             self._kept.pop(key, None)
-            if found[key].found:
+            if key in found:
                 self._kept[key] = _Kept(found[key].value, found[key].version)
 
         # A call may still be on its way, and change a key after this read.
@@ -240,56 +208,47 @@ class ClusterKeeper:
     def _version(self, key: str) -> int:
         return self._kept[key].version if key in self._kept else 0
 
-    async def _put(self, items: list[kv_pb2.KVToPut]) -> None:
-        request = kv_pb2.PutKVsRequest(items=items)
-        keys = {item.key for item in items}
+    async def _put(self, values: Mapping[str, bytes]) -> None:
+        items = [
+            ValueToPut(
+                key=key,
+                value=value,
+                namespace=self._namespace,
+                expected_version=self._version(key),
+            )
+            for key, value in values.items()
+        ]
         # Until the answer arrives, the outcome is unknown.
-        self._unsettled |= keys
-        answer = await self._client.controllers.call(PUT_KVS, request)
-        self._unsettled -= keys
-        failed = []
-        for item, result in zip(items, answer.results, strict=True):
+        self._unsettled |= values.keys()
+        results = await self._client.kv.put_many(items)
+        self._unsettled -= values.keys()
+        failed = {}
+        for item, result in zip(items, results, strict=True):
             # A retry of an applied put finds its own value.
-            is_own = result.error == ERROR_CODE_KEY_EXIST and result.value == item.value
-            if result.error != ERROR_CODE_NONE and not is_own:
-                failed.append((item, result.error))
+            if result.is_conflict and result.value != item.value:
+                failed[item.key] = item.value
                 continue
             self._kept[item.key] = _Kept(item.value, result.version)
             self._may_change_late.discard(item.key)
 
         # Raised after the loop, so that the results of the other items are noted.
-        for item, error in failed:
-            if error != ERROR_CODE_KEY_EXIST:
-                raise refusal(error, f"key {item.key!r}")
-            await self._read_late_change(item.key)
-            item.expected_version = self._version(item.key)
+        for key in failed:
+            await self._read_late_change(key)
         # The versions are read again, so the retry can only fail once another process writes.
         if failed:
-            await self._put([item for item, _ in failed])
+            await self._put(failed)
 
-    async def _delete(self, keys: list[str]) -> None:
-        named = [
-            kv_pb2.KVKey(
-                namespace=self._namespace, key=key, expected_version=self._kept[key].version
-            )
-            for key in keys
-        ]
-        request = kv_pb2.DeleteKVsRequest(keys=named)
-        self._unsettled |= set(keys)
-        answer = await self._client.controllers.call(DELETE_KVS, request)
-        self._unsettled -= set(keys)
-        failed = []
-        for key, result in zip(keys, answer.results, strict=True):
-            if result.error in (ERROR_CODE_NONE, ERROR_CODE_KEY_NOT_EXIST):
-                del self._kept[key]
-            else:
-                failed.append((key, result.error))
+    async def _delete(self, keys: Sequence[str]) -> None:
+        versions = {key: self._kept[key].version for key in keys}
+        self._unsettled |= versions.keys()
+        failed = await self._client.kv.delete_many(versions, namespace=self._namespace)
+        self._unsettled -= versions.keys()
+        for key in versions.keys() - failed:
+            del self._kept[key]
 
-        for key, error in failed:
-            if error != ERROR_CODE_KEY_EXIST:
-                raise refusal(error, f"key {key!r}")
+        for key in failed:
             await self._read_late_change(key)
-        if left := [key for key, _ in failed if key in self._kept]:
+        if left := [key for key in failed if key in self._kept]:
             await self._delete(left)
 
     # -- values in commits
@@ -322,11 +281,9 @@ class ClusterKeeper:
         Only a process that could open the segment's stream again may call this: it was not
         replaced.
         """
-        named = kv_pb2.KVKey(namespace=self._namespace, key=self._segment_key(place))
-        request = kv_pb2.GetKVsRequest(keys=[named])
-        (found,) = (await self._client.controllers.call(GET_KVS, request)).results
-        if found.found:
-            self._kept[named.key] = _Kept(found.value, found.version)
+        found = await self._client.kv.get(self._segment_key(place), namespace=self._namespace)
+        if found is not None:
+            self._kept[found.key] = _Kept(found.value, found.version)
 
     # -- streams
 
@@ -438,23 +395,21 @@ class ClusterKeeper:
         self.chunked.clear()
         self._kept.clear()
         named: dict[SegmentPlace, int] = {}
-        request = kv_pb2.ListKVsRequest(namespace=self._namespace, prefix=self._prefix)
-        async for answer in self._client.controllers.pages(LIST_KVS, request):
-            for entry in answer.entries:
-                self._kept[entry.key] = _Kept(entry.value, entry.version)
-                value = parse_json(entry.value)
-                sort = entry.key[len(self._prefix) :].partition("/")[0]
-                # The first part of a key names the kind of its value.
-                if sort == "segment":
-                    segment = _segment(value)
-                    self.table.put_segment(segment)
-                    place = (segment.path, segment.kind, segment.base_offset)
-                    if "stream" in value:
-                        named[place] = value["stream"]
-                    else:
-                        self.chunked.add(place)
+        async for entry in self._client.kv.list(self._prefix, namespace=self._namespace):
+            self._kept[entry.key] = _Kept(entry.value, entry.version)
+            value = parse_json(entry.value)
+            sort = entry.key[len(self._prefix) :].partition("/")[0]
+            # The first part of a key names the kind of its value.
+            if sort == "segment":
+                segment = _segment(value)
+                self.table.put_segment(segment)
+                place = (segment.path, segment.kind, segment.base_offset)
+                if "stream" in value:
+                    named[place] = value["stream"]
                 else:
-                    self._take(sort, value)
+                    self.chunked.add(place)
+            else:
+                self._take(sort, value)
 
         return named
 
