@@ -1,9 +1,10 @@
-"""Opening of the parts of a node: its session, its write-ahead log and its writer."""
+"""Opening of the parts of a node: its session, write-ahead log, writer and failovers."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from streammeta.client.api.client_config import StreamClientConfig
 from streammeta.client.config import UploadObserver, WriterConfig
@@ -12,6 +13,7 @@ from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.nodes.node_epochs import register
 from streammeta.client.nodes.session import BrokerSession, Tags
 from streammeta.client.wal.bucket.config import WAL_CONFIG
+from streammeta.client.wal.bucket.failover import FailoverWorker
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.client.wal.disk.log import WriteAheadLog, find_log_id
@@ -21,7 +23,43 @@ from streammeta.storage.cluster_files.wal_config import DISK_LOG, NO_LOG
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
 
-async def open_writer(
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """Parts that only a client with a node has."""
+
+    session: BrokerSession | None = None
+    log: WriteAheadLog | ObjectLog | None = None
+    writer: StreamWriter | None = None
+    failovers: FailoverWorker | None = None
+
+    @property
+    def epochs(self) -> dict[int, int]:
+        """The epochs of the streams that an earlier process left open."""
+        inherited = () if self.session is None else self.session.inherited
+        return {stream.stream_id: stream.epoch for stream in inherited}
+
+
+async def open_node(
+    controllers: ControllerClient,
+    store: ObjectStore,
+    process: tuple[int, int | None, Tags | None],
+    config: StreamClientConfig,
+    observer: UploadObserver | None,
+    closing: AsyncExitStack,
+) -> NodeParts:
+    """Register a process, a node id with an epoch and tags, and open its parts."""
+    session = await _open_session(controllers, *process, config)
+    log = await _open_log(session, store, config, closing)
+    # A new log gets its id when it is opened, after the registration.
+    if config.wal_directory is not None:
+        await session.register_log(await _find_registered_log(config), process[2])
+    writer = await _open_writer(session, store, log, config, observer, closing)
+    failovers = FailoverWorker(session, store, writer.heartbeat)
+    await closing.enter_async_context(failovers)
+    return NodeParts(session, log, writer, failovers)
+
+
+async def _open_writer(
     session: BrokerSession,
     store: ObjectStore,
     log: WriteAheadLog | ObjectLog | None,
@@ -29,7 +67,6 @@ async def open_writer(
     observer: UploadObserver | None,
     closing: AsyncExitStack,
 ) -> StreamWriter:
-    """Open the writer of a session and attach its inherited streams."""
     limits = config.writer or WriterConfig(durability="object" if log is None else "wal")
     writer = StreamWriter(session, store, limits, observer, log)
     await closing.enter_async_context(writer)
@@ -37,7 +74,7 @@ async def open_writer(
     return writer
 
 
-async def open_session(
+async def _open_session(
     controllers: ControllerClient,
     node_id: int,
     node_epoch: int | None,
@@ -45,7 +82,7 @@ async def open_session(
     config: StreamClientConfig,
 ) -> BrokerSession:
     """Register the process, unless it lacks the log that its node has registered."""
-    wal_config = await find_registered_log(config)
+    wal_config = await _find_registered_log(config)
     if not config.allow_missing_log:
         await require_registered_log(controllers, node_id, wal_config)
     timeout_s = config.session_timeout_s
@@ -54,7 +91,7 @@ async def open_session(
     )
 
 
-async def find_registered_log(config: StreamClientConfig) -> str:
+async def _find_registered_log(config: StreamClientConfig) -> str:
     """Return the registered value of the process's log. A log not created yet has no id."""
     if config.object_log is not None:
         return WAL_CONFIG
@@ -65,13 +102,12 @@ async def find_registered_log(config: StreamClientConfig) -> str:
     return DISK_LOG + (log_id or b"").hex()
 
 
-async def open_log(
+async def _open_log(
     session: BrokerSession,
     store: ObjectStore,
     config: StreamClientConfig,
     closing: AsyncExitStack,
 ) -> WriteAheadLog | ObjectLog | None:
-    """Open the configured write-ahead log, if any."""
     identity = LogIdentity(session.namespace, session.node.node_id, session.node.node_epoch)
     if config.object_log is not None:
         await BucketCheck(session.client, store, session.namespace).require()

@@ -15,12 +15,7 @@ from typing import Self
 from streammeta.client.api.background_compaction import BackgroundCompaction
 from streammeta.client.api.client_config import StreamClientConfig
 from streammeta.client.api.key_values import KeyValues
-from streammeta.client.api.node_parts import (
-    find_registered_log,
-    open_log,
-    open_session,
-    open_writer,
-)
+from streammeta.client.api.node_parts import NodeParts, open_node
 from streammeta.client.api.stream import Stream
 from streammeta.client.api.streams_by_id import StreamsById
 from streammeta.client.api.watch import ChangeKind, Watch
@@ -125,41 +120,32 @@ class StreamClient(StreamsById):
             )
             await closing.enter_async_context(controllers)
 
-            session = writer = log = failovers = None
             namespace = await controllers.object_namespace()
             # Before the registration, which fences the node's running process.
             await BucketCheck(controllers, store, namespace).look_once()
+            node = NodeParts()
             if node_id is not None:
-                check_int("node_id", node_id, 0, INT32_MAX)
-                session = await open_session(controllers, node_id, node_epoch, tags, config)
-                log = await open_log(session, store, config, closing)
-                # A new log gets its id when it is opened, after the registration.
-                if config.wal_directory is not None:
-                    await session.register_log(await find_registered_log(config), tags)
-                writer = await open_writer(session, store, log, config, observer, closing)
-                failovers = FailoverWorker(session, store, writer.heartbeat)
-                await closing.enter_async_context(failovers)
+                process = (check_int("node_id", node_id, 0, INT32_MAX), node_epoch, tags)
+                node = await open_node(controllers, store, process, config, observer, closing)
 
             reader = StreamReader(controllers, store, namespace, config.reader)
             await closing.enter_async_context(reader)
-            inherited = () if session is None else session.inherited
-            epochs = {stream.stream_id: stream.epoch for stream in inherited}
             client = cls(
                 controllers=controllers,
                 reader=reader,
                 store=store,
-                _session=session,
-                _writer=writer,
-                _epochs=epochs,
-                _log=log,
+                _session=node.session,
+                _writer=node.writer,
+                _epochs=node.epochs,
+                _log=node.log,
                 _config=config,
                 _closing=closing,
-                _failovers=failovers,
+                _failovers=node.failovers,
             )
-            if writer is not None and config.has_log:
-                client.recovery = await writer.recover()
+            if node.writer is not None and config.has_log:
+                client.recovery = await node.writer.recover()
             closing.callback(client._close_compactors)
-            if writer is not None and config.compaction_interval_s is not None:
+            if node.writer is not None and config.compaction_interval_s is not None:
                 client._compact_in_background(config.compaction_interval_s, closing)
             # From here on `close` owns the parts. A failure before this line closes them here.
             client._closing = closing.pop_all()
