@@ -162,7 +162,7 @@ class AnswerList:
     """Whether a long list is encoded in pieces, each in its own turn of the event loop."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MethodFacts:
     """Facts of one RPC; every field is required."""
 
