@@ -19,13 +19,14 @@ from streammeta.brokers.pulsar.formats.object_names import data_name, index_name
 from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
-from streammeta.brokers.pulsar.list_store import MemoryListStore, encode_list
+from streammeta.brokers.pulsar.list_store import encode_list
 from streammeta.brokers.pulsar.offloader import NotAppendableError, Offloader
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment
 from tests.conformance.pulsar_formats import UUID
 from tests.conformance.pulsar_ledgers import Sources
 from tests.conformance.pulsar_offload import LEDGER, MemoryLedger
+from tests.kit.memory_stores import MemoryListStore
 
 OTHER = UUID[:-1] + "0"
 LIMITS = SegmentLimits(segment_bytes=1 << 20, buffer_bytes=900, block_bytes=300)

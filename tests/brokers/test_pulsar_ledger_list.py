@@ -19,9 +19,10 @@ from streammeta.brokers.pulsar.ledger_list import (
     reads_copy,
     source_is_due,
 )
-from streammeta.brokers.pulsar.list_store import MemoryListStore, encode_list
+from streammeta.brokers.pulsar.list_store import encode_list
 from tests.conformance.pulsar_ledgers import Copies, Sources
 from tests.conformance.pulsar_offload import MemoryLedger
+from tests.kit.memory_stores import MemoryListStore
 
 UUIDS = [f"00000000-0000-0000-0000-{at:012}" for at in range(9)]
 NOW = 1_000_000

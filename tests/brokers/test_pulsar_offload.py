@@ -18,12 +18,13 @@ from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo, OffloadC
 from streammeta.brokers.pulsar.formats.object_names import data_name, index_name
 from streammeta.brokers.pulsar.formats.read_errors import NoSuchLedgerError
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
-from streammeta.brokers.pulsar.list_store import MemoryListStore, decode_list, encode_list
+from streammeta.brokers.pulsar.list_store import decode_list, encode_list
 from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_formats import UUID
 from tests.conformance.pulsar_ledgers import Sources
 from tests.conformance.pulsar_offload import LEDGER, MemoryLedger, presence
+from tests.kit.memory_stores import MemoryListStore
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -25,12 +25,13 @@ from streammeta.brokers.pulsar.formats.read_errors import (
 )
 from streammeta.brokers.pulsar.ledger_list import ManagedLedger
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
-from streammeta.brokers.pulsar.list_store import MemoryListStore, encode_list
+from streammeta.brokers.pulsar.list_store import encode_list
 from streammeta.brokers.pulsar.offloader import Offloader
 from streammeta.brokers.pulsar.segments import Segments
 from streammeta.brokers.pulsar.streaming import OfferResult, SegmentLimits, StreamingSegment
 from streammeta.storage.errors import PayloadError
 from tests.conformance.pulsar_ledgers import Sources
+from tests.kit.memory_stores import MemoryListStore
 
 Rows = Sequence[tuple[int, Entry]]
 LIMITS = SegmentLimits(segment_bytes=1 << 30, buffer_bytes=900, block_bytes=300)

@@ -16,20 +16,20 @@ from streammeta.brokers.rocketmq.dispatch import Dispatcher, LocalMessage
 from streammeta.brokers.rocketmq.formats.message import Message, encode_message, queue_offset_of
 from streammeta.brokers.rocketmq.formats.metadata import Queue, SegmentStatus
 from streammeta.brokers.rocketmq.formats.names import SegmentType, chunk_prefix
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.segments.chunk_store import ChunkStore
 from streammeta.brokers.rocketmq.segments.chunked_segment import Chunk, ChunkedSegment, part_groups
 from streammeta.brokers.rocketmq.segments.file_segment import AppendResult, FileSegment
 from streammeta.brokers.rocketmq.segments.flat_file import (
     FlatFilePlace,
-    MemoryKeeper,
     SegmentCutError,
     SizeUnknownError,
 )
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import MAX_PARTS, MIN_PART_SIZE, Body, Tags
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.memory_stores import MemoryKeeper, MemoryShelf
 from tests.kit.waiting import until
 
 QUEUE = Queue("broker", "Topic", 0)

@@ -24,12 +24,12 @@ from streammeta.brokers.rocketmq.formats.message import (
 )
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, SegmentMetadata
 from streammeta.brokers.rocketmq.formats.names import SegmentType
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.segments.file_segment import SegmentReadError
-from streammeta.brokers.rocketmq.segments.storage import MemorySegment
 from streammeta.brokers.rocketmq.tiered_view import min_offset, split_query
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
+from tests.kit.memory_stores import MemorySegment, MemoryShelf
 
 _MOST_READS = 5_000
 """Reads after which a local queue says that whoever reads it does not end."""

@@ -12,16 +12,11 @@ from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalM
 from streammeta.brokers.rocketmq.formats.message import Message, encode_message
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable, QueueMetadata, SegmentStatus
 from streammeta.brokers.rocketmq.formats.names import SegmentType
-from streammeta.brokers.rocketmq.key_index_service import (
-    IndexSizes,
-    IndexStatus,
-    KeyIndexService,
-    MemoryShelf,
-)
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus, KeyIndexService
 from streammeta.brokers.rocketmq.segments.file_segment import AppendResult
-from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, MemoryKeeper, SizeUnknownError
-from streammeta.brokers.rocketmq.segments.storage import MemorySegment, MemorySegmentStore
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, SizeUnknownError
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
+from tests.kit.memory_stores import MemoryKeeper, MemorySegment, MemorySegmentStore, MemoryShelf
 
 PATH = "b/rmq_sys_INDEX/0"
 SIZES = IndexSizes(5, 8)

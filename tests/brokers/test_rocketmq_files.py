@@ -20,12 +20,13 @@ from streammeta.brokers.rocketmq.formats.message import (
     store_timestamp_of,
 )
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import MessageFile
 from streammeta.brokers.rocketmq.segments.chunked_segment import ChunkedSegment
 from streammeta.storage.errors import PayloadError, StoreUnavailableError
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FailingSegment, FileWorld
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.memory_stores import MemoryShelf
 
 
 def stored(offset: int, body: bytes = b"", stored_ms: int = NOW_MS, key: str = "") -> bytes:

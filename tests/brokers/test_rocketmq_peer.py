@@ -28,11 +28,12 @@ from streammeta.brokers.rocketmq.formats.metadata import METADATA_FILE, Metadata
 from streammeta.brokers.rocketmq.formats.names import SegmentType, index_path, segment_path
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
-from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace, MemoryKeeper
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace
 from streammeta.brokers.rocketmq.segments.storage import TimeBounds
 from streammeta.client import StreamClient
 from tests.brokers.rocketmq_messages import HOST, STORED_MS, LocalMessages, key, message, tags
 from tests.kit.java_peers import JavaPeer, java_peer
+from tests.kit.memory_stores import MemoryKeeper
 from tests.kit.real_cluster import raise_level, running_cluster
 
 pytestmark = pytest.mark.process

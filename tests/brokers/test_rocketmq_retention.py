@@ -20,18 +20,13 @@ from streammeta.brokers.rocketmq.formats.metadata import (
     SegmentMetadata,
 )
 from streammeta.brokers.rocketmq.formats.names import SegmentType
-from streammeta.brokers.rocketmq.key_index_service import (
-    IndexSizes,
-    IndexStatus,
-    KeyIndexService,
-    MemoryShelf,
-)
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import FileSizes, MessageFile
 from streammeta.brokers.rocketmq.segments.file_segment import AppendResult
-from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace, MemoryKeeper
-from streammeta.brokers.rocketmq.segments.storage import MemorySegment, MemorySegmentStore
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace
 from streammeta.brokers.stamped_time import AHEAD_MS, stamped_clock
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE
+from tests.kit.memory_stores import MemoryKeeper, MemorySegment, MemorySegmentStore, MemoryShelf
 from tests.kit.waiting import until
 
 SHORT = replace(QUEUE, topic="Short")

@@ -11,13 +11,10 @@ from streammeta.brokers.rocketmq.segments.file_segment import (
     FileSegment,
     SegmentReadError,
 )
-from streammeta.brokers.rocketmq.segments.storage import (
-    MemorySegment,
-    SegmentWriteError,
-    TimeBounds,
-)
+from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError, TimeBounds
 from streammeta.storage.errors import StoreUnavailableError
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.memory_stores import MemorySegment
 
 _TIMES = (1, 1)
 

@@ -17,17 +17,12 @@ from streammeta.brokers.rocketmq.cluster.cluster_metadata import ClusterKeeper, 
 from streammeta.brokers.rocketmq.cluster.cluster_store import QueueStore
 from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.formats.names import SegmentType
-from streammeta.brokers.rocketmq.key_index_service import (
-    IndexSizes,
-    IndexStatus,
-    KeyIndexService,
-    MemoryShelf,
-)
-from streammeta.brokers.rocketmq.segments.storage import MemorySegmentStore
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus, KeyIndexService
 from streammeta.client import KeyValues, OpenedStream, Outcomes, StreamFencedError
 from streammeta.client.controllers.methods import DELETE_KVS, PUT_KVS
 from streammeta.v1 import kv_pb2
 from tests.kit.memory_keys import MemoryControllers
+from tests.kit.memory_stores import MemorySegmentStore, MemoryShelf
 
 NOW_MS = 1_700_000_000_000
 _PLACE = ("path", SegmentType.COMMIT_LOG, 0)

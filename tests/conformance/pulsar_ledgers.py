@@ -17,13 +17,13 @@ from streammeta.brokers.pulsar.ledger_list import (
     OffloadPolicy,
     VersionConflictError,
 )
-from streammeta.brokers.pulsar.list_store import MemoryListStore
 from streammeta.brokers.pulsar.offloader import LedgerSource, NotAppendableError
 from tests.conformance.pulsar_offload import MemoryLedger
 from tests.conformance.shape_facts import AnyOf, Done, Fact, Number, Words, is_word, normal
 from tests.conformance.shape_sentences import Clause, number_of, ordinal_of
 from tests.conformance.shape_worlds import World, verb
 from tests.kit.clock import ManualClock
+from tests.kit.memory_stores import MemoryListStore
 
 NOW_MS = 1_700_000_000_000
 NAMES = (

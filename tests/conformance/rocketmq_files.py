@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.message_file import CommitLogFile, FileSizes, MessageFile
-from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, FlatFilePlace, MemoryKeeper
-from streammeta.brokers.rocketmq.segments.storage import (
-    MemorySegment,
-    MemorySegmentStore,
-    SegmentWriteError,
-    TimeBounds,
-)
+from streammeta.brokers.rocketmq.segments.flat_file import FlatFile, FlatFilePlace
+from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError, TimeBounds
 from tests.kit.clock import ManualClock
+from tests.kit.memory_stores import MemoryKeeper, MemorySegment, MemorySegmentStore
 
 NOW_MS = 1_700_000_000_000
 QUEUE = Queue("broker", "TopicTest", 0)

@@ -16,13 +16,13 @@ from streammeta.brokers.rocketmq.formats.key_index import (
     TimeRange,
     query_compacted,
 )
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
-from streammeta.brokers.rocketmq.segments.storage import MemorySegmentStore
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from tests.conformance.shape_facts import AnyOf, Done, Keyed, Number, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
 from tests.conformance.shape_worlds import World, run_steps, verb
 from tests.kit.clock import ManualClock
+from tests.kit.memory_stores import MemorySegmentStore, MemoryShelf
 
 BEGIN_MS = 1_700_000_000_000
 SLOTS, ITEMS = 5, 20

@@ -11,7 +11,7 @@ from streammeta.brokers.rocketmq.dispatch import Dispatcher, GroupCommit, LocalM
 from streammeta.brokers.rocketmq.fetch import Fetcher, FetchResult, FetchStatus, ReadAhead
 from streammeta.brokers.rocketmq.formats.message import java_hash
 from streammeta.brokers.rocketmq.formats.metadata import Queue
-from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService, MemoryShelf
+from streammeta.brokers.rocketmq.key_index_service import IndexSizes, KeyIndexService
 from streammeta.brokers.rocketmq.message_file import StoredMessage
 from tests.conformance.rocketmq_files import NOW_MS, QUEUE, FileWorld
 from tests.conformance.rocketmq_flat_files import append_stored
@@ -20,6 +20,7 @@ from tests.conformance.shape_facts import AnyOf, Keyed
 from tests.conformance.shape_sentences import Clause, number_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
 from tests.conformance.shape_worlds import World, run_steps, verb
+from tests.kit.memory_stores import MemoryShelf
 
 STORED_MS = 11
 """Time at which messages were stored, where a scenario says none."""

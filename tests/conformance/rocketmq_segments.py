@@ -19,17 +19,14 @@ from streammeta.brokers.rocketmq.segments.file_segment import (
     FileSegment,
     SegmentReadError,
 )
-from streammeta.brokers.rocketmq.segments.storage import (
-    MemorySegment,
-    SegmentWriteError,
-    TimeBounds,
-)
+from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError, TimeBounds
 from tests.conformance.rocketmq_files import NOW_MS
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.shape_facts import AnyOf, Done, Fact, Number, Refused, Words
 from tests.conformance.shape_sentences import Clause, numbers_in, range_of
 from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
 from tests.conformance.shape_worlds import Several, World, attempt, run_steps, verb
+from tests.kit.memory_stores import MemorySegment
 
 UNKNOWN_TIME = 2**63 - 1
 

@@ -17,11 +17,11 @@ from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes
 from streammeta.brokers.rocketmq.message_file import FileSizes
 from streammeta.brokers.rocketmq.segments.file_segment import FileSegment
-from streammeta.brokers.rocketmq.segments.storage import MemorySegment
 from tests.conformance import kafka_layouts, pulsar_layouts
 from tests.conformance.conformance_report import Mismatch, compare
 from tests.conformance.rocketmq_formats import plain
 from tests.conformance.shape_facts import match
+from tests.kit.memory_stores import MemorySegment
 
 _FIXED = {"i8": 1, "u8": 1, "i16": 2, "i32": 4, "u32": 4, "i64": 8}
 _ZEROS = re.compile(r"(\d+) bytes")

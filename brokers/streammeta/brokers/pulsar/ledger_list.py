@@ -18,7 +18,6 @@ from typing import Protocol
 
 from streammeta.brokers.pulsar.formats.ledger_values import (
     LedgerInfo,
-    LedgerMetadata,
     OffloadContext,
 )
 from streammeta.brokers.pulsar.formats.object_names import MANAGED_LEDGER_KEY, SOFTWARE_KEY
@@ -524,8 +523,3 @@ def _segments_of(ledgers: Iterable[LedgerInfo]) -> set[str]:
     return {
         segment.uuid for context in contexts if context is not None for segment in context.segments
     }
-
-
-def closed_metadata(info: LedgerInfo) -> LedgerMetadata:
-    """Return the metadata of a closed ledger without bookies (native mode)."""
-    return LedgerMetadata(info.size, info.entries - 1, created_ms=info.timestamp_ms or 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
@@ -72,48 +72,6 @@ class IndexShelf(Protocol):
     async def forget(self, begin_ms: int) -> None:
         """Forget a deleted file. May be repeated."""
         ...
-
-
-@dataclass(slots=True)
-class MemoryShelf:
-    """Index files in memory, for tests and trials."""
-
-    local: dict[int, bytes] = field(default_factory=dict)
-    done: list[int] = field(default_factory=list)
-    marked: list[int] = field(default_factory=list)
-
-    async def save(self, begin_ms: int, data: bytes) -> None:
-        """Store a local file."""
-        self.local[begin_ms] = data
-
-    async def load(self) -> dict[int, bytes]:
-        """Return all local files."""
-        return dict(self.local)
-
-    async def remove(self, begin_ms: int) -> None:
-        """Drop a local file."""
-        self.local.pop(begin_ms, None)
-
-    async def list_uploaded(self) -> list[int]:
-        """Return the begins of uploaded files."""
-        return list(self.done)
-
-    async def note_uploaded(self, begin_ms: int) -> None:
-        """Note that a file is uploaded."""
-        self.done.append(begin_ms)
-
-    async def note_deleted(self, begin_ms: int) -> None:
-        """Note that an uploaded file is deleted."""
-        self.done.remove(begin_ms)
-        self.marked.append(begin_ms)
-
-    async def list_deleted(self) -> list[int]:
-        """Return the begins of deleted files."""
-        return list(self.marked)
-
-    async def forget(self, begin_ms: int) -> None:
-        """Forget a deleted file."""
-        self.marked.remove(begin_ms)
 
 
 @dataclass(frozen=True, slots=True)

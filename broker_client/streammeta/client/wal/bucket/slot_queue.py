@@ -113,11 +113,6 @@ class SlotQueue(Generic[AckT]):
         """True if all appended records are acknowledged."""
         return not self._waiting and not self._placed
 
-    @property
-    def has_waiting(self) -> bool:
-        """True if some group waits for its turn."""
-        return bool(self._waiting)
-
     # -- slots
 
     def take_uploads(self) -> Iterator[SlotUpload]:

@@ -23,11 +23,6 @@ class SegmentType(IntEnum):
     CONSUME_QUEUE = 1
     INDEX = 2
 
-    @classmethod
-    def of_code(cls, code: int) -> SegmentType:
-        """Return the type of a code. An unknown code means a commit log, as in the peer."""
-        return cls(code) if code in {type_.value for type_ in cls} else cls.COMMIT_LOG
-
 
 def short_hash(text: str) -> str:
     """Return 8 hexadecimal digits of a text's MD5, which spread keys over prefixes."""

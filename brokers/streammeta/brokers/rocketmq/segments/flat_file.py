@@ -7,7 +7,7 @@ on. The size of the last segment comes from the backend.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from streammeta.brokers.rocketmq.formats.metadata import (
@@ -68,25 +68,6 @@ class MetadataKeeper(Protocol):
     async def prove_owner(self) -> None:
         """Raise unless this is the newest process of its broker, and note the store's time."""
         ...
-
-
-@dataclass(slots=True)
-class MemoryKeeper:
-    """Metadata in memory, for tests and trials."""
-
-    table: MetadataTable = field(default_factory=MetadataTable)
-    saves: int = 0
-
-    async def save(self) -> None:
-        """Count the call: the table itself is the store."""
-        self.saves += 1
-
-    def require_owner(self) -> None:
-        """Do nothing: no other process has the table."""
-
-    async def prove_owner(self) -> None:
-        """Save the time: no other process has the table."""
-        await self.save()
 
 
 @dataclass(frozen=True, slots=True)

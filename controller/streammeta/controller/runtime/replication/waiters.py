@@ -33,10 +33,6 @@ class WaiterMap(Generic[Key, Result]):
         self._futures[key] = future
         return future
 
-    def waiting_for(self, key: Key) -> asyncio.Future[Result]:
-        """Return the existing future for `key`."""
-        return self._futures[key]
-
     def forget(self, key: Key, future: asyncio.Future[Result]) -> None:
         """Remove a future, unless a newer one has replaced it."""
         if self._futures.get(key) is future:

@@ -47,11 +47,6 @@ class MarkerLease:
         return max(0, self._proven_ms + LEASE_MS - self.now_ms())
 
     @property
-    def proven_ms(self) -> int | None:
-        """Start of the newest check that found the own marker, None before the first."""
-        return self._proven_ms
-
-    @property
     def is_held(self) -> bool:
         """Whether changes may be acknowledged now."""
         return self.left_ms > 0
