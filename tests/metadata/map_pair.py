@@ -292,6 +292,8 @@ def compare(cluster_metadata: ClusterMetadata, model: Model, now: int) -> None:
     state = model.state
     reads: list[Any] = [
         r.DescribeStreams(include_ranges=True, include_stream_objects=True),
+        r.FindStreams(tags=(("k", "v"),)),
+        r.FindStreams(tags=(("a", "2"), ("z", "1")), page=PageRequest(1)),
         r.DescribeObjects(),
         r.CheckObjects(object_ids=tuple(range(state.next_object + 2))),
         r.GetNodes(include_stream_set_objects=True),

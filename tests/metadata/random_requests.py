@@ -480,6 +480,10 @@ class RandomReads(RandomDraws):
             page=self._page(state.next_stream),
         )
 
+    def _tagged(self, state: State) -> Any:
+        tags = self._one(((("k", "v"),), (("a", "2"), ("z", "1")), (("a", "2"),), (("z", "2"),)))
+        return r.FindStreams(tags=tags, page=self._page(state.next_stream))
+
     def _query(self, state: State) -> r.ObjectQuery:
         stream_id = self._stream(state)
         stream = state.streams.get(stream_id)
@@ -530,6 +534,7 @@ class RandomReads(RandomDraws):
 
 _MAKERS: dict[type, Callable[[RandomReads, State], Any]] = {
     r.DescribeStreams: RandomReads._streams,
+    r.FindStreams: RandomReads._tagged,
     r.GetObjects: RandomReads._slices,
     r.DescribeObjects: RandomReads._objects,
     r.CheckObjects: RandomReads._states,

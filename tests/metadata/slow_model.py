@@ -120,6 +120,7 @@ _TIMELESS: dict[type, Callable[..., Any]] = {
 }
 _READS: dict[type, Callable[..., Any]] = {
     r.DescribeStreams: reads.describe_streams,
+    r.FindStreams: reads.find_streams,
     r.GetObjects: reads.get_objects,
     r.DescribeObjects: reads.describe_objects,
     r.CheckObjects: reads.check_objects,

@@ -65,6 +65,19 @@ def describe_streams(state: State, request: r.DescribeStreams) -> a.DescribeStre
     return a.DescribeStreamsAnswer(streams=streams, next_page_token=token, total=len(state.streams))
 
 
+def find_streams(state: State, request: r.FindStreams) -> a.FindStreamsAnswer:
+    """Streams with all tags, by a scan of all."""
+    ids = [
+        stream_id
+        for stream_id, stream in state.streams.items()
+        if set(request.tags) <= set(stream.tags)
+    ]
+    plain = r.DescribeStreams()
+    streams, token = _page(ids, request.page, lambda i: describe_stream(state, plain, i))
+    streams, token = _cut(streams, token, _stream_bytes, lambda stream: stream.stream_id)
+    return a.FindStreamsAnswer(streams=streams, next_page_token=token)
+
+
 def describe_stream(
     state: State, request: r.DescribeStreams, stream_id: int
 ) -> a.StreamDescription:

@@ -144,6 +144,7 @@ READS = {
     requests.CheckObjects: "ObjectService.CheckObjects",
     requests.GetNodes: "NodeService.GetNodes",
     requests.DescribeStreams: "StreamService.DescribeStreams",
+    requests.FindStreams: "StreamService.FindStreams",
     requests.DescribeObjects: "ObjectService.DescribeObjects",
     requests.DescribeNamedObjects: "ObjectService.DescribeNamedObjects",
     requests.ListStreamSetObjects: "NodeService.ListStreamSetObjects",
@@ -218,6 +219,8 @@ def test_descriptions_with_lists_weigh_more_and_walks_are_scans() -> None:
         assert class_of_read(many) is RequestClass.SCAN
     one = requests.DescribeStreams(owner_node_id=1, page=PageRequest(1))
     assert class_of_read(one) is RequestClass.SCAN
+    found = requests.FindStreams(tags=(("k", "v"),), page=PageRequest(1))
+    assert class_of_read(found) is RequestClass.SCAN
     opening = requests.GetOpeningStreams(node=NodeIdentity(1, 1), page=PageRequest(1))
     assert class_by_row("StreamService.GetOpeningStreams", opening) is RequestClass.SCAN
 

@@ -76,6 +76,7 @@ _BUDGETED = {
     "NodeService.ListStreamSetObjects": "objects",
     "NodeService.Heartbeat": "recoveries",
     "StreamService.DescribeStreams": "streams",
+    "StreamService.FindStreams": "streams",
     "StreamService.AbandonUploads": "abandoned",
     "ObjectService.GetObjects": "results",
     "ObjectService.DescribeObjects": "objects",

@@ -113,6 +113,29 @@ async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     assert answer.error == ERROR_CODE_NODE_EPOCH_EXPIRED
 
 
+async def test_streams_are_found_by_all_their_tags(rpcs: Rpcs) -> None:
+    await rpcs.begin(streams=1, objects=1)
+    topic, other = (common_pb2.Tag(key="topic", value=value) for value in ("orders", "payments"))
+    zones = [common_pb2.Tag(key="zone", value=value) for value in "ab"]
+    new = [streams_pb2.NewStream(tags=[topic, zone]) for zone in zones]
+    new.append(streams_pb2.NewStream(tags=[other, zones[0]]))
+    created = await rpcs.ask(
+        streams_pb2.CreateStreamsRequest(request_id="tags", node=NODE, streams=new)
+    )
+    first, second, _ = created.stream_ids
+
+    page = common_pb2.PageRequest(page_size=1)
+    answer = await rpcs.ask(streams_pb2.FindStreamsRequest(tags=[topic], page=page))
+    assert [stream.stream_id for stream in answer.streams] == [first]
+    assert list(answer.streams[0].tags) == [topic, zones[0]]
+    page.page_token = answer.next_page_token
+    answer = await rpcs.ask(streams_pb2.FindStreamsRequest(tags=[topic], page=page))
+    assert [stream.stream_id for stream in answer.streams] == [second]
+    assert answer.next_page_token == ""
+    answer = await rpcs.ask(streams_pb2.FindStreamsRequest(tags=[zones[0], topic]))
+    assert [stream.stream_id for stream in answer.streams] == [first]
+
+
 async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
     (stream_id,), first = await rpcs.begin(streams=1, objects=1)
     await committed(rpcs, commit(first, (stream_id, 0, 10)))

@@ -63,6 +63,7 @@ WHO_MAY = {
     "GetOpeningStreams": "b",
     "AbandonUploads": "a",
     "DescribeStreams": "bcrxa",
+    "FindStreams": "bcrxa",
     "PrepareObjects": "bc",
     "CommitStreamSetObject": "bc",
     "CommitStreamObject": "bc",

@@ -28,6 +28,9 @@ from streammeta.tls.identity import Role
 NAMED_OBJECTS_MAX = 1_000
 """Maximum number of named objects in one request."""
 
+TAGS_MAX = 16
+"""Maximum number of tags of a stream, a node or a named object."""
+
 WATCHED_PREFIXES_MAX = 64
 """Maximum number of prefixes of keys in one watch."""
 
@@ -204,6 +207,10 @@ ROWS: Mapping[str, Mapping[str, MethodFacts]] = {
             Work(RequestClass.READ, "stream_ids", DESCRIPTION_LOOKUPS, Unnamed.WALK,
                 lists=("include_ranges", "include_stream_objects")),
             _BULK, (RequestList("stream_ids", 0),), AnswerList("streams")),
+        # A page examines more streams than it returns.
+        "FindStreams": MethodFacts(_LOOK, SUMMED,
+            _READ, _LEADER, Work(RequestClass.READ, unnamed=Unnamed.WALK), _BULK,
+            (RequestList("tags", most=TAGS_MAX),), AnswerList("streams")),
         "GetOpeningStreams": MethodFacts(_OWNER, _change(**_NODE_AUDIT, failover="failover"),
             _SAFE, _LEADER, Work(RequestClass.SCAN), _ORDINARY, (),
             AnswerList("streams", is_split=False)),

@@ -600,6 +600,60 @@ class DescribeStreamsResponse(_message.Message):
 Global___DescribeStreamsResponse: _TypeAlias = DescribeStreamsResponse  # noqa: Y015
 
 @_typing.final
+class FindStreamsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAGS_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
+        """1..16, no key twice; a stream must have all of them, key and value"""
+
+    @_builtins.property
+    def page(self) -> _common_pb2.PageRequest:
+        """pages are in stream id order"""
+
+    def __init__(
+        self,
+        *,
+        tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
+        page: _common_pb2.PageRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindStreamsRequest: _TypeAlias = FindStreamsRequest  # noqa: Y015
+
+@_typing.final
+class FindStreamsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAMS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """empty on the last page"""
+    @_builtins.property
+    def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamDescription]:
+        """in stream id order, without ranges and stream objects"""
+
+    def __init__(
+        self,
+        *,
+        streams: _abc.Iterable[Global___StreamDescription] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "streams", b"streams"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindStreamsResponse: _TypeAlias = FindStreamsResponse  # noqa: Y015
+
+@_typing.final
 class StreamDescription(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -64,6 +64,11 @@ class StreamServiceStub:
                 request_serializer=streammeta_dot_v1_dot_streams__pb2.DescribeStreamsRequest.SerializeToString,
                 response_deserializer=streammeta_dot_v1_dot_streams__pb2.DescribeStreamsResponse.FromString,
                 _registered_method=True)
+        self.FindStreams = channel.unary_unary(
+                '/streammeta.v1.StreamService/FindStreams',
+                request_serializer=streammeta_dot_v1_dot_streams__pb2.FindStreamsRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_streams__pb2.FindStreamsResponse.FromString,
+                _registered_method=True)
         self.GetOpeningStreams = channel.unary_unary(
                 '/streammeta.v1.StreamService/GetOpeningStreams',
                 request_serializer=streammeta_dot_v1_dot_streams__pb2.GetOpeningStreamsRequest.SerializeToString,
@@ -145,6 +150,17 @@ class StreamServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindStreams(self, request, context):
+        """Finds the streams that have all of some tags, in id order, page by page. Linearizable. A page examines a
+        bounded number of streams, so it may be short or empty although others follow.
+        Retry: safe, a read.
+        Errors: only the common ones. A controller of an older version answers UNIMPLEMENTED.
+        Roles: broker, compactor, reader, reconciler, admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetOpeningStreams(self, request, context):
         """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. The streams
         keep their epochs. Open them with `reopen` and larger epochs before you append. Otherwise it is unknown
@@ -203,6 +219,11 @@ def add_StreamServiceServicer_to_server(servicer, server):
                     servicer.DescribeStreams,
                     request_deserializer=streammeta_dot_v1_dot_streams__pb2.DescribeStreamsRequest.FromString,
                     response_serializer=streammeta_dot_v1_dot_streams__pb2.DescribeStreamsResponse.SerializeToString,
+            ),
+            'FindStreams': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindStreams,
+                    request_deserializer=streammeta_dot_v1_dot_streams__pb2.FindStreamsRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_streams__pb2.FindStreamsResponse.SerializeToString,
             ),
             'GetOpeningStreams': grpc.unary_unary_rpc_method_handler(
                     servicer.GetOpeningStreams,
@@ -377,6 +398,33 @@ class StreamService:
             '/streammeta.v1.StreamService/DescribeStreams',
             streammeta_dot_v1_dot_streams__pb2.DescribeStreamsRequest.SerializeToString,
             streammeta_dot_v1_dot_streams__pb2.DescribeStreamsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindStreams(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.StreamService/FindStreams',
+            streammeta_dot_v1_dot_streams__pb2.FindStreamsRequest.SerializeToString,
+            streammeta_dot_v1_dot_streams__pb2.FindStreamsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,13 @@ class StreamServiceStub:
     Errors: only the common ones.
     Roles: broker, compactor, reader, reconciler, admin.
     """
+    FindStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.FindStreamsRequest, _streams_pb2.FindStreamsResponse]
+    """Finds the streams that have all of some tags, in id order, page by page. Linearizable. A page examines a
+    bounded number of streams, so it may be short or empty although others follow.
+    Retry: safe, a read.
+    Errors: only the common ones. A controller of an older version answers UNIMPLEMENTED.
+    Roles: broker, compactor, reader, reconciler, admin.
+    """
     GetOpeningStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]
     """Registers a node's epoch for fencing and lists the streams that it must recover, page by page. The streams
     keep their epochs. Open them with `reopen` and larger epochs before you append. Otherwise it is unknown
@@ -135,6 +142,13 @@ class StreamServiceAsyncStub(StreamServiceStub):
     """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
     Retry: safe, a read.
     Errors: only the common ones.
+    Roles: broker, compactor, reader, reconciler, admin.
+    """
+    FindStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.FindStreamsRequest, _streams_pb2.FindStreamsResponse]  # type: ignore[assignment]
+    """Finds the streams that have all of some tags, in id order, page by page. Linearizable. A page examines a
+    bounded number of streams, so it may be short or empty although others follow.
+    Retry: safe, a read.
+    Errors: only the common ones. A controller of an older version answers UNIMPLEMENTED.
     Roles: broker, compactor, reader, reconciler, admin.
     """
     GetOpeningStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]  # type: ignore[assignment]
@@ -232,6 +246,19 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
         Retry: safe, a read.
         Errors: only the common ones.
+        Roles: broker, compactor, reader, reconciler, admin.
+        """
+
+    @_abc_1.abstractmethod
+    def FindStreams(
+        self,
+        request: _streams_pb2.FindStreamsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_streams_pb2.FindStreamsResponse, _abc.Awaitable[_streams_pb2.FindStreamsResponse]]:
+        """Finds the streams that have all of some tags, in id order, page by page. Linearizable. A page examines a
+        bounded number of streams, so it may be short or empty although others follow.
+        Retry: safe, a read.
+        Errors: only the common ones. A controller of an older version answers UNIMPLEMENTED.
         Roles: broker, compactor, reader, reconciler, admin.
         """
 

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -24,11 +24,13 @@ from streammeta.client.arguments import (
     check_ints,
     check_kind,
     check_seconds,
+    check_tags,
 )
 from streammeta.client.controllers.channels import Channels
 from streammeta.client.controllers.methods import (
     DESCRIBE_CLUSTER,
     DESCRIBE_STREAMS,
+    FIND_STREAMS,
     GET_NODES,
     HEARTBEAT,
     Method,
@@ -339,6 +341,19 @@ class ControllerClient(ClosedAtExit):
             async for answer in self.pages(GET_NODES, request)
             for node in answer.nodes
         ]
+
+    async def find_streams(self, tags: Mapping[str, str]) -> AsyncIterator[StreamDescription]:
+        """List the streams that have all of these tags, in id order, page by page.
+
+        Raises `UnsupportedError` if the leader is of a version without this look-up.
+        """
+        wanted = sorted(check_tags("tags", tags).items())
+        request = streams_pb2.FindStreamsRequest(
+            tags=[common_pb2.Tag(key=key, value=value) for key, value in wanted]
+        )
+        async for answer in self.pages(FIND_STREAMS, request):
+            for description in answer.streams:
+                yield stream_description(description)
 
     async def pages(
         self, method: Method[RequestT, ResponseT], request: RequestT

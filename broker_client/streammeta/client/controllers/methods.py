@@ -55,6 +55,7 @@ CLOSE_STREAMS = Method(streams_pb2.CloseStreamsRequest, streams_pb2.CloseStreams
 TRIM_STREAMS = Method(streams_pb2.TrimStreamsRequest, streams_pb2.TrimStreamsResponse)
 DELETE_STREAMS = Method(streams_pb2.DeleteStreamsRequest, streams_pb2.DeleteStreamsResponse)
 DESCRIBE_STREAMS = Method(streams_pb2.DescribeStreamsRequest, streams_pb2.DescribeStreamsResponse)
+FIND_STREAMS = Method(streams_pb2.FindStreamsRequest, streams_pb2.FindStreamsResponse)
 GET_OPENING_STREAMS = Method(
     streams_pb2.GetOpeningStreamsRequest, streams_pb2.GetOpeningStreamsResponse
 )

@@ -275,7 +275,7 @@ class ClusterMetadata:
             "nodes": len(self._nodes),
             "kv_keys": len(self._kvs),
             "kv_bytes": self._kvs.nbytes,
-            "tag_bytes": self._streams.tag_bytes,
+            "tag_bytes": self._streams.tags.characters,
         }
 
     def ranges_of_streams(self) -> npt.NDArray[np.int32]:
@@ -508,6 +508,7 @@ class ClusterMetadata:
     def _make_readers(self) -> dict[type, Callable[..., answers.Answer]]:
         return {
             requests.DescribeStreams: self._reads.describe_streams,
+            requests.FindStreams: self._reads.find_streams,
             requests.GetObjects: self._reads.get_objects,
             requests.DescribeObjects: self._reads.describe_objects,
             requests.CheckObjects: self._reads.check_objects,

@@ -258,13 +258,30 @@ class Reads:
             found, token = rows.tolist(), token_of(after)
 
         described, following = budget.take_fitting(
-            self._describe_streams(column(found), request), budget.stream_bytes
+            self._describe_streams(
+                column(found),
+                with_ranges=request.include_ranges,
+                with_objects=request.include_stream_objects,
+            ),
+            budget.stream_bytes,
         )
         if following is not None:
             token = token_of(following.stream_id)
 
         return answers.DescribeStreamsAnswer(
             streams=described, next_page_token=token, total=self._streams.live_count()
+        )
+
+    def find_streams(self, request: requests.FindStreams) -> answers.FindStreamsAnswer:
+        """Return one page of the streams that have all tags of the request."""
+        page = request.page
+        found, after = self._streams.tags.page(request.tags, first_id(page), page_size(page))
+        described, following = budget.take_fitting(
+            self._describe_streams(found), budget.stream_bytes
+        )
+        return answers.FindStreamsAnswer(
+            streams=described,
+            next_page_token=token_of(after if following is None else following.stream_id),
         )
 
     def _list_pending(self, stream_id: Int64Column) -> dict[int, list[answers.PendingUpload]]:
@@ -280,7 +297,7 @@ class Reads:
         return found
 
     def _describe_streams(
-        self, ids: Int64Column, request: requests.DescribeStreams
+        self, ids: Int64Column, *, with_ranges: bool = False, with_objects: bool = False
     ) -> Iterator[answers.StreamDescription]:
         streams, pending = self._streams, self._list_pending(ids)
         columns = (ids, *streams.head_columns(ids), streams.range_indexes(ids))
@@ -295,11 +312,9 @@ class Reads:
                 end_offset=head.end_offset,
                 state=StreamState(head.state),
                 node_id=head.node_id,
-                tags=streams.tags(stream_id),
-                ranges=streams.ranges(stream_id) if request.include_ranges else (),
-                stream_objects=(
-                    self._stream_objects(stream_id) if request.include_stream_objects else ()
-                ),
+                tags=streams.tags.of_stream(stream_id),
+                ranges=streams.ranges(stream_id) if with_ranges else (),
+                stream_objects=self._stream_objects(stream_id) if with_objects else (),
                 pending_uploads=tuple(pending.get(stream_id, ())),
                 lost=streams.lost_of(stream_id),
             )

@@ -156,6 +156,14 @@ class DescribeStreamsAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindStreamsAnswer(Answer):
+    """One page of the streams with some tags."""
+
+    streams: tuple[StreamDescription, ...]
+    next_page_token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareObjectsAnswer(Answer):
     """The ids are `first_object_id` and its successors, -1 on error."""
 

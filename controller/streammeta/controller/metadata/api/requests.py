@@ -149,6 +149,14 @@ class DescribeStreams(ReadRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindStreams(ReadRequest):
+    """Read the streams that have all of some tags, in id order."""
+
+    tags: Tags
+    page: PageRequest = field(default_factory=PageRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareObjects(WriteRequest):
     """Issue consecutive object ids. A repeated `request_id` returns the first answer."""
 

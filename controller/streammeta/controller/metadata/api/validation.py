@@ -36,12 +36,12 @@ from streammeta.controller.metadata.tables.values import (
     Tags,
 )
 from streammeta.rpc.method_facts import BATCH_MAX, RequestList
+from streammeta.rpc.method_rows import TAGS_MAX
 from streammeta.rpc.methods import METHODS
 
 PAGE_SIZE_MAX = 10_000
 TTL_MS_MIN = 1_000
 TTL_MS_MAX = 7 * 24 * 3_600_000
-TAGS_MAX = 16
 TAG_BYTES_MAX = 1_024
 REQUEST_ID_LENGTH_MAX = 64
 CLUSTER_UUID_LENGTH_MAX = 64

@@ -1,12 +1,11 @@
-"""Registry of streams: owner, offsets, current range of ownership, tags.
+"""Registry of streams: owner, offsets and current range of ownership.
 
 A stream's row is its id, since ids come from a counter and the row of a deleted stream stays empty.
 A row contains the stream and its current range. Ended ranges, pending uploads and lost offsets are
-in `stream_ranges`, the contents of objects in `objects`. Requests are decided in
-`stream_decisions`, `uploads` and `compactions`.
+in `stream_ranges`, tags in `stream_tags`, the contents of objects in `objects`. Requests are
+decided in `stream_decisions`, `uploads` and `compactions`.
 """
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -31,9 +30,9 @@ from streammeta.controller.metadata.registries.stream_ranges import (
     PendingUploads,
     StreamSpans,
 )
+from streammeta.controller.metadata.registries.stream_tags import StreamTags
 from streammeta.controller.metadata.tables.section_checks import windows
 from streammeta.controller.metadata.tables.shared_views import (
-    SharedDict,
     SharedDictView,
     Window,
     WindowView,
@@ -45,7 +44,6 @@ from streammeta.controller.metadata.tables.values import (
     Int64Column,
     Mask,
     StreamState,
-    Tags,
     page_of_rows,
 )
 from streammeta.controller.records import record as rec
@@ -90,8 +88,7 @@ class Streams:
         self._live = 0
         self._past = PastRanges()
         self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
-        self._tags: SharedDict[int, tuple[str, ...]] = SharedDict()
-        self._tag_bytes = 0
+        self.tags = StreamTags()
 
     # ---- reading ----
 
@@ -103,11 +100,6 @@ class Streams:
     def nbytes(self) -> int:
         """Bytes allocated for rows and ranges, without tags."""
         return self._table.nbytes + self._past.nbytes
-
-    @property
-    def tag_bytes(self) -> int:
-        """Number of characters in all tags."""
-        return self._tag_bytes
 
     def live_count(self) -> int:
         """Return the number of existing streams."""
@@ -121,11 +113,6 @@ class Streams:
         """Return the start and the end of an existing stream."""
         start, end = self._table.cells(("start_offset", "end_offset"), stream_id)
         return start, end
-
-    def tags(self, stream_id: int) -> Tags:
-        """Return a stream's tags, sorted by key."""
-        flat = self._tags.get(stream_id) or ()
-        return tuple(zip(flat[::2], flat[1::2], strict=True))
 
     def heads(self, stream_ids: Sequence[int]) -> list[Head[int] | None]:
         """Return the heads of streams, None where a stream does not exist."""
@@ -197,7 +184,7 @@ class Streams:
         return StreamsView(
             rows=self._table.view(),
             past_ranges=self._past.view(),
-            tags=self._tags.view(),
+            tags=self.tags.view(),
             pending=self._pending.in_order(),
             lost=self._lost.spans,
             requests=self._requests.view(),
@@ -349,7 +336,7 @@ class Streams:
         self._table.write("state", rows, StreamState.CLOSED)
         undo.assign(self, "_live", self._live + record.count)
         for stream_id, tags in enumerate(record.tags, first):
-            self._set_tags(stream_id, tags, undo)
+            self.tags.set(stream_id, tags, undo)
 
         key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
         digest = digest_of_tags(record.tags)
@@ -372,8 +359,8 @@ class Streams:
 
         for stream_id, tags in zip(rows.tolist(), record.tags, strict=False):
             # Tags are set once, by the first owner that sends any.
-            if stream_id not in self._tags:
-                self._set_tags(stream_id, tags, undo)
+            if stream_id not in self.tags:
+                self.tags.set(stream_id, tags, undo)
 
     def _end_ranges(self, rows: Int64Column, undo: Undo) -> None:
         if not len(rows):
@@ -476,7 +463,7 @@ class Streams:
             head = int(self._table["past_head"][stream_id])
             # The rows of past ranges are reused, so none may refer to the stream.
             self._past.remove(head, set(self._past.chain(head)), undo)
-            self._drop_tags(stream_id, undo)
+            self.tags.drop(stream_id, undo)
 
         self._objects.drop_streams(rows, undo)
         for name in (*STREAM_COLUMNS, "past_head"):
@@ -532,8 +519,7 @@ class Streams:
         for rows in windows(next_stream_id):
             self._open_counts.count(full["node_id"][rows][full["state"][rows] == _OPENED])
 
-        self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
-        self._tag_bytes = sum(len(text) for texts in tags.values() for text in texts)
+        self.tags.load(tags)
 
     def load_other(
         self,
@@ -545,33 +531,6 @@ class Streams:
         self._pending.load(pending)
         self._lost.spans = lost
         self._requests.load(requests)
-
-    # ---- tags ----
-
-    def _set_tags(self, stream_id: int, tags: Tags, undo: Undo) -> None:
-        if not tags:
-            return
-        # Many streams share keys and values, and interning stores each of them once.
-        self._put_tags(stream_id, tuple(sys.intern(text) for tag in tags for text in tag))
-        undo.append(lambda: self._forget_tags(stream_id))
-
-    def _forget_tags(self, stream_id: int) -> None:
-        self._take_tags(stream_id)
-
-    def _drop_tags(self, stream_id: int, undo: Undo) -> None:
-        tags = self._take_tags(stream_id)
-        if tags is not None:
-            undo.append(lambda: self._put_tags(stream_id, tags))
-
-    def _put_tags(self, stream_id: int, texts: tuple[str, ...]) -> None:
-        self._tags[stream_id] = texts
-        self._tag_bytes += sum(map(len, texts))
-
-    def _take_tags(self, stream_id: int) -> tuple[str, ...] | None:
-        texts = self._tags.pop(stream_id)
-        if texts is not None:
-            self._tag_bytes -= sum(map(len, texts))
-        return texts
 
 
 def _rows_by_id(next_stream_id: int, streams: dict[str, Int64Column]) -> dict[str, Array]:

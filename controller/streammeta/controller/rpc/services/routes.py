@@ -56,6 +56,7 @@ ROUTES: Mapping[str, tuple[type, type]] = {
     "TrimStreams": (requests.TrimStreams, answers.TrimStreamsAnswer),
     "DeleteStreams": (requests.DeleteStreams, answers.StreamErrorsAnswer),
     "DescribeStreams": (requests.DescribeStreams, answers.DescribeStreamsAnswer),
+    "FindStreams": (requests.FindStreams, answers.FindStreamsAnswer),
     "GetOpeningStreams": (requests.GetOpeningStreams, answers.GetOpeningStreamsAnswer),
     "AbandonUploads": (requests.AbandonUploads, answers.AbandonUploadsAnswer),
     "PrepareObjects": (requests.PrepareObjects, answers.PrepareObjectsAnswer),
