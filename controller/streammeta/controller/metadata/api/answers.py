@@ -147,20 +147,18 @@ class StreamDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeStreamsAnswer(Answer):
-    """One page. `total` counts all streams of the cluster."""
+class FindStreamsAnswer(Answer):
+    """One page, in stream id order. `next_page_token` is empty on the last."""
 
     streams: tuple[StreamDescription, ...]
     next_page_token: str
-    total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindStreamsAnswer(Answer):
-    """One page of the streams with some tags."""
+class DescribeStreamsAnswer(FindStreamsAnswer):
+    """One page. `total` counts all streams of the cluster."""
 
-    streams: tuple[StreamDescription, ...]
-    next_page_token: str
+    total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,14 +476,8 @@ class ClaimBucketAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AdoptObjectsAnswer(Answer):
-    """One `ErrorCode` number per object, and one per row of ranges, in request order.
-
-    If one of them is an error, nothing was changed. An object adopted before has none.
-    """
-
-    errors: Int64Column
-    range_errors: Int64Column
+class AdoptObjectsAnswer(CommitUploadsAnswer):
+    """Errors of objects and of rows. With any, nothing changed. Adopted objects have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

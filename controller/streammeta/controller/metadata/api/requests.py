@@ -88,11 +88,7 @@ class CloseStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class StreamToTrim:
-    """A stream to trim.
-
-    A trim does not pass `appended_end_offset`, the end of the records the owner has appended. With
-    None a trim ends at `new_start_offset`.
-    """
+    """A stream to trim, at most to `appended_end_offset`, the end of the owner's appends, if set."""
 
     stream_id: int
     stream_epoch: int
