@@ -88,7 +88,7 @@ class CloseStreams(WriteRequest):
 
 @dataclass(frozen=True, slots=True)
 class StreamToTrim:
-    """A stream to trim, at most to `appended_end_offset`, the end of the owner's appends, if set."""
+    """A stream to trim, at most to `appended_end_offset`, the end of the owner's appends."""
 
     stream_id: int
     stream_epoch: int
