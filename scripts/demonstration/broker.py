@@ -64,7 +64,7 @@ class Reporter(SilentObserver):
         rows = sum(range_.end_offset - range_.start_offset for range_ in ranges)
         say("committed", objects=list(object_ids), rows=rows)
 
-    async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
+    async def on_rejected(self, object_ids: Sequence[int], error: Exception) -> None:
         """Report objects that were committed too late."""
         say("refused", objects=list(object_ids), error=str(error))
 

@@ -14,7 +14,7 @@ from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports
 from streammeta.client import BrokerSession
 from streammeta.client import ControllerClient as BrokerClient
-from streammeta.client.errors import BucketRefusedError
+from streammeta.client.errors import BucketRejectedError
 from streammeta.storage.cluster_files.bucket_marker import read_claimed, read_generations
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2
@@ -217,7 +217,7 @@ def test_the_old_cluster_refuses_writes_and_an_old_backup_is_not_restored_unaske
 
             wait_until(is_fenced, "the old cluster to notice")
             assert "one" in values(client), "reads go on"
-            with pytest.raises(BucketRefusedError, match="second"):
+            with pytest.raises(BucketRejectedError, match="second"):
                 prepared(old, 1001)
         # A controller of the old cluster that comes back is fenced from its start.
         old.children[1].kill()

@@ -120,7 +120,7 @@ def test_every_error_code_has_an_exception() -> None:
 
 @pytest.mark.parametrize("code", sorted(set(ErrorCode.values()) - {ERROR_CODE_NONE}))
 def test_message_names_subject_and_code_and_gives_advice(code: ErrorCode.ValueType) -> None:
-    error = errors.refusal(code, "stream 7")
+    error = errors.rejection(code, "stream 7")
     assert error.code == code
     assert str(error).startswith(f"stream 7 was rejected with {errors.code_name(code)}; ")
     assert str(error).endswith(type(error).advice)
@@ -129,13 +129,13 @@ def test_message_names_subject_and_code_and_gives_advice(code: ErrorCode.ValueTy
 
 def test_unknown_code_is_a_violation_and_none_is_no_refusal() -> None:
     newer: ErrorCode.ValueType = 777  # type: ignore[assignment]
-    assert "unknown error code 777" in str(errors.refusal(newer, "stream 7"))
+    assert "unknown error code 777" in str(errors.rejection(newer, "stream 7"))
     with pytest.raises(ValueError, match="NONE"):
-        errors.refusal(ERROR_CODE_NONE, "stream 7")
+        errors.rejection(ERROR_CODE_NONE, "stream 7")
 
 
 def test_expired_object_tells_to_upload_again() -> None:
-    message = str(errors.refusal(ERROR_CODE_OBJECT_NOT_EXIST, "commit of object 5"))
+    message = str(errors.rejection(ERROR_CODE_OBJECT_NOT_EXIST, "commit of object 5"))
     assert "reconciliation" in message
     assert "new ids and upload again" in message
 

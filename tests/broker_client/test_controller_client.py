@@ -129,13 +129,13 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_request_id() -> N
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.LimitExceededError),
         (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDeniedError),
         (grpc.StatusCode.UNIMPLEMENTED, errors.UnsupportedError),
-        (grpc.StatusCode.FAILED_PRECONDITION, errors.RefusedError),
+        (grpc.StatusCode.FAILED_PRECONDITION, errors.RejectedError),
         (grpc.StatusCode.INTERNAL, errors.ControllerDefectError),
         (grpc.StatusCode.ABORTED, errors.ControllerDefectError),
     ],
 )
 async def test_a_refused_call_is_never_repeated(
-    status: grpc.StatusCode, kind: type[errors.RefusedError]
+    status: grpc.StatusCode, kind: type[errors.RejectedError]
 ) -> None:
     async with broker() as b:
         b.cluster.fail_next(PREPARE_OBJECTS, status, "LIMIT_EXCEEDED", times=99)

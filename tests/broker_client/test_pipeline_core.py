@@ -21,7 +21,7 @@ from streammeta.client.errors import (
     ControllerUnavailableError,
     InvalidRequestError,
     ProtocolViolationError,
-    RefusedError,
+    RejectedError,
     UnsupportedError,
     WriterClosedError,
 )
@@ -144,7 +144,7 @@ class PipelineSimulation:
         for number, outcome in self.outcomes.items():
             if outcome in (COMMITTED, ERROR_CODE_NONE):
                 assert number in self.applied
-            elif isinstance(outcome, RefusedError):
+            elif isinstance(outcome, RejectedError):
                 assert number in self.bad, f"commit {number} failed for another's fault"
             else:
                 assert self.pending[number].expires <= self.now, f"commit {number} had time"

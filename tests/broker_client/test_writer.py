@@ -51,7 +51,7 @@ class Recorder(SilentObserver):
     async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
         self.seen.append(("committed", list(object_ids)))
 
-    async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
+    async def on_rejected(self, object_ids: Sequence[int], error: Exception) -> None:
         self.seen.append(("refused", list(object_ids)))
 
 

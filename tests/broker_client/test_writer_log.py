@@ -372,7 +372,7 @@ class Storm:
                     ack = await self.writer.append_many(stream_id, [payload] * 3)
                 else:
                     ack = await self.writer.append(stream_id, payload, self.rng.randrange(1, 4))
-            except errors.RefusedError:
+            except errors.RejectedError:
                 await self.reopen(stream_id)
                 continue
             self.acks.append((stream_id, base, payload, ack))

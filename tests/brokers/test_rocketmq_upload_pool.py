@@ -12,7 +12,7 @@ import pytest
 from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig, PoolWrite, UploadPool
 from streammeta.client import ObjectExpiredError, OpenedStream, PutResult, ValueToPut
 from streammeta.client.commits.effects import EffectsVerdict
-from streammeta.client.errors import RefusedError, StreamFencedError
+from streammeta.client.errors import RejectedError, StreamFencedError
 from streammeta.v1 import common_pb2
 from tests.kit.fake_broker import Broker, broker
 from tests.kit.waiting import until
@@ -72,7 +72,7 @@ async def test_a_refused_write_leaves_its_group_and_the_others_are_committed() -
         first, second, third, fourth = await outcomes(pool, [a_write(at) for at in (1, 2, 3, 4)])
         assert (first, third) == (PutResult(NONE, 1), PutResult(NONE, 3))
         assert isinstance(second, StreamFencedError)
-        assert isinstance(fourth, RefusedError)
+        assert isinstance(fourth, RejectedError)
         assert pool.sent == [[1, 2, 3, 4], [1, 3]]
         await pool.close()
 

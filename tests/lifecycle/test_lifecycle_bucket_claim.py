@@ -151,7 +151,7 @@ async def test_another_clusters_bucket_is_refused_until_it_is_put_right(world: C
     bucket_marker.create_marker(world.bucket, other)
     async with running(world.claims.run()):
         assert "another" in await world.refused()
-        with pytest.raises(errors.BucketRefusedError, match="another"):
+        with pytest.raises(errors.BucketRejectedError, match="another"):
             await world.issue("a")
         assert not world.claims.may_delete
         assert bucket_marker.read_marker(world.bucket, NAMESPACE) == other

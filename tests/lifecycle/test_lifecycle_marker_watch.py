@@ -129,7 +129,7 @@ async def test_a_look_that_does_not_find_the_own_marker_renews_nothing(
     why = await watching.fails()
     assert watching.lease.left_ms == LEASE_MS - 1_000
     watching.clock.advance(LEASE_MS)
-    lasting = errors.MarkerUnseenError if found == "away" else errors.BucketRefusedError
+    lasting = errors.MarkerUnseenError if found == "away" else errors.BucketRejectedError
     with pytest.raises(lasting) as refused:
         watching.lease.require()
     assert str(why) in str(refused.value)

@@ -66,7 +66,7 @@ def test_a_cluster_of_the_same_name_is_refused_the_bucket_and_so_are_its_brokers
 
             async def prepare_and_write() -> None:
                 async with ControllerClient(second.endpoints) as client:
-                    with pytest.raises(errors.BucketRefusedError, match=first_uuid):
+                    with pytest.raises(errors.BucketRejectedError, match=first_uuid):
                         await BrokerSession.open(client, 1001, 1)
                     namespace = describe(second).object_namespace
                     reader = StreamReader(client, open_object_store(bucket), namespace)

@@ -15,7 +15,7 @@ from streammeta.client import (
     ControllerClient,
     Heartbeat,
     NodeFencedError,
-    RefusedError,
+    RejectedError,
 )
 from streammeta.client.controllers import methods
 from streammeta.client.model import node_message
@@ -222,5 +222,5 @@ async def test_a_broker_has_the_session_that_its_heartbeats_ask_for(tmp_path: Pa
             negative = nodes_pb2.HeartbeatRequest(
                 node=node_message(short.node), session_timeout_ms=-1
             )
-            with pytest.raises(RefusedError, match="session_timeout_ms"):
+            with pytest.raises(RejectedError, match="session_timeout_ms"):
                 await client.call(methods.HEARTBEAT, negative)

@@ -41,7 +41,7 @@ from streammeta.client.config import WriterConfig as WriterConfig
 from streammeta.client.controllers.controller_client import ControllerClient as ControllerClient
 from streammeta.client.deprecations import find_renamed
 from streammeta.client.errors import BrokerClientError as BrokerClientError
-from streammeta.client.errors import BucketRefusedError as BucketRefusedError
+from streammeta.client.errors import BucketRejectedError as BucketRejectedError
 from streammeta.client.errors import ChangesLostError as ChangesLostError
 from streammeta.client.errors import ClientClosedError as ClientClosedError
 from streammeta.client.errors import CompactedObjectsNotFoundError as CompactedObjectsNotFoundError
@@ -70,7 +70,7 @@ from streammeta.client.errors import ProtocolViolationError as ProtocolViolation
 from streammeta.client.errors import ReadDeadlineError as ReadDeadlineError
 from streammeta.client.errors import ReaderClosedError as ReaderClosedError
 from streammeta.client.errors import RecoveryNeededError as RecoveryNeededError
-from streammeta.client.errors import RefusedError as RefusedError
+from streammeta.client.errors import RejectedError as RejectedError
 from streammeta.client.errors import StreamEpochMismatchError as StreamEpochMismatchError
 from streammeta.client.errors import StreamFailedError as StreamFailedError
 from streammeta.client.errors import StreamFencedError as StreamFencedError

@@ -104,7 +104,7 @@ class UploadObserver(Protocol):
     async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
         """The metadata contains these objects with these ranges."""
 
-    async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
+    async def on_rejected(self, object_ids: Sequence[int], error: Exception) -> None:
         """These objects are not known to be committed. Without a commit they expire."""
 
 
@@ -120,7 +120,7 @@ class SilentObserver:
     async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
         """Do nothing."""
 
-    async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
+    async def on_rejected(self, object_ids: Sequence[int], error: Exception) -> None:
         """Do nothing."""
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from streammeta.client.config import SilentObserver, UploadObserver
+
 RENAMED: Mapping[str, str] = {
+    "BucketRefusedError": "streammeta.client.errors.BucketRejectedError",
     "MapOlderThanBucketError": "streammeta.client.errors.MetadataOlderThanBucketError",
+    "RefusedError": "streammeta.client.errors.RejectedError",
 }
 """New full name by former name at the top level of the package."""
+
+RejectionCallback = Callable[[Sequence[int], Exception], Awaitable[None]]
 
 
 def find_renamed(module: str, name: str) -> Any:
@@ -28,3 +34,23 @@ def find_renamed(module: str, name: str) -> Any:
     # Imported on use: the former names cost nothing otherwise.
     owner, _, attribute = new_name.rpartition(".")
     return getattr(importlib.import_module(owner), attribute)
+
+
+def find_rejection_callback(observer: UploadObserver) -> RejectionCallback:
+    """Return `on_rejected` of `observer`, or its `on_refused` if it implements only that one.
+
+    `on_refused` is the former name of the method and causes a `DeprecationWarning`.
+    """
+    former: RejectionCallback | None = getattr(observer, "on_refused", None)
+    inherited = (None, SilentObserver.on_rejected, UploadObserver.on_rejected)
+    # An observer for both versions implements both methods: the current one is called.
+    if former is None or getattr(type(observer), "on_rejected", None) not in inherited:
+        return observer.on_rejected
+
+    # Level 4 is the code that creates the writer, which creates the uploader, which calls this.
+    warnings.warn(
+        f"{type(observer).__name__}.on_refused is deprecated, rename it to on_rejected",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+    return former

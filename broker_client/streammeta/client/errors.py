@@ -27,7 +27,7 @@ class BrokerClientError(Exception):
     retriable: ClassVar[bool] = False
 
 
-class RefusedError(BrokerClientError):
+class RejectedError(BrokerClientError):
     """The controllers rejected one item, or a whole call.
 
     `subject` is the rejected item (such as `stream 7`), `code` the error code or None when the call
@@ -47,49 +47,49 @@ class RefusedError(BrokerClientError):
         super().__init__(f"{subject} was rejected{reason}{words}; {self.advice}")
 
 
-class InvalidRequestError(RefusedError):
+class InvalidRequestError(RejectedError):
     """The request contradicts itself or breaks a rule of the contract."""
 
     advice = "correct the named field. A retry of the same request fails again"
 
 
-class LimitExceededError(RefusedError):
+class LimitExceededError(RejectedError):
     """The request is larger than a limit of the controller. Nothing was changed."""
 
     advice = "send less in one request"
 
 
-class PermissionDeniedError(RefusedError):
+class PermissionDeniedError(RejectedError):
     """The controller doesn't allow this caller to do this."""
 
     advice = "check the credentials and the controller's access rules"
 
 
-class UnsupportedError(RefusedError):
+class UnsupportedError(RejectedError):
     """The controller does not have this call."""
 
     advice = "upgrade the controllers, or use a client of their version"
 
 
-class ControllerDefectError(RefusedError):
+class ControllerDefectError(RejectedError):
     """The controller failed in an unexpected way."""
 
     advice = "nothing was changed. Report it together with the controller's log"
 
 
-class ProtocolViolationError(RefusedError):
+class ProtocolViolationError(RejectedError):
     """The answer breaks the contract: an undefined code, or rows that do not match."""
 
     advice = "check that client and controllers have matching versions"
 
 
-class BucketRefusedError(RefusedError):
+class BucketRejectedError(RejectedError):
     """The bucket belongs to another cluster, so the controllers issue no object ids."""
 
     advice = "start the controllers with their own bucket and namespace"
 
 
-class MetadataOlderThanBucketError(RefusedError):
+class MetadataOlderThanBucketError(RejectedError):
     """The controllers were restored to an earlier state and issue no object ids."""
 
     advice = (
@@ -97,68 +97,68 @@ class MetadataOlderThanBucketError(RefusedError):
     )
 
 
-class StreamNotFoundError(RefusedError):
+class StreamNotFoundError(RejectedError):
     """The stream was never created, or was deleted."""
 
     advice = "check the id, or create the stream"
 
 
-class StreamFencedError(RefusedError):
+class StreamFencedError(RejectedError):
     """Another node, or a newer epoch of the stream, owns the stream."""
 
     advice = "stop writing to it. To take it back, open it with a larger stream epoch"
 
 
-class StreamNotOpenedError(RefusedError):
+class StreamNotOpenedError(RejectedError):
     """The stream is closed."""
 
     advice = "open the stream and attach it before writing to it"
 
 
-class StreamNotClosedError(RefusedError):
+class StreamNotClosedError(RejectedError):
     """The stream is open, or its former owner has pending uploads."""
 
     advice = "wait until its owner has closed it, then retry"
     retriable = True
 
 
-class StreamEpochMismatchError(RefusedError):
+class StreamEpochMismatchError(RejectedError):
     """The request's epoch contradicts the stream and its current range."""
 
     advice = "describe the stream, then open it with a larger stream epoch"
 
 
-class StreamFailedError(RefusedError):
+class StreamFailedError(RejectedError):
     """An earlier write to the stream failed, so this one would leave a gap."""
 
     advice = "open the stream again and attach it, then continue at its next offset"
 
 
-class ObjectExpiredError(RefusedError):
+class ObjectExpiredError(RejectedError):
     """A commit came after the object's deadline, or for an id that was never prepared."""
 
     advice = "reconciliation removes the uploaded bytes. Prepare new ids and upload again"
 
 
-class ObjectNotCommittedError(RefusedError):
+class ObjectNotCommittedError(RejectedError):
     """The object exists but is not committed."""
 
     advice = "commit it first, or choose another source"
 
 
-class ObjectContentMismatchError(RefusedError):
+class ObjectContentMismatchError(RejectedError):
     """The object id was committed before, with other content."""
 
     advice = "commit under newly prepared ids. Only an identical commit may be repeated"
 
 
-class CompactedObjectsNotFoundError(RefusedError):
+class CompactedObjectsNotFoundError(RejectedError):
     """A source of a compaction is no longer committed: another process has compacted it."""
 
     advice = "discard the result and plan the compaction again"
 
 
-class NodeFencedError(RefusedError):
+class NodeFencedError(RejectedError):
     """Another node is recovering the node's streams."""
 
     advice = "stop writing as this node. Restart the broker with a larger node epoch"
@@ -173,32 +173,32 @@ class NodeEpochExpiredError(NodeFencedError):
     )
 
 
-class NodeNotRegisteredError(RefusedError):
+class NodeNotRegisteredError(RejectedError):
     """The node has not registered."""
 
     advice = "register the node, then retry"
 
 
-class NodeLockedError(RefusedError):
+class NodeLockedError(RejectedError):
     """The previous owner of the stream is locked. Only it may open the stream."""
 
     advice = "wait until the lock is removed, then retry"
     retriable = True
 
 
-class KeyConflictError(RefusedError):
+class KeyConflictError(RejectedError):
     """Put-if-absent or compare-and-set found another version."""
 
     advice = "read the stored value, decide again and put with its version"
 
 
-class KeyNotFoundError(RefusedError):
+class KeyNotFoundError(RejectedError):
     """The key does not exist."""
 
     advice = "check namespace and key"
 
 
-class OffsetMismatchError(RefusedError):
+class OffsetMismatchError(RejectedError):
     """A range does not start at the end of its stream.
 
     `got` is the start of the rejected range, `wanted` the stream's end offset, None if unknown.
@@ -218,7 +218,7 @@ class OffsetMismatchError(RefusedError):
         )
 
 
-class OffsetTrimmedError(RefusedError):
+class OffsetTrimmedError(RejectedError):
     """A read starts below the first visible offset of its stream."""
 
     advice = "read from the stream's start offset. Earlier records are trimmed"
@@ -407,7 +407,7 @@ class MissingObjectError(BrokerClientError):
         )
 
 
-ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RefusedError]] = {
+ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RejectedError]] = {
     ErrorCode.ERROR_CODE_INVALID_REQUEST: InvalidRequestError,
     ErrorCode.ERROR_CODE_STREAM_NOT_EXIST: StreamNotFoundError,
     ErrorCode.ERROR_CODE_STREAM_FENCED: StreamFencedError,
@@ -428,10 +428,10 @@ ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RefusedError]] = {
 }
 
 
-def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
+def rejection(code: ErrorCode.ValueType, subject: str) -> RejectedError:
     """Build the exception for `code`, which must not be NONE. An unknown code is a violation.
 
-    An `OFFSET_NOT_MATCHED` becomes a plain `RefusedError`: a caller that knows the offsets raises
+    An `OFFSET_NOT_MATCHED` becomes a plain `RejectedError`: a caller that knows the offsets raises
     `OffsetMismatchError` itself.
     """
     if code == ErrorCode.ERROR_CODE_NONE:
@@ -442,5 +442,5 @@ def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
     kind = ERRORS_BY_CODE[code]
     # Its constructor needs the offsets, which the code alone does not have.
     if kind is OffsetMismatchError:
-        return RefusedError(subject, code=code)
+        return RejectedError(subject, code=code)
     return kind(subject, code=code)

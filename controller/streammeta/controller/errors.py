@@ -183,7 +183,7 @@ class ObjectIdsNotReadyError(ApiError):
         super().__init__(f"no object ids can be issued yet: {why}, retry")
 
 
-class BucketRefusedError(ApiError):
+class BucketRejectedError(ApiError):
     """The bucket belongs to another cluster, or its marker is unreadable. An operator must act."""
 
     def __init__(self, why: str) -> None:

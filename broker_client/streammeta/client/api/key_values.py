@@ -9,7 +9,7 @@ from streammeta.client.arguments import as_payload, check_client
 from streammeta.client.commits.effects import PutResult, ValueToPut, put_message
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.errors import refusal
+from streammeta.client.errors import rejection
 from streammeta.v1 import common_pb2, kv_pb2
 
 _KEYS_PER_CALL = 5_000
@@ -80,7 +80,7 @@ class KeyValues:
         )
         (result,) = await self.put_many([item])
         if result.is_conflict and result.value != data:
-            raise refusal(result.error, f"key {key!r}")
+            raise rejection(result.error, f"key {key!r}")
         return result.version
 
     async def put_many(self, items: Iterable[ValueToPut]) -> Sequence[PutResult]:
@@ -94,7 +94,7 @@ class KeyValues:
             answer = await self._controllers.call(methods.PUT_KVS, request)
             for item, result in zip(batch, answer.results, strict=True):
                 if result.error not in (_NONE, _CONFLICT):
-                    raise refusal(result.error, f"key {item.key!r}")
+                    raise rejection(result.error, f"key {item.key!r}")
                 results.append(PutResult(result.error, result.version, result.value))
         return results
 
@@ -106,7 +106,7 @@ class KeyValues:
         With an `expected_version` only at that version. Raises `KeyConflictError` for another one.
         """
         if await self.delete_many({key: expected_version}, namespace=namespace):
-            raise refusal(_CONFLICT, f"key {key!r}")
+            raise rejection(_CONFLICT, f"key {key!r}")
 
     async def delete_many(
         self, keys: Collection[str] | Mapping[str, int | None], *, namespace: str = ""
@@ -129,7 +129,7 @@ class KeyValues:
                 if result.error == _CONFLICT:
                     staying.add(key.key)
                 elif result.error not in (_NONE, common_pb2.ERROR_CODE_KEY_NOT_EXIST):
-                    raise refusal(result.error, f"key {key.key!r}")
+                    raise rejection(result.error, f"key {key.key!r}")
         return staying
 
     async def list(self, prefix: str = "", *, namespace: str = "") -> AsyncIterator[KeyValue]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from streammeta.client.arguments import check_kind, check_store
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.bucket_check import BucketCheck
-from streammeta.client.errors import refusal
+from streammeta.client.errors import rejection
 from streammeta.client.model import node_message
 from streammeta.client.nodes.session import BrokerSession
 from streammeta.client.resources.daemon_threads import run_blocking
@@ -108,7 +108,7 @@ class NamedObjects:
             ),
         )
         if answer.errors[0] != common_pb2.ERROR_CODE_NONE:
-            raise refusal(answer.errors[0], f"object {name!r}")
+            raise rejection(answer.errors[0], f"object {name!r}")
         return object_id
 
     async def get(self, name: str) -> bytes:
@@ -119,7 +119,7 @@ class NamedObjects:
         """
         found = [described async for described in self.describe([name])]
         if not found:
-            raise refusal(common_pb2.ERROR_CODE_KEY_NOT_EXIST, f"object {name!r}")
+            raise rejection(common_pb2.ERROR_CODE_KEY_NOT_EXIST, f"object {name!r}")
         # Names are unique.
         (described,) = found
         key = key_for(described.object_id, self._session.namespace)
@@ -154,7 +154,7 @@ class NamedObjects:
                 common_pb2.ERROR_CODE_NONE,
                 common_pb2.ERROR_CODE_OBJECT_NOT_EXIST,
             ):
-                raise refusal(error, f"object {name!r}")
+                raise rejection(error, f"object {name!r}")
 
 
 def _translate(row: objects_pb2.NamedObject) -> NamedObject:

@@ -93,7 +93,7 @@ class Watch(ClosedAtExit):
     state that is read inside of `async with` has all earlier changes. It continues at another
     controller after a failure, and a cancelled wait loses no change. Raises `ChangesLostError` if
     the next change is compacted away everywhere, `ControllerUnavailableError` if no controller
-    serves the watch, and a `RefusedError` for a rejected request.
+    serves the watch, and a `RejectedError` for a rejected request.
     """
 
     def __init__(

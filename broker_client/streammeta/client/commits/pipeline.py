@@ -28,7 +28,7 @@ from streammeta.client.commits.messages import (
     Upload,
     UploadVerdict,
 )
-from streammeta.client.controllers.controller_client import ControllerClient, refusal
+from streammeta.client.controllers.controller_client import ControllerClient, rejection
 from streammeta.client.errors import ControllerUnavailableError, WriterClosedError
 from streammeta.client.model import NodeIdentity, node_message
 from streammeta.client.resources.resources import ClosedAtExit, warn_unclosed
@@ -81,7 +81,7 @@ class CommitPipeline(ClosedAtExit):
         """Submit an upload. Wait while too many commits are pending.
 
         The result is a future of the verdict. It fails with `ControllerUnavailableError` when the
-        deadline passes, and with a `RefusedError` when the controller rejects the whole commit.
+        deadline passes, and with a `RejectedError` when the controller rejects the whole commit.
         Raises `WriterClosedError` after `close`, and the error that ended the pipeline, if any.
         """
         check_kind("upload", upload, Upload, "an Upload")
@@ -203,7 +203,7 @@ class CommitPipeline(ClosedAtExit):
 
         wait = self._search.failed(failure)
         if wait is None:
-            self._deliver(self._core.reject(refusal(_METHOD, failure)))
+            self._deliver(self._core.reject(rejection(_METHOD, failure)))
             return
         if not self._core.is_idle:
             self._client.tally.count_failure(kind_of(failure))

@@ -20,8 +20,8 @@ from streammeta.client.errors import (
     CompactedObjectsNotFoundError,
     ControllerUnavailableError,
     OutcomeUnknownError,
-    RefusedError,
-    refusal,
+    RejectedError,
+    rejection,
 )
 from streammeta.client.model import NodeIdentity, node_message
 from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
@@ -176,7 +176,7 @@ async def prepare_ids(
         answer = await client.call(methods.PREPARE_OBJECTS, request)
         if answer.error != common_pb2.ERROR_CODE_NONE:
             by = f"node {writer.node_id} at epoch {writer.node_epoch}"
-            raise refusal(answer.error, f"preparing {batch_size} objects for {by}")
+            raise rejection(answer.error, f"preparing {batch_size} objects for {by}")
         ids.extend(range(answer.first_object_id, answer.first_object_id + batch_size))
     return ids
 
@@ -197,7 +197,7 @@ async def commit(
                 methods.COMMIT_STREAM_OBJECT, replacement.request(), deadline_s
             )
             if answer.error != common_pb2.ERROR_CODE_NONE:
-                raise refusal(answer.error, str(replacement))
+                raise rejection(answer.error, str(replacement))
         else:
             done = await client.call(
                 methods.COMMIT_STREAM_SET_OBJECT, replacement.request(), deadline_s
@@ -210,8 +210,8 @@ async def commit(
 
 def _rejection(
     answer: objects_pb2.CommitStreamSetObjectResponse, replacement: Replacement
-) -> RefusedError:
-    error = refusal(answer.error, str(replacement))
+) -> RejectedError:
+    error = rejection(answer.error, str(replacement))
     rows = [*answer.range_errors, *answer.stream_object_errors]
     bad = [row for row, code in enumerate(rows) if code != common_pb2.ERROR_CODE_NONE]
     if bad and not isinstance(error, CompactedObjectsNotFoundError):

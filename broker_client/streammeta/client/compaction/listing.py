@@ -15,7 +15,7 @@ import numpy as np
 from streammeta.client.compaction.config import CompactionTarget
 from streammeta.client.controllers import methods
 from streammeta.client.controllers.controller_client import ControllerClient
-from streammeta.client.errors import refusal
+from streammeta.client.errors import rejection
 from streammeta.storage.compaction.entries import Column
 from streammeta.storage.compaction.selection import SetObjects
 from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
@@ -85,7 +85,7 @@ class Listing:
         async for answer in self._client.pages(methods.LIST_STREAM_SET_OBJECTS, request):
             if answer.error != common_pb2.ERROR_CODE_NONE:
                 subject = f"listing the stream set objects of node {target.node_id}"
-                raise refusal(answer.error, subject)
+                raise rejection(answer.error, subject)
             for row in answer.objects:
                 rows.append(_SET_OBJECT(row))
                 if row.HasField("max_timestamp_ms"):
@@ -120,7 +120,7 @@ class Listing:
         )
         answer = await self._client.call(methods.DESCRIBE_STREAMS, request)
         if not answer.streams:
-            raise refusal(
+            raise rejection(
                 ErrorCode.ERROR_CODE_STREAM_NOT_EXIST, f"compaction of stream {stream_id}"
             )
         return _translate(answer.streams[0])

@@ -29,7 +29,7 @@ from streammeta.client.errors import (
     CompactedObjectsNotFoundError,
     ObjectExpiredError,
     OutcomeUnknownError,
-    RefusedError,
+    RejectedError,
 )
 from streammeta.client.model import NodeIdentity
 from streammeta.client.resources.resources import give_back
@@ -259,7 +259,7 @@ class SetObjectCompactor(Compactor):
             # After a commit the sources are not listed; otherwise the outputs are used again.
             report.fail(error, f"{error.__cause__}. The next cycle checks the outcome")
             return False
-        except RefusedError as error:
+        except RejectedError as error:
             self._journal.drop(output.object_id for output in outputs)
             report.fail(error, " ".join([str(error), *getattr(error, "__notes__", ())]))
             if not isinstance(error, CompactedObjectsNotFoundError | ObjectExpiredError):
@@ -274,7 +274,7 @@ class SetObjectCompactor(Compactor):
 
         return True
 
-    def _distrust(self, replacement: Replacement, error: RefusedError) -> None:
+    def _distrust(self, replacement: Replacement, error: RejectedError) -> None:
         """Compare the sources with the metadata in the next cycle. After that, set them aside."""
         if error.code == ERROR_CODE_OFFSET_NOT_MATCHED and self._indexes.suspect(
             replacement.source_ids

@@ -39,7 +39,7 @@ from streammeta.client.controllers.methods import (
 )
 from streammeta.client.controllers.spread import ControllerSpread
 from streammeta.client.errors import (
-    BucketRefusedError,
+    BucketRejectedError,
     ClientClosedError,
     ControllerDefectError,
     ControllerUnavailableError,
@@ -48,7 +48,7 @@ from streammeta.client.errors import (
     MetadataOlderThanBucketError,
     PermissionDeniedError,
     ProtocolViolationError,
-    RefusedError,
+    RejectedError,
     UnsupportedError,
 )
 from streammeta.client.model import (
@@ -88,9 +88,9 @@ _READ_AFTER_KEY = "streammeta-read-after"
 _OFFSET_KEY = "streammeta-offset"
 
 _PAGE_SIZE = 10_000
-_ERRORS: dict[grpc.StatusCode | str, type[RefusedError]] = {
-    Reason.WRONG_BUCKET: BucketRefusedError,
-    Reason.SUPERSEDED: BucketRefusedError,
+_ERRORS: dict[grpc.StatusCode | str, type[RejectedError]] = {
+    Reason.WRONG_BUCKET: BucketRejectedError,
+    Reason.SUPERSEDED: BucketRejectedError,
     Reason.MAP_OLDER_THAN_BUCKET: MetadataOlderThanBucketError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
@@ -98,7 +98,7 @@ _ERRORS: dict[grpc.StatusCode | str, type[RefusedError]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.UNAUTHENTICATED: PermissionDeniedError,
     grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
-    grpc.StatusCode.FAILED_PRECONDITION: RefusedError,
+    grpc.StatusCode.FAILED_PRECONDITION: RejectedError,
 }
 
 
@@ -208,7 +208,7 @@ class ControllerClient(ClosedAtExit):
         An empty `request_id` is filled in, and is the same in every attempt. Error codes inside
         the answer are left to the caller. If the leader rejects the request for now, because of a
         full disk or too many requests in flight, it is retried with growing waits. Raises
-        `ControllerUnavailableError` when the deadline passes, and a `RefusedError` for a request
+        `ControllerUnavailableError` when the deadline passes, and a `RejectedError` for a request
         that was rejected permanently.
         """
         check_kind("request", request, method.request, f"a {method.request.__name__}")
@@ -272,7 +272,7 @@ class ControllerClient(ClosedAtExit):
         failure = self.failure(error)
         kind = kind_of(failure)
         if kind is None:
-            raise refusal(method, failure) from error
+            raise rejection(method, failure) from error
         self.tally.count_failure(kind)
         self.spread.prefer_others(endpoint)
         return failure.text
@@ -290,7 +290,7 @@ class ControllerClient(ClosedAtExit):
         try:
             request = admin_pb2.DescribeClusterRequest()
             answer = await self.call(DESCRIBE_CLUSTER, request, _LEARNING_S)
-        except (ControllerUnavailableError, RefusedError):
+        except (ControllerUnavailableError, RejectedError):
             return
         self._learn_list(answer)
 
@@ -429,7 +429,7 @@ class ControllerClient(ClosedAtExit):
                 failure = self.failure(error)
                 wait = search.failed(failure)
                 if wait is None:
-                    raise refusal(method.name, failure) from error
+                    raise rejection(method.name, failure) from error
                 self.tally.count_failure(kind_of(failure))
             else:
                 if method.leader_only:
@@ -445,7 +445,7 @@ def _offset_in(metadata: Iterable[tuple[str, str | bytes]]) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-def refusal(method: str, failure: RpcFailure) -> RefusedError:
+def rejection(method: str, failure: RpcFailure) -> RejectedError:
     """Return the error of a permanently rejected call."""
     kind = _ERRORS.get(failure.reason) or _ERRORS.get(failure.code, ControllerDefectError)
     return kind(method, detail=failure.text)

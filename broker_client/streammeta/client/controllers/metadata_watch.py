@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from streammeta.client.arguments import check_client, check_int, check_ints, check_seconds
-from streammeta.client.controllers.controller_client import ControllerClient, refusal
+from streammeta.client.controllers.controller_client import ControllerClient, rejection
 from streammeta.client.errors import ControllerUnavailableError
 from streammeta.rpc.leader_router import ELECTION_BACKOFF, kind_of
 from streammeta.v1 import metadata_pb2, records_pb2
@@ -93,7 +93,7 @@ class MetadataWatch:
 
         Ends when changes from `next_offset` on are compacted away on every controller: take a
         snapshot and watch again from its end offset. Raises `ControllerUnavailableError` after the
-        deadline, and a `RefusedError` for a rejected request.
+        deadline, and a `RejectedError` for a rejected request.
         """
         await self._client.learn_controllers()
         search = _Search(self._client, self._deadline)
@@ -183,7 +183,7 @@ class MetadataWatch:
             # Too many watchers, or this one was too slow: another controller may have capacity.
             return failure.text
         if kind_of(failure) is None:
-            raise refusal("Watch", failure) from error
+            raise rejection("Watch", failure) from error
         return failure.text
 
 

@@ -53,7 +53,7 @@ class Outcomes(Generic[DoneT]):
     """Outcome of each stream of a batch: an entry in `done` or in `failed`, by stream id."""
 
     done: dict[int, DoneT] = field(default_factory=dict)
-    failed: dict[int, errors.RefusedError] = field(default_factory=dict)
+    failed: dict[int, errors.RejectedError] = field(default_factory=dict)
 
     def require_all(self) -> dict[int, DoneT]:
         """Return `done` if nothing failed. Otherwise raise the failure of the smallest id."""
@@ -177,7 +177,7 @@ class BrokerSession:
             for stream, result in zip(batch, answer.streams, strict=True):
                 stream_id, epoch = stream.stream_id, stream.stream_epoch
                 if result.error != common_pb2.ERROR_CODE_NONE:
-                    outcomes.failed[stream_id] = errors.refusal(
+                    outcomes.failed[stream_id] = errors.rejection(
                         result.error, f"opening stream {stream_id} at epoch {epoch}"
                     )
                     continue
@@ -270,7 +270,7 @@ class BrokerSession:
                 if code == common_pb2.ERROR_CODE_NONE:
                     outcomes.done[stream.stream_id] = None
                 else:
-                    outcomes.failed[stream.stream_id] = errors.refusal(
+                    outcomes.failed[stream.stream_id] = errors.rejection(
                         code, f"{doing} stream {stream.stream_id}"
                     )
         return outcomes
@@ -340,7 +340,7 @@ def _note_trims(
         if code == common_pb2.ERROR_CODE_NONE:
             outcomes.done[trim.stream_id] = start
         else:
-            outcomes.failed[trim.stream_id] = errors.refusal(
+            outcomes.failed[trim.stream_id] = errors.rejection(
                 code, f"trimming stream {trim.stream_id}"
             )
 
@@ -362,7 +362,7 @@ def _tags(tags: Tags) -> list[common_pb2.Tag]:
 
 def _check(code: common_pb2.ErrorCode.ValueType, subject: str) -> None:
     if code != common_pb2.ERROR_CODE_NONE:
-        raise errors.refusal(code, subject)
+        raise errors.rejection(code, subject)
 
 
 def _check_length(method: str, wanted: int, got: int) -> None:

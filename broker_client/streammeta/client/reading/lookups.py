@@ -20,8 +20,8 @@ from streammeta.client.errors import (
     OffsetTrimmedError,
     ProtocolViolationError,
     ReaderClosedError,
-    RefusedError,
-    refusal,
+    RejectedError,
+    rejection,
 )
 from streammeta.client.resources.resources import all_of
 from streammeta.storage.object_format.index_block import UNLIMITED
@@ -304,7 +304,7 @@ class Located:
     start_offset: int
     end_offset: int
     lost_end_offset: int = -1
-    error: RefusedError | None = None
+    error: RejectedError | None = None
 
 
 def located_of(query: StreamQuery, answer: objects_pb2.ObjectList) -> Located:
@@ -322,7 +322,7 @@ def check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:
     if located.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
         raise OffsetTrimmedError(query.stream_id, query.start, located.stream_start_offset)
     if located.error != common_pb2.ERROR_CODE_NONE:
-        raise refusal(located.error, f"read of stream {query.stream_id}")
+        raise rejection(located.error, f"read of stream {query.stream_id}")
     at = query.start
     for piece in located.objects:
         joins = piece.start_offset == at or (at == query.start and piece.start_offset <= at)

@@ -31,7 +31,7 @@ from streammeta.client.errors import (
     OffsetTrimmedError,
     ReadDeadlineError,
     ReaderClosedError,
-    RefusedError,
+    RejectedError,
 )
 from streammeta.client.reading.block_cache import BlockCache, Cursors
 from streammeta.client.reading.block_fetcher import BlockFetcher
@@ -169,7 +169,7 @@ class StreamReader(ClosedAtExit):
             located = located_of(query, answer)
             try:
                 check_located(query, answer)
-            except RefusedError as error:
+            except RejectedError as error:
                 located = replace(located, error=error)
             found.append(located)
         return found

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from streammeta.client.config import ReaderStats
-from streammeta.client.errors import RefusedError
+from streammeta.client.errors import RejectedError
 from streammeta.client.reading.lookups import (
     Located,
     Lookups,
@@ -176,7 +176,7 @@ class SliceCache:
             query = StreamQuery(stream_id, offset, limit=SLICES_PER_LOOKUP)
             answer = await self._lookups.ask(query)
             check_located(query, answer)
-        except RefusedError:
+        except RejectedError:
             self.forget(stream_id)
             raise
         finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streammeta.client.controllers import methods
-from streammeta.client.errors import refusal
+from streammeta.client.errors import rejection
 from streammeta.client.model import node_message
 from streammeta.client.nodes.session import BrokerSession
 from streammeta.v1 import common_pb2, objects_pb2
@@ -119,7 +119,7 @@ class ObjectIds:
         )
 
         if answer.error != common_pb2.ERROR_CODE_NONE:
-            raise refusal(
+            raise rejection(
                 answer.error,
                 f"preparing {count} objects for node {node.node_id} at epoch {node.node_epoch}",
             )

@@ -23,6 +23,7 @@ from typing import TypeVar
 from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.client.config import UploadObserver, WriterConfig
 from streammeta.client.controllers.bucket_check import BucketCheck
+from streammeta.client.deprecations import find_rejection_callback
 from streammeta.client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
@@ -32,7 +33,7 @@ from streammeta.client.errors import (
     OffsetMismatchError,
     OutcomeUnknownError,
     UploadFailedError,
-    refusal,
+    rejection,
 )
 from streammeta.client.nodes.session import BrokerSession
 from streammeta.client.resources.bandwidth import Grade
@@ -96,6 +97,7 @@ class Uploader:
         self._config = config
         self._is_persistent = is_persistent
         self._observer = observer
+        self._on_rejected = find_rejection_callback(observer)
         self._ids = ObjectIds(session, config.ttl_s, config.commit_deadline_s)
         self._pipeline = CommitPipeline(
             session.client, session.node, deadline_s=config.commit_deadline_s
@@ -163,7 +165,7 @@ class Uploader:
                 batch.uploaded.append(uploaded)
             else:
                 batch.failures.update(dict.fromkeys(batch.open_runs(uploaded.content), failure))
-                await self._notify(self._observer.on_refused([uploaded.object_id], failure))
+                await self._notify(self._on_rejected([uploaded.object_id], failure))
         if batch.uploaded:
             namespace = self._session.namespace
             keys = [key_for(uploaded.object_id, namespace) for uploaded in batch.uploaded]
@@ -293,7 +295,7 @@ class Uploader:
                 remaining.append(uploaded)
             else:
                 errors = (batch.failures[run] for run in runs if run in batch.failures)
-                await self._notify(self._observer.on_refused([uploaded.object_id], next(errors)))
+                await self._notify(self._on_rejected([uploaded.object_id], next(errors)))
         batch.uploaded = remaining
 
     def _find_overtaken(self, batch: BatchUpload) -> Late:
@@ -336,7 +338,7 @@ class Uploader:
             error = unknown
         for run in commit.runs:
             batch.failures[run] = error
-        await self._notify(self._observer.on_refused(commit.object_ids, error))
+        await self._notify(self._on_rejected(commit.object_ids, error))
         return {}
 
     async def _sort_runs(
@@ -366,13 +368,13 @@ class Uploader:
                 code == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
                 and batch.submission < run.stream.repeated
             ):
-                late[run] = refusal(code, subject)
+                late[run] = rejection(code, subject)
             elif code == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
                 mismatched.append(run)
             else:
                 node = self._session.node
                 by = f"node {node.node_id} at epoch {node.node_epoch}"
-                batch.failures[run] = refusal(code, f"{subject} by {by}")
+                batch.failures[run] = rejection(code, f"{subject} by {by}")
 
         if mismatched:
             batch.failures.update(await self._explain_offsets(mismatched))
@@ -412,7 +414,7 @@ class Uploader:
                 ranges.extend(_ranges(good))
             elif runs:
                 error = late.get(runs[0]) or batch.failures[runs[0]]
-                await self._notify(self._observer.on_refused([uploaded.object_id], error))
+                await self._notify(self._on_rejected([uploaded.object_id], error))
 
         if committed:
             await self._notify(self._observer.on_committed(committed, ranges))

@@ -41,7 +41,7 @@ from streammeta.client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
     PermissionDeniedError,
-    RefusedError,
+    RejectedError,
     code_name,
 )
 from streammeta.client.model import NodeIdentity
@@ -329,7 +329,7 @@ def _command_error(error: BrokerClientError, tls: TlsFiles | None) -> CommandErr
         failure = read_failure(error.__cause__)
         return explain(call_error(failure, "a controller", over_tls=over_tls))
     # Other errors of the client have no code of the contract.
-    code = error.code if isinstance(error, RefusedError) else None
+    code = error.code if isinstance(error, RejectedError) else None
     return CommandError("REFUSED" if code is None else code_name(code), str(error))
 
 

@@ -24,7 +24,7 @@ import structlog
 
 from streammeta.controller.errors import (
     ApiError,
-    BucketRefusedError,
+    BucketRejectedError,
     FencePendingError,
     MetadataOlderThanBucketError,
     ObjectIdsNotReadyError,
@@ -252,7 +252,7 @@ class BucketClaims(LeaderTask[_Term]):
         except TermOverError:
             return
         except (WrongBucketError, CorruptObjectError) as error:
-            self._refuse(term, BucketRefusedError(str(error)))
+            self._refuse(term, BucketRejectedError(str(error)))
         except MetadataOlderThanBucketError as error:
             self._refuse(term, error)
         except SupersededError as error:

@@ -16,7 +16,7 @@ import structlog
 
 from streammeta.controller.errors import (
     ApiError,
-    BucketRefusedError,
+    BucketRejectedError,
     FencePendingError,
     SupersededError,
 )
@@ -112,7 +112,7 @@ class MarkerWatch:
             self._lease.refuse(began_ms, error)
             raise
         except (WrongBucketError, CorruptObjectError) as error:
-            self._lease.note_failure(BucketRefusedError(str(error)))
+            self._lease.note_failure(BucketRejectedError(str(error)))
             raise
         except StorageError as error:
             self._lease.note_failure(str(error))

@@ -167,7 +167,7 @@ class DepartedNode:
     def _check(self, code: common_pb2.ErrorCode.ValueType, subject: str) -> None:
         if code != common_pb2.ERROR_CODE_NONE:
             node = self.node
-            raise errors.refusal(
+            raise errors.rejection(
                 code, f"{subject} for node {node.node_id} at epoch {node.node_epoch}"
             )
 

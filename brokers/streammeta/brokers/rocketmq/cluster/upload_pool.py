@@ -24,7 +24,7 @@ from streammeta.client import (
 )
 from streammeta.client.commits.effects import EffectsVerdict
 from streammeta.client.controllers.bucket_check import BucketCheck
-from streammeta.client.errors import refusal
+from streammeta.client.errors import rejection
 from streammeta.client.resources.daemon_threads import run_blocking
 from streammeta.client.writing.object_ids import ObjectIds
 from streammeta.storage.object_format.object_key import key_for
@@ -120,7 +120,7 @@ class UploadPool:
         """Commit bytes together with other writes. Return the result for the value.
 
         A stream has one write at a time. Raises `BrokerClientError` and `StorageError`. Unless the
-        error is a `RefusedError`, the bytes may be committed all the same.
+        error is a `RejectedError`, the bytes may be committed all the same.
         """
         size = len(write.data)
 
@@ -208,7 +208,7 @@ class UploadPool:
 
             # Without a rejected write the whole commit failed, for example on an expired object.
             if not any(refused):
-                error = refusal(verdict.error, f"commit of {len(group)} segments")
+                error = rejection(verdict.error, f"commit of {len(group)} segments")
                 if not isinstance(error, ObjectExpiredError) or attempts >= _EXPIRED_ATTEMPTS:
                     raise error
                 # The object was not committed in time. Discard the other old ids and upload again.
@@ -220,7 +220,7 @@ class UploadPool:
                 if code:
                     _fail(
                         [waiting],
-                        refusal(code, f"write to stream {waiting.write.stream.stream_id}"),
+                        rejection(code, f"write to stream {waiting.write.stream.stream_id}"),
                     )
             group = [waiting for waiting, code in zip(group, refused, strict=True) if not code]
 

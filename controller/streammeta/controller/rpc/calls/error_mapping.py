@@ -185,7 +185,7 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
     match error:
         case errors.ObjectIdsNotReadyError():
             return grpc.StatusCode.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, {}
-        case errors.BucketRefusedError():
+        case errors.BucketRejectedError():
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.WRONG_BUCKET, {}
         case errors.SupersededError():
             by = {"cluster_id": error.cluster_id}

@@ -192,9 +192,9 @@ class MetadataController:
             QuotaExceededError: the metadata would exceed a limit.
             OutcomeUnknownError: leadership or the lease was lost, or disks became full, before the
                 commit.
-            MarkerUnseenError, SupersededError, BucketRefusedError, FencePendingError: there is no
+            MarkerUnseenError, SupersededError, BucketRejectedError, FencePendingError: there is no
                 lease on the marker in the bucket, or the bucket belongs to another cluster.
-            ObjectIdsNotReadyError, BucketRefusedError, MetadataOlderThanBucketError: the request
+            ObjectIdsNotReadyError, BucketRejectedError, MetadataOlderThanBucketError: the request
                 needs object ids, and none can be issued.
         """
         if type(request) is PrepareObjects:

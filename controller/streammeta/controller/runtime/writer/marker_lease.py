@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from streammeta.controller.errors import (
     ApiError,
-    BucketRefusedError,
+    BucketRejectedError,
     MarkerUnseenError,
     OutcomeUnknownError,
 )
@@ -36,7 +36,7 @@ class MarkerLease:
         """Start of the newest check that found the own marker."""
         self._refused_ms: int | None = None
         self._refusal: ApiError | None = None
-        self._failure: str | BucketRefusedError = "the marker has not been checked yet"
+        self._failure: str | BucketRejectedError = "the marker has not been checked yet"
         self._decided = asyncio.Event()
 
     @property
@@ -79,11 +79,11 @@ class MarkerLease:
         self._refused_ms, self._refusal = began_ms, refusal
         self._decided.set()
 
-    def note_failure(self, failure: str | BucketRefusedError) -> None:
+    def note_failure(self, failure: str | BucketRejectedError) -> None:
         """Record why a check failed. The lease is neither extended nor ended.
 
-        Callers get a `BucketRefusedError` as it is once the lease has expired, because waiting does
-        not help.
+        Callers get a `BucketRejectedError` as it is once the lease has expired: waiting does not
+        help.
         """
         self._failure = failure
         self._decided.set()
@@ -116,7 +116,7 @@ class MarkerLease:
     def _error(self) -> ApiError:
         if self._refusal is not None:
             return self._refusal
-        if isinstance(self._failure, BucketRefusedError):
+        if isinstance(self._failure, BucketRejectedError):
             return self._failure
         # The age tells operators how long the bucket has been unreachable.
         age_ms = None if self._proven_ms is None else self.now_ms() - self._proven_ms
