@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -75,6 +77,31 @@ def test_every_page_is_there_and_a_script_in_a_tag_is_text(written: Planed) -> N
     largest = "<caption>Most bytes in objects of their own"
     wait_until(lambda: largest in written.page("/streams")[1], "the stream with bytes is shown")
     assert "There is no stream 77" in written.page("/stream?id=77")[1]
+
+
+def test_streams_are_found_by_tag_and_a_script_in_it_is_text(written: Planed) -> None:
+    query = urlencode({"tag": f"topic={SCRIPT}"})
+    wait_until(lambda: "/stream?id=0" in written.page(f"/streams?{query}")[1], "it is found")
+    assert SCRIPT not in written.page(f"/streams?{query}")[1]
+    assert "/stream?id=0" not in written.page("/streams?tag=topic=other")[1]
+    assert "/stream?id=0" not in written.page(f"/streams?{query}&after=1")[1]
+
+    status, text = written.page(f"/api/streams.json?{query}")
+    found = json.loads(text)
+    assert (status, found["next_after"]) == (200, None)
+    assert [stream["stream_id"] for stream in found["streams"]] == [0]
+    assert found["streams"][0]["tags"] == {"topic": SCRIPT}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/streams?tag=topic", "/streams?tag=a=b&after=x", "/api/streams.json"),
+        *("/api/streams.json?tag=topic", "/api/streams.json?tag=a=" + 2_000 * "x"),
+    ],
+)
+def test_a_wrong_look_up_by_tag_is_rejected(written: Planed, path: str) -> None:
+    assert written.page(path)[0] == 400
 
 
 @pytest.mark.parametrize("query", ["id=x", "id=-1", "id=" + 30 * "9", "id=%D9%A1"])

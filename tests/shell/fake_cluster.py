@@ -76,6 +76,17 @@ class FakeCluster(unimplemented(*_SERVICES)):  # type: ignore[misc]
             streams=page, next_page_token=token, total=len(streams)
         )
 
+    def FindStreams(self, request: Any, context: Context) -> Any:  # noqa: N802
+        self.enter("FindStreams", context)
+        wanted = {(tag.key, tag.value) for tag in request.tags}
+        found = [
+            stream
+            for _, stream in sorted(self.streams.items())
+            if wanted <= {(tag.key, tag.value) for tag in stream.tags}
+        ]
+        page, token = self.page_of(found, request.page)
+        return streams_pb2.FindStreamsResponse(streams=page, next_page_token=token)
+
     def DescribeObjects(self, request: Any, context: Context) -> Any:  # noqa: N802
         self.enter("DescribeObjects", context)
         objects = self.objects

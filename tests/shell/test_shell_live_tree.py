@@ -14,7 +14,7 @@ from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.cli.local.local_cluster import free_ports
 from streammeta.shell.commands import execute
 from streammeta.shell.documents import iso_time
-from streammeta.shell.events import Problem, json_value, text_lines
+from streammeta.shell.events import Problem, ProblemCode, json_value, text_lines
 from streammeta.shell.live_tree import live_tree
 from streammeta.shell.paths import split_words
 from streammeta.shell.prompt import suggestions
@@ -147,6 +147,43 @@ def test_cluster_shows_leader_and_sizes() -> None:
         found = document(state, "/cluster")
     assert (found["leader"], found["high_watermark"], found["streams"]) == (1, 120, 1)
     assert found["controllers"] == [{"node_id": 1, "endpoint": "127.0.0.1:9091", "voter": True}]
+
+
+def test_streams_are_found_by_tags_page_by_page_and_not_read() -> None:
+    cluster = FakeCluster()
+    cluster.page_size = 2
+    for stream_id in range(9):
+        zone = "=b" if stream_id % 2 else "a"
+        tags = [
+            common_pb2.Tag(key="topic", value="orders"),
+            common_pb2.Tag(key="zone", value=zone),
+        ]
+        cluster.streams[stream_id] = streams_pb2.StreamDescription(stream_id=stream_id, tags=tags)
+    with shell_on(cluster) as state:
+        found = shown(state, "find --tag topic=orders --tag=zone==b")
+        assert shown(state, "find --tag topic=none") == []
+    assert found == ["/streams/1", "/streams/3", "/streams/5", "/streams/7"]
+    assert cluster.calls == {"FindStreams": 3}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--tag",
+        "--tag topic",
+        "--tag=topic",
+        "--tag a=b /streams",
+        "/ --tag a=b",
+        "--tag a=b --tag a=c",
+    ],
+)
+def test_a_wrong_tag_is_rejected_without_a_call(line: str) -> None:
+    cluster = sample_cluster()
+    with shell_on(cluster) as state:
+        (problem,) = execute(state, split_words(f"find {line}"))
+    assert isinstance(problem, Problem)
+    assert problem.code is ProblemCode.USAGE
+    assert not cluster.calls
 
 
 def test_keys_are_names_and_values_text_or_hex() -> None:

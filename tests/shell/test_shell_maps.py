@@ -236,6 +236,13 @@ def test_what_can_not_be_shown_is_explained(
     assert answer["error"]["hint"]
 
 
+def test_streams_are_found_by_tag_live_and_in_copies(world: World) -> None:
+    for before in (world.live, *(("--file", copy) for copy in world.copies)):
+        answer = shell("find", "--tag", "topic=rails", before=before)
+        assert [entry["path"] for entry in answer["entries"]] == ["/streams/1"], before
+        assert shell("find", "--tag", "topic=roads", before=before)["entries"] == []
+
+
 @pytest.mark.parametrize("position", [0, 40, -1])
 def test_a_damaged_checkpoint_is_refused(world: World, tmp_path: Path, position: int) -> None:
     data = bytearray(world.checkpoint.read_bytes())

@@ -21,9 +21,10 @@ from streammeta.shell.events import (
 from streammeta.shell.metadata_commands import MAP_COMMANDS
 from streammeta.shell.paths import absolute, resolve, unescape
 from streammeta.shell.state import Command, Run, ShellState
-from streammeta.shell.tree import Directory, File, Node, Path, path_text
+from streammeta.shell.tree import Directory, File, Node, Path, TaggedDirectory, path_text
 
 _SUMMARY_FILE = "info"
+_TAG_OPTION = "--tag"
 
 
 def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
@@ -152,6 +153,41 @@ def _everything_in(path: Path, node: Node) -> Iterator[Event]:
             yield from _everything_in((*path, child.name), child.node)
 
 
+def _find(state: ShellState, words: list[str]) -> Iterator[Event]:
+    if not any(word.startswith(_TAG_OPTION) for word in words):
+        yield from _walk("find", _everything_in)(state, words)
+        return
+
+    tags = _tags_in(words)
+    streams = state.root.child("streams")
+    if tags is None or not isinstance(streams, TaggedDirectory):
+        yield Problem(
+            ProblemCode.USAGE,
+            f"find: can't find {' '.join(words)}",
+            "try `find --tag KEY=VALUE`, with each key once and without a path",
+        )
+        return
+
+    for child in streams.find_tagged(tags):
+        path = ("streams", child.name)
+        yield Listed(path, path_text(path), is_directory=False, in_columns=False)
+
+
+def _tags_in(words: list[str]) -> dict[str, str] | None:
+    """Return the tags of `--tag KEY=VALUE` or `--tag=KEY=VALUE`, None if there are other words."""
+    tags: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        option, joined, text = word.partition("=")
+        if option != _TAG_OPTION:
+            return None
+        key, separator, value = (text if joined else next(rest, "")).partition("=")
+        if not separator or key in tags:
+            return None
+        tags[key] = value
+    return tags
+
+
 def _cd(state: ShellState, words: list[str]) -> Iterator[Event]:
     word = words[0] if words else "/"
     matches = []
@@ -223,9 +259,9 @@ COMMANDS: dict[str, Command] = {
         "tree [PATH]...", "show all files below directories", _walk("tree", _subtree), 0, None
     ),
     "find": Command(
-        "find [PATH]...",
-        "print every path below directories",
-        _walk("find", _everything_in),
+        "find [PATH]... | --tag KEY=VALUE...",
+        "print every path below directories, or the streams with all of the tags",
+        _find,
         0,
         None,
     ),

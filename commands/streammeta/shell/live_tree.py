@@ -13,7 +13,7 @@ leader.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -23,7 +23,16 @@ import grpc
 from google.protobuf.message import Message
 
 from streammeta.shell import documents
-from streammeta.shell.tree import Child, Directory, Document, File, Node, name_of, text_of
+from streammeta.shell.tree import (
+    Child,
+    Directory,
+    Document,
+    File,
+    Node,
+    TaggedDirectory,
+    name_of,
+    text_of,
+)
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -206,10 +215,23 @@ class _IdDirectory(Directory):
 
 
 @dataclass(frozen=True, slots=True)
-class _StreamDirectory(_IdDirectory):
+class _StreamDirectory(_IdDirectory, TaggedDirectory):
     """All streams, in id order."""
 
     caller: Caller
+
+    def find_tagged(self, tags: Mapping[str, str]) -> Iterator[Child]:
+        wanted = [common_pb2.Tag(key=key, value=value) for key, value in tags.items()]
+
+        def list_ids(page: common_pb2.PageRequest) -> Listing[int]:
+            found = self.caller.call(
+                lambda channel: streams_pb2_grpc.StreamServiceStub(channel).FindStreams,
+                streams_pb2.FindStreamsRequest(tags=wanted, page=page),
+            )
+            return [stream.stream_id for stream in found.streams], found.next_page_token
+
+        for ids in _pages(list_ids):
+            yield from _ReadAhead(ids, self.fetch).children("")
 
     def list_ids(
         self, page: common_pb2.PageRequest | None = None, among: Sequence[int] = ()

@@ -6,7 +6,7 @@ a directory may have millions of them. Names never contain "/": `name_of` and `t
 any string, such as a key, to a name and back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeAlias
@@ -69,6 +69,16 @@ class Directory(Protocol):
     def suggest(self, prefix: str, limit: int) -> list[Child]:
         """Return at most `limit` children whose names begin with `prefix`, at a bounded cost."""
         return list(islice(self.children(prefix), limit))
+
+
+class TaggedDirectory(Directory):
+    """Directory whose children have tags."""
+
+    __slots__ = ()
+
+    def find_tagged(self, tags: Mapping[str, str]) -> Iterator[Child]:
+        """Yield the children that have all these tags."""
+        raise NotImplementedError
 
 
 Node: TypeAlias = Directory | File

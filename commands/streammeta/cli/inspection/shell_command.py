@@ -67,6 +67,7 @@ def shell(
     Examples:
       streammeta shell --connect 127.0.0.1:9091
       streammeta shell --connect 127.0.0.1:9091 -- cat /streams/3
+      streammeta shell --connect 127.0.0.1:9091 -- find --tag topic=orders
       streammeta shell --connect 127.0.0.1:9091 --format json -- tail 10
       streammeta shell --file 00000000000000001234-0000000005.checkpoint -- du stream
       streammeta shell --file ./map --connect 127.0.0.1:9091 -- diff live streams

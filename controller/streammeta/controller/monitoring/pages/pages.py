@@ -11,8 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
+from urllib.parse import urlencode
 
-from streammeta.controller.errors import ApiError, ErrorCode
+from streammeta.controller.errors import (
+    ApiError,
+    ErrorCode,
+    InvalidRequestError,
+    LimitExceededError,
+)
 from streammeta.controller.metadata.api import answers, requests
 from streammeta.controller.metadata.tables.values import ObjectKind, PageRequest
 from streammeta.controller.monitoring.http.http_listener import Page, Route
@@ -31,8 +37,8 @@ from streammeta.controller.monitoring.pages.templating import (
     static_page,
     utc,
 )
-from streammeta.controller.monitoring.status.status import Fields, node_fields
-from streammeta.controller.monitoring.status.status_api import StatusApi
+from streammeta.controller.monitoring.status.status import Fields, node_fields, stream_fields
+from streammeta.controller.monitoring.status.status_api import StatusApi, json_page
 from streammeta.controller.rpc.services.routes import LeaderView
 from streammeta.controller.runtime.writer.controller import MetadataController
 
@@ -97,21 +103,27 @@ class StatusPages:
     def routes(self) -> Mapping[str, Route]:
         """Return the pages, and the files that they refer to, by path."""
         pages = {path: Route("status", partial(self._page, path)) for path in self._pages}
+        pages["/stream"] = Route("status", partial(self._page, "/stream"))
+        pages["/api/streams.json"] = Route("status", self._streams_json)
         files = {f"/static/{name}": Route("status", partial(_static, name)) for name in STATIC}
-        return {**pages, "/stream": Route("status", partial(self._page, "/stream")), **files}
+        return {**pages, **files}
 
     async def _page(self, path: str, query: Mapping[str, str]) -> Page:
-        """Answer a request; `after` and `id` of its query are numbers."""
-        text = query.get("id" if path == "/stream" else "after", "0")
-        if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        """Answer a request; `after` and `id` of its query are numbers, `tag` is KEY=VALUE."""
+        number = _number_in(query, "id" if path == "/stream" else "after")
+        tag = query.get("tag", "") if path == "/streams" else ""
+        if number is None:
             return Page(b"id and after must be numbers, 0 or more\n", 400)
-        number = int(text)
-        return await self._kept.get((path, number), lambda: self._made(path, number))
+        if tag and "=" not in tag:
+            return Page(b"tag must be KEY=VALUE\n", 400)
+        return await self._kept.get((path, number, tag), lambda: self._made(path, number, tag))
 
-    async def _made(self, path: str, number: int) -> Page:
+    async def _made(self, path: str, number: int, tag: str) -> Page:
         document = await self._api.document()
         if path == "/stream":
             title, make = f"Stream {number}", cast(_Make, self._stream)
+        elif tag:
+            title, make = f"Streams with {tag}", partial(self._tagged_streams, tag)
         else:
             title, make = self._pages[path]
 
@@ -205,6 +217,48 @@ class StatusPages:
             next_=f"/streams?after={listed.next_page_token}" if listed.next_page_token else "",
         )
 
+    async def _tagged_streams(self, tag: str, _: Fields, after: int) -> Content:
+        found = await self._find_streams(tag, after)
+        following = urlencode({"tag": tag, "after": found.next_page_token})
+        return Content(
+            form=True,
+            tables=(
+                (
+                    f"Streams with {tag}",
+                    _STREAM_HEADS,
+                    [_stream_row(stream) for stream in found.streams],
+                ),
+            ),
+            next_=f"/streams?{following}" if found.next_page_token else "",
+        )
+
+    async def _streams_json(self, query: Mapping[str, str]) -> Page:
+        """Answer a request for the streams with a tag, the first `ROWS` from `after` on."""
+        after, tag = _number_in(query, "after"), query.get("tag", "")
+        if after is None or "=" not in tag:
+            return json_page({"error": "after must be a number, and tag KEY=VALUE"}, 400)
+        return await self._kept.get(("json", after, tag), lambda: self._make_json(tag, after))
+
+    async def _make_json(self, tag: str, after: int) -> Page:
+        try:
+            found = await self._find_streams(tag, after)
+        except ApiError as error:
+            is_invalid = isinstance(error, InvalidRequestError | LimitExceededError)
+            return json_page({"error": str(error)}, 400 if is_invalid else 503)
+        token = found.next_page_token
+        return json_page(
+            {
+                "streams": [stream_fields(stream) for stream in found.streams],
+                "next_after": int(token) if token else None,
+            }
+        )
+
+    async def _find_streams(self, tag: str, after: int) -> answers.FindStreamsAnswer:
+        key, _, value = tag.partition("=")
+        page = PageRequest(page_size=ROWS, page_token=str(after) if after else "")
+        request = requests.FindStreams(tags=((key, value),), page=page)
+        return cast(answers.FindStreamsAnswer, await self._read(request))
+
     async def _stream(self, document: Fields, stream_id: int) -> Content:
         found = await self._read(
             requests.DescribeStreams(stream_ids=(stream_id,), include_ranges=True)
@@ -249,6 +303,11 @@ class StatusPages:
                 ("Ranges of owners", ("range", "epoch", "broker", "start", "end"), ranges),
             ),
         )
+
+
+def _number_in(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name, "0")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
 
 
 async def _static(name: str, _: Mapping[str, str]) -> Page:

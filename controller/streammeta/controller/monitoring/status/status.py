@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
-from streammeta.controller.metadata.api.answers import NodeDescription
+from streammeta.controller.metadata.api.answers import NodeDescription, StreamDescription
 from streammeta.controller.monitoring.history.last_hour import highest, last_hour, mean
 from streammeta.controller.monitoring.history.sampling import Sampler
 from streammeta.controller.monitoring.metrics.metrics import Sources
@@ -315,6 +315,19 @@ def node_fields(node: NodeDescription, view: LeaderView) -> Fields:
         "uploads_owed": node.pending_upload_count,
         "recovered_by": None if node.recovered_by == NONE_ID else node.recovered_by,
         "tags": dict(node.tags),
+    }
+
+
+def stream_fields(stream: StreamDescription) -> Fields:
+    """Return a stream as JSON shows it."""
+    return {
+        "stream_id": stream.stream_id,
+        "state": stream.state.name.lower(),
+        "node_id": None if stream.node_id < 0 else stream.node_id,
+        "epoch": None if stream.epoch < 0 else stream.epoch,
+        "start_offset": stream.start_offset,
+        "end_offset": stream.end_offset,
+        "tags": dict(stream.tags),
     }
 
 

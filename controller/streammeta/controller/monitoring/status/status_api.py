@@ -66,7 +66,7 @@ class StatusApi:
 
     async def status(self, _: Mapping[str, str]) -> Page:
         """Answer a request for the status."""
-        return _json(await self.document())
+        return json_page(await self.document())
 
     async def series(self, query: Mapping[str, str]) -> Page:
         """Answer a request for samples later than `since`, `step` seconds apart.
@@ -80,11 +80,11 @@ class StatusApi:
             if unknown := [name for name in names if name not in UNITS]:
                 raise ValueError(f"names: {unknown[0]!r}; there are {', '.join(UNITS)}")
         except KeyError:
-            return _json({"error": "step: must be 1, 10 or 60"}, 400)
+            return json_page({"error": "step: must be 1, 10 or 60"}, 400)
         except ValueError as error:
-            return _json({"error": str(error)}, 400)
+            return json_page({"error": str(error)}, 400)
         window = self._sampler.history.since(since_s, names, step_s)
-        return _json({"at_s": time.time(), "units": UNITS, **_columns(window)})
+        return json_page({"at_s": time.time(), "units": UNITS, **_columns(window)})
 
     async def _document(self) -> Fields:
         seen = self._sources.quorum()
@@ -122,5 +122,6 @@ def _columns(window: Window) -> Fields:
     return {"times": window.times.tolist(), "series": columns}
 
 
-def _json(document: Fields, code: int = 200) -> Page:
+def json_page(document: Fields, code: int = 200) -> Page:
+    """Return an answer with a document as JSON."""
     return Page(json.dumps(document, allow_nan=False).encode() + b"\n", code, JSON)
