@@ -39,9 +39,9 @@ _OPENING_MAX = 64
 """Handshakes at the same time: more would wait for the attacker's own processor."""
 _ATTACK_S_MAX = 90
 """Maximum time of an attack, in seconds."""
-_ENDED_S_MAX = 20
+_ENDED_S_MAX = 60
 """Maximum time until calls that are refused have ended, in seconds."""
-_OPENED_WITHIN_S = 5.0
+_OPENED_WITHIN_S = 60.0
 """Time for a connection, and for its handshake, in seconds."""
 _PAUSE_S = 0.02
 """Pause of an attacker whose connection has ended: the honest client shares its interpreter."""

@@ -25,9 +25,7 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from tests.kit.fake_cluster import NAMESPACE
 from tests.kit.reader_world import Place, payload_of, placed
-from tests.kit.waiting import until
-
-SOON = 5.0
+from tests.kit.waiting import PATIENCE_S, until
 
 
 @asynccontextmanager
@@ -42,7 +40,7 @@ async def tailing(
             yield place, reader
 
 
-async def take(tail: StreamTail, count: int, within_s: float = SOON) -> list[RecordBatch]:
+async def take(tail: StreamTail, count: int, within_s: float = PATIENCE_S) -> list[RecordBatch]:
     async with asyncio.timeout(within_s):
         return [await anext(tail) for _ in range(count)]
 
@@ -130,7 +128,7 @@ async def test_a_closed_tail_ends_even_while_it_waits() -> None:
         assert set(reader._slices.list_tracked()) == {0}
         await tail.close()
         with pytest.raises(StopAsyncIteration):
-            async with asyncio.timeout(SOON):
+            async with asyncio.timeout(PATIENCE_S):
                 await anext(tail)
         place.world.commit({0: 1})
         with pytest.raises((StopAsyncIteration, RuntimeError)):
@@ -306,7 +304,7 @@ async def test_fetch_returns_at_once_when_there_is_something_or_no_wait() -> Non
 
 async def test_fetch_waits_for_enough_and_no_longer() -> None:
     async with tailing() as (place, reader):
-        waiting = asyncio.create_task(reader.fetch(0, 8, min_bytes=100, wait_s=SOON))
+        waiting = asyncio.create_task(reader.fetch(0, 8, min_bytes=100, wait_s=PATIENCE_S))
         await until(lambda: reader._slices.ends_at(0, 10), "end")
         await followed(place, reader)
         for _ in range(3):
@@ -318,7 +316,7 @@ async def test_fetch_waits_for_enough_and_no_longer() -> None:
         some = await reader.fetch(0, 11, min_bytes=1_000_000, wait_s=0.05)
         assert [one.base_offset for one in some.records] == [11, 12]
         assert (await reader.fetch(0, 13, wait_s=0.05)).records == []
-        few = await reader.fetch(0, 0, max_bytes=30, min_bytes=30, wait_s=SOON)
+        few = await reader.fetch(0, 0, max_bytes=30, min_bytes=30, wait_s=PATIENCE_S)
         assert [one.base_offset for one in few.records] == [0, 1]
 
 

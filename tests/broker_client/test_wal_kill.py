@@ -46,7 +46,6 @@ async def lived(settings: Settings) -> Life:
         "tests.broker_client.wal_child",
         settings.encode(),
         may_die=bool(settings.step),
-        patience_s=30,
     )
     return Life(was_killed, *json.loads(out)) if out else Life(was_killed)
 

@@ -14,7 +14,7 @@ from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_wire import Tree, WireClient
 
 TOPIC = "wire"
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 SESSION_MS = 10_000
 PRODUCE, FETCH, LIST_OFFSETS = (0, 8), (1, 11), (2, 5)
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = (8, 7), (9, 5), (10, 2)

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from tests.chaos.fault_proxy import Behaviour, Cut, FaultNetwork, Mode
+from tests.kit.waiting import PATIENCE_S
 
 SHORT_S = 0.15
-LONG_S = 5.0
 
 
 class Echo:
@@ -74,7 +74,7 @@ async def link() -> AsyncIterator[Link]:
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> bytes:
     writer.write(data)
-    return await asyncio.wait_for(reader.readexactly(len(data)), LONG_S)
+    return await asyncio.wait_for(reader.readexactly(len(data)), PATIENCE_S)
 
 
 async def hears_nothing(reader: asyncio.StreamReader) -> bool:
@@ -98,17 +98,17 @@ async def test_a_lost_answer_was_heard_and_its_connection_is_reset_at_the_end(li
     link.network.heal_all()
 
     with pytest.raises(ConnectionResetError):
-        await asyncio.wait_for(link.reader.readexactly(4), LONG_S)
+        await asyncio.wait_for(link.reader.readexactly(4), PATIENCE_S)
     assert await ask(*await link.dial(), b"again") == b"niaga"
 
 
 async def test_a_reset_ends_old_and_new_connections_until_healed(link: Link) -> None:
     link.network.cut(pair(2, 1, Mode.RESET))
     with pytest.raises(ConnectionResetError):
-        await asyncio.wait_for(link.reader.read(1), LONG_S)
+        await asyncio.wait_for(link.reader.read(1), PATIENCE_S)
     await link.dial()
     with pytest.raises(ConnectionResetError):
-        await asyncio.wait_for(link.reader.read(1), LONG_S)
+        await asyncio.wait_for(link.reader.read(1), PATIENCE_S)
 
     link.network.heal_all()
 
@@ -125,4 +125,4 @@ async def test_other_pairs_are_left_alone_and_faults_add_up(link: Link) -> None:
     link.writer.write(b"de")
     assert await hears_nothing(link.reader)
     link.network.heal(hold)
-    assert await asyncio.wait_for(link.reader.readexactly(2), LONG_S) == b"ed"
+    assert await asyncio.wait_for(link.reader.readexactly(2), PATIENCE_S) == b"ed"

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from streammeta.cli.framework.signal_event import SignalEvent
-
-LONG_S = 30.0
+from tests.kit.waiting import PATIENCE_S
 
 
 def test_an_event_may_be_set_at_any_line_of_the_thread_that_waits() -> None:
@@ -54,7 +53,7 @@ def test_a_signal_ends_a_wait() -> None:
     sender = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGUSR1))
     try:
         sender.start()
-        assert event.wait(LONG_S)
+        assert event.wait(PATIENCE_S)
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)

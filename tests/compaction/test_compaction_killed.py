@@ -36,10 +36,9 @@ from tests.compaction.compaction_child import MIB, STEPS, Settings
 from tests.compaction.compaction_world import payload_of
 from tests.kit.doomed_child import run_child
 from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster
-from tests.kit.waiting import until
+from tests.kit.waiting import PATIENCE_S, until
 
 NODE_ID = 1000
-PATIENCE_S = 60.0
 RECORD_BYTES = 24_000
 STREAMS = 12
 UPLOADS = WriterConfig(upload_bytes=1 * MIB, max_buffer_bytes=8 * MIB, linger_s=0.05)
@@ -116,7 +115,6 @@ class Scene:
             "tests.compaction.compaction_child",
             settings.encode(),
             may_die=bool(step),
-            patience_s=PATIENCE_S,
         )
         if was_killed:
             return None

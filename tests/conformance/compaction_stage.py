@@ -52,7 +52,7 @@ from tests.kit.built_objects import ObjectBuilder, opened
 from tests.kit.memory_store import MemoryObjectStore
 
 NODE = NodeIdentity(1_000, 1)
-COMMIT_DEADLINE_S = 10.0
+COMMIT_DEADLINE_S = 60.0
 _OPENED, _EPOCH = 1, 1
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from tests.kit.waiting import PATIENCE_S
+
 ResultT = TypeVar("ResultT")
 
 REPOSITORY = Path(__file__).parents[2]
@@ -47,9 +49,7 @@ class Executioner:
             timer.start()
 
 
-async def run_child(
-    module: str, settings: str, *, may_die: bool, patience_s: float
-) -> tuple[bool, bytes]:
+async def run_child(module: str, settings: str, *, may_die: bool) -> tuple[bool, bytes]:
     """Run a module of the tests to its end; return whether it was killed, and what it printed."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -59,7 +59,7 @@ async def run_child(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(PATIENCE_S):
             out, err = await child.communicate()
     except BaseException:
         child.kill()

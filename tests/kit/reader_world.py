@@ -32,6 +32,7 @@ from streammeta.v1 import common_pb2, metadata_pb2, objects_pb2, records_pb2
 from tests.kit.built_objects import ObjectBuilder
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster, FakeStream, Piece, located
 from tests.kit.memory_store import MemoryObjectStore
+from tests.kit.waiting import PATIENCE_S
 
 BASE_TIME = 1_000_000
 
@@ -342,7 +343,7 @@ async def placed(seed: int = 0, members: int = 1) -> AsyncIterator[Place]:
     async with (
         cluster,
         ControllerClient(
-            cluster.endpoints, deadline_s=10.0, attempt_timeout_s=2.0, rng=random.Random(seed)
+            cluster.endpoints, deadline_s=PATIENCE_S, attempt_timeout_s=2.0, rng=random.Random(seed)
         ) as client,
     ):
         yield Place(world, cluster, client)

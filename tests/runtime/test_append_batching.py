@@ -21,7 +21,7 @@ from tests.kit.memory_cluster import (
     is_fetch,
     stream_ids,
 )
-from tests.kit.waiting import until
+from tests.kit.waiting import PATIENCE_S, until
 
 WAITING = 10
 
@@ -34,7 +34,7 @@ async def settle() -> None:
 
 async def test_nobody_waits_while_there_is_room() -> None:
     turns = append_batching.AppendTurns()
-    await asyncio.wait_for(turns.wait(append_batching.BATCHES_UNDER_WAY_MAX - 1), 1)
+    await asyncio.wait_for(turns.wait(append_batching.BATCHES_UNDER_WAY_MAX - 1), PATIENCE_S)
 
 
 async def test_who_waits_goes_on_together_and_nobody_overtakes() -> None:

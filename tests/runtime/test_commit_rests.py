@@ -6,6 +6,7 @@ import pytest
 
 from streammeta.controller.runtime.writer import group_commit as commit_rests
 from streammeta.controller.runtime.writer.group_commit import ENOUGH_BYTES, GroupCommitDelay
+from tests.kit.waiting import PATIENCE_S
 
 SIZE = ENOUGH_BYTES // 8
 """Of one message."""
@@ -62,7 +63,7 @@ async def test_a_rest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_rests, "REST_S", 0.001)
     rests = await begun(SIZE)
     rests.arrived(1)
-    await asyncio.wait_for(rests.over(), 5)
+    await asyncio.wait_for(rests.over(), PATIENCE_S)
 
 
 async def test_all_that_rest_go_on_together_once_they_are_worth_a_batch() -> None:
@@ -73,7 +74,7 @@ async def test_all_that_rest_go_on_together_once_they_are_worth_a_batch() -> Non
     await asyncio.sleep(0)
     assert not any(each.done() for each in resting[1:])
     rests.arrived(ENOUGH_BYTES)
-    await asyncio.wait_for(asyncio.gather(*resting[1:]), 5)
+    await asyncio.wait_for(asyncio.gather(*resting[1:]), PATIENCE_S)
 
 
 async def test_callers_that_wait_for_answers_rest_only_until_all_have_come() -> None:

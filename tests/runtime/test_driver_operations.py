@@ -17,9 +17,9 @@ from streammeta.controller.runtime import quorum_errors
 from streammeta.controller.runtime.replication import delivery, quorum_driver, waiters
 from streammeta.controller.runtime.replication.operations import QuorumDescription
 from tests.kit.memory_cluster import MemoryCluster, Node, create, endpoint, is_fetch, stream_ids
-from tests.kit.waiting import until
+from tests.kit.waiting import PATIENCE_S, until
 
-SOON_MS = 30_000
+SOON_MS = 60_000
 
 
 def voters_of(cluster: MemoryCluster, node_id: int) -> set[int]:
@@ -337,7 +337,7 @@ async def test_a_read_behind_a_round_of_several_is_answered_after_its_rest(
     await asyncio.gather(*(node.driver.read_barrier() for _ in range(2)))
     before = _read_round(node)
 
-    assert await asyncio.wait_for(node.driver.read_barrier(), 5) >= 1
+    assert await asyncio.wait_for(node.driver.read_barrier(), PATIENCE_S) >= 1
     assert _read_round(node) == before + 1
 
 
