@@ -207,7 +207,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel("Uploads by result", "ops", [rate("client_uploads_total", "result")]),
             Panel("Retries by reason", "ops", [rate("client_retries_total", "reason")]),
             Panel(
-                "Other leaders, watches begun anew",
+                "Leader changes and restarted watches",
                 "ops",
                 [rate("client_leader_changes_total"), rate("client_watch_restarts_total")],
             ),

@@ -17,7 +17,7 @@ HERE = "127.0.0.1:9093"
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"http_listen": "h"}, "http-listen: 'h'; must be HOST:PORT"),
+        ({"http_listen": "h"}, "http-listen: 'h', must be HOST:PORT"),
         ({"http_listen": "127.0.0.1:9091"}, "http-listen: '127.0.0.1:9091' is used by another"),
         ({"http_listen": "127.0.0.1:9092"}, "http-listen: '127.0.0.1:9092' is used by another"),
         ({"http_listen": BEYOND}, f"http-listen: {BEYOND} is plain text, so others on"),

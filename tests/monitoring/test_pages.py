@@ -74,7 +74,7 @@ def test_every_page_is_there_and_a_script_in_a_tag_is_text(written: Planed) -> N
         wait_until(lambda: "&lt;script&gt;" in written.page(path)[1], "it is shown")  # noqa: B023
     objects = "<caption>Objects to read from"
     wait_until(lambda: objects in written.page("/stream?id=0")[1], "its object is shown")
-    largest = "<caption>Most bytes in objects of their own"
+    largest = "<caption>Most bytes in stream objects"
     wait_until(lambda: largest in written.page("/streams")[1], "the stream with bytes is shown")
     assert "There is no stream 77" in written.page("/stream?id=77")[1]
 

@@ -125,7 +125,7 @@ def test_a_value_of_someone_else_is_shown_as_unreadable_and_stays(
 ) -> None:
     write(plain, value)
     for node_id in plain.cluster.node_ids:
-        note = "What runs told can&#39;t be read"
+        note = "The reports of runs can&#39;t be read"
         wait_until(lambda: note in plain.page("/reconcile", node_id)[1], "it is told")  # noqa: B023
         assert "<script>alert" not in plain.page("/reconcile", node_id)[1]
         assert not [name for name in plain.metrics(node_id) if "reconcile" in name]

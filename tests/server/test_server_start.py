@@ -39,7 +39,7 @@ def test_a_port_in_use(tmp_path: Path, option: str) -> None:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         said = refusal(tmp_path, **{option: where})
     assert where in said
-    assert f"choose another with --{option.replace('_', '-')}" in said
+    assert f"Choose another with --{option.replace('_', '-')}" in said
 
 
 @pytest.mark.parametrize(

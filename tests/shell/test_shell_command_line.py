@@ -102,7 +102,7 @@ def test_failures_for_people_go_to_standard_error(
     [
         (["shel"], "No such command 'shel'"),
         (["shell"], "Missing option '--connect'"),
-        (["shell", "--connect", "nowhere", "ls"], "--connect: 'nowhere'; must be HOST:PORT"),
+        (["shell", "--connect", "nowhere", "ls"], "--connect: 'nowhere', must be HOST:PORT"),
     ],
 )
 @pytest.mark.parametrize("output_format", ["json", "plain"])

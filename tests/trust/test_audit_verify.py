@@ -95,7 +95,7 @@ def test_a_missing_file_between_two_is_named() -> None:
 
 def test_a_log_begun_anew_is_found() -> None:
     found = checked(LINES[:10], chained(5))
-    assert "begun anew" in found.breaks[0].problem
+    assert "started again" in found.breaks[0].problem
 
 
 def test_an_end_cut_off_shows_against_a_hash_from_elsewhere_alone() -> None:

@@ -52,8 +52,8 @@ def test_uris_of_others_are_passed_over() -> None:
         (shown(BROKER, MONITOR), "found 2"),
         (shown("streammeta://test/lord/x"), "role 'lord'"),
         (shown(Principal("other", Role.ADMIN, "eve")), "another cluster"),
-        (ShownContext({"transport_security_type": [b"ssl"]}), "none was shown"),
-        (ShownContext({}), "none was shown"),
+        (ShownContext({"transport_security_type": [b"ssl"]}), "the client showed none"),
+        (ShownContext({}), "the client showed none"),
     ],
 )
 def test_no_identity_of_this_cluster_is_no_way_in(context: ShownContext, why: str) -> None:

@@ -62,7 +62,7 @@ def test_without_a_valid_folder_of_settings_the_file_is_in_the_users_own(
         ),
         (
             '[profiles.one]\nendpoints = ["one"]',
-            "profile 'one': endpoints: 'one'; must be HOST:PORT",
+            "profile 'one': endpoints: 'one', must be HOST:PORT",
         ),
         ("[profiles.one]\ntls_ca = 1", "profile 'one': tls_ca: 1, must be the path of a file"),
         ('[profiles.one]\ntls_ca = "x"', "profile 'one': tls_cert: missing; set tls_ca, "),

@@ -49,7 +49,7 @@ def config(**options: object) -> ControllerConfig:
         ),
         ({"tls_listen": "127.0.0.1:1"}, "tls-listen: needs --tls-ca"),
         ({"tls": OURS, "tls_listen": "127.0.0.1:9091"}, "tls-listen: '127.0.0.1:9091' is used"),
-        ({"tls": OURS, "tls_listen": "h"}, "tls-listen: 'h'; must be HOST:PORT"),
+        ({"tls": OURS, "tls_listen": "h"}, "tls-listen: 'h', must be HOST:PORT"),
         ({"peer_plain_text": PeerPlainText.SPOKEN}, "peer-plain-text: needs files for TLS"),
         ({"tls_reload_ms": 0}, "tls-reload-ms: 0"),
         ({"connection_age_ms": 0}, "connection-age-ms: 0"),
@@ -116,7 +116,7 @@ def test_a_controller_shows_its_own_certificate(
     files = authority.issue(principal, cluster_id=cluster_id)
     uri = re.escape(f"streammeta://{cluster_id}/{principal}")
     for option in ("tls", "peer_tls"):
-        told = f"^{option.replace('_', '-')}-cert: .* is that of {uri}; must be that of "
+        told = f"^{option.replace('_', '-')}-cert: .* names {uri}, must name "
         with pytest.raises(ConfigError, match=told + "streammeta://test/controller/1"):
             TlsManager(config(**{option: files}))
 

@@ -168,6 +168,8 @@ class ControllerConfig:
     max_tag_bytes: int = 2 << 30
 
     def __post_init__(self) -> None:
+        # The cluster id becomes part of object keys, the node id part of the voter set: both are
+        # checked before anything is derived from them.
         check_cluster_id(self.cluster_id)
         if self.former_cluster_id is not None:
             check_cluster_id(self.former_cluster_id, "former-cluster-id")
@@ -183,14 +185,14 @@ class ControllerConfig:
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
-                raise ConfigError(f"{option}: {getattr(self, name)}; must be at least 1")
+                raise ConfigError(f"{option}: {getattr(self, name)}, must be at least 1")
 
         if self.memory_limit_mb is not None and self.memory_limit_mb < MEMORY_LIMIT_MB_MIN:
             raise ConfigError(
-                f"memory-limit-mb: {self.memory_limit_mb}; must be at least {MEMORY_LIMIT_MB_MIN}"
+                f"memory-limit-mb: {self.memory_limit_mb}, must be at least {MEMORY_LIMIT_MB_MIN}"
             )
         if self.delete_delay_ms < 0:
-            raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}; must be at least 0")
+            raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}, must be at least 0")
 
         self._check_tls()
         self._check_tokens()
@@ -234,13 +236,13 @@ class ControllerConfig:
             "--oidc-issuer": self.oidc_issuer,
             "--oidc-audience": self.oidc_audience,
         }
-        for what, given in needed.items():
-            if not given:
-                raise ConfigError(f"token-listen: needs {what}")
+        for options, value in needed.items():
+            if not value:
+                raise ConfigError(f"token-listen: needs {options}")
 
         for option, address in (("oidc-issuer", self.oidc_issuer), ("oidc-keys", self.oidc_keys)):
             if "://" in address and not is_protected(address):
-                raise ConfigError(f"{option}: {address!r}; must begin with https://")
+                raise ConfigError(f"{option}: {address!r}, must begin with https://")
         if not self.oidc_keys and "://" not in self.oidc_issuer:
             raise ConfigError(
                 f"oidc-issuer: {self.oidc_issuer!r} is not an address that publishes keys: use one "
@@ -337,20 +339,20 @@ def is_protected(address: str) -> bool:
 def check_controller_id(option: str, node_id: int) -> None:
     """Raise `ConfigError` unless `node_id` is a valid controller id."""
     if not 0 <= node_id <= CONTROLLER_ID_MAX:
-        raise ConfigError(f"{option}: {node_id}; must be 0 to {CONTROLLER_ID_MAX}")
+        raise ConfigError(f"{option}: {node_id}, must be 0 to {CONTROLLER_ID_MAX}")
 
 
 def check_cluster_id(cluster_id: str, option: str = "cluster-id") -> None:
     """Raise `ConfigError` unless `cluster_id` is valid in an object's key."""
     if not _CLUSTER_ID.fullmatch(cluster_id):
-        raise ConfigError(f"{option}: {cluster_id!r}; must be 1 to 64 letters, digits, '-' and '_'")
+        raise ConfigError(f"{option}: {cluster_id!r}, must be 1 to 64 letters, digits, '-' and '_'")
 
 
 def check_endpoint(option: str, endpoint: str) -> None:
     """Raise `ConfigError` unless `endpoint` is `host:port`."""
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None or not 0 <= int(match["port"]) <= _PORT_MAX:
-        raise ConfigError(f"{option}: {endpoint!r}; must be HOST:PORT, e.g. 127.0.0.1:9090")
+        raise ConfigError(f"{option}: {endpoint!r}, must be HOST:PORT, e.g. 127.0.0.1:9090")
 
 
 def check_reachable(option: str, endpoint: str) -> None:
@@ -399,9 +401,7 @@ def next_port(option: str, endpoint: str) -> str:
     check_endpoint(option, endpoint)
     host, _, port = endpoint.rpartition(":")
     if not 0 < int(port) < _PORT_MAX:
-        raise ConfigError(
-            f"peer-listen: there is no port after {endpoint!r} of --{option}: use HOST:PORT"
-        )
+        raise ConfigError(f"peer-listen: no port follows {endpoint!r} of --{option}: use HOST:PORT")
     return f"{host}:{int(port) + 1}"
 
 
@@ -416,7 +416,7 @@ def parse_peers(option: str, text: str) -> dict[NodeId, str]:
     for entry in filter(None, (part.strip() for part in text.split(","))):
         node_id, at, endpoint = entry.partition("@")
         if not at or not node_id.isdecimal():
-            raise ConfigError(f"{option}: {entry!r}; must be ID@HOST:PORT, e.g. 1@127.0.0.1:9090")
+            raise ConfigError(f"{option}: {entry!r}, must be ID@HOST:PORT, e.g. 1@127.0.0.1:9090")
         check_controller_id(option, int(node_id))
         check_reachable(option, endpoint)
         # A second address would silently replace the first.

@@ -99,7 +99,7 @@ class Server:
         for path in paths:
             handler = self._handler(path)
             if handler is None:
-                raise ValueError(f"{path} is no method of the services")
+                raise ValueError(f"{path} is not a method of the services")
             self._methods[path] = Method.of(handler, is_priority=True)
 
     def method(self, path: str) -> Method | None:

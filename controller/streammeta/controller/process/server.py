@@ -547,8 +547,8 @@ def _memory_limit(config: ControllerConfig) -> int:
 
 def _port_in_use(option: str, address: str, error: Exception) -> PortInUseError:
     return PortInUseError(
-        f"{option}: can't listen on {address}: {error}; "
-        f"is another process using the port? choose another with --{option}"
+        f"{option}: can't listen on {address}: {error}. "
+        f"Is another process using the port? Choose another with --{option}"
     )
 
 

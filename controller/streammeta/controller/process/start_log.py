@@ -42,8 +42,8 @@ def log_start(config: ControllerConfig) -> None:
             "backup_outlives_objects",
             backup_keep_ms=config.backup_keep_ms,
             delete_delay_ms=config.delete_delay_ms,
-            advice="a restore to a point that is older than --delete-delay-ms loses records that "
-            "were trimmed or deleted since; raise --delete-delay-ms to keep their objects longer",
+            advice="a restore to a point before --delete-delay-ms loses records that were trimmed "
+            "or deleted since. Raise --delete-delay-ms to keep their objects longer",
         )
 
     _warn_of_open_files(config)

@@ -271,13 +271,13 @@ def check_advertised(config: ControllerConfig) -> None:
     if facts is None:
         return
 
-    told = (("--advertise", config.advertise), ("--token-advertise", config.token_endpoint))
-    for option, address in told:
+    advertised = (("--advertise", config.advertise), ("--token-advertise", config.token_endpoint))
+    for option, address in advertised:
         host = (address or config.advertise).rpartition(":")[0].strip("[]")
         if not any(_covers(name, host) for name in facts.hosts):
             raise ConfigError(
-                f"tls-cert: {config.tls.certificate} is not good for {host!r}, under which "
-                f"{option} tells clients to connect; it names {', '.join(facts.hosts) or 'no host'}"
+                f"tls-cert: {config.tls.certificate} does not name {host!r}, the host that "
+                f"{option} advertises to clients. It names {', '.join(facts.hosts) or 'no host'}"
             )
 
 
@@ -313,6 +313,6 @@ def _check_own(
     if shown is None or config.known_clusters.accept(shown) != own:
         named = contents.principal.uri if contents.principal else "no principal"
         raise ConfigError(
-            f"{option}-cert: {files.certificate} is that of {named}; must be that of {own.uri}, as "
-            "--cluster-id and --node-id say"
+            f"{option}-cert: {files.certificate} names {named}, must name {own.uri}, as "
+            "--cluster-id and --node-id require"
         )

@@ -60,8 +60,7 @@ class PeerTls(ListenerTls):
         node_id = principal.node_id if is_controller else None
         if accepted is None or node_id is None:
             raise StrangerError(
-                f"its certificate is that of {principal.uri}; must be a controller's of "
-                f"{cluster_id}"
+                f"its certificate names {principal.uri}, must name a controller of {cluster_id}"
             )
 
         certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)

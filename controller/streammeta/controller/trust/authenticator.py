@@ -304,7 +304,7 @@ class Authenticator:
 
     def _read(self, pem: bytes, proven: Mapping[str, Iterable[bytes]]) -> Principal:
         if not pem:
-            raise NoIdentityError("none was shown; give the client a certificate and its key")
+            raise NoIdentityError("the client showed none: configure its certificate and key")
 
         common_name = "".join(_texts(proven, "x509_common_name"))
         try:
@@ -317,7 +317,7 @@ class Authenticator:
         accepted = self._clusters.accept(principal)
         if accepted is None:
             raise NoIdentityError(
-                f"{principal.uri} is of another cluster; this one is {self._clusters.own!r}"
+                f"{principal.uri} is of another cluster, this one is {self._clusters.own!r}"
             )
 
         return accepted

@@ -145,7 +145,7 @@ class Policy:
             several = ", ".join(sorted(map(str, found))) or "none"
             raise IdentityError(
                 f"expected one alternative name {SCHEME}://CLUSTER/ROLE/NAME, or one of "
-                f"[principals] in the policy; found there: {several}"
+                f"[principals] in the policy, found {several}"
             )
 
         return found.pop()

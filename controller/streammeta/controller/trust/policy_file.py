@@ -108,7 +108,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{path}: can't be read: {error}; must be a TOML file") from None
+        raise PolicyError(f"{path}: can't be read: {error}. It must be a TOML file") from None
 
 
 def _read_or_tell(path: Path) -> str | PolicyError:

@@ -32,12 +32,12 @@ _OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _OF_CURVE = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
 _REASONS: Sequence[tuple[type[jwt.InvalidTokenError], str]] = (
     (jwt.ExpiredSignatureError, "it has expired"),
-    (jwt.ImmatureSignatureError, "it is not valid yet; do the clocks agree?"),
+    (jwt.ImmatureSignatureError, "it is not valid yet: check the clocks"),
     (jwt.InvalidAudienceError, "it is for another audience"),
     (jwt.InvalidIssuerError, "it is of another issuer"),
     (jwt.MissingRequiredClaimError, "it must have the claims exp, iss and aud"),
     (jwt.InvalidAlgorithmError, "its key is not for the algorithm that it names"),
-    (jwt.InvalidSignatureError, "its signature is not that of its key"),
+    (jwt.InvalidSignatureError, "its signature does not match its key"),
 )
 
 # Claims of types that nothing is said about, such as a number for the issuer, fail in other ways.
@@ -82,7 +82,7 @@ def parse_keys(text: bytes, name: str) -> Mapping[str, IssuerKey]:
 
     if not keys:
         raise KeysError(
-            f"{name}: has no key of use; must have one with a `kid`, for signatures: RSA of "
+            f"{name}: has no usable key, must have a signature key with a `kid`: RSA of "
             f"{KEY_BITS_MIN} bits or more, P-256, P-384, P-521 or Ed25519"
         )
 

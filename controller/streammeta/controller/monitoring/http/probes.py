@@ -45,7 +45,7 @@ def unready(condition: Condition) -> Mapping[str, str]:
             "its log lost entries, which are copied from the others" if quorum.is_repairing else ""
         ),
         "caught_up": (
-            f"{behind} committed entries are not applied; must be {BEHIND_MAX} or fewer"
+            f"{behind} committed entries are not applied, must be {BEHIND_MAX} or fewer"
             if behind > BEHIND_MAX
             else ""
         ),

@@ -1,7 +1,7 @@
-"""Metrics of one controller, read at each scrape from counters and states that exist anyway.
+"""Metrics of one controller, computed at each scrape from its counters and states.
 
-Nothing is paid between scrapes. Labels have closed sets of values, and series whose values are
-known stand from the start, so that rates see the first event. Opens nothing.
+They cost nothing between scrapes. Labels have closed sets of values. Series with known label values
+exist from the start, so that a rate includes the first event. Does no I/O.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streammeta.controller.tls.manager import CertificateState
 from streammeta.controller.trust.audit.writer import AuditWriter
 
 ROLES = ("unattached", "prospective", "candidate", "follower", "leader", "resigned")
-"""Parts of a controller in the quorum; an observer is unattached or a follower."""
+"""Roles of a controller in the quorum. An observer is unattached or a follower."""
 
 _LISTENER = ("handshake_failed", "too_many_handshakes", "too_many_connections")
 
@@ -33,12 +33,12 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "peers": (*_LISTENER, "connection_broken", "hello_refused", "certificate_denied"),
     "http": (*_LISTENER, "connection_broken"),
 }
-"""Reasons to refuse a connection, by plane."""
+"""Causes of rejected connections, by plane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where a scrape reads; every call is cheap and of the event loop."""
+    """Inputs of a scrape. Every call is cheap and runs on the event loop."""
 
     version: str
     quorum: Callable[[], QuorumDescription]
@@ -48,38 +48,38 @@ class Sources:
     connections: Callable[[], Mapping[str, int]]
     """Open connections by plane."""
     refused_connections: Mapping[str, Mapping[str, int]]
-    """Connections refused by plane and cause, kept by their listeners."""
+    """Rejected connections by plane and cause, counted by their listeners."""
     handshakes: Callable[[], int]
-    """TLS handshakes begun by clients."""
+    """TLS handshakes that clients started."""
     refused_calls: Mapping[str, int]
     """Calls that ended with an error, by reason."""
     commits: CommitTally
     request_bytes: Callable[[], int]
     request_bytes_max: int
     memory_limit: int
-    """Memory at which calls are refused, in bytes."""
+    """Resident memory at which calls are rejected, in bytes."""
     audit: AuditWriter | None
     backup: Callable[[], BackupStatus | None]
-    """The backup as the leader knows it; None elsewhere, and without a backup store."""
+    """Status of the backup at the leader. None at other controllers and without a backup store."""
     deletion: Callable[[], DeletionStatus]
     feature_level: Callable[[], int]
     lease_left_ms: Callable[[], int]
-    """Time for which changes may be acknowledged without another look at the bucket's marker."""
+    """Milliseconds for which changes may be acknowledged without another check of the marker."""
     reconcile_runs: Callable[[], ReportedRuns]
     work: WorkSources
 
 
 class ControllerCollector(Collector):
-    """Gives the metrics of a controller."""
+    """Collector of a controller's metrics."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric with its values of now."""
+        """Yield every metric with its current values."""
         yield gauge(
             "build_info",
-            "Version of the program; always 1.",
+            "Version of the program, always 1.",
             ["version"],
             [([self._sources.version], 1)],
         )
@@ -95,7 +95,7 @@ class ControllerCollector(Collector):
         yield from _of_deletion(self._sources.deletion())
         yield value(
             "marker_lease_seconds",
-            "Time for which changes may be acknowledged without seeing the bucket's marker.",
+            "Time for which changes may be acknowledged without a check of the bucket's marker.",
             self._sources.lease_left_ms() / 1000,
         )
         yield from _of_reconcile(self._sources.reconcile_runs())
@@ -109,54 +109,58 @@ class ControllerCollector(Collector):
 def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
     yield gauge(
         "quorum_state",
-        "1 for the part that this controller has in the quorum, else 0.",
+        "1 for the role of this controller in the quorum, else 0.",
         ["state"],
         [([role], seen.role == role) for role in ROLES],
     )
     yield value("quorum_is_leader", "1 while this controller leads.", seen.role == "leader")
     yield value(
         "quorum_has_leader",
-        "1 while this controller leads, or has answers of a leader.",
+        "1 while this controller leads or receives answers from a leader.",
         seen.has_leader,
     )
     yield gauge(
         "quorum_leader_id",
-        "Id of the known leader; no value without one.",
+        "Id of the leader, without a value while it is unknown.",
         [],
         [] if seen.leader_id is None else [([], seen.leader_id)],
     )
     yield value("quorum_epoch", "Epoch of the quorum.", seen.epoch)
     yield value(
-        "quorum_high_watermark", "End of what is known to be committed.", seen.high_watermark
+        "quorum_high_watermark",
+        "End of the known committed entries.",
+        seen.high_watermark,
     )
     yield value("log_start_offset", "First offset in the log on disk.", seen.log_start_offset)
 
     yield value("log_end_offset", "End of the log.", seen.end_offset)
-    yield value("log_flushed_offset", "End of what is flushed to the disk.", seen.flushed_end)
-    yield value("log_applied_offset", "End of what is applied to the map.", applied)
+    yield value("log_flushed_offset", "End of the flushed log.", seen.flushed_end)
+    yield value("log_applied_offset", "End of the applied entries.", applied)
     yield value("quorum_voters", "Voters.", len(seen.voters))
     yield value("quorum_observers", "Observers, as the leader sees them.", len(seen.observers))
     yield value(
-        "quorum_repairing", "1 while lost entries are copied from the others.", seen.is_repairing
+        "quorum_repairing",
+        "1 while lost entries are copied from the others.",
+        seen.is_repairing,
     )
-    yield value("disk_full", "1 while writes fail for want of disk space.", seen.is_disk_full)
+    yield value("disk_full", "1 while writes fail because the disk is full.", seen.is_disk_full)
     yield from _of_replicas(seen)
 
 
 def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
-    """Yield what the leader alone knows of the log and of the others."""
+    """Yield metrics of the log and the replicas that only the leader has."""
     leads = seen.role == "leader"
     replicas = [(str(replica.key.node_id), replica) for replica in (*seen.voters, *seen.observers)]
     yield gauge(
         "quorum_uncommitted_offsets",
-        "Entries that are appended and not known to be committed; given by the leader alone.",
+        "Entries that are appended and not known to be committed. Only at the leader.",
         [],
         [([], seen.end_offset - seen.high_watermark)] if leads else [],
     )
 
     yield gauge(
         "quorum_replica_lag_offsets",
-        "Entries that a replica is behind the leader; given by the leader alone.",
+        "Entries of the leader that a replica does not have yet. Only at the leader.",
         ["peer"],
         [
             ([peer], seen.end_offset - replica.end_offset)
@@ -166,7 +170,7 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
     )
     yield gauge(
         "quorum_replica_last_caught_up_age_seconds",
-        "Time since a replica had all of the log; given by the leader alone.",
+        "Time since a replica had the whole log. Only at the leader.",
         ["peer"],
         [
             ([peer], replica.last_caught_up_age_ms / 1000)
@@ -176,7 +180,7 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
     )
     yield gauge(
         "quorum_replica_last_fetch_age_seconds",
-        "Time since a replica fetched; given by the leader alone.",
+        "Time since the last fetch of a replica. Only at the leader.",
         ["peer"],
         [
             ([peer], replica.last_fetch_age_ms / 1000)
@@ -208,19 +212,19 @@ def _of_metadata(size: MetadataSize) -> Iterator[Metric]:
 def _of_calls(sources: Sources) -> Iterator[Metric]:
     yield counter(
         "requests_refused",
-        "Calls that ended with an error, by the reason given.",
+        "Calls that ended with an error, by reason.",
         ["reason"],
         [([reason], count) for reason, count in sources.refused_calls.items()],
     )
     yield counter(
         "commits",
-        "Commits of uploads that were answered here, by verdict.",
+        "Commits of uploads that this controller answered, by verdict.",
         ["verdict"],
         [(["accepted"], sources.commits.accepted), (["refused"], sources.commits.refused)],
     )
     yield histogram(
         "commit_latency_seconds",
-        "Time from the decision on a commit of an upload until it was committed, by verdict.",
+        "Time from the decision on a commit of an upload until it is committed, by verdict.",
         ["verdict"],
         [
             (["accepted"], sources.commits.accepted_times),
@@ -238,8 +242,8 @@ def _of_connections(sources: Sources) -> Iterator[Metric]:
     )
     yield counter(
         "connections_refused",
-        "Connections refused, or ended because the other side broke the protocol; of the planes of "
-        "peers and http.",
+        "Connections of the planes peers and http that were rejected, or closed for breaking the "
+        "protocol.",
         ["plane", "cause"],
         [
             ([plane, cause], sources.refused_connections[plane].get(cause, 0))
@@ -249,7 +253,7 @@ def _of_connections(sources: Sources) -> Iterator[Metric]:
     )
     yield counter(
         "tls_handshakes_begun",
-        "TLS handshakes begun on the plane of clients, however they end.",
+        "TLS handshakes that clients started, including failed ones.",
         [],
         [([], sources.handshakes())],
     )
@@ -264,7 +268,7 @@ def _of_certificates(certificates: Sequence[CertificateState]) -> Iterator[Metri
     )
     yield counter(
         "tls_reloads",
-        "Replaced certificate files, by whether they came into use.",
+        "Changes of certificate files, by whether they were loaded.",
         ["plane", "result"],
         [
             ([certificate.plane, result], count)
@@ -280,7 +284,7 @@ def _of_certificates(certificates: Sequence[CertificateState]) -> Iterator[Metri
 def _of_memory(sources: Sources) -> Iterator[Metric]:
     yield value(
         "request_memory_bytes",
-        "Size of requests that have arrived and are not answered.",
+        "Size of requests in flight.",
         sources.request_bytes(),
     )
     yield value(
@@ -290,13 +294,13 @@ def _of_memory(sources: Sources) -> Iterator[Metric]:
     )
     yield value(
         "memory_limit_bytes",
-        "Resident memory at which calls are refused; those that take much of it, before.",
+        "Resident memory at which calls are rejected, expensive ones earlier.",
         sources.memory_limit,
     )
 
 
 def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
-    """Yield what concerns the audit log; without one the series have no values."""
+    """Yield metrics of the audit log, without values if there is none."""
     known = [] if writer is None else [writer]
     yield gauge(
         "audit_failing",
@@ -307,24 +311,24 @@ def _of_audit(writer: AuditWriter | None) -> Iterator[Metric]:
 
     yield counter(
         "audit_lines",
-        "Lines written to the audit log since it was begun.",
+        "Lines written to the audit log since its creation.",
         [],
         [([], writer.head.seq) for writer in known],
     )
     yield counter(
         "audit_dropped",
-        "Lines that found no room in the queue and are lost.",
+        "Lines that were lost because the queue was full.",
         [],
         [([], writer.lost) for writer in known],
     )
 
 
 def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
-    """Yield what concerns the backup; without a status the series have no values."""
+    """Yield metrics of the backup, without values if its status is unknown."""
     known = [] if status is None else [status]
     yield gauge(
         "backup_end_offset",
-        "End of the log in the backup; of the backup the leader alone gives values.",
+        "End of the log in the backup. Only at the leader, as all metrics of the backup.",
         [],
         [([], status.end_offset) for status in known],
     )
@@ -337,13 +341,13 @@ def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
     )
     yield gauge(
         "backup_lag_seconds",
-        "Time since everything committed was in the backup; 0 while it is.",
+        "Time since the backup had all committed entries, 0 while it has them.",
         [],
         [([], status.behind_ms / 1000) for status in known],
     )
     yield gauge(
         "backup_failing",
-        "1 while nothing can be copied to the backup.",
+        "1 while copies to the backup fail.",
         [],
         [([], bool(status.problem)) for status in known],
     )
@@ -352,35 +356,35 @@ def _of_backup(status: BackupStatus | None) -> Iterator[Metric]:
 def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
     yield value(
         "deletions_unbacked",
-        "Objects whose bytes wait until the backup knows that they are destroyed.",
+        "Objects that are not deleted yet because the backup does not have their destruction.",
         status.unbacked,
     )
     yield value(
         "deletions_unbacked_age_seconds",
-        "Time since which the first of streammeta_deletions_unbacked waits; 0 if none does.",
+        "Waiting time of the oldest of streammeta_deletions_unbacked, 0 without one.",
         status.unbacked_ms / 1000,
     )
 
 
-def _of_reconcile(told: ReportedRuns) -> Iterator[Metric]:
-    """Yield what runs of reconciliation told; without any the series have no values."""
-    runs = told.runs
+def _of_reconcile(reported: ReportedRuns) -> Iterator[Metric]:
+    """Yield metrics that reconciliation runs reported, without values before the first run."""
+    runs = reported.runs
     yield gauge(
         "reconcile_last_success_timestamp_seconds",
-        "End of the last run of reconciliation that left nothing to find out or to settle.",
+        "End of the last reconciliation run that left no finding unsettled.",
         [],
         [([], runs.last_success_ms / 1000)] if runs.last_success_ms else [],
     )
 
     yield gauge(
         "reconcile_orphan_bytes",
-        "Size of the orphans that the last plan or round found.",
+        "Size of the orphans found by the last plan or round.",
         [],
         [] if runs.orphan_bytes is None else [([], runs.orphan_bytes)],
     )
     yield gauge(
         "reconcile_missing_objects",
-        "Objects that the last plan or round found missing or damaged, confirmed.",
+        "Objects that the last plan or round confirmed as missing or damaged.",
         [],
         [] if runs.missing is None else [([], runs.missing)],
     )

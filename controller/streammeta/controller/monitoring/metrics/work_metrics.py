@@ -1,6 +1,7 @@
 """Metrics of a controller's work: calls, log, checkpoints, bucket, sessions and lifecycle.
 
-Read at each scrape, like the others in `metrics`; those of the lifecycle are of the leader.
+They are computed at each scrape, as those in `metrics`. Only the leader has metrics of the
+lifecycle.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ OPERATIONS = ("put", "get_range", "head", "list_objects", "copy", "delete_many")
 
 @dataclass(slots=True)
 class Leaderships:
-    """Terms of this process in which it served."""
+    """Number of terms in which this process led and served."""
 
     begun: int = 0
     ended: int = 0
 
     def changed(self, leads: bool) -> None:
-        """Note that a term began, or ended."""
+        """Record that a term began or ended."""
         if leads:
             self.begun += 1
         else:
@@ -48,18 +49,18 @@ class Leaderships:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkSources:
-    """Where a scrape reads; every call is cheap, and of the event loop."""
+    """Inputs of a scrape. Every call is cheap and runs on the event loop."""
 
     requests: RequestTally
     admission: Admission
     leaderships: Leaderships = field(default_factory=Leaderships)
     peer_failures: Mapping[NodeId, int]
-    """Requests without an answer, by the peer they were for."""
+    """Requests without an answer, by peer."""
     flushes: Times
     appended_bytes: Callable[[], int]
     log_bytes: Callable[[], int]
     free_bytes: Callable[[], int]
-    """Room on the disk of the data directory."""
+    """Free bytes on the disk of the data directory."""
     checkpoints: CheckpointTally
     now_ms: Callable[[], int]
     """Monotonic milliseconds, as in `checkpoints`."""
@@ -73,7 +74,7 @@ class WorkSources:
 
 
 def of_work(sources: WorkSources, deletion: DeletionStatus) -> Iterator[Metric]:
-    """Yield the metrics with their values of now."""
+    """Yield the metrics with their current values."""
     yield from _of_requests(sources)
     yield from _of_admission(sources)
     yield from _of_quorum(sources)
@@ -89,7 +90,7 @@ def _of_requests(sources: WorkSources) -> Iterator[Metric]:
     methods = sources.requests.methods
     yield counter(
         "requests",
-        "Calls that have ended, by result; abandoned ones were given up by their caller.",
+        "Calls that have ended, by result. The caller has cancelled abandoned calls.",
         ["method", "result"],
         [
             ([method, result], tally.ended[result])
@@ -100,15 +101,15 @@ def _of_requests(sources: WorkSources) -> Iterator[Metric]:
 
     yield histogram(
         "request_duration_seconds",
-        "Time from a call's arrival to its end; not of those that last, as watches do.",
+        "Time from a call's arrival to its end, except for long calls such as watches.",
         ["method"],
         [([method], tally.times) for method, tally in methods.items() if tally.times is not None],
         COARSE,
     )
     yield gauge(
         "requests_under_way",
-        "Calls that have come and not ended; of MetadataService.Watch and "
-        "ObjectService.CommitPipeline these are the watches and pipelines there are.",
+        "Calls in flight. For MetadataService.Watch and ObjectService.CommitPipeline this is the "
+        "number of open watches and pipelines.",
         ["method"],
         [([method], tally.under_way) for method, tally in methods.items()],
     )
@@ -120,19 +121,19 @@ def _of_admission(sources: WorkSources) -> Iterator[Metric]:
 
     yield gauge(
         "admission_running",
-        "Calls that were admitted and have not ended, by class.",
+        "Admitted calls in flight, by class.",
         ["class"],
         [([name], admission.running(kind)) for kind, name in kinds],
     )
     yield gauge(
         "admission_waiting",
-        "Calls that wait to be admitted.",
+        "Calls that wait for admission, by class.",
         ["class"],
         [([name], admission.waiting(kind)) for kind, name in kinds],
     )
     yield counter(
         "admission_refused",
-        "Calls refused because too many of their class waited.",
+        "Calls rejected because too many of their class were waiting.",
         ["class"],
         [([name], admission.refused(kind)) for kind, name in kinds],
     )
@@ -141,13 +142,13 @@ def _of_admission(sources: WorkSources) -> Iterator[Metric]:
 def _of_quorum(sources: WorkSources) -> Iterator[Metric]:
     yield counter(
         "quorum_leaderships_begun",
-        "Times that this controller began to take writes.",
+        "Number of times that this controller started to accept writes as leader.",
         [],
         [([], sources.leaderships.begun)],
     )
     yield counter(
         "quorum_leaderships_ended",
-        "Times that this controller ceased to take writes.",
+        "Number of times that this controller stopped accepting writes as leader.",
         [],
         [([], sources.leaderships.ended)],
     )
@@ -168,14 +169,14 @@ def _of_log(sources: WorkSources) -> Iterator[Metric]:
     )
     yield histogram(
         "log_flush_duration_seconds",
-        "Time to make what was appended durable.",
+        "Time of one flush of the log.",
         [],
         [([], sources.flushes)],
     )
 
     yield value("log_bytes", "Size of the log on disk.", sources.log_bytes())
     yield value(
-        "data_dir_free_bytes", "Room on the disk of the data directory.", sources.free_bytes()
+        "data_dir_free_bytes", "Free space on the disk of the data directory.", sources.free_bytes()
     )
 
 
@@ -184,26 +185,26 @@ def _of_checkpoints(sources: WorkSources) -> Iterator[Metric]:
     newest = [] if tally.newest_bytes is None else [tally.newest_bytes]
     yield histogram(
         "checkpoint_duration_seconds",
-        "Time to write a checkpoint of the map, which rests more than it works.",
+        "Time to write a checkpoint of the metadata, mostly pauses that leave the CPU to calls.",
         [],
         [([], tally.times)],
     )
 
     yield counter(
         "checkpoints_put_off",
-        "Checkpoints that found no room on the disk.",
+        "Checkpoints postponed because the disk was full.",
         [],
         [([], tally.put_off)],
     )
     yield gauge(
         "checkpoint_bytes",
-        "Size of the newest checkpoint that was written or loaded; no value before the first.",
+        "Size of the newest checkpoint, written or loaded, without a value before the first.",
         [],
         [([], size) for size in newest],
     )
     yield gauge(
         "checkpoint_age_seconds",
-        "Time since it was written or loaded; grows while nothing is committed, too.",
+        "Time since the newest checkpoint was written or loaded. It also grows without commits.",
         [],
         [([], (sources.now_ms() - tally.newest_ms) / 1000) for _ in newest],
     )
@@ -213,7 +214,7 @@ def _of_limits(sources: WorkSources) -> Iterator[Metric]:
     used = sources.metadata_used()
     yield gauge(
         "map_used",
-        "What the map holds of what is limited, in numbers or bytes.",
+        "Used part of each limit of the metadata, as a count or in bytes.",
         ["quota"],
         [([quota], used[quota]) for quota in sources.metadata_limits],
     )
@@ -234,20 +235,22 @@ def _of_bucket(bucket: StoreMetrics) -> Iterator[Metric]:
             name, text, ["operation"], [([name], part(operation)) for name, operation in operations]
         )
 
-    yield counted("bucket_calls", "Calls of the bucket of objects.", lambda one: one.calls)
+    yield counted("bucket_calls", "Calls to the bucket of objects.", lambda calls: calls.calls)
     yield counted(
-        "bucket_calls_failed", "Calls that failed after all retries.", lambda one: one.failures
+        "bucket_calls_failed", "Calls that failed after all retries.", lambda calls: calls.failures
     )
     yield counted(
-        "bucket_retries", "Requests repeated within these calls.", lambda one: one.retries
+        "bucket_retries", "Requests retried within these calls.", lambda calls: calls.retries
     )
     yield counted(
         "bucket_throttled",
-        "Answers of the bucket that asked for fewer requests.",
-        lambda one: one.throttled,
+        "Answers in which the bucket asked for fewer requests.",
+        lambda calls: calls.throttled,
     )
     yield counted(
-        "bucket_seconds", "Time of these calls, retries and waiting included.", lambda o: o.seconds
+        "bucket_seconds",
+        "Time of these calls with retries and waits.",
+        lambda calls: calls.seconds,
     )
 
 
@@ -255,50 +258,54 @@ def _of_nodes(sources: WorkSources) -> Iterator[Metric]:
     sessions = sources.sessions()
     yield gauge(
         "node_sessions",
-        "Brokers that send heartbeats, by state of their session; of the leader.",
+        "Brokers that send heartbeats, by state of their session. Only at the leader.",
         ["state"],
         [([state.name.lower()], sessions.get(state, 0)) for state in NodeState],
     )
 
     yield counter(
         "node_sessions_expired",
-        "Brokers fenced because they were silent, while this controller led.",
+        "Brokers that this controller fenced as leader because their heartbeats stopped.",
         [],
         [([], sources.fenced())],
     )
     yield value(
         "recoveries_assigned",
-        "Brokers whose data another one is to recover; of the leader.",
+        "Brokers whose data is assigned to another broker for recovery. Only at the leader.",
         sources.recoveries(),
     )
     yield value(
         "compactions_assigned",
-        "Brokers whose set objects another one is to compact; of the leader.",
+        "Brokers whose stream set objects another broker is to compact. Only at the leader.",
         sources.compactions(),
     )
 
 
 def _of_deletion(status: DeletionStatus) -> Iterator[Metric]:
-    yield value("deletions_in_flight", "Objects in requests to delete them.", status.in_flight)
+    yield value("deletions_in_flight", "Objects in deletion requests in flight.", status.in_flight)
     yield value(
-        "deletions_refused", "Objects whose deletion failed and is tried again.", status.refused
+        "deletions_refused", "Objects whose deletion failed and is retried.", status.refused
     )
-    yield value("deletions_stuck", "Those of them that failed again and again.", status.stuck)
+    yield value(
+        "deletions_stuck",
+        "Objects whose deletion failed repeatedly.",
+        status.stuck,
+    )
 
     yield value(
         "deletions_ahead",
-        "Objects never committed that stay: their offsets lie beyond the streams of the map.",
+        "Uncommitted objects kept because their offsets are after the end of their streams.",
         status.ahead,
     )
     yield value(
         "deletions_unproven",
-        "Objects never committed that stay for a day: their bytes prove nothing.",
+        "Uncommitted objects kept for a day because their origin can't be verified.",
         status.unproven,
     )
-    yield value("deletion_rate_limit", "Objects a second that may be deleted.", status.rate)
+    yield value("deletion_rate_limit", "Maximum deletions per second.", status.rate)
     yield counter(
         "deletions",
-        "Objects that requests were to delete from the bucket, by result.",
+        "Objects in finished deletion requests, by result.",
         ["result"],
         [(["deleted"], status.deleted), (["failed"], status.failed)],
     )

@@ -49,7 +49,7 @@ READ_TIMEOUT_MS = 2_000
 """Time limit of a read of the map, in milliseconds."""
 
 OF_THE_LEADER = (
-    "Commits and their times are of this controller while it led; those of other times are on the"
+    "Commits and their times cover the terms in which this controller led. For other terms see the"
     " pages of the controllers that led then."
 )
 """Note of the page that shows them."""
@@ -207,7 +207,7 @@ class StatusPages:
             cards_=(("Streams", grouped(document["map"]["streams"]), ""),),
             tables=(
                 ("Most ranges in objects", (*_STREAM_HEADS, "ranges"), rows(top)),
-                ("Most bytes in objects of their own", (*_STREAM_HEADS, "bytes"), rows(sizes)),
+                ("Most bytes in stream objects", (*_STREAM_HEADS, "bytes"), rows(sizes)),
                 (
                     "Streams by id",
                     _STREAM_HEADS,
@@ -404,7 +404,7 @@ async def _quorum(s: Fields, _: int) -> Content:
             ("Committed below", grouped(quorum["high_watermark"]), "offset of the log"),
         ),
         charts_=(
-            ("Lag of the voter furthest behind", "entries, at the leader", "voter_lag"),
+            ("Lag of the slowest voter", "entries, at the leader", "voter_lag"),
             ("Entries committed", "per second", "entries_committed"),
         ),
         tables=(
@@ -443,7 +443,7 @@ async def _deletions(s: Fields, _: int) -> Content:
                 [(ahead_key["key"], ahead_key["reason"]) for ahead_key in owed["ahead_keys"]],
             ),
         ),
-        notes=("The leader deletes; elsewhere only what is owed is known.",),
+        notes=("Only the leader deletes objects. Others know only the pending deletions.",),
     )
 
 
@@ -494,9 +494,9 @@ async def _reconcile(s: Fields, _: int) -> Content:
         *("missing", "result", "problem"),
     )
     success, missing, size = told["last_success_ms"], told["missing"], told["orphan_bytes"]
-    notes = ["Runs tell of themselves, if their caller may write keys as an admin does."]
+    notes = ["Runs are reported only if their caller may write keys with the role admin."]
     if told["problem"]:
-        notes.insert(0, f"What runs told can't be read: {told['problem']}.")
+        notes.insert(0, f"The reports of runs can't be read: {told['problem']}.")
 
     return Content(
         cards_=(

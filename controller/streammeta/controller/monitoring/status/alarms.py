@@ -87,11 +87,11 @@ def _of_data(document: Document) -> Iterator[Alarm]:
 
     lease_s = document["bucket"]["lease_s"]
     if lease_s is not None and lease_s < LEASE_LOW_S:
-        text = f"Changes are acknowledged for {lease_s:.0f} s more: the bucket is not reached."
+        text = f"Changes are acknowledged for {lease_s:.0f} s more: the bucket can't be reached."
         yield Alarm("critical", "lease", text)
 
     if stuck := document["deletions"]["stuck"]:
-        text = f"{stuck} objects can't be deleted; they are tried again, ever more rarely."
+        text = f"{stuck} objects can't be deleted and are retried at growing intervals."
         yield Alarm("warning", "deletions_stuck", text)
 
     if ahead := document["deletions"]["ahead"]:

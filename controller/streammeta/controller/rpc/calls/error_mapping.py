@@ -268,7 +268,7 @@ def parsed(
         try:
             message = parse(data)
         except DecodeError:
-            malformed = f"{len(data)} bytes that are no message of this call; send one"
+            malformed = f"{len(data)} bytes that do not parse as a message of this call"
             await abort(context, errors.InvalidRequestError("message", malformed))
         except errors.InvalidRequestError as error:
             await abort(context, error)

@@ -73,8 +73,8 @@ class MemoryBudget:
         ):
             if count and count + size > limit:
                 raise BusyError(
-                    f"{whose} in flight hold {count} bytes of {limit}, {size} more are too many; "
-                    "try again later",
+                    f"{whose} in flight use {count} of {limit} bytes, {size} more do not fit: "
+                    "retry later",
                     RETRY_AFTER_MS,
                 )
         self.take(holder, size)

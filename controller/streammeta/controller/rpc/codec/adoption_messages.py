@@ -26,7 +26,7 @@ def adoption_in(message: admin_pb2.AdoptObjectsRequest) -> AdoptObjects:
     for index, item in enumerate(message.objects):
         _require_set(item, f"objects[{index}]", "object_id")
         if not item.ranges:
-            raise InvalidRequestError(f"objects[{index}].ranges", "none; must be one or more")
+            raise InvalidRequestError(f"objects[{index}].ranges", "empty, must have one or more")
         for place, part in enumerate(item.ranges):
             _require_set(part, f"objects[{index}].ranges[{place}]", "stream_id", "stream_epoch")
 

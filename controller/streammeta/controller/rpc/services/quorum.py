@@ -57,8 +57,8 @@ class _Room:
         """Occupy one place while the block runs. Raises BusyError if there is none."""
         if self._taken >= REQUESTS_MAX:
             raise BusyError(
-                f"{self._taken} requests of operators are under way, as many as may be; "
-                "try again later"
+                f"{self._taken} requests of operators are in flight, which is the limit: "
+                "retry later"
             )
         self._taken += 1
         try:
@@ -102,7 +102,7 @@ class QuorumServicer:
                 if voter.key.directory_id is None:
                     raise InvalidRequestError(
                         "voter.key.directory_id",
-                        "empty; a new voter is named with its disk, see DescribeQuorum's observers",
+                        "empty, must be the observer's directory id as in DescribeQuorum",
                     )
                 self._features.check_voter(voter.key.node_id)
                 timeout_ms = _change_timeout_ms(request.timeout_ms, context)
@@ -150,14 +150,15 @@ class QuorumServicer:
     def _require_cluster(self, cluster_id: str) -> None:
         if cluster_id != self._cluster_id:
             raise InvalidRequestError(
-                "cluster_id", f"{cluster_id!r}; this controller is of cluster {self._cluster_id!r}"
+                "cluster_id",
+                f"{cluster_id!r}, must be {self._cluster_id!r}",
             )
 
 
 def _change_timeout_ms(asked: int, context: Context) -> int:
     """Return the time limit of a change, at most the caller's deadline, in milliseconds."""
     if not 0 <= asked <= CHANGE_TIMEOUT_MS_MAX:
-        raise InvalidRequestError("timeout_ms", f"{asked}; must be 0 to {CHANGE_TIMEOUT_MS_MAX}")
+        raise InvalidRequestError("timeout_ms", f"{asked}, must be 0 to {CHANGE_TIMEOUT_MS_MAX}")
     timeout_ms = asked or CHANGE_TIMEOUT_MS_DEFAULT
     remaining_s = context.time_remaining()
     return timeout_ms if remaining_s is None else min(timeout_ms, int(remaining_s * 1000))

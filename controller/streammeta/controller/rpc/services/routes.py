@@ -192,7 +192,7 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
     turns = controller.answer_turns
     facts = facts_of(route.method)
     work = facts.work
-    assert work is not None, f"{route.method} is not admitted, and so it has a handler of its own"
+    assert work is not None, f"{route.method} has no admission class: use a separate handler"
 
     async def handle(request: Message, context: Context) -> Message | bytes:
         caller = current_caller()

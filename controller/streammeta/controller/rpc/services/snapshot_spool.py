@@ -91,8 +91,8 @@ class SpoolFile:
             room = self._room()
             if room < max(CHECKED_EVERY_BYTES, len(data)):
                 raise NoDiskSpaceError(
-                    f"a snapshot needs room, and the disk has {max(0, room)} bytes beyond the "
-                    f"{FREE_BYTES_MIN} that are left to the log; make room on the disk"
+                    f"a snapshot needs space, but the disk has {max(0, room)} bytes besides the "
+                    f"{FREE_BYTES_MIN} that the log needs. Free space on the disk"
                 )
 
         try:

@@ -326,7 +326,9 @@ class Checkpointer:
         if point.snapshot_id.end_offset == 0:
             _answer(
                 asked,
-                SnapshotFailedError("nothing is committed yet, so there is no state to write"),
+                SnapshotFailedError(
+                    "the log has no committed entry, so there is no state to write"
+                ),
             )
             return
 

@@ -33,8 +33,8 @@ class WatcherTooSlowError(ApiError):
 
     def __init__(self, from_offset: int, reason: str = "") -> None:
         why = reason or (
-            f"changes from offset {from_offset} on are no longer kept, because this watcher read "
-            "them too slowly"
+            f"changes since offset {from_offset} are no longer available: this watcher reads too "
+            "slowly"
         )
         super().__init__(f"{why}: watch again from {from_offset}, here or at another controller")
         self.from_offset = from_offset

@@ -147,7 +147,7 @@ class _Check:
                 self._note(file.name, number, problem)
             self._before = line
             if parse(line) is None:
-                self._torn = Break(file.name, number, "it is no line of an audit log")
+                self._torn = Break(file.name, number, "it is not a line of an audit log")
         self._is_unfinished = file.is_unfinished
         if not file.lines:
             self._note(file.name, 1, "the file is empty")
@@ -199,7 +199,7 @@ class _Check:
                 else f"line {wanted} is missing before line {seq}"
             )
         elif seq < wanted:
-            yield f"line {seq} comes after line {found.last_seq}: repeated, moved or begun anew"
+            yield f"line {seq} comes after line {found.last_seq}: repeated, moved or started again"
         elif prev != line_hash(self._before):
             yield f"line {seq} does not continue line {seq - 1}: one of the two was changed"
 
