@@ -45,6 +45,7 @@ from streammeta.tls.files import CallerFiles
 _OUTCOMES = "outcomes"
 _AUDIT = "audit"
 _SIGNALS = "signals"
+# Shown on a terminal. The outcomes table has all keys.
 _EXAMPLES = 10
 
 AHEAD_ADVICE = (
@@ -140,6 +141,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     if config.quarantine and config.tag:
         raise ConfigurationError("--quarantine and --tag exclude each other. Give one of them")
 
+    # Cheap checks of the plan come first. The controllers and the bucket are asked only for a plan
+    # that may be applied.
     plan = read_plan_file(config.folder)
     check_plan(config.folder, plan, time.time_ns() // 1_000_000)
     store = config.store or plan.store
@@ -147,6 +150,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     check_store(store, plan)
 
     with LeaderClient(connect, config.patience_s, config.tls) as leader:
+        # Every task checks again before each batch. This check fails early, before any engine
+        # starts.
         _check_cluster(store, leader, plan)
 
     all_candidates = _candidates(config.folder, plan)
@@ -162,6 +167,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         next_object_id=plan.next_object_id or 0,
         # Plans of earlier versions lack it. With 0 no stream counts as deleted.
         next_stream_id=plan.next_stream_id or 0,
+        # Absolute, because executors have another working directory.
         undo_folder=str((run_folder / plan_folder.UNDO).absolute()),
         audit_folder=str((run_folder / _AUDIT).absolute()),
         signals_folder=str((run_folder / _SIGNALS).absolute()),
@@ -173,6 +179,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     )
 
     with (
+        # Before the engine: starting Spark takes seconds, and a second run should fail at once.
         _lease(order),
         open_engine(
             config.engine, config.spark, progress, config.auto_keys, config.is_ending
@@ -194,6 +201,8 @@ def _check_cluster(store_uri: str, leader: LeaderClient, plan: PlanResult) -> No
     """Check that controllers and bucket still belong to the plan."""
     check_identity(identify(leader), plan, leader.endpoints)
     with closing(open_store(store_uri)) as store:
+        # Claims are read before the leader is asked. A leader that is newer than the claims passes,
+        # a leader restored to an earlier state fails.
         claimed_below = check_bucket(store, plan.identity)
     check_standing(
         leader.check_objects([0]),
@@ -214,6 +223,7 @@ def _kind(config: ApplyConfig) -> str:
 @contextmanager
 def _lease(order: DeletionOrder) -> Iterator[None]:
     """Hold the lease of the bucket's namespace, except in a dry run."""
+    # A dry run changes nothing, so it may run next to another run.
     if not order.delete:
         yield
         return
@@ -229,6 +239,7 @@ def _candidates(folder: Path, plan: PlanResult) -> Path:
     if not path.is_dir():
         raise PlanError(f"{path} is missing from the plan. Make a new plan")
     found = count_rows(path)
+    # The guards judged this number. A table with other rows was never checked by them.
     if found != plan.candidates.keys:
         raise PlanError(
             f"{path} has {found} candidates, but plan.json says {plan.candidates.keys}. Make a new"
@@ -253,6 +264,7 @@ def _summarize(run_folder: Path, deleted: bool, candidates: int) -> ApplyResult:
         if len(examples) < _EXAMPLES:
             examples += _values(rows, "key", *done)
         if len(problems) < _EXAMPLES:
+            # A dict keeps the order and drops repeats: one cause usually fails thousands of keys.
             problems |= dict.fromkeys(_values(rows, "detail", Outcome.FAILED, Outcome.REFUSED))
         if len(ahead) < _EXAMPLES:
             keys = _values(rows, "key", Outcome.AHEAD_OF_METADATA)

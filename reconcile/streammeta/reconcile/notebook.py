@@ -110,6 +110,8 @@ def plan(
         result = make_plan(dataclasses.replace(config, inventory=inventory), progress)
         return Plan(config.folder, result, spark)
 
+    # Next to the plan, which is on a path that driver and executors share. A temporary folder is
+    # not.
     place = config.folder.with_name(f".{config.folder.name}-inventory-{secrets.token_hex(4)}")
     with _written(inventory, place) as table:
         result = make_plan(dataclasses.replace(config, inventory=str(table)), progress)
@@ -161,6 +163,7 @@ def register(spark: SparkSession | None = None) -> None:
 
     spark = _spark_session(spark)
     if has_pushdown():
+        # Spark rejects a source with pushFilters unless the option is set.
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
         spark.dataSource.register(PushingMetadataSource)
         spark.dataSource.register(PushingListingSource)
@@ -182,6 +185,7 @@ def _spark_session(given: SparkSession | None) -> SparkSession:
 
 
 def _config(kind: Callable[..., _Config], options: dict[str, Any], **own: Any) -> _Config:
+    # Parameters of this module's functions can't be set a second time as options.
     known = set(inspect.signature(kind).parameters) - {"inventory", "spark", "chosen", *own}
     for name in options:
         if name not in known:
@@ -214,10 +218,13 @@ def _choose(plan: Plan, candidates: DataFrame) -> DataFrame:
             f"candidates has the columns {', '.join(candidates.columns)}, expected one named 'key'"
         )
     keys = candidates.select("key").distinct()
+    # A key outside the plan passed no verdict and no guard.
     strangers = keys.join(plan.candidates, "key", "left_anti")
     if found := strangers.take(1):
         raise PlanError(
             f"{strangers.count()} chosen keys are not candidates of the plan, such as"
             f" {found[0]['key']!r}. Choose rows of plan.candidates"
         )
+    # Only keys come from the caller. A size or etag of the caller would weaken the check before a
+    # deletion.
     return plan.candidates.join(keys, "key", "left_semi")

@@ -70,6 +70,7 @@ from streammeta.storage.object_store.protocol.address import without_secrets
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.tls.files import CallerFiles
 
+# Bounds memory, and keeps Parquet's row groups large enough.
 _VERSIONS_A_BATCH = 5000
 
 INVENTORY_LAG_MS = 48 * 3600 * 1000
@@ -135,11 +136,14 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
     _check_config(config)
     plan_folder.refuse_existing(config.folder)
     with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
+        # Before the listing, which may take hours, so a wrong address fails at once.
         identity = identify(leader)
 
     _confirm_namespace(config, identity)
     with closing(open_store(config.store)) as store:
         claimed_below = check_bucket(store, identity)
+        # Before the export: a restore that ends later is in the exported metadata or still
+        # undecided.
         undecided = undecided_ids(store, identity)
         inventory = _inventory(config)
         # An inventory may have started before a restore.
@@ -148,14 +152,18 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
             plan_folder.new_plan_folder(config.folder) as draft,
             open_engine(config.engine, config.spark, progress, config.auto_keys) as engine,
         ):
+            # The grace period counts back from here. An object stored after this moment is young.
             started_ms = _now_ms() if inventory is None else inventory.started_ms
             listed = _list(engine, config, store, inventory, identity.namespace, draft, progress)
             uploads, unlisted = _uploads(store, draft)
             progress("copying the metadata")
+            # After the listing, so that every listed object of a commit is known. The other order
+            # would make fresh objects look like orphans.
             exported = _export(config, identity, draft / plan_folder.MAP)
             result = PlanResult(
                 cluster_id=identity.cluster_id,
                 cluster_uuid=identity.cluster_uuid,
+                # Plans are shared and attached to reports.
                 store=without_secrets(config.store),
                 place=place_of(config.store),
                 namespace=identity.namespace,
@@ -234,8 +242,10 @@ def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> Meta
         with LeaderClient(config.connect, config.patience_s, config.tls) as leader:
             exported = export_metadata(leader, folder)
     except (ControllerError, MetadataExportError) as error:
+        # A partial copy must not be compared: each missing object would look like an orphan.
         shutil.rmtree(folder, ignore_errors=True)
         return f"the metadata could not be copied: {error}"
+    # The address may name another cluster since the first call, as after a restore.
     if (exported.cluster_id, exported.cluster_uuid) != (identity.cluster_id, identity.cluster_uuid):
         raise PlanError(
             f"copy of the metadata belongs to cluster {exported.cluster_id!r}, UUID"
@@ -301,8 +311,10 @@ def _compare(
         undecided=undecided,
         settled_below=settled,
     )
+    # One pass over listing and metadata, in the chosen engine.
     found = engine.judge(draft, rules, basis.namespace)
     classes = _sort_by_verdict({**found, **_write_upload_verdicts(draft, basis)})
+    # The verdicts contain all of its columns, and the listing is the largest table.
     shutil.rmtree(draft / plan_folder.LISTING)
     evidence = Evidence(
         counts={verdict: tally.keys for verdict, tally in classes.items()},
@@ -324,6 +336,7 @@ def _compare(
         next_object_id=exported.next_object_id,
         next_stream_id=exported.next_stream_id,
         map_objects=exported.objects,
+        # Rows of verdicts without a listed key would count as repeats.
         repeated_rows=listed - sum(found[verdict].keys for verdict in found.keys() - NOT_LISTED),
         classes=classes,
         guards=guards,
@@ -367,6 +380,7 @@ def _list_versions(store: ObjectStore, draft: Path, basis: PlanResult) -> PlanRe
                 writer.write_batch(rows)
                 counts.add(rows)
     except StorageError as error:
+        # Half a table would look like a complete one.
         path.unlink()
         return _note_unknown(basis, f"noncurrent versions could not be listed: {error}")
     found = {Verdict(verdict): tally for verdict, tally in counts.tallies().items()}
@@ -413,6 +427,7 @@ def _confirm_losses(
         )
 
     confirmed = replace(basis, losses=losses)
+    # Objects without an answer are neither confirmed nor refuted, and the report has to say so.
     if losses.objects + losses.refuted < basis.suspected:
         return _note_unknown(
             confirmed,
@@ -451,6 +466,7 @@ def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     path = draft / plan_folder.REPORT_FILE
     page = report_page(result, figures, earlier_plans(folder, result))
     path.write_text(page, encoding="utf-8")
+    # Last, because a folder with this file counts as complete.
     plan_folder.write_plan_file(draft, result)
 
 

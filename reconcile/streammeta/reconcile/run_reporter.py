@@ -31,7 +31,9 @@ from streammeta.tls.files import CallerFiles, TlsError
 from streammeta.v1 import common_pb2, kv_pb2, kv_pb2_grpc
 
 _CALL_TIMEOUT_S = 5.0
+# A report must not delay the end of a command whose work is done.
 _PATIENCE_S = 5.0
+# Only concurrent runs conflict, and few run at once.
 _ATTEMPTS = 5
 _REMOVED = (Outcome.DELETED, Outcome.QUARANTINED, Outcome.TAGGED)
 
@@ -112,11 +114,13 @@ def _add(leader: LeaderClient, run: Run) -> None:
         found = _get(leader)
         try:
             known = decode(found.value) if found.found else Runs()
+        # A newer version may have written it. Overwriting would lose its runs.
         except RunsError as error:
             raise RunsError(
                 f"key {KEY!r} of the namespace {NAMESPACE!r} is unreadable and was left unchanged:"
                 f" {error}; delete it to start over"
             ) from error
+        # Read, append and put under the read version: the record is shared by all runs.
         value = encode(known.followed_by(run))
         result = _put(leader, value, found.version)
         # A retry after a lost response finds the value of the first attempt.

@@ -24,8 +24,10 @@ from streammeta.reconcile.vocabulary.tables import CANDIDATE_COLUMNS, Tally, rea
 from streammeta.storage.errors import ObjectNotFoundError, StorageError
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
 
+# The store copies the bytes, so threads only wait for it.
 _COPIES_AT_ONCE = 8
 _BATCH = 500
+# Two pieces of this size per thread are in memory.
 _COMPARED_AT_ONCE = 8 * 1024 * 1024
 _PROBLEMS = 10
 
@@ -99,6 +101,8 @@ def undo(
                 if is_ending():
                     left = len(candidates) - counts.total()
                     break
+                # Per batch: after a lost lease another run may delete the objects that undo
+                # restores.
                 check_held(store, namespace, run)
                 for restored in _restore_batch(store, namespace, batch):
                     counts[restored.outcome] += 1
@@ -139,6 +143,7 @@ def _restore_batch(
     with ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
         settled = list(pool.map(settle, batch))
 
+    # Copies are deleted only after all objects of the batch are back.
     restored = [item.key for item in settled if item.outcome is Restored.RESTORED]
     failed = store.delete_many([quarantined_key(key, namespace) for key in restored]).failed
     return [
@@ -151,10 +156,12 @@ def _restore_batch(
 
 def _restore_object(store: ObjectStore, key: str, copy: ObjectInfo) -> _Settled:
     try:
+        # Ids are never reused, so another object under the key came from outside the cluster.
         there = store.head(key)
     except ObjectNotFoundError:
         store.copy(copy.key, key, copy)
         return _Settled(key, copy.size, Restored.RESTORED)
+    # An earlier undo was killed after the copy and before the deletion.
     if there.size == copy.size and _are_equal(store, key, copy):
         return _Settled(key, copy.size, Restored.RESTORED)
     return _Settled(

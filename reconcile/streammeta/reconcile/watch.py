@@ -143,10 +143,12 @@ def watch(
         for number in itertools.count(1):
             last = _run_round(config, ending, last_success_ms, progress)
             last_success_ms = last.last_success_ms
+            # Before the callback: monitoring reads this file, and the callback may fail.
             text = json_files.encode(_status_of(last))
             replace_file(PosixFileSystem(mode=READABLE_MODE), folder / STATUS_FILE, [text])
             on_round(last)
             _clean_up(folder, config.kept)
+            # The pause is also the wait for the signal, so a stop is immediate between rounds.
             if number == config.rounds or ending.wait(config.interval_s):
                 break
 
@@ -174,6 +176,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Lock the folder against other processes. The kernel releases the lock with the process."""
     with (folder / LOCK_FILE).open("ab") as file:
         try:
+            # The file is never deleted: with a new inode two processes could each hold a lock.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigurationError(
@@ -191,6 +194,7 @@ def _run_round(
 ) -> Round:
     def report_progress(line: str) -> None:
         if ending.is_set():
+            # Planning has no other place to stop: each stage reports progress at its start.
             raise _EndedError
         progress(line)
 
@@ -215,6 +219,7 @@ def _run_round(
             if not done.complete:
                 problem = "; ".join(done.problems) or "some candidates were not settled"
                 found = replace(found, outcome=RoundOutcome.INCOMPLETE, problem=problem)
+            # Candidates may also be left without a signal, after a failed task.
             if done.left and ending.is_set():
                 found = replace(found, outcome=RoundOutcome.ENDED, problem="ended by a signal")
             problem = "; ".join(filter(None, (found.problem, done.warning)))
@@ -236,6 +241,7 @@ def _run_round(
 def judge_plan(made: PlanResult) -> tuple[RoundOutcome, str]:
     """Return the outcome of a plan, and its problem or an empty string."""
     outcome, problem = RoundOutcome.SETTLED, ""
+    # In ascending order of importance. The last match wins.
     if made.unknown:
         outcome, problem = RoundOutcome.INCOMPLETE, "; ".join(made.unknown)
     if made.lost:

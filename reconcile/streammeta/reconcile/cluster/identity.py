@@ -48,6 +48,7 @@ def open_store(uri: str) -> ObjectStore:
     try:
         store.check()
     except StorageError:
+        # The caller gets no store to close after an error.
         store.close()
         raise
     return store
@@ -75,6 +76,7 @@ def place_of(uri: str) -> str:
 def _normal(endpoint: str) -> str:
     """Return the endpoint without case, default port and user."""
     parts = urlsplit(endpoint)
+    # `http://h` and `http://h:80` are one endpoint.
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
     return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
 
@@ -86,6 +88,7 @@ def _invalid_store(uri: str, error: ValueError) -> ConfigurationError:
     )
 
 
+# A new leader checks its bucket within a second or so of its election.
 _PAUSE_S = 0.5
 
 
@@ -131,6 +134,7 @@ class _NotYetError(ControllerError):
 
 
 def _compare_answers(described: dict[str, admin_pb2.DescribeClusterResponse]) -> ClusterIdentity:
+    # `describe` returns the leader's answer first.
     leader, leading = next(iter(described.items()))
     if not leading.object_namespace:
         raise ControllerError(
@@ -232,6 +236,8 @@ def check_standing(
             f"controllers belong to {_describe(*found, '')}, but the plan to"
             f" {identity.describe()}. Apply it with --connect of its cluster"
         )
+    # Ids only grow. A leader that knows fewer ids than bucket or plan was restored to an earlier
+    # state, and its unknown objects may be live.
     if standing.issued_below < claimed_below or standing.next_object_id < next_object_id:
         raise ControllerError(
             f"metadata was restored to an earlier state: it issues object ids below"

@@ -28,8 +28,11 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 LEASE_MS = 60_000
 """Time without a renewal after which another run may take the lease, in milliseconds."""
 
+# Two renewals may fail before the lease can expire.
 _RENEWALS = 3
+# Each failed read means that a term was replaced within milliseconds.
 _READS = 5
+# Frequent enough to see a release early, at the cost of one listing in 5 s.
 _LOOKS = 12
 _RELEASED = 0
 
@@ -86,6 +89,7 @@ def held_lease(store: ObjectStore, namespace: str, run: str) -> Iterator[None]:
         StorageError: the bucket rejects a term.
     """
     lease = Lease(store, namespace, run)
+    # Before the thread: an error of the first term belongs to the caller.
     lease.take()
     is_over = threading.Event()
     renewing = threading.Thread(target=_renew, args=(lease, is_over), daemon=True)
@@ -94,6 +98,7 @@ def held_lease(store: ObjectStore, namespace: str, run: str) -> Iterator[None]:
         yield
     finally:
         is_over.set()
+        # A renewal after the release would take the lease again for nobody.
         renewing.join()
         lease.release()
 
@@ -181,6 +186,8 @@ class Lease:
             )
         check_held(self._store, self._namespace, self._run)
         self._number = number
+        # The highest term stays, so numbers never restart and an old process can't win with a
+        # reused number.
         older = [key for key in _term_keys(self._store, self._namespace) if _number(key) < number]
         self._store.delete_many(older)
 
@@ -225,6 +232,7 @@ def _term_key(namespace: str, number: int) -> str:
 
 
 def _number(key: str) -> int:
+    # Keys end with 20 digits and .json, see `is_lease_key`.
     return int(key[-25:-5])
 
 
@@ -232,6 +240,8 @@ def _has_ended(term: Term) -> bool:
     if term.machine != socket.gethostname():
         return False
     try:
+        # Signal 0 only tests for existence. A reused process id keeps the lease until it expires,
+        # which is safe.
         os.kill(term.process, 0)
     except ProcessLookupError:
         return True

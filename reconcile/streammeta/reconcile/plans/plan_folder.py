@@ -170,6 +170,7 @@ def new_plan_folder(folder: Path) -> Iterator[Path]:
         PlanError: `folder` exists already, or its parent is not writable.
     """
     refuse_existing(folder)
+    # Next to the folder, because a rename works only within a file system.
     draft = folder.absolute().with_name(f".{folder.name}.draft-{secrets.token_hex(4)}")
     try:
         draft.mkdir(parents=True)
@@ -180,6 +181,7 @@ def new_plan_folder(folder: Path) -> Iterator[Path]:
     try:
         yield draft
         refuse_existing(folder)
+        # Checked again, because hours may have passed and a rename replaces an empty folder.
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -229,6 +231,7 @@ def read_plan_file(folder: Path) -> PlanResult:
 def _plan_from(document: dict[str, Any]) -> PlanResult:
     fields = {name: value for name, value in document.items() if name != "version"}
     for name in _TIMES:
+        # `bool` is a subclass of `int`, and these times decide what may be deleted.
         if type(fields[name]) is not int:
             raise TypeError(f"{name!r} is {fields[name]!r}, expected Unix milliseconds")
     fields["connect"] = tuple(fields["connect"])
@@ -246,9 +249,12 @@ def _losses_from(found: dict[str, Any] | None) -> LossCounts | None:
     return LossCounts(**found | {"first": ranges})
 
 
+# Writers upload an object before they commit it, and an upload may be retried for minutes.
 GRACE_FLOOR_MS = 15 * 60 * 1000
 """Shortest grace period without --unsafe-grace, in milliseconds."""
 
+# Apply checks each key again, so age is not unsafe. But an old plan's counts and guards say little
+# about the bucket of today.
 PLAN_LIFE_MS = 24 * 3600 * 1000
 """Age of a plan's listing above which apply rejects the plan, in milliseconds."""
 
@@ -283,6 +289,7 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
 
     # An inventory is old by nature. Such a plan's age is the age of its copy of the metadata.
     listed_ms = plan.created_at_ms if plan.inventory else plan.listing_started_ms
+    # Both times come from this file. The stricter one counts.
     earliest = min(plan.created_at_ms, listed_ms)
     latest = max(plan.created_at_ms, plan.listing_started_ms)
     if now_ms - earliest > PLAN_LIFE_MS:
@@ -290,6 +297,7 @@ def check_plan(folder: Path, plan: PlanResult, now_ms: int) -> None:
             f"plan {folder} is {(now_ms - earliest) // 3_600_000} h old, expected at most"
             f" {PLAN_LIFE_MS // 3_600_000} h. Make a new plan"
         )
+    # With a clock that is behind, the grace period would seem longer than it was.
     if latest - now_ms > CLOCK_SKEW_MS:
         raise PlanError(
             f"plan {folder} is dated {(latest - now_ms) // 1000} s in the future. Correct this"

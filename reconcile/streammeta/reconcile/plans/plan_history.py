@@ -13,6 +13,7 @@ from streammeta.reconcile.plans.plan_folder import PLAN_FILE, PlanResult, read_p
 from streammeta.reconcile.vocabulary.errors import PlanError
 
 PLANS_SHOWN = 30
+# A folder of `watch` may contain years of rounds.
 _FOLDERS_READ = 300
 
 
@@ -24,8 +25,10 @@ def earlier_plans(folder: Path, plan: PlanResult) -> tuple[PlanResult, ...]:
     files = [(_written_at(path), path) for path in folder.absolute().parent.glob(f"*/{PLAN_FILE}")]
     found: list[PlanResult] = []
     for _, path in sorted(files, reverse=True)[:_FOLDERS_READ]:
+        # A draft, a damaged plan or one of another version only shortens the history.
         with suppress(PlanError):
             found.append(read_plan_file(path.parent))
+    # A parent folder may contain plans of several clusters.
     same = [
         earlier
         for earlier in found

@@ -53,6 +53,7 @@ class OtherAttempts:
         sees the record, if an attempt of the task deleted the key.
         """
         for file in self._folder.glob("*.jsonl"):
+            # Record files are renamed into place when complete, so each is read once.
             if file.name not in self._read and self._attempt.is_other(file):
                 self._read.add(file.name)
                 lines = file.read_text().splitlines()

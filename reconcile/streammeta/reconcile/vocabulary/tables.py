@@ -41,7 +41,9 @@ OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail
 ROWS_A_GROUP = 20_000
 """Rows of a row group of a listing, and of a batch."""
 
+# Arrow reads ahead by this much for each column.
 _READ_BYTES = 1 << 18
+# Small groups are read together. Each open group needs a buffer per column.
 _ROWS_TO_READ, _GROUPS_TO_READ = 40_000, 16
 
 _FEW_VALUES = ("verdict", "note", "owner", "map_state", "map_kind", "map_node", "reading")
@@ -91,6 +93,7 @@ def files_of(folder: Path) -> list[Path]:
 
 def count_rows(folder: Path) -> int:
     """Return the number of rows of a table from the files' metadata."""
+    # Reads the footers only, not the rows.
     return sum(pq.read_metadata(path).num_rows for path in files_of(folder))
 
 
@@ -109,6 +112,8 @@ def read_file(path: Path, columns: str) -> Iterator[pa.RecordBatch]:
             pieces = file.iter_batches(ROWS_A_GROUP, groups, schema.names, use_threads=False)
             for batch in pieces:
                 rows = batch.select(schema.names)
+                # Files of Spark or of earlier versions may have other types for the same values,
+                # such as large strings.
                 yield rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
@@ -125,6 +130,7 @@ def gather_batches(pieces: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.R
     for piece in pieces:
         waiting.append(piece)
         count += piece.num_rows
+        # Joins and sorts cost per batch, so small row groups are merged first.
         if count >= rows:
             yield pa.concat_batches(waiting)
             waiting, count = [], 0

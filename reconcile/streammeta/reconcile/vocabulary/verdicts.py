@@ -161,6 +161,7 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
 def verdict_numbers(rows: JoinedColumns, rules: Rules) -> npt.NDArray[np.int8]:
     """Return the number of the verdict per row, its index in `NUMBERED`."""
     numbers = np.full(len(rows.size), _NUMBER_OF[OTHERWISE], dtype=np.int8)
+    # Reversed, so that the first rule of the ladder is written last and wins.
     for condition, verdict in reversed(ladder(rows, rules)):
         if condition.any():  # most rules match no row of most batches
             np.copyto(numbers, np.int8(_NUMBER_OF[verdict]), where=condition)
@@ -185,6 +186,7 @@ def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
     issued = (rows.object_id >= 0) & (rows.object_id < rules.next_object_id)
     # Spark's remainder has the sign of the dividend, so compare only with 0.
     is_composite = (rows.map_attributes - int(ObjectKind.COMPOSITE)) % _KINDS == 0
+    # The metadata records the data of a composite object, not the size of its links.
     wrong_size = (rows.size != rows.map_size) & ~is_composite
     undecided = [
         ((rows.object_id >= start) & (rows.object_id < end), Verdict.UNDECIDED)
@@ -195,6 +197,7 @@ def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
     )
 
     return [
+        # First the rows without a key: all other rules are about a listed key.
         (~listed & wanted & was_stored, Verdict.MISSING),
         (~listed & wanted, Verdict.UNLISTED),
         (~listed, ""),
@@ -204,6 +207,7 @@ def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
         (rows.owner == Owner.QUARANTINED, Verdict.QUARANTINED),
         (rows.owner == Owner.OLD_VERSION, Verdict.OLD_VERSION),
         (rows.owner == Owner.DELETE_MARKER, Verdict.DELETE_MARKER),
+        # Below here every key is one of this cluster's objects.
         (~own, Verdict.FOREIGN),
         (wanted & wrong_size, Verdict.SIZE_MISMATCH),
         (wanted & (rows.reading == Reading.CHECKSUM_DIFFERS), Verdict.CHECKSUM_MISMATCH),
@@ -213,12 +217,15 @@ def ladder(rows: JoinedColumns, rules: Rules) -> list[tuple[Column, str]]:
         (rows.map_state == common_pb2.OBJECT_STATE_PREPARED, Verdict.IN_FLIGHT),
         (rows.map_state == common_pb2.OBJECT_STATE_MARK_DESTROYED, Verdict.DELETING),
         (known, Verdict.UNKNOWN_STATE),
+        # Before the rules that end in ORPHAN: a restore may still adopt these objects.
         *undecided,
+        # A key with a future id is never deleted. It fails a guard.
         (~issued, Verdict.NOT_ISSUED),
         (rows.modified_ms >= rules.young_from_ms, Verdict.TOO_YOUNG),
     ]
 
 
+# Single losses are findings. More than this looks like the wrong bucket or metadata.
 MISSING_SHARE = 0.01
 """Largest fraction of the objects in the metadata that may be missing or damaged, 0..1."""
 
@@ -300,6 +307,7 @@ def _empty_map(found: Evidence, allow_empty_map: bool) -> GuardResult:
 def _missing_objects(found: Evidence) -> GuardResult:
     missing = found.keys(Verdict.MISSING)
     damaged = found.keys(*DAMAGED)
+    # Objects too fresh for the listing are neither.
     expected = missing + damaged + found.keys(Verdict.LIVE, Verdict.LINKED)
     share = (missing + damaged) / expected if expected else 0.0
     return _finding(

@@ -79,6 +79,7 @@ class LocalObjectStore:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
+        # Resolved once. `_path_of` compares real paths to detect links below the root.
         self._root = Path(os.path.realpath(root))
         self._objects = self._root / "objects"
         self._uploads = self._root / "uploads"
@@ -118,6 +119,7 @@ class LocalObjectStore:
         path = self._path_of(key)
         with self._call("get_range") as tally, self._open_object(key, path) as fd:
             size = os.fstat(fd).st_size
+            # As S3: a range of an empty object is an error, the whole empty object is not.
             if start >= size and (start, end) != (0, None):
                 raise RangeNotSatisfiableError(key, start)
             data = read_all(fd, start, size if end is None else min(end, size))
@@ -158,7 +160,11 @@ class LocalObjectStore:
             if source is not None and found.etag != source.etag:
                 raise ObjectChangedError(source_key)
             self._write_file(
-                target, lambda fd: copy_bytes(opened, fd, 0, found.size), read_tags(opened)
+                # From the open file, so a replacement of the source meanwhile can't mix two
+                # objects.
+                target,
+                lambda fd: copy_bytes(opened, fd, 0, found.size),
+                read_tags(opened),
             )
 
     def add_tags(self, key: str, tags: Tags) -> None:
@@ -195,7 +201,9 @@ class LocalObjectStore:
         """See `ObjectStore.start_multipart`."""
         self._path_of(key)
         check_tags(tags or {})
+        # Random, so an id of an aborted upload never names a later one.
         upload_id = uuid.uuid4().hex
+        # This file makes the upload exist. It is written after its folder and read by listings.
         path = self._uploads / upload_id / "key"
         name = memoryview(key.encode())
         with self._call("start_multipart"), self._translate_errors(key):
@@ -232,6 +240,8 @@ class LocalObjectStore:
             folder = self._existing_folder(upload)
             files = [folder / _part_name(part.number) for part in parts]
             for file, part in zip(files, parts, strict=True):
+                # The caller's etag may belong to a part that a second upload of the number has
+                # replaced.
                 if not file.is_file() or etag_of(file.stat()) != part.etag:
                     raise ValueError(
                         f"part {part.number} is missing or was replaced. Upload it first"
@@ -289,6 +299,7 @@ class LocalObjectStore:
             if len(segment.encode()) > 255:
                 raise InvalidKeyError(key, "a segment is over the file name limit of 255 bytes")
         path = self._objects / key
+        # A link could lead a put or a delete to files outside the store.
         if os.path.realpath(path) != str(path):
             raise InvalidKeyError(key, f"{path} is a link or below one")
         return path
@@ -318,8 +329,10 @@ class LocalObjectStore:
     ) -> None:
         """Write a temporary file, sync it, move it into place, and sync the directory."""
         self._make_dirs(self._tmp)
+        # In the same file system as the objects, because a rename across file systems is a copy.
         temporary = self._tmp / uuid.uuid4().hex
         try:
+            # O_EXCL: never write into a file of another process, or through a link.
             fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
             try:
                 fill(fd)
@@ -329,6 +342,7 @@ class LocalObjectStore:
             finally:
                 os.close(fd)
 
+            # After the sync, or a crash could leave the name with incomplete bytes.
             self._move(temporary, path, if_absent=if_absent)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -347,6 +361,7 @@ class LocalObjectStore:
                 # A delete in another thread removed the parent, empty until now.
                 if attempt == _RENAME_TRIES - 1:
                     raise
+        # A rename is durable only once the directory is synced.
         sync_directory(path.parent)
 
     def _link(self, temporary: Path, path: Path) -> None:
@@ -364,6 +379,8 @@ class LocalObjectStore:
         if folder.is_dir():
             return
         if folder.parent != self._root:
+            # From the top down, each level synced before the next: after a crash no level is
+            # missing above an existing one.
             self._make_dirs(folder.parent)
         else:
             self._check_root()
@@ -381,6 +398,7 @@ class LocalObjectStore:
             if folder == self._objects:
                 return
             try:
+                # Fails if another put added a file meanwhile, so it never removes an object.
                 folder.rmdir()
             except OSError:
                 return  # not empty, or deleted already
@@ -400,6 +418,8 @@ class LocalObjectStore:
         except FileNotFoundError:
             return  # the store is new, or the directory was deleted meanwhile
 
+        # Bytes, not text: S3 lists in the order of UTF-8, and callers merge listings of both
+        # stores.
         found.sort(key=lambda item: item[0])
         for key, is_dir, entry in found:
             if is_dir:
@@ -414,6 +434,8 @@ class LocalObjectStore:
                     continue  # deleted meanwhile
 
     def _upload_folder(self, upload: MultipartUpload) -> Path:
+        # The id becomes a path segment. Ids of this store are hex, so anything else is a
+        # stranger's.
         if not (upload.upload_id.isascii() and upload.upload_id.isalnum()):
             raise UploadNotFoundError(upload.key, upload.upload_id)
         return self._uploads / upload.upload_id
@@ -460,6 +482,7 @@ class LocalObjectStore:
         except OSError as error:
             problem = f"{error.strerror} on {key!r} below {self._root}"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
+                # Space and descriptors come back, so the caller may wait and retry.
                 raise StoreUnavailableError(
                     f"{problem}. Free space or repair, then retry"
                 ) from error

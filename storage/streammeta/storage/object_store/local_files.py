@@ -16,7 +16,9 @@ from streammeta.storage.object_store.protocol.base import ObjectInfo, Tags
 from streammeta.storage.object_store.protocol.reads import Scatter
 from streammeta.storage.parsing import parse_json
 
+# Bounds the memory of a copy of any size.
 _COPY_CHUNK = 1024 * 1024
+# preadv fails on more buffers than the system's limit.
 _VIEWS_PER_READ = min(1024, os.sysconf("SC_IOV_MAX"))
 _TAGS_ATTRIBUTE = "user.streammeta.tags"
 
@@ -25,6 +27,7 @@ def write_all(fd: int, view: memoryview) -> None:
     """Write all of `view` at the position of `fd`."""
     view = view.cast("B")
     while len(view):
+        # A write may be short, as after a signal or on a nearly full disk.
         view = view[os.write(fd, view) :]
 
 
@@ -86,6 +89,7 @@ def read_tags(file: int | Path) -> dict[str, str]:
     try:
         tags: dict[str, str] = parse_json(os.getxattr(file, _TAGS_ATTRIBUTE))
     except OSError as error:
+        # No tags, or a file system that can't have any.
         if error.errno not in (errno.ENODATA, errno.ENOTSUP):
             raise
         return {}
@@ -99,6 +103,7 @@ def modified_ms(found: os.stat_result) -> int:
 
 def etag_of(found: os.stat_result) -> str:
     """Return an etag, which differs between files with the same name."""
+    # A rename brings a new inode, and the time and size cover a reused inode number.
     return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
 
 

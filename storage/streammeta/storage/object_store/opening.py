@@ -42,6 +42,7 @@ def open_with_path(address: str) -> tuple[ObjectStore, str]:
 
     Raises the errors of `open_object_store`.
     """
+    # Only commands and inventories name a path. Stores of a cluster are whole buckets.
     parts = urlsplit(address)
     query = f"?{parts.query}" if parts.query else ""
     return open_object_store(f"{parts.scheme}://{parts.netloc}{query}"), unquote(parts.path[1:])

@@ -25,7 +25,9 @@ from streammeta.storage.object_store.protocol.base import (
 )
 
 FOLDER = "streammeta-precheck"
+# Enough to overlap on a fast server, and below the connections of a default pool.
 CREATORS = 16
+# A server that checks and stores in two steps may pass one race by luck.
 ROUNDS = 6
 STEP_S = 30.0
 
@@ -87,13 +89,16 @@ def run_precheck(
     left_behind = ""
     enforced = None
     try:
+        # All steps run even after a failure, so that one report shows every problem of the server.
         for name, run in check.steps():
             outcome = _run_step(name, run)
             steps.append(outcome)
             on_step(outcome)
+        # Checksums of a server that fails basic steps would only confuse.
         if all(step.is_ok for step in steps):
             enforced = check.enforced_checksums()
     finally:
+        # Also after an interrupt. The operator learns which keys may remain in the bucket.
         left_behind = check.clean_up()
     return PrecheckReport(tuple(steps), enforced, left_behind)
 
@@ -164,6 +169,7 @@ class _Precheck:
 
     def _key(self, name: str) -> str:
         key = f"{self._prefix}/{name}"
+        # Before the request: a put without a response may have created the object.
         self._begun.append(key)
         return key
 
@@ -180,6 +186,7 @@ class _Precheck:
         key = self._require(name)
         store = self._now
         _expect(key, store.get_range(key), body)
+        # Past the end on purpose: a server has to shorten the range, not reject it.
         middle = (len(body) - len(_TEXT) // 2, len(body) + 10)
         _expect(key, store.get_range(key, *middle), body[slice(*middle)])
 
@@ -201,6 +208,7 @@ class _Precheck:
         self._unfinished = store.start_multipart(self._key(name))
         parts = [
             store.upload_part(self._unfinished, 1, MIN_PART_SIZE * b"m"),
+            # Compaction copies blocks this way, and some servers do not implement it.
             store.copy_part(self._unfinished, 2, source_key, 0, len(_TEXT)),
         ]
         store.complete_multipart(self._unfinished, parts)
@@ -232,6 +240,7 @@ class _Precheck:
                 " expected 1. Use another server: this one does not check and store atomically"
                 " (If-None-Match), so a node would overwrite another node's object"
             )
+        # The winner's bytes must be stored: a server may confirm one put and keep another.
         _expect(key, store.get_range(key), _content_of(created.index(True)))
         try:
             store.put(key, _content_of(CREATORS), if_absent=True)
@@ -256,5 +265,6 @@ def _expect(key: str, got: bytes, wanted: bytes) -> None:
 
 
 def _first_difference(got: bytes, wanted: bytes) -> int:
+    # Bisection over prefixes, because bytes have no method for a common prefix.
     lengths = range(min(len(got), len(wanted)) + 1)
     return bisect.bisect_left(lengths, True, key=lambda n: got[:n] != wanted[:n]) - 1

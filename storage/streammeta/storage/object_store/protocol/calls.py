@@ -115,11 +115,13 @@ class Meter:
             check_deadline(deadline)
             yield tally
         except BaseException:
+            # Bytes of failed calls would inflate the throughput that operators watch.
             failures, tally.bytes_sent, tally.bytes_received = 1, 0, 0
             raise
         finally:
             with self._lock:
                 self._in_flight -= 1
+                # Frozen values replaced under the lock, so a snapshot is a shallow copy.
                 before = self._operations.get(operation, OperationMetrics())
                 self._operations[operation] = OperationMetrics(
                     before.calls + 1,

@@ -40,6 +40,7 @@ class Scatter:
         self.room -= size
         while size:
             view = self._views.popleft()
+            # Partly filled: the rest stays first in line.
             if len(view) > size:
                 self._views.appendleft(view[size:])
             size -= min(size, len(view))
@@ -58,6 +59,8 @@ class Scatter:
         """Read from `stream` until the buffers are full or it ends, and return the byte count."""
         received = 0
         while self.room:
+            # The stream returns new bytes each time. Small pieces stay in the cache until they are
+            # copied.
             piece = stream.read(min(self.room, _PIECE_BYTES))
             if not piece:
                 break
@@ -66,6 +69,7 @@ class Scatter:
         return received
 
 
+# One request of this size takes about as long to transfer as to start.
 MAX_SPAN = 4 * 1024 * 1024
 MAX_UNUSED = 0.5
 
@@ -95,6 +99,7 @@ def merge_ranges(
     members: list[int] = []
     first = last = used = 0
 
+    # By start, so that each range extends the current group or begins the next.
     for index in sorted(range(len(ranges)), key=lambda index: ranges[index]):
         start, end = ranges[index]
         span = max(last, end) - first

@@ -24,6 +24,7 @@ from streammeta.storage.object_store.protocol.patience import asked_wait_s
 
 T = TypeVar("T")
 
+# At most one retry per ten successes in the long run, so retries add 10 % load at worst.
 _EARNED_PER_SUCCESS = 0.1
 
 
@@ -38,6 +39,7 @@ class RetryPolicy:
     attempts: int = 5
     first_delay_s: float = 0.1
     longest_delay_s: float = 5.0
+    # A full budget covers a short outage of all concurrent calls.
     budget: int = 50
     concurrency: int = 64
     silence_s: float = 30.0
@@ -94,6 +96,7 @@ class Retrier:
         while True:
             try:
                 return self._run(request, end)
+            # A subclass of StoreUnavailableError, but its time is up, so a retry is pointless.
             except DeadlineExceededError:
                 raise
             except StoreUnavailableError as error:
@@ -110,12 +113,15 @@ class Retrier:
 
     def _delay(self, attempt: int, error: StoreUnavailableError, left_s: float) -> float:
         wait = self._backoff.wait(attempt, self._random_unit())
+        # Half, so that one attempt remains within the deadline.
         return max(wait, min(asked_wait_s(error), left_s / 2))
 
     def _run(self, request: Callable[[], T], end: float) -> T:
         number = self._begin(end)
         try:
             left = end - time.monotonic()
+            # A socket times out after `silence_s`. With less time left, only another thread can
+            # stop the wait.
             result = request() if left > self._policy.silence_s else run_for(left, request)
         except StoreUnavailableError as error:
             if error.throttled:
@@ -132,6 +138,7 @@ class Retrier:
     def _begin(self, end: float) -> int:
         """Wait for a free slot, and return the request's number."""
         with self._changed:
+            # Waits count against the deadline, so callers fail instead of queueing without bound.
             if not self._changed.wait_for(
                 lambda: self._running < int(self._limit), timeout=max(0.0, end - time.monotonic())
             ):
@@ -156,6 +163,7 @@ class Retrier:
     def _earn(self) -> None:
         with self._changed:
             self._budget = min(float(self._policy.budget), self._budget + _EARNED_PER_SUCCESS)
+            # `limit` successes raise the limit by one, as TCP's congestion avoidance.
             grown = self._limit + 1 / self._limit
             if int(grown) > int(self._limit):
                 self._changed.notify()
@@ -163,6 +171,7 @@ class Retrier:
 
     def _spend(self) -> bool:
         with self._changed:
+            # The store fails more calls than it serves. Failing now lets it recover.
             if self._budget < 1:
                 return False
             self._budget -= 1

@@ -23,6 +23,7 @@ T = TypeVar("T")
 SIZE = "[0-9]{1,18}"
 """Pattern of a size in bytes that fits 64 bits."""
 
+# S3 starts a slow response with 200 and may find out later that it has to send an error.
 _ERROR = re.compile(rb"\s*(<\?xml[^>]*>)?\s*<Error[\s>]")
 
 
@@ -77,6 +78,7 @@ class PageDocument:
 
     def key_of(self, text: str) -> str:
         """Return the key for `text`, which is URL-encoded if the page says so."""
+        # Most keys need no decoding, and the check is cheaper than the call.
         return unquote_plus(text) if self._is_encoded and ("%" in text or "+" in text) else text
 
     def next_options(self, options: Mapping[str, str]) -> Mapping[str, str] | None:
@@ -86,6 +88,8 @@ class PageDocument:
         `StoreRejectedError` if it is missing, or if the page does not say whether it is the last.
         """
         truncated = self._text("IsTruncated").strip()
+        # A page that ends early without saying so would hide keys, and reconciliation would report
+        # their objects as missing. So the flag is required instead of assumed.
         if truncated not in ("true", "false"):
             raise invalid_page(f"IsTruncated is {truncated!r}, expected true or false")
         if truncated == "false":
@@ -95,6 +99,8 @@ class PageDocument:
         if not found[first]:
             raise invalid_page(f"it is not the last page, but {first} is missing")
         return {
+            # Only key markers are URL-encoded. Tokens and upload ids are opaque and go back
+            # unchanged.
             options[field]: self.key_of(text) if field == "NextKeyMarker" else text
             for field, text in found.items()
             if text
@@ -110,6 +116,7 @@ def time_ms(moment: str) -> int:
         parsed = datetime.fromisoformat(moment)
     except ValueError:
         parsed = _parse_rfc5322(moment)
+    # The machine's zone would be a guess, off by hours, and grace periods depend on these times.
     if parsed.tzinfo is None:
         raise invalid_page(f"the time {moment!r} has no zone")
     return to_ms(parsed)

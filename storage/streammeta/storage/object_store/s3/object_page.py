@@ -33,6 +33,7 @@ _USUAL_ENTRY = re.compile(
     "(<Contents>"
     "<Key>([^<>&]+)</Key>"
     r"<LastModified>([0-9-]{10}T[0-9:]{8}(?:\.[0-9]{3})?Z)</LastModified>"
+    # Servers write the quotes of an etag as either entity, as plain text, or not at all.
     '<ETag>(?:&quot;|&#34;|")?([^<>&"]*)(?:&quot;|&#34;|")?</ETag>'
     f"(?:<ChecksumAlgorithm>{_TEXT}</ChecksumAlgorithm>|<ChecksumType>{_TEXT}</ChecksumType>)*"
     f"<Size>({SIZE})</Size>"
@@ -57,10 +58,14 @@ def _read_usual(body: bytes) -> ListingPage[ObjectInfo] | None:
     """Decode a page with only ASCII entries in the usual form. Returns None for other pages."""
     start, end = body.find(b"<Contents>"), body.rfind(_END) + len(_END)
     entries = body[start:end]
+    # Comments, CDATA sections and document types could hide entries from a pattern, and byte
+    # positions equal text positions only in ASCII.
     if start < 0 or b"<!" in body or entries.translate(None, _PRINTABLE):
         return None
 
     found = _USUAL_ENTRY.findall(entries.decode("ascii"))
+    # `findall` skips text that does not match. The matches must cover every byte, or an entry in
+    # another form would be dropped silently.
     if sum(map(len, map(itemgetter(0), found))) != len(entries):
         return None
 
@@ -91,6 +96,7 @@ def _object_of(entry: ElementTree.Element, page: PageDocument) -> ObjectInfo:
     key, size, modified, etag = page.fields(entry, _FIELDS)
     if not key or size is None or modified is None:
         raise invalid_page(f"the key {key!r} has the size {size!r} and the time {modified!r}")
+    # `int` accepts signs, spaces and underscores, which no server means.
     if not re.fullmatch(SIZE, size):
         raise invalid_page(f"the size of {key!r} is {size!r}, expected a number of bytes")
     return ObjectInfo(page.key_of(key), int(size), time_ms(modified), (etag or "").strip('"'))

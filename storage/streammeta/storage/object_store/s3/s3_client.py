@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
 
 
+# Large enough for one send of TLS records, small enough to be copied within the CPU cache.
 _SENT_BYTES = 64 * 1024
 
 
@@ -111,6 +112,7 @@ class ViewBody(io.RawIOBase):
 
 
 _CONNECT_S = 5.0
+# Many calls fail together when keys are rotated, and each reload parses files.
 _LOOKED_AGAIN_S = 1.0
 _DESCRIPTIONS = create_loader()
 """Botocore's description of S3. Parsing it is most of a client's cost, so clients share it."""
@@ -130,6 +132,7 @@ class BodyDigests:
         if self.are_md5:
             digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
             params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+            # Otherwise botocore would add a CRC32 header too, which such servers reject.
             params["context"].get("checksum", {}).pop("request_algorithm", None)
 
 
@@ -148,9 +151,11 @@ def open_client(
         config=Config(
             signature_version="s3v4",
             s3={"addressing_style": "path" if config.path_style else "auto"},
+            # `Retrier` retries, under limits that span all calls of the store.
             retries={"total_max_attempts": 1, "mode": "standard"},
             connect_timeout=min(_CONNECT_S, policy.silence_s),
             read_timeout=policy.silence_s,
+            # A smaller pool would close and reopen connections, with a TLS handshake for each.
             max_pool_connections=policy.concurrency,
             # Many S3-compatible stores support neither checksum trailers nor range checksums.
             request_checksum_calculation="when_required",
@@ -191,8 +196,11 @@ class S3Connection:
         """Reload the credentials after a rejection, at most once a second."""
         with self._looking:
             now = time.monotonic()
+            # Keys in the address can't change, so a reload would find the same ones.
             if self._config.access_key is not None or now - self._looked_at < _LOOKED_AGAIN_S:
                 return
+            # Read before the time is noted: a slow credentials service must not be asked again at
+            # once.
             keys = _current_keys(self._config)
             self._looked_at = time.monotonic()
             if keys != self._keys:
@@ -239,6 +247,7 @@ def _read_listing(
     """
     if response_dict["status_code"] == 200 and not is_error(response_dict["body"]):
         customized_response_dict[LISTING_PAGE] = read(response_dict["body"])
+        # Botocore parses this stub in microseconds and still fills in the response's metadata.
         response_dict["body"] = f"<{document}/>".encode()
 
 
@@ -258,6 +267,7 @@ def check_part(
     stated = answer.get("ContentRange", "")
     match = _CONTENT_RANGE.fullmatch(stated)
     if match:
+        # A server may end the range at the object's end, but may not shift or shorten it otherwise.
         total = int(match["total"])
         wanted = (start, total if end is None else min(end, total))
         served = (int(match["first"]), int(match["last"]) + 1)
@@ -273,6 +283,7 @@ def check_part(
 def tagging(tags: Tags | None) -> dict[str, Any]:
     """Return the request field for `tags`. Raises `ValueError`, see `check_tags`."""
     check_tags(tags or {})
+    # S3 decodes tags as a query. It wants %20 for a space, where `urlencode` alone writes a plus.
     return {"Tagging": urlencode(dict(tags), quote_via=quote)} if tags else {}
 
 
@@ -382,6 +393,7 @@ def _translate_answer(
         return UploadNotFoundError(key, upload_id)
     if code == "InvalidRange" or status == 416:
         return RangeNotSatisfiableError(key, start)
+    # Before 404 and 412: servers hide the existence of objects from callers without rights.
     if code in _DENIED_CODES or status in (401, 403):
         return _denied(error, code, bucket, key)
     if code == "PreconditionFailed" or status == 412:
@@ -398,6 +410,7 @@ def _translate_answer(
             retry_after_s=_retry_after_s(error),
         )
     if status == 404:
+        # A response to HEAD has no code, so a missing bucket and a missing object look the same.
         return ObjectNotFoundError(key) if key else BucketNotFoundError(bucket)
     if code in _DAMAGED_CODES:
         return StoreRejectedError(
@@ -415,6 +428,7 @@ def _translate_answer(
 
 def _advice(code: str, message: str) -> str:
     """Return the next step for a request that the server will never accept."""
+    # Servers name the digest in the code or in the text, in different spellings.
     if "md5" in f"{code} {message}".lower():
         return "update the server or use another one, this one requires another digest of the body"
     return (
@@ -424,6 +438,7 @@ def _advice(code: str, message: str) -> str:
 
 
 def _denied(error: ClientError, code: str, bucket: str, key: str) -> AccessDeniedError:
+    # A signature is valid for minutes around its time, so wrong clocks look like wrong keys.
     if code == "RequestTimeTooSkewed":
         advice = "set the clock of this machine"
     elif code in ("AccessDenied", "403"):
@@ -446,6 +461,7 @@ def _retry_after_s(error: ClientError) -> float | None:
     try:
         seconds = float(header)
     except ValueError:
+        # HTTP allows a date too, and proxies send one.
         moment = email.utils.parsedate_tz(header)
         seconds = math.nan if moment is None else email.utils.mktime_tz(moment) - time.time()
     return max(0.0, seconds) if math.isfinite(seconds) else None

@@ -22,6 +22,7 @@ from streammeta.storage.object_store.protocol.base import (
     UploadedPart,
 )
 
+# Even at 20 MB/s a copy of this size ends within the default silence of a call.
 COPIED_AT_ONCE = 512 << 20
 """Maximum bytes of an object, or of a part of a larger one, that one request copies."""
 
@@ -38,6 +39,7 @@ _KEPT_FIELDS = (
 
 def part_ranges(size: int, part_size: int) -> Iterator[tuple[int, int]]:
     """Yield half-open ranges of an object's parts, larger than `part_size` if too many."""
+    # S3 limits the number of parts, so parts of a very large object have to grow.
     step = max(part_size, -(-size // MAX_PARTS))
     for start in range(0, size, step):
         yield start, min(start + step, size)
@@ -100,11 +102,13 @@ def copy_by_parts(
         if store.head(source_key).etag != source.etag:
             raise ObjectChangedError(source_key)
         store.complete_multipart(upload, parts)
+    # Also on KeyboardInterrupt: parts of an unfinished upload would stay and cost money.
     except BaseException:
         with suppress(StorageError):
             store.abort_multipart(upload)
         raise
 
+    # Some servers ignore the range of a part copy and copy the whole source each time.
     if store.head(target_key).size != source.size:
         raise StoreRejectedError(
             f"copy {target_key!r} and source {source_key!r} differ in size. Delete the copy and use"
@@ -114,6 +118,7 @@ def copy_by_parts(
         store.add_tags(target_key, tags)  # some servers drop the tags of an upload in parts
     with suppress(StorageError):
         for other in list(store.list_multipart_uploads(target_key)):
+            # The listing is by prefix and may contain uploads to longer keys.
             if other.key == target_key:
                 store.abort_multipart(other)
 

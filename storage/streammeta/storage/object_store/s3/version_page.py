@@ -32,6 +32,7 @@ def read_version_page(body: bytes) -> ListingPage[OldVersion]:
     """
     page = PageDocument(body, VERSION_PAGE)
     versions = [_version_of(entry, page) for entry in page.entries("Version")]
+    # S3 mixes versions and markers by key. Consumers count them and need no order.
     markers = [_marker_of(entry, page) for entry in page.entries("DeleteMarker")]
     old = [version for version, is_latest in versions if not is_latest]
     return ListingPage((*old, *markers), page.next_options(_NEXT))
