@@ -38,6 +38,7 @@ from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HAS
 NODE = NodeIdentity(1_000, 1)
 BATCH_MAX = 10_000
 NOW_MS = 1_700_000_000_000
+TOPIC = ("topic", "orders")
 TTL_MS = 7 * 24 * 3_600_000
 
 
@@ -66,6 +67,14 @@ class MetadataDriver:
             self.metadata.apply(offset, decision.records)
             self.metadata.forget_undo(offset + 1)
         return decision.answer
+
+    def add_tagged_streams(self, count: int) -> None:
+        """Create streams with a common tag and one of their own. Their ids are 0 and up."""
+        self.write(RegisterNode(node=NODE))
+        for first in range(0, count, BATCH_MAX):
+            ids = range(first, min(first + BATCH_MAX, count))
+            new = tuple(NewStream((("partition", f"{number}"), TOPIC)) for number in ids)
+            self.write(CreateStreams(request_id=self._request_id(), node=NODE, streams=new))
 
     def add_streams(self, count: int) -> None:
         """Create and open streams. Their ids are 0 and up."""

@@ -13,10 +13,12 @@ from scripts.benchmarks import metadata_controller
 from scripts.benchmarks.figures import Outcome, Progress, Table, Target
 from scripts.benchmarks.metadata_probe import (
     COMMITS,
+    FOUND_AT_ONCE,
     READ_LIMITS,
     STREAMS_OF_AN_SSO,
     measure_metadata,
     measure_reads,
+    measure_tags,
 )
 from scripts.benchmarks.options import option
 from scripts.benchmarks.plots import plot, require_library
@@ -32,6 +34,7 @@ class Settings:
     sizes: tuple[int, ...] = option((10_000, 100_000, 1_000_000), "streams, and as many objects")
     large: bool = option(False, f"measure {LARGE:,} of each too, with about 3 GB")
     set_objects: tuple[int, ...] = option((10, 500, 5_000), "SSOs of one node to be read")
+    tagged: int = option(1_000_000, "streams with two tags to be found")
     plot: Path | None = option(None, "write PNG plots there, which needs matplotlib")
 
 
@@ -53,6 +56,8 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
     for count in settings.set_objects:
         progress(f"map: reads of {count} SSOs")
         reads.append(await run_worker(log, measure_reads, set_objects=count))
+    progress(f"map: look-up of {settings.tagged} streams by tag")
+    tags: Figures = await run_worker(log, measure_tags, entities=settings.tagged)
     calls = await metadata_controller.measure_reads(root / "reads", settings.set_objects, progress)
     if settings.plot is not None:
         _draw(settings.plot, sizes, reads)
@@ -65,11 +70,12 @@ async def measure(root: Path, settings: Settings, progress: Progress) -> Outcome
     for read in reads:
         prefix = f"reads_{int(read['set_objects'])}"
         figures |= {f"{prefix}_{name}": value for name, value in read.items()}
+    figures |= {f"tags_{name}": value for name, value in tags.items()}
     return Outcome(
         benchmark="map",
         figures=figures,
-        details={"maps": sizes, "reads": reads, "calls": calls},
-        tables=list(_tables(sizes, reads, calls)),
+        details={"maps": sizes, "reads": reads, "calls": calls, "tags": tags},
+        tables=[*_tables(sizes, reads, calls), _table_of_tags(tags)],
         targets=list(_targets(sizes, reads)),
     )
 
@@ -117,6 +123,17 @@ def _tables(
         "SSOs = set_objects | objects listed at most = limit | read p50, p99 ms of CPU = read"
         " | call over gRPC p50 ms = p50_ms | p99 ms = p99_ms"
         " | controller us of CPU = controller_cpu_us",
+    )
+
+
+def _table_of_tags(tags: Figures) -> Table:
+    finds = {name: _pair(tags, name) for name in ("find_own", "find_common")}
+    return Table.of(
+        "Streams with two tags, one of them common: memory above empty metadata, CPU",
+        [{**tags, **finds, "entities": f"{tags['entities']:,.0f}"}],
+        "streams = entities | B a stream = stream_bytes | create us a stream = create_us"
+        " | delete us a stream = delete_us | find one p50, p99 ms = find_own"
+        f" | find {FOUND_AT_ONCE} of the common tag p50, p99 ms = find_common",
     )
 
 

@@ -14,8 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scripts.benchmarks.figures import latencies, percentile
-from scripts.benchmarks.metadata_driver import MetadataDriver
+from scripts.benchmarks.metadata_driver import BATCH_MAX, NODE, TOPIC, MetadataDriver
 from scripts.benchmarks.processes import rss_bytes
+from streammeta.controller.metadata.api.requests import (
+    DeleteStreams,
+    FindStreams,
+    StreamToDelete,
+)
+from streammeta.controller.metadata.tables.values import PageRequest
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 
 COMMITS = {1: 2_000, 100: 1_000, 1_600: 300}
@@ -26,6 +32,7 @@ COMMITS_AROUND = 1_000
 READS = 2_000
 STREAMS_OF_AN_SSO = 1_000
 READ_LIMITS = (10, 1_000)
+FOUND_AT_ONCE = 100
 
 Figures = dict[str, float]
 
@@ -75,6 +82,35 @@ def measure_reads(*, set_objects: int) -> Figures:
             driver.read(stream_id, start, limit)
 
         figures |= _spread(f"read_{limit}", [_timed_s(read) for _ in range(READS)])
+    return _rounded(figures)
+
+
+def measure_tags(*, entities: int) -> Figures:
+    """Measure streams with two tags, one of them common, and their look-up."""
+    driver, dice = MetadataDriver(), random.Random(1)
+    empty = _resident_bytes()
+    created_s = _timed_s(lambda: driver.add_tagged_streams(entities))
+    figures: Figures = {
+        "entities": entities,
+        "stream_bytes": (_resident_bytes() - empty) / entities,
+        "create_us": created_s / entities * 1e6,
+    }
+
+    def find(tag: tuple[str, str], first: int) -> None:
+        page = PageRequest(FOUND_AT_ONCE, f"{first}")
+        driver.metadata.query(FindStreams(tags=(tag,), page=page))
+
+    def find_common() -> None:
+        find(TOPIC, dice.randrange(entities))
+
+    def find_own() -> None:
+        find(("partition", f"{dice.randrange(entities)}"), 0)
+
+    figures |= _spread("find_own", [_timed_s(find_own) for _ in range(READS)])
+    figures |= _spread("find_common", [_timed_s(find_common) for _ in range(READS)])
+    streams = [StreamToDelete(stream_id, -1) for stream_id in range(min(entities, BATCH_MAX))]
+    deletion = DeleteStreams(node=NODE, streams=tuple(streams))
+    figures["delete_us"] = _timed_s(lambda: driver.write(deletion)) / len(streams) * 1e6
     return _rounded(figures)
 
 

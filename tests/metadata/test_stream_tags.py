@@ -113,6 +113,16 @@ def test_the_runs_of_a_common_tag_are_full() -> None:
     assert len(index._runs) < 1.05 * 20_500 / tag_index.RUN_ENTRIES + 2
 
 
+def test_a_dropped_stream_leaves_no_entry() -> None:
+    tags = StreamTags()
+    for stream_id in range(3_000):
+        tags.set(stream_id, (TOPIC, ("zone", "a")), Undo())
+    for stream_id in range(3_000):
+        tags.drop(stream_id, Undo())
+    assert not tags._index._runs
+    assert tags.characters == 0
+
+
 def test_look_ups_follow_creation_opening_deletion_restore_and_undo() -> None:
     world = World(streams=2)
     tagged = tuple(r.NewStream((TOPIC, ("zone", zone))) for zone in "ab")

@@ -42,15 +42,18 @@ class StreamTags:
         Also returns the id where the next page begins, or -1. A page whose tags many streams have,
         but never together, ends after `EXAMINED_MAX` streams.
         """
+        wanted = set(tags)
         found: list[int] = []
+
         for examined, stream_id in enumerate(self._index.find(tags, first)):
             if examined == EXAMINED_MAX:
                 return column(found), stream_id
             # The index contains streams whose tags only have the same checksum.
-            if set(tags).issubset(self.of_stream(stream_id)):
+            if wanted.issubset(self.of_stream(stream_id)):
                 if len(found) == size:
                     return column(found), stream_id
                 found.append(stream_id)
+
         return column(found), -1
 
     def view(self) -> SharedDictView[int, tuple[str, ...]]:
