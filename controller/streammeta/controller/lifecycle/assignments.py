@@ -52,6 +52,7 @@ def plan_recoveries(
     kept = set()
     for node in nodes:
         if node.node_id in failed and load.get(node.recovered_by, per_target) < per_target:
+            # A valid assignment stays, because moving it would interrupt a recovery in progress.
             load[node.recovered_by] += node.node_id not in stalled
             kept.add(node.node_id)
 
@@ -62,6 +63,7 @@ def plan_recoveries(
             continue
         target = next(slots, NONE_ID) if node.node_id in failed else NONE_ID
         if target != node.recovered_by:
+            # With the epoch: if the node registers again meanwhile, the change does not apply.
             changes.append(RecoveryTarget(node.node_id, node.node_epoch, target))
 
     return tuple(changes)
@@ -86,6 +88,7 @@ def has_successor(nodes: Sequence[NodeDescription], sessions: Sessions) -> bool:
 
 def has_failed(node: NodeDescription, sessions: Sessions) -> bool:
     """Whether a node has failed and has open streams or pending uploads."""
+    # A locked node waits for itself: only its own disk may have the data.
     if not has_unrecovered_data(node) or node.locked:
         return False
     if sessions.state(node.node_id) is NodeState.FENCED:
@@ -99,6 +102,7 @@ def _slots(
     targets: Sequence[int], load: Mapping[int, int], per_target: int, after: int
 ) -> Iterator[int]:
     """Yield targets as often as they have free slots, one level of load after another."""
+    # The first failed node decides where the turn begins, so equal states give equal plans.
     turn = bisect(targets, after)
     in_turn = [*targets[turn:], *targets[:turn]]
     return (target for level in range(per_target) for target in in_turn if load[target] <= level)
@@ -141,6 +145,7 @@ def _is_left(node: NodeDescription, sessions: Sessions) -> bool:
     """Whether a node left stream set objects that others should compact."""
     if not node.stream_set_object_count or node.locked:
         return False
+    # Its objects may still change until the recovery ends.
     if has_unrecovered_data(node) or node.recovered_by != NONE_ID:
         return False
     is_fenced = node.failover or sessions.state(node.node_id) is NodeState.FENCED
@@ -159,4 +164,5 @@ def _least_busy(load: Mapping[int, int], departed: int) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _rank(departed: int, target: int) -> bytes:
+    # A hash of both ids spreads the work, and all leaders compute the same one.
     return blake2b(b"%d of %d" % (target, departed), digest_size=8).digest()

@@ -46,8 +46,10 @@ class BackupWait:
         The others wait: new ones for `map_end`, the current end of the metadata. Objects that are
         no longer due are removed.
         """
+        # All new objects are destroyed at this end of the log, whatever their order.
         known, new = self._waits, _Wait(metadata_end, now_ms)
         self._waits = {key: known.get(key, new) for key in islice(due, WAITING_MAX)}
+        # Read after the waits are set, so that a new object is never compared with an older end.
         end = self._backed_up_end()
         taken = choose([key for key, wait in self._waits.items() if wait.end_offset <= end])
         for object_id in taken:

@@ -144,6 +144,7 @@ class Sessions:
 
     def granted_ms(self, wanted_ms: int) -> int:
         """Return the session length for a node that requests `wanted_ms`, 0 for the longest."""
+        # 0 is the default of the field, for clients that do not know it.
         if wanted_ms <= 0:
             return self.timeout_ms
         return min(self.timeout_ms, max(wanted_ms, SHORTEST_MS))
@@ -170,10 +171,12 @@ class Sessions:
         # The leader can receive heartbeats again, so silence is no longer its own fault.
         self._end_doubt(now_ms)
         session = self._sessions.get(node_id)
+        # A new process of the node must not inherit the fence or the farewell of the former one.
         if session is None or session.node_epoch < node_epoch:
             session = self._sessions[node_id] = _Session(node_epoch, now_ms, self.timeout_ms)
         session.heard_ms = now_ms
         session.timeout_ms = self.granted_ms(wanted_ms)
+        # Heard in this term, so the node counts as a target for work.
         session.is_granted = False
         session.is_fenced = False
         session.has_closed = closes
@@ -193,6 +196,7 @@ class Sessions:
         pause_ms = now_ms - self._ticked_ms
         self._ticked_ms = now_ms
         self._follow_metadata(now_ms, nodes)
+        # Heartbeats may have waited in sockets that this process did not read.
         if _is_stall(pause_ms, self.timeout_ms):
             self._renew_all(now_ms)
             return ()
@@ -242,6 +246,7 @@ class Sessions:
     def _renew_all(self, now_ms: int) -> None:
         self._doubt_since_ms = None
         for session in self._sessions.values():
+            # Only forward: the time of a newer heartbeat stays.
             session.heard_ms = max(session.heard_ms, now_ms)
 
 

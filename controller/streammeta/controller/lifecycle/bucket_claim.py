@@ -57,6 +57,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 
 _log = structlog.get_logger(component="lifecycle")
 
+# Large enough that a busy cluster claims rarely, and far below the 2^63 ids there are.
 CLAIM_STEP = 1_000_000
 """Number of object ids claimed ahead of the issued ones."""
 
@@ -112,6 +113,7 @@ def claim_round(read_metadata: Callable[[], Issued]) -> Generator[Step, Any, int
         if claimed > issued_below:
             raise MetadataOlderThanBucketError(issued_below, claimed)
     bound = next_bound(read_metadata())
+    # The log first: a claim in the bucket must never exceed what is committed.
     yield CommitBound(bound)
     yield PutClaim(bound)
     return bound
@@ -218,6 +220,7 @@ class BucketClaims(LeaderTask[_Term]):
 
     async def run(self) -> None:
         """Check the markers, also after each election, and claim ids when due, until cancelled."""
+        # Together, so that no claim is made by a process that no longer watches the marker.
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch.run())
             await self._claim_when_due()
@@ -249,6 +252,7 @@ class BucketClaims(LeaderTask[_Term]):
             self._require_ownership()
             if self._is_claim_due(term):
                 await self._claim(term)
+        # The next leader checks for itself.
         except TermOverError:
             return
         except (WrongBucketError, CorruptObjectError) as error:
@@ -258,6 +262,7 @@ class BucketClaims(LeaderTask[_Term]):
         except SupersededError as error:
             self._refuse(term, error)
         except (ApiError, StorageError) as error:
+            # A deposed leader must not close the gate of its own next term.
             if self._term is term:
                 self._postpone(term, error)
 
@@ -313,12 +318,15 @@ class BucketClaims(LeaderTask[_Term]):
 
     def _is_claim_due(self, term: _Term) -> bool:
         next_id = self._controller.cluster_metadata.next_object_id
+        # Half a step ahead, so that ids never run out while a slow bucket answers.
         is_short = next_id > self._gate.bound - CLAIM_STEP // 2
         age_ms = self._clock.monotonic_ms() - term.claimed_at_ms
+        # An idle cluster makes no claims: a restore would miss nothing.
         is_changed = self._controller.cluster_metadata.applied_end_offset > term.claimed_at_offset
         return term.is_claim_wanted or is_short or (is_changed and age_ms >= CLAIM_AGE_MS_MAX)
 
     async def _claim(self, term: _Term) -> None:
+        # Cleared before the round, so that a wish that arrives during it is not lost.
         term.is_claim_wanted, was_wanted = False, term.is_claim_wanted
         next_id = self._controller.cluster_metadata.next_object_id
         try:
@@ -396,6 +404,7 @@ class BucketClaims(LeaderTask[_Term]):
         term.is_marked = term.is_safe = False
         term.retry_at_ms = self._clock.monotonic_ms() + RECHECK_MS
         self._gate.close(refusal, is_final=True)
+        # The check repeats for as long as the operator takes, and one line is enough.
         if term.refused != str(refusal):
             term.refused = str(refusal)
             _log.error("bucket_refused", namespace=self._namespace, reason=str(refusal))

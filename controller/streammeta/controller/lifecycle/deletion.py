@@ -65,6 +65,7 @@ deleted."""
 PAUSE_MS_MAX = 60_000
 """Longest pause while the bucket is unavailable, in milliseconds."""
 
+# Half, so that neither a broken key nor a broken bucket stops the other kind for long.
 _FRESH_FIRST = 0.5
 """Share of requests to a failing bucket in which keys without a rejection come first."""
 
@@ -210,6 +211,7 @@ class Deletion:
             now_ms = self._clock.monotonic_ms()
             if not self._controller.is_active or now_ms < self._resume_ms:
                 return False
+            # Asked before every batch, because ownership of the bucket may end at any time.
             if not self._may_delete():
                 return False
 
@@ -225,9 +227,12 @@ class Deletion:
                 return False
 
             self._rate_limiter.take(len(batch))
+            # In flight before the task runs, or the next turn would choose the same objects.
             self._in_flight.update(batch)
             self._requests += 1
             self._retry_requests += is_retry
+            # Objects without a commit may be the only copy of acknowledged records, so they are
+            # inspected first.
             uncommitted = self._controller.cluster_metadata.uncommitted(batch)
             self._looks += bool(uncommitted)
             requests.create_task(self._delete(batch, uncommitted, is_retry=is_retry))
@@ -265,6 +270,7 @@ class Deletion:
 
     def _next_fresh(self, limit: int) -> Sequence[int]:
         self._release_unproven()
+        # Memory is bounded. Deleting further objects would forget why earlier ones stay.
         if len(self._retries) + len(self._ahead) + len(self._unproven) >= REFUSED_MAX:
             return ()
         if self._backup_wait is None:
@@ -291,6 +297,7 @@ class Deletion:
         if not due:
             return ()
         uncommitted = self._controller.cluster_metadata.uncommitted(due)
+        # The oldest object decides the kind, so neither kind starves the other.
         looks = due[0] in uncommitted and self._looks < LOOKS_IN_FLIGHT_MAX
         alike = (object_id for object_id in due if (object_id in uncommitted) == looks)
         return list(islice(alike, limit))

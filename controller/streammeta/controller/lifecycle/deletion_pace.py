@@ -11,6 +11,7 @@ from itertools import islice
 
 from streammeta.storage.backoff import Backoff
 
+# Never zero: an overloaded store must be asked again, to learn that it has recovered.
 RATE_MIN = 10.0
 """Minimum rate in objects per second."""
 
@@ -55,6 +56,7 @@ class RateLimiter:
         if now_ms - self._halved_ms >= HALVING_PAUSE_MS:
             self._halved_ms = now_ms
             self._rate = max(min(RATE_MIN, self._rate_max), self._rate / 2)
+            # No burst right after an overload.
             self._tokens = min(self._tokens, 0.0)
 
     def _advance(self, now_ms: int) -> None:
@@ -118,6 +120,7 @@ class RetryQueue:
             count = 1 if before is None else before.count + 1
             refusal = self._refusals[object_id] = Refusal(object_id, count, reason)
             pause_ms = int(RETRY_PAUSES_MS.wait(count - 1, self._rng.random()))
+            # The count identifies the entry. A later rejection makes this one outdated.
             heapq.heappush(self._due, (now_ms + pause_ms, object_id, count))
             if count == STUCK_AFTER:
                 stuck.append(refusal)

@@ -99,6 +99,7 @@ class Heartbeats:
             MarkerUnseenError, SupersededError, FencePendingError: there is no lease on the marker
                 in the bucket: another cluster may have given the node's streams to others.
         """
+        # A former leader must not answer: its clock and its sessions decide nothing any more.
         if not self._controller.is_active:
             await self._controller.settled()  # raises with the leader's address
         known = self._controller.cluster_metadata.node(node.node_id)
@@ -115,6 +116,7 @@ class Heartbeats:
             closes=closes,
             wanted_ms=session_timeout_ms,
         )
+        # Replicated once per node, so that the next leader expects its heartbeats.
         if not known.supervised:
             await self._controller.write(SuperviseNode(node=node))
         may_shutdown = wants_shutdown and not self._has_unrecovered_data(node.node_id)
@@ -152,6 +154,7 @@ class Heartbeats:
         """Assign recoveries to their targets. `nodes` are all nodes."""
         found: dict[int, list[Recovery]] = {}
         for node in nodes:
+            # Negative numbers mean that nobody recovers the node.
             if node.recovered_by >= 0:
                 recovery = Recovery(node.node_id, node.node_epoch, node.wal_config)
                 found.setdefault(node.recovered_by, []).append(recovery)
@@ -184,6 +187,7 @@ def _check(caller: NodeIdentity, known: Node | None) -> ErrorCode:
     # A newer process of this node has registered, so the caller is a former one.
     if known.node_epoch > caller.node_epoch:
         return ErrorCode.NODE_EPOCH_EXPIRED
+    # Its streams may already be open elsewhere, so it has to register again.
     if known.failover or known.departed:
         return ErrorCode.NODE_FENCED
     return ErrorCode.NONE
@@ -206,6 +210,7 @@ class StalledRecoveries:
             for node in nodes
             if node.recovered_by >= 0
         ]
+        # The key has epoch and target: a new assignment starts a new wait.
         self._since_ms = {key: self._since_ms.get(key, now_ms) for key in assigned}
         return frozenset(
             node_id
@@ -314,6 +319,8 @@ class Failover(PeriodicTask):
         return nodes
 
     def _assign_compactions(self, nodes: Sequence[NodeDescription]) -> None:
+        # Until every active node could be heard, a plan would move work away from nodes that are
+        # alive.
         if not self._sessions.is_settled:
             return
         before = self._compactions
@@ -324,6 +331,7 @@ class Failover(PeriodicTask):
                 _log.info("compaction_assigned", node=node_id, target=target)
 
     def _on_leadership(self, leads: bool) -> None:
+        # Assignments of the metadata are read again in the first step of a term.
         self._heartbeats.set_recoveries(())
         self._compactions = {}
         self._heartbeats.set_compactions((), {})

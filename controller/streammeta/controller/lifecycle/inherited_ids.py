@@ -30,6 +30,8 @@ class InheritedIds:
 
         This process has seen all later prepares itself, and they can't be rolled back without it.
         """
+        # Later elections learn nothing new: this process itself applied all entries since the
+        # first.
         if self._until_ms is None:
             self._ids = frozenset(cluster_metadata.list_expired(INT64_MAX, IDS_MAX))
             self._until_ms = now_ms + KEPT_MS

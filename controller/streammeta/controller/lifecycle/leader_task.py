@@ -37,6 +37,7 @@ class LeaderTask(Generic[Term]):
         """
         store = self._store.until(time.monotonic() + timeout_s)
         try:
+            # The term may end while the thread works. Its outcome is then no longer ours to use.
             result = await in_thread(lambda: call(store))
         except Exception:
             self._require(term)

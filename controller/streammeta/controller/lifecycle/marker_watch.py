@@ -40,6 +40,7 @@ _log = structlog.get_logger(component="lifecycle")
 RECHECK_MS = 10_000
 """Interval of checking the bucket's markers, in milliseconds."""
 
+# Less than RECHECK_MS, so that checks never overlap.
 LOOK_TIMEOUT_S = 8.0
 """Deadline of one check including retries, in seconds: a hanging one must not use up a lease."""
 
@@ -77,6 +78,8 @@ class MarkerWatch:
 
     def look_soon(self) -> None:
         """Check immediately: there may be a marker now, or this controller has begun to lead."""
+        # The wait for the predecessors may end any moment, and failures are repeated at the task's
+        # interval.
         self._due_ms = 0
         self._is_wanted.set()
 
@@ -118,11 +121,13 @@ class MarkerWatch:
             self._lease.note_failure(str(error))
             raise
 
+        # Without a marker there is nothing that another cluster could have replaced.
         if found.marker is not None:
             self._lease.renew(began_ms)
 
     async def _look_again(self) -> None:
         began_ms = self._lease.now_ms()
+        # From the start of the check, so that a slow bucket does not stretch the interval.
         self._due_ms = began_ms + RECHECK_MS
         try:
             await self.look()
@@ -175,6 +180,7 @@ class MarkerWatch:
         """
         now_ms = self._lease.now_ms()
         if self._seen_unfenced is None or self._seen_unfenced[0] != generation.number:
+            # This process's own timer counts: the clock of whoever wrote the marker proves nothing.
             self._seen_unfenced = generation.number, now_ms
         left_ms = self._seen_unfenced[1] + FENCE_WAIT_MS - now_ms
         if left_ms > 0:

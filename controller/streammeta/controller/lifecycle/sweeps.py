@@ -35,6 +35,7 @@ from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_store.protocol.base import MultipartUpload, ObjectStore
 
+# Small entries, so that commits are not delayed by one large entry.
 EXPIRE_BATCH_MAX = 2_000
 """Number of objects expired in one log entry."""
 
@@ -111,6 +112,7 @@ class Expiry(_Sweep):
             began_ms - JUMP_MS, EXPIRE_BATCH_MAX, beyond_ms=beyond_ms
         )
         if doubted:
+            # A clock that jumped shows as a gap between the newest entry and the start of the term.
             jump_ms = began_ms - cluster_metadata.newest_stamp_ms(INT64_MAX)
             _log.warning(
                 "deadlines_doubted", objects=len(doubted), jump_ms=jump_ms, kept_ms=DOUBTED_MS
@@ -155,6 +157,8 @@ class SetObjectSweep(_Sweep):
         try:
             for node in read_nodes(self._controller):
                 is_fenced = self._sessions.state(node.node_id) is NodeState.FENCED
+                # Active nodes compact their own, and would find objects destroyed in the middle of
+                # it.
                 if node.stream_set_object_count and (node.departed or is_fenced):
                     await self._sweep_node(node.node_id)
         except ApiError as error:
@@ -226,6 +230,7 @@ class UploadSweep(_Sweep):
         """List the unfinished uploads of this cluster, with their object ids."""
         for upload in self._store.list_multipart_uploads():
             key = parse_key(upload.key, self._namespace)
+            # Ids from before a restore are decided by an operator, and other keys belong to others.
             if isinstance(key, OwnKey) and not self._is_undecided(key.object_id):
                 yield key.object_id, upload
 

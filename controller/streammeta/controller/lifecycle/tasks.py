@@ -29,6 +29,8 @@ class PeriodicTask(abc.ABC):
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in a separate thread, which does not keep the process alive."""
+    # Not the default executor: its threads are joined at exit, and a hanging bucket would hold up
+    # the stop.
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

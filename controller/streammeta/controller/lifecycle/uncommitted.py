@@ -27,6 +27,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 READERS = 16
 """Maximum number of threads that inspect objects."""
 
+# One thread for many: nearly all requests find nothing and return at once.
 _SIZES = 25
 """Number of objects whose sizes one thread requests. Most of them have no bytes."""
 
@@ -86,6 +87,7 @@ class UncommittedObjects:
             for object_id, size in zip(object_ids, sizes, strict=True):
                 if isinstance(size, StorageError):
                     looks.failed[object_id] = size
+                # An empty object has no index, so it proves as little as a missing one.
                 elif size:
                     await self._look(object_id, size, looks)
                 else:

@@ -54,6 +54,7 @@ class PeerAddresses:
 
     def learn_leader(self, node_id: NodeId, endpoint: str, client_endpoint: str) -> None:
         """Record the leader's addresses from an answer, and ignore malformed and empty ones."""
+        # An answer may lack one of the addresses. The known one stays valid then.
         known = self._leader_endpoints(node_id)
         self._leader = (
             node_id,
@@ -67,6 +68,7 @@ class PeerAddresses:
     def greeted(self, node_id: NodeId, client_endpoint: str) -> None:
         """Record where clients reach a connected node, according to its hello."""
         endpoint = _if_reachable(client_endpoint)
+        # The sender chooses its node id, and the table must not grow without bound.
         if endpoint is not None and node_id <= CONTROLLER_ID_MAX:
             self._from_hello[node_id] = endpoint
 
@@ -80,6 +82,7 @@ class PeerAddresses:
 
     def in_use(self, node_id: NodeId) -> str | None:
         """Return the address for requests to this node, None if none is known."""
+        # An override is the only right address from here, so nothing else may replace it.
         if node_id in self._overrides:
             return self._overrides[node_id]
         return self.published(node_id)
@@ -91,6 +94,7 @@ class PeerAddresses:
         candidates = self._candidates(node_id)
         if not candidates:
             return None
+        # The address in use stays while it is possible: switching would close a working connection.
         if self._in_use.get(node_id) not in candidates:
             self._in_use[node_id] = candidates[0]
         return self._in_use[node_id]
@@ -133,6 +137,7 @@ class PeerAddresses:
         Returns whether every known address has failed since the last success.
         """
         candidates = self._candidates(node_id)
+        # There is no other address to try, so one failure means that all have failed.
         if node_id in self._overrides or len(candidates) < 2:
             return True
         failed = self._failed.setdefault(node_id, set())
@@ -148,6 +153,8 @@ class PeerAddresses:
         known = self._known.get(node_id)
         if known is None:
             voter = self._voters.find(node_id)
+            # The log is agreed by a majority. An answer is newer, but comes from one node. Seeds
+            # may be old.
             found = [
                 voter.endpoint if voter else None,
                 self._leader_endpoints(node_id).peers,

@@ -40,6 +40,7 @@ class FramedConnection(asyncio.Protocol, ABC):
         if self.is_closed:
             self._transport.abort()
             return
+        # Beyond this the peer does not read its answers, and is_congested tells the subclass.
         self._transport.set_write_buffer_limits(high=self._output_bytes_max)
         if (opened := transport.get_extra_info("socket")) is not None:
             # Messages are small and complete, so waiting to merge them only adds latency.
@@ -76,6 +77,7 @@ class FramedConnection(asyncio.Protocol, ABC):
     def handle_frames(self) -> None:
         """Handle the complete frames, until reading is paused."""
         try:
+            # A handler may close or pause the connection between two frames.
             while not (self.is_closed or self._is_paused):
                 frame = self.parser.next()
                 if frame is None:
@@ -100,6 +102,7 @@ class FramedConnection(asyncio.Protocol, ABC):
         if self._is_paused and not self.is_closed and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
+            # Frames that arrived before the pause wait in the parser, and no further data may come.
             self.handle_frames()
 
     def close(self, *, flush: bool = False) -> None:

@@ -156,6 +156,7 @@ class DialledConnection(FramedConnection):
             opened = await _connect(host.strip("[]"), int(port))
             self._is_reached = True
             self._note_progress()
+            # asyncio allows a server name only with TLS.
             name = None if context is None else host.strip("[]")
             await self._loop.create_connection(
                 lambda: self, sock=opened, ssl=context, server_hostname=name
@@ -166,6 +167,7 @@ class DialledConnection(FramedConnection):
 
     def ask(self, request: Request) -> bool:
         """Send a request once the hello is answered. Returns whether there was room for it."""
+        # The caller hears of a missing slot at once, because the quorum has its own retries.
         if self.is_closed or self.is_congested or len(self._calls) >= IN_FLIGHT_MAX:
             return False
         kind, parts = encode_request(request)
@@ -178,6 +180,7 @@ class DialledConnection(FramedConnection):
             self.write(frame)
         else:
             self._waiting.append(frame)
+        # One timer for the oldest request: answers come nearly in order, and timers cost.
         if self._timer is None:
             self._set_timer(self._last_used + self._limit_s)
         return True
@@ -201,6 +204,7 @@ class DialledConnection(FramedConnection):
         except StrangerError as error:
             self._end_as_stranger(str(error))
             return
+        # None is plain text, where no certificate names anyone.
         if certified not in (None, self.place.peer):
             self._end_as_stranger(f"its certificate belongs to controller {certified}")
 
@@ -238,6 +242,7 @@ class DialledConnection(FramedConnection):
             raise ProtocolError(
                 f"{frame.kind.name} answers call {frame.call_id}, which is not waiting"
             )
+        # Any received byte is progress, so that a large answer over a slow link counts as in time.
         self._patience.answered(self._progress_at - call.asked_at)
         self._on_answer(call, frame)
         if self._is_retired and not self._calls:
@@ -256,6 +261,7 @@ class DialledConnection(FramedConnection):
             reason = str(exc) if isinstance(exc, ssl.SSLError) else "hello not answered"
             self.detail = f"{reason} (do both sides use TLS?)"
             self._end(End.UNREACHABLE)
+        # Reset or closed: the peer's kernel runs, so its process has probably ended.
         elif exc is None or isinstance(exc, ConnectionError):
             self._end(End.LOST)
         else:  # TCP gave up because the host does not answer
@@ -329,12 +335,16 @@ class DialledConnection(FramedConnection):
 
         oldest = next(iter(self._calls.values()), None)
         if oldest is not None:
+            # Requests were answered since the timer was set, or bytes of the oldest answer arrived.
             if (deadline := self._deadline(oldest)) > now:
                 self._set_timer(deadline)
                 return
+            # Only a host that accepts connections earns a longer limit. Others are down.
             if self._is_reached:
                 self._patience.cut_off()
             self._end(End.SILENT)
+        # Snapshots are rare. An idle control connection stays, because votes cannot wait for a
+        # handshake.
         elif self.place.purpose is Purpose.BULK:
             if (idle_at := self._last_used + self._patience.base_s) > now:
                 self._set_timer(idle_at)
@@ -344,6 +354,7 @@ class DialledConnection(FramedConnection):
     def _end(self, end: End) -> None:
         if self.is_closed:
             return
+        # Closed first: the caller may dial or send again from on_ended.
         self.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -383,6 +394,7 @@ async def _connect(host: str, port: int) -> socket.socket:
     """
     loop = asyncio.get_running_loop()
     errors: list[OSError] = []
+    # Connected here and not by asyncio, so that a reached host is known before the TLS handshake.
     for family, kind, protocol, _, address in await loop.getaddrinfo(
         host, port, type=socket.SOCK_STREAM
     ):
@@ -408,5 +420,6 @@ async def _connect(host: str, port: int) -> socket.socket:
 
 def _is_refused(error: OSError) -> bool:
     """Whether the host refused. A name with several addresses has several errors."""
+    # The joined error of several addresses has no errno of its own.
     text = f"[Errno {errno.ECONNREFUSED}]"
     return isinstance(error, ConnectionRefusedError) or text in str(error)

@@ -61,6 +61,7 @@ HELLO_BYTES_MAX = 1 << 10
 REQUEST_BYTES_MAX = 64 << 10
 """Every request is a header and a few numbers. The longest ones name voters and addresses."""
 SMALL_ANSWER_BYTES_MAX = 4 << 10
+# A batch is never split, so one larger than the requested bytes travels alone.
 FETCHED_BYTES_MAX = 64 << 20
 """Space for a Fetch of 8 MiB, or for one larger batch, with all framing."""
 CHUNK_BYTES_MAX = 16 << 20
@@ -141,6 +142,7 @@ class FrameParser:
         if len(buffer) < self._wanted:
             return None
 
+        # The header is checked before the payload arrives: a wrong length must not reserve memory.
         length, number, reserved, call_id, checksum = _HEADER.unpack_from(buffer)
         kind = self._check_kind(length, number, reserved)
         end = HEADER_BYTES + length
@@ -149,6 +151,7 @@ class FrameParser:
             return None
 
         fields, payload = bytes(buffer[: _FIELDS.size]), bytes(buffer[HEADER_BYTES:end])
+        # TCP checksums miss about one error in 65,536, and a flipped bit could change a vote.
         if google_crc32c.extend(google_crc32c.value(fields), payload) != checksum:
             raise FrameError(f"the checksum of a {kind.name} of {length} bytes does not match")
 
@@ -161,6 +164,7 @@ class FrameParser:
         kind = _KINDS.get(number)
         if kind is None:
             raise FrameError(f"frame of unknown kind {number}")
+        # Zero today, so that a later version can give these bytes a meaning.
         if reserved != _RESERVED:
             raise FrameError(f"{kind.name}: reserved bytes are {reserved.hex()}, must be zero")
         limit = self._limits.get(kind)

@@ -99,14 +99,17 @@ class Hello:
 
         magic, version, sender, receiver, purpose, *lengths = _HELLO.unpack_from(payload)
         _require_magic(magic)
+        # The layout of a version that is no longer supported is unknown.
         if version < OLDEST_VERSION:
             return cls(ClusterId(""), NodeId(0), NodeId(0), Purpose.CONTROL, version=version)
 
+        # Names follow the fixed fields in the order of their lengths.
         (cluster, client), rest = _read_texts(payload[_HELLO.size :], lengths)
         software, rest = _read_software(rest) if version > 1 else (UNTOLD, rest)
         _require_end(rest, version)
         if sender < 0 or receiver < 0:
             raise HelloError(f"hello of node {sender} to node {receiver}: ids must be 0 or more")
+        # A new purpose would need a new version, so an unknown one is damage.
         if purpose not in tuple(Purpose):
             raise HelloError(f"hello has purpose {purpose}, must be control (1) or bulk (2)")
 
@@ -192,12 +195,14 @@ def _require_magic(magic: bytes) -> None:
 
 def _require_end(rest: bytes, version: int) -> None:
     """Require the end of the data, unless a newer version has added fields."""
+    # A newer hello only grows at its end, and this release ignores the new fields.
     if rest and version <= VERSION:
         raise HelloError(f"{len(rest)} bytes follow the last field")
 
 
 def _read_texts(data: bytes, lengths: list[int]) -> tuple[list[str], bytes]:
     """Return texts of the given lengths at the start of `data`, and the rest."""
+    # Compared before slicing, because a slice beyond the end is shortened silently.
     if sum(lengths) > len(data):
         raise HelloError(f"names have {len(data)} bytes, but {sum(lengths)} are announced")
     texts, position = [], 0

@@ -83,9 +83,11 @@ CALLS_MAX = 2 * IN_FLIGHT_MAX
 OUTPUT_BYTES_MAX = 32 << 20
 """Maximum queued answer bytes, more than a peer requests at a time."""
 
+# A host that lost power sends no FIN. Without probes its slots would stay occupied.
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 """TCP keepalive probes detect that the host at the other end is down."""
 
+# Callers choose the events by their addresses, so the set of logged ones is bounded.
 _SAID_MAX = 1000
 
 _log = structlog.get_logger(component="quorum")
@@ -170,6 +172,8 @@ class PeerServer:
         self._said: set[tuple[str, str]] = set()
         self.refused: Counter[str] = Counter()
         """Connections rejected, or closed after a protocol error, by event."""
+        # Elections have their own room, so that a flood of fetches cannot keep a leader from being
+        # elected.
         control = _Room("votes and announcements", 128)
         self.rooms: Mapping[FrameKind, _Room] = {
             FrameKind.VOTE: control,
@@ -196,6 +200,7 @@ class PeerServer:
             self._looking.cancel()
         if self._listener is not None:
             await self._listener.stop()
+        # Queued answers go out first: a peer that reads STOPPING looks for another leader at once.
         for connection in self._connections:
             connection.close(flush=True)
         if self._connections:
@@ -219,6 +224,7 @@ class PeerServer:
     def admit(self, connection: _AcceptedConnection, host: str) -> str:
         """Add a connection that has sent nothing yet. Returns why there is no room, or ""."""
         silent, hosts = Counter(self._silent.values()), Counter(self._connections.values())
+        # Voters have reserved slots: strangers must not be able to keep a majority apart.
         is_voters = host in self._voter_hosts
         others = sum(count for name, count in hosts.items() if name not in self._voter_hosts)
         for count, limit, what in (
@@ -239,6 +245,8 @@ class PeerServer:
     def hello_limit_s(self, host: str) -> float:
         """Return how long a new connection may stay silent: less while slots are scarce."""
         silent = Counter(self._silent.values())
+        # A starved peer may be slow to say hello. Patience ends when silence costs others their
+        # slots.
         is_roomy = silent.total() <= SILENT_MAX // 2 and silent[host] <= SILENT_MAX_PER_HOST // 2
         return HELLO_TIMEOUT_S * (HELLO_PATIENCE if is_roomy else 1)
 
@@ -275,6 +283,7 @@ class PeerServer:
     def complain(self, host: str, event: str, reason: str) -> None:
         """Count an event, and log the first of each kind from each host."""
         self.refused[event] += 1
+        # A host that repeats an error would otherwise fill the log.
         if (host, event) not in self._said and len(self._said) < _SAID_MAX:
             self._said.add((host, event))
             _log.warning(f"peer_{event}", host=host, reason=reason)
@@ -355,6 +364,7 @@ class _AcceptedConnection(FramedConnection):
             self._server.versions.disconnected(self._sender, self._software)
         if self._timer is not None:
             self._timer.cancel()
+        # Rooms are shared by all connections, so a lost connection must free its slots.
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.room.give()

@@ -42,6 +42,7 @@ _MEANT_FOR_ANOTHER = {
 }
 """Errors that suggest a wrong address, and their log events."""
 
+# Early enough for a handshake and the answers in flight before the listener closes it.
 _OLD_AT = 0.8
 """Share of a connection's maximum age at which it is replaced."""
 
@@ -119,6 +120,7 @@ class TcpPeerTransport:
 
     def judge_again(self) -> None:
         """Close the connections to controllers that are denied now."""
+        # Retired connections still wait for answers, and a denied peer must not send them.
         for connection in [*self._connections.values(), *self._retired]:
             connection.judge()
 
@@ -145,6 +147,7 @@ class TcpPeerTransport:
             self._addresses.failed(place.peer, place.endpoint)
             self._bound_listener().on_request_failed(place.peer, response.header.request_id)
             return
+        # Answers with an error name the leader too, so this comes before errors are looked at.
         self._learn_leader(response.header.leader_id, leader)
         if (event := _MEANT_FOR_ANOTHER.get(response.header.error)) is not None:
             self._addresses.failed(place.peer, place.endpoint)
@@ -156,6 +159,7 @@ class TcpPeerTransport:
     def on_failure(self, place: Place, request: Request, reason: str) -> None:
         """Report that a request gets no answer."""
         if reason == STOPPING:
+            # Many requests may be in flight to a stopping peer, and one line is enough.
             if place.peer not in self._stopping:
                 self._stopping.add(place.peer)
                 _log.info("peer_is_stopping", peer=place.peer, endpoint=place.endpoint)
@@ -170,6 +174,8 @@ class TcpPeerTransport:
         self._forget(connection)
         if end is End.CLOSED:
             return
+        # The listener is of an older release and said so. It is reachable, so no address has
+        # failed.
         if self._is_older(connection, end):
             self._older.add(place)
             for request in unanswered:
@@ -187,6 +193,8 @@ class TcpPeerTransport:
         all_failed = not is_answering and self._addresses.failed(place.peer, place.endpoint)
         for request in unanswered:
             self._fail(request)
+        # Bulk connections break in the middle of large chunks for other reasons, and retired ones
+        # end anyway.
         was_reset = end is End.LOST and place.purpose is Purpose.CONTROL and not is_retired
         if was_reset or (end is End.REFUSED and all_failed):
             self._bound_listener().on_connection_lost(place.peer)
@@ -225,6 +233,7 @@ class TcpPeerTransport:
             return None
         place = Place(peer, endpoint, purpose)
         connection = self._connections.get(place)
+        # A listener closes connections at their maximum age, which would look like a lost peer.
         if connection is not None and self._is_aged(connection):
             self._retire(connection)
             connection = None
@@ -238,6 +247,7 @@ class TcpPeerTransport:
         return age_s * 1000 > _OLD_AT * self._tls.age_ms
 
     def _dial(self, place: Place) -> DialledConnection:
+        # The addresses may have changed since the last dial.
         self._drop_unused()
         # Version 1 listeners reject every other hello, so the second attempt uses the oldest.
         version = OLDEST_VERSION if place in self._older else VERSION
