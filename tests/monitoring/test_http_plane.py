@@ -72,9 +72,12 @@ async def test_pages_are_read_and_nothing_else_is_done() -> None:
         assert await got(at, "/livez?verbose") == (200, "ok\n")
         assert await got(at, "/livez", method="HEAD") == (200, "")
         assert (await got(at, "/livez", method="POST"))[0] == 405
-        assert await got(at, "/") == (404, "there are /livez, /metrics, /readyz\n")
+        assert await got(at, "/") == (
+            404,
+            "not found, available paths: /livez, /metrics, /readyz\n",
+        )
         with capture_logs() as logs:
-            assert await got(at, "/readyz") == (500, "defect in the controller; see its log\n")
+            assert await got(at, "/readyz") == (500, "defect in the controller: see its log\n")
     assert [entry["event"] for entry in logs] == ["http_request_failed"]
 
 

@@ -56,7 +56,7 @@ _SETTINGS = {
     " controller rejects new entries.",
     "max_prepared_objects": "Maximum number of objects that are prepared and not committed.",
     "max_nodes": "Maximum number of registered brokers.",
-    "max_kv_keys": "Keys.",
+    "max_kv_keys": "Maximum number of keys.",
     "max_kv_bytes": "Maximum bytes of keys and values.",
     "max_tag_bytes": "Maximum characters of the tags of streams.",
 }
@@ -291,9 +291,10 @@ def controller(
 ) -> None:
     """Run one controller of a cluster.
 
-    Its data directory names the voters; see `streammeta storage format`. It prints one line
-    starting with `ready` on standard output once it serves, and logs on standard error. On Ctrl-C
-    or SIGTERM it hands over and exits. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY open the bucket.
+    Create the data directory first with `streammeta storage format`, which also names the voters.
+    Once the controller serves, it prints one line starting with `ready` on standard output. Logs
+    go to standard error. Ctrl-C or SIGTERM ends it: a leader first transfers leadership to another
+    controller. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are the credentials of the bucket.
 
     \b
     Example, a cluster of one:

@@ -1,4 +1,4 @@
-"""Monitoring of one controller: its pages over HTTP, and what is measured all the while."""
+"""Monitoring of one controller: its HTTP pages, and its continuous measurements."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Parts of a controller that are observed."""
+    """Parts of a controller that monitoring observes."""
 
     phase: Callable[[], Phase]
     driver: QuorumDriver
@@ -71,11 +71,11 @@ class Parts:
     heartbeats: Heartbeats
     metadata_limits: MetadataLimits
     status: StatusParts | None
-    """None: the status is not served."""
+    """None means that the status is not served."""
 
 
 class Monitoring:
-    """Probes and metrics of a controller; a caller gets what the authenticator allows."""
+    """Probes, metrics and pages of a controller, with the authenticator's access rules."""
 
     def __init__(self, parts: Parts, authenticator: Authenticator) -> None:
         self._parts = parts
@@ -104,10 +104,10 @@ class Monitoring:
             pages.update(StatusPages(self._status, parts.controller, parts.status.view).routes())
 
     async def start(self, address: str) -> int:
-        """Serve at HOST:PORT; return the port, chosen if it is 0.
+        """Serve at HOST:PORT and return the port, chosen by the system if it is 0.
 
         Raises:
-            OSError: the address is taken, or is none of this host's.
+            OSError: the address is in use, or does not belong to this host.
         """
         port = await self._plane.start(address)
         self._measuring.append(asyncio.create_task(self._loop_lag.run()))
@@ -116,7 +116,7 @@ class Monitoring:
         return port
 
     async def stop(self) -> None:
-        """Stop listening, once the last answers have left."""
+        """Stop listening after the pending answers are sent."""
         for task in self._measuring:
             task.cancel()
         await self._plane.stop()

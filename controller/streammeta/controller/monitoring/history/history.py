@@ -1,6 +1,8 @@
-"""History of a controller's own measurements: 15 min of seconds, an hour of tens, a day of minutes.
+"""History of a controller's measurements.
 
-Bounded arrays in memory, gone with the process. Pure: knows neither clock nor meaning of a series.
+Keeps one sample a second for 15 minutes, one per 10 s for an hour and one a minute for a day, in
+arrays of fixed size. The process does not store them. Pure: independent of the clock and of the
+meaning of series.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 LENGTHS: Mapping[int, int] = {1: 900, 10: 360, 60: 1_440}
-"""Samples kept by the seconds between them: for 15 minutes, an hour and a day."""
+"""Number of kept samples by seconds between samples."""
 
 _Values = npt.NDArray[np.float32]
 _Times = npt.NDArray[np.float64]
 
 
 class Fold(Enum):
-    """Rule by which several samples become one."""
+    """Rule that merges several samples into one."""
 
     MEAN = "mean"
     MAX = "max"
@@ -28,7 +30,7 @@ class Fold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Name of a series, its unit, and the rule by which its samples become one."""
+    """Name of a series, its unit, and the rule that merges its samples."""
 
     name: str
     unit: str
@@ -37,14 +39,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Samples in order of time: seconds since 1970, and a column for each name; NaN is no value."""
+    """Samples in order of time.
+
+    `times` are seconds since 1970. `columns` contains the values by name of the series, NaN for an
+    unknown value.
+    """
 
     times: _Times
     columns: Mapping[str, _Values]
 
 
 class Ring:
-    """The last samples of some series; the oldest give way."""
+    """Ring buffer of the last samples of some series."""
 
     def __init__(self, series: int, length: int) -> None:
         self._times: _Times = np.zeros(length, dtype=np.float64)
@@ -57,7 +63,7 @@ class Ring:
         return self._times.nbytes + self._values.nbytes
 
     def add(self, time_s: float, values: npt.NDArray[np.floating]) -> None:
-        """Add a sample; its time must be later than that of the one before."""
+        """Add a sample, which must be later than the previous one."""
         place = self._added % len(self._times)
         self._times[place] = time_s
         self._values[:, place] = values
@@ -77,7 +83,7 @@ class Ring:
 
 
 class _Steps:
-    """Samples of a step: one for all that are added within it."""
+    """Merged samples, one per step of `step_s` seconds."""
 
     def __init__(self, step_s: int, length: int, takes_max: npt.NDArray[np.bool_]) -> None:
         self.ring = Ring(len(takes_max), length)
@@ -87,7 +93,7 @@ class _Steps:
         self._under_way: list[npt.NDArray[np.float64]] = []
 
     def add(self, time_s: float, sample: npt.NDArray[np.float64]) -> None:
-        """Add a sample; the first of another step completes the one under way."""
+        """Add a sample. The first one of a new step completes the previous step."""
         begin_s = time_s // self._step_s * self._step_s
         if self._under_way and begin_s != self._begin_s:
             self.ring.add(self._begin_s, self._folded())
@@ -101,9 +107,10 @@ class _Steps:
         self._under_way.clear()
 
     def _folded(self) -> npt.NDArray[np.float64]:
-        """Return one sample for those under way, as far as they have values."""
+        """Merge the samples of the current step. Unknown values do not count."""
         samples = np.array(self._under_way)
         is_known = ~np.isnan(samples)
+        # Not nanmean and nanmax: they warn about series without any value in the step.
         counts = is_known.sum(axis=0)
         means = np.where(is_known, samples, 0).sum(axis=0) / np.maximum(counts, 1)
         highest = np.where(is_known, samples, -np.inf).max(axis=0)
@@ -112,7 +119,7 @@ class _Steps:
 
 
 class History:
-    """Samples of `series`, as they are added and by each longer step of `lengths`."""
+    """Samples of `series`: every added one, and merged ones for each longer step of `lengths`."""
 
     def __init__(self, series: Sequence[Series], lengths: Mapping[int, int] = LENGTHS) -> None:
         self.series = series
@@ -132,10 +139,11 @@ class History:
         return self._by_second.nbytes + sum(step.ring.nbytes for step in self._by_step.values())
 
     def add(self, time_s: float, values: Mapping[str, float]) -> None:
-        """Add a sample, `time_s` seconds since 1970; a series without a value has NaN.
+        """Add a sample, `time_s` seconds since 1970. A series without a value gets NaN.
 
-        A clock that was set back begins a new history: times of a window are in order.
+        If the clock was set back, the history starts again, because a window is in order of time.
         """
+        # `since` relies on increasing times, and a step on beginning only once.
         if time_s <= self._last_s:
             self._by_second.clear()
             for step in self._by_step.values():
@@ -147,9 +155,9 @@ class History:
             step.add(time_s, sample)
 
     def since(self, time_s: float, names: Sequence[str], step_s: int = 1) -> Window:
-        """Return the samples later than `time_s` of these series, by a step of `lengths`.
+        """Return the samples of these series later than `time_s`, by a step of `lengths`.
 
-        The step that is under way is no sample yet. Raises KeyError for an unknown name.
+        The current step is not included. Raises KeyError for an unknown name.
         """
         rows = [self._rows[name] for name in names]
         ring = self._by_second if step_s == 1 else self._by_step[step_s].ring

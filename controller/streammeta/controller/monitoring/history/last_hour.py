@@ -1,7 +1,8 @@
-"""Commits and their times over the last hour, in rows of five minutes: charts for those who read.
+"""Commits and their latencies over the last hour, in rows of five minutes, as text for charts.
 
-Pure, from a controller's history. A controller counts the commits that it acknowledges as the
-leader, so each row says for how much of it this one led; the rest is in the history of others.
+Computed from a controller's history, without I/O. A controller counts the commits that it
+acknowledged as leader, so each row states the share of time in which it led. The history of other
+leaders has the rest.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from streammeta.controller.monitoring.history.history import History
 
 HOUR_S = 3_600
 STEP_S = 10
-"""Seconds between the samples that rows are made from."""
+"""Seconds between the samples of which rows are made."""
 
 ROW_S = 300
-"""Length of a row, in seconds; rows begin at multiples of it."""
+"""Length of a row in seconds. Rows begin at its multiples."""
 
 _NAMES = ("commits_accepted", "commits_refused", "commit_p50", "commit_p99", "is_leader")
 
 
 def last_hour(history: History, now_s: float) -> Sequence[Mapping[str, float | None]]:
-    """Return the rows that have samples, the newest first; None stands for no commit to time.
+    """Return the rows that have samples, newest first. None means that there was no commit to time.
 
-    `accepted` and `refused` are numbers of commits, times in milliseconds: `p50_ms` is the mean of
-    the medians of 10 s, `p99_ms` the highest of theirs. `led` is a share from 0 to 1.
+    `accepted` and `refused` are numbers of commits. Times are milliseconds: `p50_ms` is the mean of
+    the medians of 10 s, `p99_ms` the maximum of their 99th percentiles. `led` is a share from 0 to
+    1.
     """
     window = history.since(now_s - HOUR_S, _NAMES, STEP_S)
     begins = window.times // ROW_S * ROW_S
@@ -49,13 +51,13 @@ def last_hour(history: History, now_s: float) -> Sequence[Mapping[str, float | N
 
 
 def mean(values: npt.NDArray[np.float32]) -> float | None:
-    """Return the mean of the values there are."""
+    """Return the mean of the known values."""
     there = values[~np.isnan(values)]
     return float(there.mean()) if len(there) else None
 
 
 def highest(values: npt.NDArray[np.float32]) -> float | None:
-    """Return the highest of the values there are."""
+    """Return the maximum of the known values."""
     there = values[~np.isnan(values)]
     return float(there.max()) if len(there) else None
 

@@ -1,7 +1,7 @@
-"""Samples of a controller for its history, from states and counters that exist anyway.
+"""Sampling of a controller's states and counters for its history.
 
-Rates and quantiles are of the time since the sample before. Reads cheap values alone: once a second
-for as long as the process lives is often.
+Rates and quantiles cover the time since the previous sample. Only cheap values are read, because
+sampling runs every second for the lifetime of the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streammeta.controller.runtime.replication.operations import QuorumDescripti
 from streammeta.controller.timings import quantile_s
 
 INTERVAL_S = 1.0
-"""Time between two samples, in seconds."""
+"""Seconds between two samples."""
 
 SERIES: Sequence[Series] = (
     Series("commits_accepted", "1/s"),
@@ -49,12 +49,12 @@ SERIES: Sequence[Series] = (
     Series("memory", "B", Fold.MAX),
     Series("request_memory", "B", Fold.MAX),
 )
-"""The series of the history; counters become rates. Some lags are known to a leader alone."""
+"""Series of the history. Counters are stored as rates. Only a leader knows some of the lags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters at one time; differences of two are what happened between."""
+    """Counters at one time. Differences of two give the events between them."""
 
     time_s: float
     accepted: int
@@ -66,7 +66,7 @@ class Totals:
 
 
 class Sampler:
-    """Fills a history."""
+    """Sampler that fills a history."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Sampler:
         memory: Callable[[], int],
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """Take the parts; `loop_lag` is in seconds since it was last asked, `memory` in bytes."""
+        """`loop_lag` returns the lag since its last call in seconds, `memory` bytes."""
         self.history = History(SERIES)
         self._sources = sources
         self._loop_lag = loop_lag
@@ -91,7 +91,7 @@ class Sampler:
             self.sample()
 
     def sample(self) -> None:
-        """Add a sample of now."""
+        """Add a sample of the current values."""
         now = self._totals()
         values = {**_rates(self._before, now), **self._state()}
         self.history.add(self._wall_s(), values)
@@ -139,7 +139,7 @@ class Sampler:
 
 
 def voter_lag(quorum: QuorumDescription) -> float:
-    """Return the entries that the voter furthest behind lacks; NaN unless this node leads."""
+    """Return how many entries the slowest voter is missing, NaN unless this node leads."""
     if quorum.role != "leader":
         return math.nan
     ends = [voter.end_offset for voter in quorum.voters if voter.end_offset is not None]

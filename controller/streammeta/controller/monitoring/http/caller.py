@@ -1,4 +1,4 @@
-"""Caller of an HTTP request as the authenticator knows callers: by the connection's certificate."""
+"""Caller of an HTTP request for the authenticator, identified by the connection's certificate."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HttpContext:
-    """Handshake of one connection; `streammeta.controller.trust.authenticator.CallContext`."""
+    """Handshake of one connection, as `streammeta.controller.trust.authenticator.CallContext`."""
 
     transport: BaseTransport
 
     def invocation_metadata(self) -> None:
-        """Return what the caller has said beside its request: nothing that counts."""
+        """Return the caller's metadata: none, because HTTP headers do not authenticate."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return what the handshake has proven, by the names that gRPC uses."""
+        """Return the facts that the handshake has proven, under gRPC's names."""
         wrapped = self.transport.get_extra_info("ssl_object")
         if wrapped is None:
             return {"transport_security_type": [b"insecure"]}

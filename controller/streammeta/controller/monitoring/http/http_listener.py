@@ -23,13 +23,13 @@ from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.tls.listener import Listener, ListenerTls
 
 CONNECTIONS_MAX = 64
-"""Maximum number of connections; more are closed as soon as they are made."""
+"""Maximum number of connections. Further ones are closed at once."""
 
 CONNECTIONS_MAX_PER_HOST = 16
-"""The same of one host: probes come from others than a flood."""
+"""Maximum number of connections of one host, so that one host cannot shut out the probes."""
 
 CONNECTION_AGE_S = 5.0
-"""Age at which a connection ends, whatever is under way on it, in seconds."""
+"""Maximum age of a connection, in seconds, also during a request."""
 
 HEADER_BYTES_MAX = 8 << 10
 """Maximum length of a request line and of a header field, in bytes."""
@@ -38,16 +38,16 @@ HEADERS_MAX = 64
 """Maximum number of header fields of a request."""
 
 REQUEST_BYTES_MAX = 64 << 10
-"""Maximum number of bytes that are read from a connection; requests have no body."""
+"""Maximum number of bytes read from a connection. Requests have no body."""
 
 STOP_TIMEOUT_S = 1.0
-"""Time limit for the last answers when the listener stops, in seconds."""
+"""Time for pending answers when the listener stops, in seconds."""
 
 _SAID_MAX = 1000
 
 _log = structlog.get_logger(component="http")
 
-# Defects are logged here, as JSON; what aiohttp would write beside them is not.
+# Defects are logged here as JSON, so aiohttp's own log lines would only repeat them.
 _silent = logging.getLogger("streammeta.http")
 _silent.disabled = True
 
@@ -60,12 +60,12 @@ class Page:
     status: int = 200
     content_type: str = "text/plain; charset=utf-8"
     kept_s: int = 0
-    """Time for which the caller may keep it, in seconds."""
+    """Seconds for which the caller may cache it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Function that makes a page from the query of a request, and the name of its access rule."""
+    """Function that builds a page from the query of a request, and the name of its access rule."""
 
     rule: str
     make: Callable[[Mapping[str, str]], Awaitable[Page]]
@@ -75,11 +75,11 @@ Pages: TypeAlias = Mapping[str, Route]
 """Routes by path, such as `/livez`."""
 
 CONTENT_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-"""What a browser may load for a page: what this listener serves, and no script within a page."""
+"""Content security policy: only resources of this listener, and no inline scripts."""
 
 
 class HttpPlane:
-    """Serves pages at one address."""
+    """Listener that serves pages at one address."""
 
     def __init__(self, tls: ListenerTls, authenticator: Authenticator, pages: Pages) -> None:
         self._tls = tls
@@ -88,28 +88,28 @@ class HttpPlane:
         self._listener: Listener | None = None
         self._server: _Server | None = None
         self._open: dict[asyncio.Protocol, str] = {}
-        """Connections that are open, each with its host."""
+        """Open connections with their hosts."""
         self._said: set[tuple[str, str]] = set()
         self.refused: Counter[str] = Counter()
-        """Connections refused, by event."""
+        """Number of rejected connections by event."""
 
     @property
     def connections(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return len(self._open)
 
     async def start(self, address: str) -> int:
-        """Listen on HOST:PORT; return the port, chosen if it is 0.
+        """Listen on HOST:PORT and return the port, chosen by the system if it is 0.
 
         Raises:
-            OSError: the address is taken, or is none of this host's.
+            OSError: the address is in use, or does not belong to this host.
         """
         self._server = _Server(self._handle, self._lost)
         self._listener = Listener(self._tls, self._connected, self._complain)
         return await self._listener.start(address)
 
     async def stop(self) -> None:
-        """Stop listening, and end the connections once their answers have left."""
+        """Stop listening, and close the connections after their answers are sent."""
         if self._listener is not None:
             await self._listener.stop()
         if self._server is not None:
@@ -120,7 +120,7 @@ class HttpPlane:
         assert self._server is not None
         from_host = sum(other == host for other in self._open.values())
         if len(self._open) >= CONNECTIONS_MAX or from_host >= CONNECTIONS_MAX_PER_HOST:
-            reason = f"there are {len(self._open)}, {from_host} of this host"
+            reason = f"{len(self._open)} connections are open, {from_host} of this host"
             self._complain(host, "too_many_connections", reason)
             return _Refused()
         made = _Connection(self._server, partial(self._complain, host, "connection_broken"))
@@ -129,7 +129,7 @@ class HttpPlane:
         return made
 
     def _end(self, connection: web.RequestHandler) -> None:
-        """End a connection that is too old; one whose handshake failed is only forgotten."""
+        """Close a connection that is too old. After a failed handshake there is only its record."""
         self._lost(connection)
         if connection.transport is not None:
             connection.transport.abort()
@@ -138,7 +138,7 @@ class HttpPlane:
         self._open.pop(connection, None)
 
     def _complain(self, host: str, event: str, reason: str) -> None:
-        """Count an event; log the first of each kind from each host."""
+        """Count an event, and log the first of each kind from each host."""
         self.refused[event] += 1
         if (host, event) not in self._said and len(self._said) < _SAID_MAX:
             self._said.add((host, event))
@@ -157,6 +157,7 @@ class HttpPlane:
                 "X-Content-Type-Options": "nosniff",
             },
         )
+        # One request per connection: an idle connection would keep its place.
         response.force_close()
         return response
 
@@ -166,7 +167,7 @@ class HttpPlane:
 
         route = self._pages.get(request.path)
         if route is None:
-            return Page(f"there are {', '.join(self._pages)}\n".encode(), 404)
+            return Page(f"not found, available paths: {', '.join(self._pages)}\n".encode(), 404)
 
         assert request.transport is not None
         rule, context = f"streammeta.http.{route.rule}", HttpContext(request.transport)
@@ -179,11 +180,11 @@ class HttpPlane:
             return await route.make(request.query)
         except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
             _log.error("http_request_failed", path=request.path, exc_info=error)
-            return Page(b"defect in the controller; see its log\n", 500)
+            return Page(b"defect in the controller: see its log\n", 500)
 
 
 class _Server(web.Server):
-    """A server that tells of the end of connections."""
+    """A server that reports the end of connections."""
 
     def __init__(
         self,
@@ -196,15 +197,15 @@ class _Server(web.Server):
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
-        """Pass on that a connection has ended."""
+        """Report the end of a connection."""
         super().connection_lost(handler, exc)
         self._on_lost(handler)
 
 
 class _Connection(web.RequestHandler):
-    """A connection that ends once it has sent more than a request may hold.
+    """A connection that is closed once it has sent more bytes than a request may have.
 
-    What comes behind a request that is refused would be kept as long as the connection lasts.
+    Data after a rejected request would otherwise stay in memory until the connection ends.
     """
 
     __slots__ = ("_complain", "_left")
@@ -224,7 +225,7 @@ class _Connection(web.RequestHandler):
         self._left = REQUEST_BYTES_MAX
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, if they are not too many."""
+        """Process received bytes up to the limit, then close the connection."""
         self._left -= len(data)
         if self._left >= 0:
             super().data_received(data)
@@ -234,8 +235,8 @@ class _Connection(web.RequestHandler):
 
 
 class _Refused(asyncio.Protocol):
-    """A connection that ends as soon as it is made."""
+    """A connection that is closed as soon as it is accepted."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Those of uvloop are of no class of asyncio's.
+        # uvloop's transports do not derive from asyncio's classes.
         cast(asyncio.WriteTransport, transport).abort()

@@ -1,7 +1,8 @@
 """Liveness and readiness of a controller, as named checks.
 
-A live controller answers, whatever the others do: a probe that asked the quorum would end one
-controller after the other while there is no leader. A ready one serves clients. Pure.
+A controller is live if it answers, whatever the state of the quorum: a liveness probe that asked
+the quorum would restart all controllers while there is no leader. A controller is ready if it can
+serve clients. Pure.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from enum import StrEnum
 from streammeta.controller.runtime.replication.operations import QuorumDescription
 
 BEHIND_MAX = 10_000
-"""Committed entries that a ready controller may still have to apply."""
+"""Maximum number of committed entries that a ready controller has not applied."""
 
 
 class Phase(StrEnum):
-    """Part of a controller's life."""
+    """Phase of a controller's life."""
 
     STARTING = "it starts"
     SERVING = ""
@@ -26,16 +27,16 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """State of a controller, as far as readiness depends on it."""
+    """State of a controller that readiness depends on."""
 
     phase: Phase
     quorum: QuorumDescription
     applied: int
-    """End of the log that is applied to the map."""
+    """End of the applied log."""
 
 
 def unready(condition: Condition) -> Mapping[str, str]:
-    """Return each check of readiness with its failure; empty if it passes."""
+    """Return each readiness check with its failure, empty if it passes."""
     quorum = condition.quorum
     behind = quorum.high_watermark - condition.applied
     return {

@@ -1,4 +1,7 @@
-"""Bound on the work that pages cause: answers are kept for a moment, and few are made at a time."""
+"""Cache of page answers, which bounds the work that pages cause.
+
+Answers are reused for a moment, and few are computed at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 KEPT_S = 1.0
-"""Time for which an answer is given again, in seconds: ten open pages cost as much as one."""
+"""Time for which an answer is reused, in seconds: ten open pages cost as much as one."""
 
 AT_A_TIME = 4
-"""Answers that are made at a time; any more wait."""
+"""Maximum number of answers computed at a time. Further ones wait."""
 
 ANSWERS_MAX = 64
-"""Answers that are kept."""
+"""Maximum number of cached answers."""
 
 _T = TypeVar("_T")
 
 
 class ResponseCache(Generic[_T]):
-    """Answers by what was asked."""
+    """Cached answers by request."""
 
     def __init__(self, kept_s: float = KEPT_S) -> None:
         self._kept_s = kept_s
@@ -28,9 +31,9 @@ class ResponseCache(Generic[_T]):
         self._turns = asyncio.Semaphore(AT_A_TIME)
 
     async def get(self, asked: Hashable, make: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the answer of a moment ago, or what `make` returns; callers share one call of it.
+        """Return a recent answer, or the result of `make`, which concurrent callers share.
 
-        What it raises is raised to all of them, and is not kept.
+        Its exception is raised to all of them and is not cached.
         """
         found = self._answers.get(asked)
         if found is None or (found[1].done() and time.monotonic() >= found[0] + self._kept_s):

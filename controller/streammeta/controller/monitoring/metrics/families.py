@@ -1,4 +1,4 @@
-"""Families of metrics, made at a scrape from values that are kept elsewhere."""
+"""Metric families, built at a scrape from existing values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from streammeta.controller.timings import PER_DOUBLING, Times, bound_s
 PREFIX = "streammeta_"
 
 Rows: TypeAlias = Iterable[tuple[Sequence[str], float]]
-"""Values of labels, and the value of their series."""
+"""Label values, and the value of their series."""
 
 FINE = tuple(range(36, 97, PER_DOUBLING))
-"""Classes of `Times` that end a bucket: from half a millisecond to 17 s, by doublings."""
+"""Classes of `Times` that end a bucket: from half a millisecond to 17 s, each twice the last."""
 
 COARSE = tuple(range(36, 97, 3 * PER_DOUBLING))
-"""The same, each bucket eight times as wide as the one before: for histograms of many series."""
+"""Ends of wider buckets, each eight times the last: for histograms of many series."""
 
 
 def value(name: str, text: str, number: float) -> Metric:
@@ -32,7 +32,7 @@ def value(name: str, text: str, number: float) -> Metric:
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    """Return a gauge; the names of labels are in the order of their values."""
+    """Return a gauge. Label names are in the order of their values."""
     family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
     for values, number in rows:
         family.add_metric(values, float(number))
@@ -40,7 +40,7 @@ def gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    """Return a counter; `name` is without `_total`."""
+    """Return a counter. `name` is without `_total`."""
     family = CounterMetricFamily(PREFIX + name, text, labels=labels)
     for values, number in rows:
         family.add_metric(values, float(number))
@@ -54,7 +54,7 @@ def histogram(
     rows: Iterable[tuple[Sequence[str], Times]],
     ends: Sequence[int] = FINE,
 ) -> Metric:
-    """Return a histogram in seconds; `ends` are the classes of times that end a bucket."""
+    """Return a histogram in seconds. `ends` are the classes of times that end a bucket."""
     family = HistogramMetricFamily(PREFIX + name, text, labels=labels)
     for values, times in rows:
         family.add_metric(values, _buckets(times.counts, ends), times.sum_s)

@@ -1,7 +1,7 @@
-"""Runs of reconciliation as their jobs told them, read from the key where they are kept.
+"""Reconciliation runs as reported by their jobs, read from the key that stores them.
 
-Anybody who may write keys of the product's namespace can have written the value, so that one that
-can't be read is shown as such, and is no failure.
+Every caller with write access to the product's key namespace can write the value. An unreadable
+value is therefore shown as such and is not an error.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from streammeta.storage.cluster_files.reconcile_runs import Runs, RunsError, dec
 
 @dataclass(frozen=True, slots=True)
 class ReportedRuns:
-    """The runs; `problem` says why they can't be read, and is empty otherwise."""
+    """Reported runs. `problem` says why they can't be read, empty if they can."""
 
     runs: Runs = field(default_factory=Runs)
     problem: str = ""
 
 
 def read_told(value: bytes | None) -> ReportedRuns:
-    """Return what a value tells; None: there is none."""
+    """Parse the stored value. None means that there is no value."""
     if value is None:
         return ReportedRuns()
     try:

@@ -1,7 +1,7 @@
-"""Status pages for people, rendered here from the status document and from reads of the map.
+"""Status pages for people, rendered from the status document and reads of the metadata.
 
-A page has cards, charts, tables and notes; one template shows them all. Reads are of what is
-committed here, so that pages are there without a leader.
+A page has cards, charts, tables and notes, and one template shows them all. Reads return the state
+that is committed at this controller, so that pages are available without a leader.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from streammeta.controller.rpc.services.routes import LeaderView
 from streammeta.controller.runtime.writer.controller import MetadataController
 
 ROWS = 100
-"""Rows of a page of a list."""
+"""Maximum rows of a list on one page."""
 
 READ_TIMEOUT_MS = 2_000
-"""Time limit of a read of the map, in milliseconds."""
+"""Time limit of a read of the metadata, in milliseconds."""
 
 OF_THE_LEADER = (
     "Commits and their times cover the terms in which this controller led. For other terms see the"
     " pages of the controllers that led then."
 )
-"""Note of the page that shows them."""
+"""Note of the page about commits."""
 
 _Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 _Chart: TypeAlias = tuple[str, str, str]
@@ -66,7 +66,7 @@ _STREAM_HEADS = ("stream", "state", "owner", "epoch", "start", "end", "tags")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a page shows."""
+    """Content of a page."""
 
     cards_: Sequence[tuple[str, Any, str]] = ()
     charts_: Sequence[_Chart] = ()
@@ -80,7 +80,7 @@ _Make: TypeAlias = Callable[[Fields, int], Awaitable[Content]]
 
 
 class StatusPages:
-    """Makes the pages of one controller."""
+    """Renderer of one controller's pages."""
 
     def __init__(self, api: StatusApi, controller: MetadataController, view: LeaderView) -> None:
         self._api = api
@@ -101,7 +101,7 @@ class StatusPages:
         }
 
     def routes(self) -> Mapping[str, Route]:
-        """Return the pages, and the files that they refer to, by path."""
+        """Return the pages and their static files, by path."""
         pages = {path: Route("status", partial(self._page, path)) for path in self._pages}
         pages["/stream"] = Route("status", partial(self._page, "/stream"))
         pages["/api/streams.json"] = Route("status", self._streams_json)
@@ -109,7 +109,7 @@ class StatusPages:
         return {**pages, **files}
 
     async def _page(self, path: str, query: Mapping[str, str]) -> Page:
-        """Answer a request; `after` and `id` of its query are numbers, `tag` is KEY=VALUE."""
+        """Answer a request. `after` and `id` of its query are numbers."""
         number = _number_in(query, "id" if path == "/stream" else "after")
         tag = query.get("tag", "") if path == "/streams" else ""
         if number is None:

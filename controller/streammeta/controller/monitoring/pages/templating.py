@@ -1,4 +1,4 @@
-"""Templates of the status pages: every value is escaped, for tags are strangers' text."""
+"""Templates of the status pages. Every value is escaped, because callers choose tags freely."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ STATIC: Mapping[str, tuple[str, int]] = {
     "page.css": ("text/css; charset=utf-8", 60),
     "icon.svg": ("image/svg+xml", 86_400),
 }
-"""Files that pages refer to: type, and the time in seconds for which a browser may keep them."""
+"""Static files of pages: content type, and seconds for which a browser may cache them."""
 
 
 NOTHING = "\u2013"
-"""Shown where there is no value."""
+"""Placeholder for a missing value."""
 
 
 class Link(NamedTuple):
-    """A cell of a table that leads elsewhere."""
+    """A table cell with a link."""
 
     text: object
     path: str
@@ -58,12 +58,12 @@ def static_page(name: str) -> Page:
 
 
 def utc(time_s: float) -> str:
-    """Return a time, in seconds since 1970, for people."""
+    """Format a time, in seconds since 1970."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def cell(value: Any) -> str | Markup:
-    """Return a value of a table for people, escaped."""
+    """Format a value of a table, escaped."""
     match value:
         case None | "":
             return NOTHING
@@ -80,24 +80,24 @@ def cell(value: Any) -> str | Markup:
 
 
 def grouped(number: int) -> str:
-    """Return a number in groups of three digits."""
+    """Format a number in groups of three digits."""
     return f"{number:,}".replace(",", "\u202f")
 
 
 def in_bytes(size: float) -> str:
-    """Return a size in bytes for people."""
+    """Format a size in bytes."""
     units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
     power = min(int(math.log(size, 1024)), len(units) - 1) if size >= 1 else 0
     return f"{size / 1024**power:.{min(power, 1)}f} {units[power]}"
 
 
 def as_id(number: int | None) -> str | None:
-    """Return an id, which is no amount: its digits are not grouped."""
+    """Format an id, without groups of digits."""
     return None if number is None else str(number)
 
 
 def in_age(age_ms: int | None) -> str | None:
-    """Return the age of an event for people, None if it is not known."""
+    """Format the age of an event, None if it is unknown."""
     if age_ms is None:
         return None
     seconds = age_ms // 1000
@@ -108,5 +108,5 @@ def in_age(age_ms: int | None) -> str | None:
 
 
 def in_ms(value: float | None) -> str:
-    """Return milliseconds for people."""
+    """Format milliseconds."""
     return NOTHING if value is None else f"{value:.1f} ms"

@@ -1,4 +1,7 @@
-"""Alarms of the status page: conditions of its document that an operator must know of. Pure."""
+"""Alarms of the status page, derived from the status document.
+
+Pure. An alarm is a condition that needs an operator's attention.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,29 @@ from typing import Any, NamedTuple, TypeAlias
 Document: TypeAlias = Mapping[str, Any]
 
 LAG_MS_MAX = 30_000
-"""Time since a voter had all of the log from which on it is behind, in milliseconds."""
+"""Milliseconds since a voter had the whole log, from which it counts as lagging."""
 
 BACKUP_LATE_S = 300
-"""Lag of the backup from which on it is late, in seconds."""
+"""Lag of the backup that raises an alarm, in seconds."""
 
 LEASE_LOW_S = 15
-"""Rest of the lease on the bucket's marker from which on it is an alarm, in seconds."""
+"""Remaining lease on the bucket's marker that raises an alarm, in seconds."""
 
 EXPIRES_SOON_S = 14 * 24 * 3600
-"""Time before the end of a certificate from which on it is an alarm, in seconds."""
+"""Remaining validity of a certificate that raises an alarm, in seconds."""
 
 MEMORY_SHARE = 0.9
-"""Share of the limit of memory from which on it is an alarm."""
+"""Share of the memory limit that raises an alarm."""
 
 
 BROKERS_NAMED = 5
-"""Silent brokers that have an alarm each; the others are counted."""
+"""Maximum number of silent brokers with a separate alarm. The others are counted in one."""
 
 
 class Alarm(NamedTuple):
-    """Severity, `critical` or `warning`, a name for programs, and a sentence for people.
+    """Alarm with a severity, `critical` or `warning`, a machine-readable name and a sentence.
 
-    `path` is the page that shows more, empty without one.
+    `path` is the page with details, empty if there is none.
     """
 
     severity: str
@@ -58,7 +61,7 @@ def _of_quorum(document: Document) -> Iterator[Alarm]:
     for voter in quorum["voters"]:
         age_ms = voter["last_caught_up_age_ms"]
         if age_ms is not None and age_ms > LAG_MS_MAX:
-            text = f"Controller {voter['node_id']} has been behind for {age_ms // 1000} s."
+            text = f"Controller {voter['node_id']} has not caught up for {age_ms // 1000} s."
             yield Alarm("warning", "voter_behind", text)
 
 
@@ -72,11 +75,11 @@ def _of_controllers(controllers: Sequence[Document]) -> Iterator[Alarm]:
         yield Alarm(severity, "controller_silent", text)
     for controller in controllers:
         if controller["disk_full"]:
-            text = f"The disk of controller {controller['node_id']} is full: it takes no writes."
+            text = f"The disk of controller {controller['node_id']} is full: writes fail."
             yield Alarm("critical", "disk_full", text)
         if controller["repairing"]:
             text = (
-                f"Controller {controller['node_id']} lost entries, and copies them from its peers."
+                f"Controller {controller['node_id']} lost entries and copies them from its peers."
             )
             yield Alarm("warning", "repairing", text)
 
@@ -95,7 +98,9 @@ def _of_data(document: Document) -> Iterator[Alarm]:
         yield Alarm("warning", "deletions_stuck", text)
 
     if ahead := document["deletions"]["ahead"]:
-        text = f"{ahead} objects hold offsets that the map has not reached: was a disk rolled back?"
+        text = (
+            f"{ahead} objects have offsets past the ends of their streams: was a disk rolled back?"
+        )
         yield Alarm("warning", "objects_ahead", text)
 
     yield from _of_brokers(document["brokers"]["silent"])
@@ -107,7 +112,7 @@ def _of_data(document: Document) -> Iterator[Alarm]:
     if backup is not None and backup["problem"]:
         yield Alarm("critical", "backup_failing", f"The backup fails: {backup['problem']}")
     elif backup is not None and backup["behind_s"] > BACKUP_LATE_S:
-        text = f"The backup is {backup['behind_s']:.0f} s behind."
+        text = f"The backup is {backup['behind_s']:.0f} s late."
         yield Alarm("warning", "backup_late", text)
 
 
@@ -127,7 +132,7 @@ def _of_brokers(silent: Sequence[Document]) -> Iterator[Alarm]:
 def _of_process(document: Document) -> Iterator[Alarm]:
     process = document["process"]
     if process["memory_bytes"] > MEMORY_SHARE * process["memory_limit_bytes"]:
-        yield Alarm("warning", "memory", "Memory is near the limit at which calls are refused.")
+        yield Alarm("warning", "memory", "Memory is near the limit at which calls are rejected.")
     if process["audit_failing"]:
         yield Alarm("critical", "audit_failing", "The audit log can't be written.")
     for certificate in document["certificates"]:

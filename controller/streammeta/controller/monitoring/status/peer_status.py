@@ -1,7 +1,7 @@
-"""Answers of the other controllers to the question that `streammeta quorum describe` asks.
+"""Client for the quorum descriptions of the other controllers.
 
-Each is asked at its address for clients, with this controller's own certificate, and has a second:
-one that is silent hides no other. Channels are kept for as long as they are asked through.
+Asks each at its address for clients, with this controller's certificate. Each has one second, so a
+silent one does not hide the others. Channels stay open while they are used.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 TIMEOUT_S = 1.0
-"""Time that a controller has for its answer, in seconds."""
+"""Time limit of a controller's answer, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of a controller; without a view, the reason."""
+    """Answer of a controller, or the reason why there is none."""
 
     endpoint: str
     view: pb.DescribeQuorumResponse | None
@@ -32,7 +32,7 @@ class Answer:
 
 
 class PeerStatusClient:
-    """The other controllers, as far as they can be asked."""
+    """Client that asks the other controllers."""
 
     def __init__(self, tls: Callable[[], TlsContents | None]) -> None:
         self._tls = tls
@@ -40,7 +40,7 @@ class PeerStatusClient:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, endpoints: Mapping[int, str]) -> Mapping[int, Answer]:
-        """Ask controllers, given by id and address, all at once."""
+        """Ask all given controllers concurrently. They are given by id and address."""
         await self._forget_channels(set(endpoints.values()))
         answers = await asyncio.gather(*(self._one(endpoint) for endpoint in endpoints.values()))
         return dict(zip(endpoints, answers, strict=True))
@@ -50,13 +50,13 @@ class PeerStatusClient:
         await self._close(set(self._channels))
 
     async def _forget_channels(self, needed: set[str]) -> None:
-        """Close the channels that are needed no more, all of them if the certificate is another."""
+        """Close unused channels, or all of them if the certificate has changed."""
         tls = self._tls()
         is_renewed, self._made_with = tls is not self._made_with, tls
         await self._close(set(self._channels) if is_renewed else self._channels.keys() - needed)
 
     async def _close(self, endpoints: set[str]) -> None:
-        """Forget channels in one turn, so that no other request meets them; then close them."""
+        """Forget channels in one event loop turn, so that none is used, then close them."""
         for channel in [self._channels.pop(endpoint) for endpoint in endpoints]:
             await channel.close()
 

@@ -1,7 +1,8 @@
-"""The status of a cluster as one controller knows it: the document behind `/api/status.json`.
+"""Status document of a cluster, as one controller knows it, for `/api/status.json`.
 
-Made of this controller's own state, of the answers of the others, and of the map as it is here.
-What only a leader knows is empty elsewhere. Useful without a leader: nothing here waits for one.
+Combines this controller's state, the answers of the other controllers and the local metadata.
+Fields that only a leader knows are empty elsewhere. Does not wait for a leader, so that the status
+is available without one.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from streammeta.controller.runtime.replication.operations import (
 from streammeta.v1 import quorum_pb2 as pb
 
 NODES_MAX = 10
-"""Brokers that the document names, those with the most set objects."""
+"""Maximum number of brokers in the document: those with the most stream set objects."""
 
 RECENT_S = 60
-"""Time that rates and quantiles of the document are taken over, in seconds."""
+"""Time span of rates and quantiles, in seconds."""
 
 Fields: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What a document is made of, beside the answers of the others."""
+    """Inputs of a document, in addition to the answers of other controllers."""
 
     cluster_id: str
     sources: Sources
@@ -49,10 +50,10 @@ class Knowledge:
     view: LeaderView
     nodes: Sequence[NodeDescription]
     versions: Mapping[int, str]
-    """Versions of the controllers that are connected to this one, by id."""
+    """Versions of the connected controllers, by id."""
     memory_bytes: int
     top_streams: Sequence[tuple[int, int]]
-    """Streams with the most ranges, and their numbers of them."""
+    """Streams with the most ranges, and their numbers of ranges."""
     top_sizes: Sizes
 
 
@@ -109,7 +110,7 @@ def _build(version: str) -> Fields:
 
 
 def _quorum(seen: QuorumDescription, others: Mapping[int, Answer]) -> Fields:
-    """Return the quorum as this controller sees it, with lags as the leader does if it answers."""
+    """Return this controller's view of the quorum, with the leader's lags if it answers."""
     replicas = [(voter, True) for voter in seen.voters] + [
         (voter, False) for voter in seen.observers
     ]
@@ -146,7 +147,7 @@ def _replica(each: ReplicaDescription, end_offset: int) -> Fields:
 def _leaders_replicas(
     seen: QuorumDescription, others: Mapping[int, Answer]
 ) -> Mapping[int, Fields]:
-    """Return voters by id as another controller that leads this epoch has described them."""
+    """Return voters by id as described by another controller that leads this epoch."""
     if seen.role == "leader":
         return {}
     views = [other.view for other in others.values() if other.view is not None]
@@ -174,7 +175,7 @@ def _told(each: pb.ReplicaStatus, end_offset: int) -> Fields:
 def _controllers(
     seen: QuorumDescription, others: Mapping[int, Answer], known: Knowledge
 ) -> Iterator[Fields]:
-    """Yield each controller's own words in order of ids, and those that are silent."""
+    """Yield the description of each controller, or its failure to answer, in order of ids."""
     votes = {voter.key.node_id for voter in seen.voters}
     own = {
         "node_id": seen.node_id,
@@ -275,7 +276,7 @@ def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
 
 
 def _silent(known: Knowledge, now_s: float) -> Iterator[Fields]:
-    """Yield fenced brokers that did not close in good order and hold what others may wait for."""
+    """Yield fenced brokers that did not close and block the data or streams of others."""
     for node in known.nodes:
         heard = known.view.heard(node.node_id)
         if session_of(node, known.view) != "fenced" or heard is None or heard.has_closed:
@@ -288,7 +289,7 @@ def _silent(known: Knowledge, now_s: float) -> Iterator[Fields]:
 
 
 def _owes(node: NodeDescription) -> str:
-    """Return what waits for a broker, in words; empty: nothing."""
+    """Return in words what is blocked by a broker, empty if nothing is."""
     if node.recovered_by != NONE_ID:
         return f"broker {node.recovered_by} recovers its data"
     if node.pending_upload_count:
@@ -297,12 +298,12 @@ def _owes(node: NodeDescription) -> str:
 
 
 def session_of(node: NodeDescription, view: LeaderView) -> str:
-    """Return the state of a broker's session in lower case; unknown unless this node leads."""
+    """Return the state of a broker's session in lower case, unknown unless this node leads."""
     return "departed" if node.departed else view.state_of(node.node_id).name.lower()
 
 
 def node_fields(node: NodeDescription, view: LeaderView) -> Fields:
-    """Return a broker as pages show it; nothing of its write-ahead log, which may hold secrets."""
+    """Return a broker as pages show it, without its write-ahead log, which may have secrets."""
     heard = view.heard(node.node_id)
     return {
         "node_id": node.node_id,

@@ -1,4 +1,4 @@
-"""Status and history of a controller over HTTP, as JSON: what its pages are made from too."""
+"""Status and history of a controller as JSON over HTTP. The pages use the same documents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNITS = {series.name: series.unit for series in SERIES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusParts:
-    """Parts of a controller that its status is read from, beside the sources of its metrics."""
+    """Inputs of the status, in addition to the sources of metrics."""
 
     cluster_id: str
     bucket: BucketClaims
@@ -40,11 +40,11 @@ class StatusParts:
     cluster_metadata: Callable[[], ClusterMetadata]
     memory_bytes: Callable[[], int]
     tls: Callable[[], TlsContents | None]
-    """Files to call other controllers with."""
+    """TLS files for calls to other controllers."""
 
 
 class StatusApi:
-    """Makes the documents."""
+    """Builder of the documents."""
 
     def __init__(self, sources: Sources, parts: StatusParts, sampler: Sampler) -> None:
         self._sources = sources
@@ -56,7 +56,7 @@ class StatusApi:
         self._kept: ResponseCache[Fields] = ResponseCache()
 
     async def close(self) -> None:
-        """Close the connections to the others, and look at nothing more."""
+        """Close the connections to other controllers and stop all scans of the metadata."""
         self._top_sizes.close()
         await self._others.close()
 
@@ -71,14 +71,14 @@ class StatusApi:
     async def series(self, query: Mapping[str, str]) -> Page:
         """Answer a request for samples later than `since`, `step` seconds apart.
 
-        `names` are series apart by commas; all without it.
+        `names` are series separated by commas, all by default.
         """
         try:
             since_s = float(query.get("since", "0"))
             step_s = {str(length): length for length in LENGTHS}[query.get("step", "1")]
             names = query["names"].split(",") if query.get("names") else list(UNITS)
             if unknown := [name for name in names if name not in UNITS]:
-                raise ValueError(f"names: {unknown[0]!r}; there are {', '.join(UNITS)}")
+                raise ValueError(f"names: {unknown[0]!r}, must be among {', '.join(UNITS)}")
         except KeyError:
             return json_page({"error": "step: must be 1, 10 or 60"}, 400)
         except ValueError as error:
@@ -114,7 +114,7 @@ class StatusApi:
 
 
 def _columns(window: Window) -> Fields:
-    """Return a window as lists; None stands for no value."""
+    """Return a window as lists, with None for an unknown value."""
     columns = {
         name: [None if math.isnan(value) else round(value, 3) for value in values.tolist()]
         for name, values in window.columns.items()

@@ -1,7 +1,7 @@
-"""Streams whose own committed objects, and brokers whose set objects, have the most bytes.
+"""Streams and brokers with the most bytes: in stream objects, and in stream set objects.
 
-Summed from the map a piece at a time while somebody asks, with the event loop free between two
-pieces, and so rarely that it takes a small share of the time however large the map is.
+Scans the metadata in pieces while callers ask, and yields the event loop between pieces. A pause
+that grows with the duration of a scan keeps its share of the time small for any size of metadata.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ import numpy.typing as npt
 from streammeta.controller.monitoring.status.top_streams import TOP, largest
 
 ROWS_AT_ONCE = 16_384
-"""Rows of the map that are looked at without a pause."""
+"""Rows of the metadata that are scanned without a pause."""
 
 KEPT_S = 10.0
-"""Time from a look at the map to the next, at least, in seconds."""
+"""Minimum time between two scans, in seconds."""
 
 REST = 50
-"""The same, as a multiple of the time that the look worked."""
+"""Minimum time between two scans, as a multiple of the working time of the previous one."""
 
 WAIT_S = 0.1
-"""Time for which a question waits for the first answer, in seconds."""
+"""Time that a caller waits for the first scan, in seconds."""
 
 _Column: TypeAlias = npt.NDArray[np.int64]
 Pieces: TypeAlias = Iterator[tuple[_Column, _Column, _Column]]
-"""Streams, brokers and sizes of objects; -1 is no stream and no broker."""
+"""Columns of streams, brokers and sizes of objects. -1 means no stream or no broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """(Id, bytes) of streams, of objects that hold one alone, and (id, bytes, objects) of brokers.
+    """(id, bytes) of streams and (id, bytes, objects) of brokers, largest first.
 
-    A broker's are its set objects: of others the map has no broker. The largest come first.
+    Bytes of streams are those of stream objects, bytes of brokers those of stream set objects: the
+    metadata maps no other objects to brokers.
     """
 
     streams: Sequence[tuple[int, int]] = ()
@@ -46,19 +47,19 @@ class Sizes:
 
 
 class TopSizes:
-    """The sizes of the last look at the map."""
+    """Sizes found by the last scan of the metadata."""
 
     def __init__(self, pieces: Callable[[int], Pieces]) -> None:
-        """Take what gives pieces of so many rows."""
+        """Set up with a function that returns pieces of the given number of rows."""
         self._pieces = pieces
         self._known = Sizes()
         self._next_look = 0.0
         self._looking: asyncio.Task[None] | None = None
 
     async def known(self) -> Sizes:
-        """Return what the last look found, and look again if that is old.
+        """Return the result of the last scan, and start another one if it is old.
 
-        Waits a moment for a look under way; without any that has ended nothing is known.
+        Waits a moment for a running scan. Before the first one has ended the result is unknown.
         """
         if self._looking is None and time.monotonic() >= self._next_look:
             self._looking = asyncio.create_task(self._look())
@@ -67,7 +68,7 @@ class TopSizes:
         return self._known
 
     def close(self) -> None:
-        """Give up a look under way."""
+        """Cancel a running scan."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -91,7 +92,7 @@ class TopSizes:
 
 
 class Sums:
-    """Bytes by stream, and bytes and objects by broker."""
+    """Sums of bytes by stream, and of bytes and objects by broker."""
 
     def __init__(self) -> None:
         self._streams = np.zeros(1024, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Streams with the most ranges in objects: those that readers pay for, and compaction relieves.
+"""Streams with the most ranges in objects: expensive to read, and relieved by compaction.
 
-Counted from the map when somebody asks, at most every few seconds, and sorted in a thread.
+Counted on request, at most every few seconds, and sorted in a thread.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ TOP = 20
 """Number of streams."""
 
 KEPT_S = 10.0
-"""Time for which an answer is given again, in seconds."""
+"""Time for which a result is reused, in seconds."""
 
 
 def largest(counts: npt.NDArray[np.integer], most: int = TOP) -> Sequence[tuple[int, int]]:
-    """Return (stream id, count) of the largest counts above zero, the largest first."""
+    """Return (stream id, count) of the largest positive counts, largest first."""
     places = (
         np.argpartition(counts, -most)[-most:] if len(counts) > most else np.arange(len(counts))
     )
@@ -29,7 +29,7 @@ def largest(counts: npt.NDArray[np.integer], most: int = TOP) -> Sequence[tuple[
 
 
 class TopStreams:
-    """The streams of the last look at the map."""
+    """Streams found by the last scan of the metadata."""
 
     def __init__(self, counts: Callable[[], npt.NDArray[np.int32]]) -> None:
         self._counts = counts
@@ -37,7 +37,7 @@ class TopStreams:
         self._looked_at = -KEPT_S
 
     async def known(self) -> Sequence[tuple[int, int]]:
-        """Return (stream id, number of ranges) of the largest, at most `KEPT_S` old."""
+        """Return (stream id, number of ranges), largest first, at most `KEPT_S` seconds old."""
         now = time.monotonic()
         if now - self._looked_at >= KEPT_S:
             self._looked_at = now
