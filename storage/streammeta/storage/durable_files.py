@@ -19,6 +19,7 @@ from typing import BinaryIO, Protocol
 
 from streammeta.storage.private_files import DIRECTORY_MODE, FILE_MODE
 
+# Large enough for the throughput of a disk, small enough for bounded memory.
 _PIECE_BYTES = 1 << 20
 
 # EFBIG is a limit of the file system or the process, and ends like the other two.
@@ -113,6 +114,7 @@ class PosixFile:
         with _DiskFullAware(path):
             self._fd = os.open(path, flags | os.O_CLOEXEC, mode)
         self._path = path
+        # `finalize` runs at most once, so a second close can't hit a reused descriptor.
         self._close = weakref.finalize(self, os.close, self._fd)
 
     def read(self, position: int, size: int) -> bytes:
@@ -148,6 +150,7 @@ class PosixFile:
     def sync(self) -> None:
         """Make all writes and the length durable."""
         with _NamingFile(self._path):
+            # Also covers the length, but not the times, which would cost another write of metadata.
             os.fdatasync(self._fd)
 
     def close(self) -> None:
@@ -164,6 +167,7 @@ class PosixLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            # May be the pid of a former holder, if the present one has not written its own yet.
             holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise DirectoryInUseError(
@@ -206,6 +210,7 @@ class PosixFileSystem:
         """Create a directory with its parents, durably, unless it exists."""
         if directory.is_dir():
             return
+        # From the top, each level durable before the next.
         self.make_directory(directory.parent)
         with _DiskFullAware(directory):
             directory.mkdir(DIRECTORY_MODE, exist_ok=True)
@@ -256,6 +261,7 @@ def replace_file(files: FileSystem, path: Path, pieces: Iterable[bytes]) -> None
     temporary = path.with_name(path.name + ".tmp")
     file = files.open(temporary, create=True)
     try:
+        # A killed process may have left a longer temporary file.
         file.truncate(0)
         position = 0
         for piece in pieces:
@@ -265,11 +271,13 @@ def replace_file(files: FileSystem, path: Path, pieces: Iterable[bytes]) -> None
         file.sync()
         files.rename(temporary, path)
     except DiskFullError:
+        # Frees the space, so that a smaller write can succeed.
         files.remove(temporary)
         raise
     finally:
         file.close()
 
+    # Only now does the new content survive a power failure.
     files.sync_directory(path.parent)
 
 

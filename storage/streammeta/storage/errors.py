@@ -229,6 +229,7 @@ class Source:
         Raises `CorruptObjectError` with the same content if deviations are errors or this one is
         not allowed.
         """
+        # Strict by default: a writer of this format must not produce deviations.
         if self.noted is None or not is_allowed:
             raise self.corrupt(at, what, found, expected)
         self.noted.append(Deviation(self.origin + at, what, str(found), str(expected)))

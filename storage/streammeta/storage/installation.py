@@ -35,6 +35,7 @@ def optional_packages(purpose: str, extra: str = "") -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
+        # An unknown module is a bug or a broken installation, so the original error stays.
         if package not in _EXTRA_OF:
             raise
         wanted = extra or _EXTRA_OF[package]
@@ -57,6 +58,7 @@ def _requirement(extra: str) -> str:
 
     origin = _direct_url()
     url = str(origin.get("url", ""))
+    # An archive or an index. A checkout has `dir_info`, see PEP 610.
     if "dir_info" not in origin:
         source = f" @ {url}" if url else ""
         return shlex.quote(f"{DISTRIBUTION}[{extra}]{source}")

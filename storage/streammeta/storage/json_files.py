@@ -45,6 +45,7 @@ def _parse(key: str, data: bytes) -> dict[str, Any]:
     try:
         members = parse_json(data)
     except DocumentError as error:
+        # JSON errors know the position, errors of encoding or depth do not.
         position = getattr(error.__cause__, "pos", 0)
         raise CorruptObjectError(key, position, "body", f"{data[:40]!r}", "JSON") from error
     if not isinstance(members, dict):

@@ -27,6 +27,7 @@ def advise_private(path: Path) -> str | None:
     """
     if not _is_open(path):
         return None
+    # An open directory with private files leaks only their names.
     if any(map(_is_open, islice(_files_at(path), _LOOKED_AT_MAX))):
         return f"chmod -R go= {shlex.quote(str(path))}"
     return None

@@ -86,6 +86,8 @@ class FrameCodec:
         fields = _FIELDS.pack(
             google_crc32c.value(body), len(body), base_offset, first, second, kind, count
         )
+        # The id is not stored in the frame. It makes the frames of other logs invalid, for example
+        # after a copied file.
         checksum = google_crc32c.value(self.log_id + fields)
         return b"".join((_PREFIX.pack(self.magic, checksum), fields, body))
 
@@ -120,6 +122,7 @@ class FrameCodec:
                     pass
                 else:
                     yield position + found, header
+                # One byte further: the magic may occur inside a body.
                 found = data.find(self.magic, found + 1)
             position += len(data) - kept
             data = data[-kept:] + file.read(position + kept, WINDOW_BYTES)
@@ -150,6 +153,7 @@ class FrameReader:
     def _read(self, position: int, size: int) -> bytes:
         start = position - self._window_start
         if start + size > len(self._window):
+            # A frame larger than the window is read as a whole.
             self._window = self._file.read(position, max(size, WINDOW_BYTES))
             self._window_start, start = position, 0
         return self._window[start : start + size]
@@ -193,6 +197,8 @@ class Segment:
         Raises DiskFullError after removing the half-written frame.
         """
         try:
+            # Zeros reserve the next blocks, so that a later sync does not have to write the length
+            # of the file.
             self.file.write(self.size, frame + bytes(room) if room else frame)
         except DiskFullError:
             self.cut_tail()
@@ -222,6 +228,8 @@ class Segment:
                 return
             except BadFrameError as error:
                 problem = str(error)
+            # The next header is searched byte by byte, because a damaged length says nothing about
+            # its position.
             later = next(self.codec.headers_from(self.file, position + 1), None)
             yield position, Damage(problem, later[1] if later else None)
             if later is None:
@@ -260,6 +268,7 @@ class SlotFile:
         slots = [slot for slot in map(self._read_slot, self._positions) if slot is not None]
         if not slots:
             return None
+        # By sequence, the first member.
         self._sequence, *values = max(slots)
         return tuple(values)
 

@@ -47,6 +47,7 @@ class SteadyTime:
         most = passed_ms // self._slew
         if not most:
             return self._now_ms + passed_ms
+        # Within the share in both directions, so time never stops or runs backwards.
         correction_ms = max(-most, min(most, ahead_ms))
         self._now_ms += passed_ms + correction_ms
         self._read_ms = read_ms
@@ -56,6 +57,7 @@ class SteadyTime:
     def _report(self, ahead_ms: int) -> None:
         """Report each jump once, with its size."""
         jump_ms = ahead_ms - self._ahead_ms
+        # Smaller ones are corrections by NTP.
         if abs(jump_ms) >= REPORTED_JUMP_MS:
             self._ahead_ms = ahead_ms
             self._on_jump(jump_ms, ahead_ms)

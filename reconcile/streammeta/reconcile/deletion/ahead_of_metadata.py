@@ -70,7 +70,9 @@ def _compare(
     """Compare the entries with the ends of the metadata's streams."""
     if not read:
         return
+    # Many candidates share streams, so each stream is asked for once.
     named = sorted({entry.stream_id for _, last in read for entry in last})
+    # The leader omits streams that do not exist. For future ids that must not mean deleted.
     unborn = {stream_id: 0 for stream_id in named if stream_id >= next_stream_id}
     ends = unborn | dict(leader.stream_ends(named))
     for candidate, last in read:

@@ -65,6 +65,7 @@ class AuditTrail:
 
     def _outcome_line(self, result: Judged) -> AuditLine:
         outcome, detail = result.outcome, result.detail
+        # A failed request may have taken effect, so its outcome is unknown.
         is_certain = outcome in (self._order.done, Outcome.GONE, Outcome.KEPT)
         verdict = Verdict.OK if is_certain else Verdict.UNKNOWN
         if outcome is Outcome.AHEAD_OF_METADATA:
@@ -97,4 +98,5 @@ class AuditTrail:
             path = Path(self._order.audit_folder) / f"task-{self._attempt.name}.jsonl"
             self._file = AuditFile(PosixFileSystem(), path)
         self._file.append([Entry(line) for line in lines])
+        # Before the change of the bucket, or after a crash no line would explain a missing object.
         self._file.sync()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+# The limit of S3's DeleteObjects.
 LARGEST_BATCH = 1000
 """Maximum number of keys in a request to delete."""
 
@@ -35,6 +36,7 @@ class Pacer:
 
     def slow_down(self) -> None:
         """Halve the rate."""
+        # Never 0: the run has to notice when the store recovers.
         self._keys_per_s = max(min(1.0, self._whole), self._keys_per_s / 2)
 
     def speed_up(self) -> None:
@@ -46,4 +48,5 @@ class Pacer:
         wait = self._free_at - self._clock()
         if wait > 0:
             self._sleep(wait)
+        # Unused time does not accumulate, so a pause is not followed by a burst.
         self._free_at = max(self._free_at, self._clock()) + keys / self._keys_per_s

@@ -16,6 +16,7 @@ from pathlib import Path
 
 _ENDING = "ending"
 _BUSY = "busy-"
+# Soon for a person, and a rare look at the callback.
 _LOOK_S = 0.2
 
 
@@ -39,11 +40,11 @@ class RunSignals:
         self._look()
 
     def others_were_busy(self) -> bool:
-        """Whether another task has told so since this one last asked, or told so itself."""
+        """Return whether another task has signalled a busy store since the last look."""
         return any(not name.startswith(f"{_BUSY}{self._task}-") for name in self._look())
 
     def _look(self) -> set[str]:
-        """The signs of busyness that are new."""
+        """Return the names of new signals of a busy store."""
         found = {path.name for path in self._folder.glob(f"{_BUSY}*")} - self._seen
         self._seen |= found
         return found
@@ -51,7 +52,7 @@ class RunSignals:
 
 @contextmanager
 def relayed(is_ending: Callable[[], bool], folder: Path) -> Iterator[None]:
-    """Have the tasks learn within the block, and soon, that `is_ending` has become true."""
+    """Signal the tasks during the block, soon after `is_ending` becomes true."""
     if is_ending():
         _send(folder, _ENDING)
     is_over = threading.Event()
@@ -62,6 +63,7 @@ def relayed(is_ending: Callable[[], bool], folder: Path) -> Iterator[None]:
                 _send(folder, _ENDING)
                 return
 
+    # A thread, because the block waits inside Spark or a loop of deletions.
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     try:

@@ -60,10 +60,12 @@ from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
 from streammeta.v1 import common_pb2
 
+# HEAD requests mostly wait for the network, so a few at a time shorten a batch.
 _HEADS_AT_ONCE = 8
 _ANNOUNCED_AT_ONCE = 100
 """Maximum number of ids that a line of the audit log lists. A longer list becomes a digest."""
 
+# The store has 15 s to recover before the keys are left to a later run.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _HOPELESS = 20
 """Consecutive failures for reasons that may concern all keys, after which a task ends."""
@@ -108,6 +110,7 @@ class Deleter:
         while not self._is_over:
             if self._signals.is_ending():
                 return
+            # A bucket throttles all callers, so all tasks slow down together.
             if self._signals.others_were_busy():
                 self._pacer.slow_down()
             batch = list(itertools.islice(remaining, self._pacer.batch_size))
@@ -167,6 +170,7 @@ class Deleter:
             self._pacer.wait_for(len(free))
             check_held(self._store, self._order.identity.namespace, self._order.run)
             self._write_undo(free)
+            # The second question. A commit may have arrived while the content was read.
             free, known = self._announce(free)
             self._trail.begin(free)
         except (StorageError, OSError) as error:
@@ -246,6 +250,7 @@ class Deleter:
         No other live object can have the key, because ids are never issued twice. The comparison
         keeps objects that a person put there, and finds deleted ones.
         """
+        # Neighbours in key order are found by one page of a listing.
         in_order = sorted(candidates, key=lambda candidate: candidate.key)
         try:
             keys = [candidate.key for candidate in in_order]
@@ -323,6 +328,7 @@ class Deleter:
         """Copy an object to quarantine. Any error except its absence keeps it."""
         key = candidate.key
         place = quarantined_key(key, self._order.identity.namespace)
+        # The copy fails if the object changed after the check.
         expected = ObjectInfo(key, candidate.size, candidate.modified_ms, candidate.etag)
         try:
             self._store.copy(key, place, expected)

@@ -46,6 +46,7 @@ class BackgroundWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown()
+        # After an error in the block, that error counts.
         if kind is None:
             for future in self._under_way:
                 future.result()

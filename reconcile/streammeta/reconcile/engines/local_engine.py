@@ -1,7 +1,7 @@
 """Reconciliation in the process itself: no JVM, in memory that does not grow with the bucket.
 
-Shards are listed by a few threads. Listing and map are joined batch by batch; memory holds one bit
-for each object of the map, and nothing else of each key. Deletion is one task.
+A few threads list the shards. Listing and metadata are joined batch by batch. Memory contains one
+bit per object in the metadata, and nothing else per key. Deletion is one task.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ from streammeta.reconcile.vocabulary.tables import (
 from streammeta.reconcile.vocabulary.verdicts import Owner, Rules, Verdict
 from streammeta.storage.object_store.opening import open_object_store
 
+# Threads wait for the network. More would contend for Python's lock while they decode pages.
 _LISTINGS_AT_ONCE = 8
 _FILES_AT_ONCE = 2  # decoding files takes CPU time and memory of this process
+# About 100 MB of keys.
 _ROWS_SORTED = 500_000
 _Part: TypeAlias = Generator[pa.RecordBatch, None, None]
 
@@ -127,6 +129,7 @@ class _Budget:
         with self._lock:
             self.check()
             if self._left is not None:
+                # Shared by all shards, so the limit holds for the bucket and not for each shard.
                 self._left -= keys
                 if self._left < 0:
                     raise TooManyKeysError(
@@ -151,6 +154,7 @@ def _abort_on_signal(pool: ThreadPoolExecutor, budget: _Budget) -> Iterator[None
         yield
     except BaseException:
         budget.end()
+        # Leaving the pool's block would wait for hours of listing.
         pool.shutdown(wait=False, cancel_futures=True)
         raise
 
@@ -172,6 +176,7 @@ def _write_parts(parts: Sequence[_Part], budget: _Budget, listing: Path, at_once
             failures = [error for future in under_way if (error := future.exception()) is not None]
         return_memory()
         if failures:
+            # The other shards were aborted because of this one.
             raise next(error for error in failures if not isinstance(error, _EndedError))
         may_repeat = keys.may_repeat()
 

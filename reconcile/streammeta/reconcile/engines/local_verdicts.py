@@ -69,7 +69,9 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
         report = stack.enter_context(_Report(draft))
         writer = stack.enter_context(BackgroundWriter())
         for piece, joined in prefetch(_join_pieces(files, metadata)):
+            # All rows of a piece at once. A call per row would take most of the time.
             numbers = verdict_numbers(_joined_columns(piece, joined), rules)
+            # Number 0 is for objects without a listed key, and every row here has one.
             if not numbers.all():
                 raise ReconcileError(
                     f"{piece.path.name} of the listing has a key without a size. Make a new plan"
@@ -77,6 +79,7 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
             counts.add(numbers, piece.columns["size"])
             made = list(_made_pages(numbers, joined, piece.rows_of_groups()))
             writer.submit(partial(report.add_listed, piece, numbers, made))
+        # After all rows: an object is missing only if no row matched it.
         for ids, columns in metadata.unmet():
             rows, numbers = unlisted_rows(ids, columns, rules, namespace)
             counts.add(numbers, np.zeros(len(numbers), dtype=np.int64))
@@ -136,6 +139,7 @@ class _Counts:
     def add(self, numbers: _Numbers, sizes: Int64Column) -> None:
         """Count rows. The verdict number 0 stands for no verdict."""
         for number, count in _present(numbers):
+            # Usually one verdict covers the whole batch.
             chosen = sizes if count == len(numbers) else sizes[numbers == number]
             before = self._found.get(number, Tally(0, 0))
             self._found[number] = Tally(before.keys + count, before.size + int(chosen.sum()))
@@ -170,6 +174,7 @@ class _Report:
             candidates = table_writer(self._candidates_folder / _FILE, CANDIDATE_COLUMNS)
             self._candidates = stack.enter_context(candidates)
             stack.enter_context(self._source)
+            # Only if every file opened. Otherwise the inner stack closes the opened ones.
             self._stack = stack.pop_all()
         return self
 

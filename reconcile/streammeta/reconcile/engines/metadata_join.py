@@ -50,7 +50,9 @@ JOINED = ("map_size", "map_attributes", "map_node", "map_state", "reading")
 _UNMET = (*JOINED, "map_time_ms")
 
 _MOST_DIGITS = 2
+# 2.6 MB of records, which one read brings into memory.
 OBJECTS_A_PARTITION = 65_536
+# A few partitions of the default size. A listing in key order needs one or two.
 KEPT_BYTES = 16 << 20
 
 _ROWS_A_RUN = 65_536
@@ -86,6 +88,7 @@ class _Partition:
         self._directory: npt.NDArray[np.int32] | None = None
         if len(self.ids):
             places = self._places(self.ids)
+            # A directory finds a row in one step, but costs memory for every gap between ids.
             if places[-1] < _SPARSE * len(places):
                 self._directory = np.full(int(places[-1]) + 1, -1, dtype=np.int32)
                 self._directory[places] = np.arange(len(places), dtype=np.int32)
@@ -103,6 +106,7 @@ class _Partition:
             return np.full(len(wanted), -1)
         if self._directory is None:
             at = np.searchsorted(self.ids, wanted)
+            # Ids after the last one. The comparison below rejects row 0 for them.
             at[at == len(self.ids)] = 0
             return np.where(self.ids[at] == wanted, at, -1)
         places = self._places(wanted)
@@ -230,9 +234,11 @@ class MetadataJoin:
         loaded = self._load(number)
         self._kept[number] = loaded
         self._size += loaded.nbytes
+        # The least recently used one goes first. The current one has to stay.
         while len(self._kept) > 1 and self._size > self._kept_bytes:
             dropped, partition = self._kept.popitem(last=False)
             self._size -= partition.nbytes
+            # One bit per object survives, because losses are known only at the end.
             self._met[dropped] = np.packbits(partition.is_met)
         return loaded
 
@@ -258,6 +264,7 @@ class MetadataJoin:
             rest = rest[size:]
 
         ids = words[:-1, 0]
+        # Runs are ordered by partition, not by id, so several runs have to be sorted here.
         if np.any(ids[1:] < ids[:-1]):
             words[:-1] = words.take(np.argsort(ids, kind="stable"), axis=0)
 
@@ -277,6 +284,7 @@ class MetadataJoin:
     def _read(self, position: int, wanted: memoryview) -> None:
         """Fill `wanted` from a byte of the scratch file on."""
         while wanted:
+            # Positioned reads need no lock and no seek.
             count = os.preadv(self._descriptor, [wanted], position)
             if not count:
                 raise OSError(

@@ -1,6 +1,6 @@
 """Reconciliation on Spark: listing, join and deletion spread over executors.
 
-Rows are made by the functions that the process itself uses too; this module only distributes them.
+The local engine uses the same functions for rows. This module only distributes them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Batches = Iterable[pa.RecordBatch]
 def spark_engine(
     config: SparkConfig, is_ending: Callable[[], bool] = lambda: False
 ) -> Iterator[SparkEngine]:
-    """Give an engine on the process's running session, or else on a new one.
+    """Yield an engine on the running Spark session of the process, or on a new one.
 
     Once `is_ending` is true no task deletes a further batch.
 
@@ -80,7 +80,7 @@ class SparkEngine:
         return count_rows(listing)
 
     def list_inventory(self, inventory: Inventory, namespace: str, listing: Path) -> int:
-        """See `Engine.list_inventory`. Each file is a task's. Raises `SparkJobError`."""
+        """See `Engine.list_inventory`. Each file is one task. Raises `SparkJobError`."""
         count = len(inventory.files)
         with job_errors(f"reading the inventory {inventory.place}"):
             files = self._spark.range(0, count, 1, max(1, count))

@@ -29,9 +29,13 @@ FORMATS = ("csv", "orc", "parquet")
 _DATED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}Z")
 """Folder name of an inventory, the time when S3 started it."""
 
+# The only version of the manifest that S3 has published.
 _VERSION = "2016-11-30"
+# Bounds memory. Between pieces the work can be aborted.
 _PIECE = 8 * 1024 * 1024
 _MD5 = re.compile(r"[0-9a-f]{32}")
+# A manifest's keys begin with the destination prefix, BUCKET/CONFIG. A copied folder may lie as
+# deep below the copy of the data.
 _ANCESTORS = 4
 _NEEDED = ("key", "size", "lastmodifieddate")
 _OF_VERSIONS = ("islatest", "isdeletemarker")
@@ -96,6 +100,7 @@ def read_inventory(address: str, store: str, taken_ms: int | None, now_ms: int) 
     else:
         found = _read_table(address, bucket, taken_ms)
 
+    # An object stored after the export and listed anyway would look like an orphan.
     if found.started_ms > now_ms:
         raise InventoryError(
             f"inventory {found.place} starts {(found.started_ms - now_ms) / 1000:.0f} s in the"
@@ -126,11 +131,14 @@ def _newest(address: str) -> str:
                 " s3://BUCKET/PATH/?endpoint=URL"
             ) from error
         with closing(store):
+            # Lists data files too, but a prefix has few inventories, and one listing shows which
+            # are complete.
             found = {info.key.removeprefix(prefix) for info in store.list_objects(prefix)}
 
     dates = {name.partition("/")[0] for name in found if _DATED.fullmatch(name.partition("/")[0])}
     whole = [date for date in dates if {f"{date}/{MANIFEST}", f"{date}/{CHECKSUM}"} <= found]
     if whole:
+        # The names are UTC times of fixed width, so the greatest name is the newest.
         return f"{base}{max(whole)}/{MANIFEST}{mark}{query}"
     if dates or "://" in address:
         raise InventoryError(
@@ -172,6 +180,7 @@ def fetch(
         _check_file(inventory, file, path, go_on)
         return path
 
+    # One name for all: the folder contains one file at a time.
     path = folder / "inventory-file"
     store, _ = open_with_path(inventory.address)
     with closing(store), path.open("wb") as copy:
@@ -192,6 +201,7 @@ def fetch(
 def _check_file(
     inventory: Inventory, file: InventoryFile, path: Path, go_on: Callable[[], None]
 ) -> None:
+    # MD5 is what S3 writes into the manifest. It detects damage, not forgery.
     digest = hashlib.md5(usedforsecurity=False)
     size = 0
     try:
@@ -219,6 +229,7 @@ def _check_file(
 def _read_manifest(address: str, bucket: str) -> Inventory:
     body, checksum = _documents(address)
     digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    # S3 writes the checksum file last, so a match also proves that the inventory is complete.
     if checksum.strip().strip('"').lower() != digest:
         raise InventoryError(
             f"{MANIFEST} has the MD5 {digest}, but {CHECKSUM} says {checksum.strip()[:40]!r}. Copy"
@@ -286,6 +297,7 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
         raise InventoryError(f"{MANIFEST} is not a JSON object. Name another inventory")
 
     source = _text(document, "sourceBucket")
+    # Rows of another bucket have other keys. Every object of the cluster would look missing.
     if source != bucket:
         raise InventoryError(
             f"{MANIFEST}: sourceBucket is {source!r}, but --store is the bucket {bucket!r}. Name an"
@@ -301,6 +313,7 @@ def parse_manifest(body: bytes, address: str, bucket: str) -> Inventory:
         )
 
     started = str(document.get("creationTimestamp", ""))
+    # `isdigit` alone accepts other scripts' digits.
     if not (started.isascii() and started.isdigit() and int(started) > 0):
         raise InventoryError(
             f"{MANIFEST}: creationTimestamp is {started!r}, expected Unix milliseconds"
@@ -349,6 +362,7 @@ def _columns(schema: str, kind: str) -> tuple[str, ...]:
     elif kind == "orc":
         names = re.findall(r"(\w+):", schema)
     else:
+        # A Parquet schema, such as `required binary key (UTF8);`.
         names = re.findall(r"(\w+)\s*(?:\([^;]*\))?\s*;", schema)
     return tuple(column_name(name) for name in names)
 
@@ -371,6 +385,7 @@ def _files(listed: Any) -> tuple[InventoryFile, ...]:
             raise InventoryError(f"{where}.size is {size!r}, expected a number of bytes")
         if not isinstance(md5, str) or not _MD5.fullmatch(md5.lower()):
             raise InventoryError(f"{where}.MD5checksum is {md5!r}, expected 32 hex digits")
+        # A file read twice would repeat all of its rows.
         if key in found:
             raise InventoryError(f"{where}.key is {key!r} for the second time")
         found[key] = InventoryFile(key, size, md5.lower())
@@ -381,9 +396,11 @@ def _files(listed: Any) -> tuple[InventoryFile, ...]:
 def _find(manifest: Path, key: str) -> Path:
     """Return the copy of a manifest's file in a folder, with or without its key prefix."""
     parts = key.split("/")
+    # A manifest from a bucket must not read files outside of its folder.
     if ".." in parts:
         raise InventoryError(f"{MANIFEST}: files[].key is {key!r}, expected one without '..'")
     for folder in list(manifest.absolute().parents)[:_ANCESTORS]:
+        # Longest first: the shorter the rest, the sooner it matches a foreign file.
         for at in range(len(parts)):
             path = folder.joinpath(*parts[at:])
             if path.is_file():

@@ -34,6 +34,7 @@ from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, open_table_f
 from streammeta.reconcile.vocabulary.verdicts import Owner
 
 _ROWS_A_BATCH = 20_000
+# A block becomes a batch, and a row may not be longer.
 _CSV_BLOCK = 4 * 1024 * 1024
 _Columns: TypeAlias = Mapping[str, Any]
 
@@ -80,6 +81,7 @@ def _batches(inventory: Inventory, path: Path) -> Iterator[pa.RecordBatch]:
         with open_table_file(path) as parquet:
             yield from parquet.iter_batches(batch_size=_ROWS_A_BATCH)
     elif inventory.format == "orc":
+        # pyarrow reads ORC by stripes, which may be large, so they are cut into batches.
         orc = pa_orc.ORCFile(path)
         for stripe in range(orc.nstripes):
             table = pa.Table.from_batches([orc.read_stripe(stripe)])
@@ -93,6 +95,7 @@ def _csv_batches(inventory: Inventory, path: Path) -> Iterator[pa.RecordBatch]:
     compression = "gzip" if _is_gzip(path) else None
     names = list(inventory.columns)
     with pa.input_stream(path, compression=compression) as stream:
+        # Read separately: pyarrow needs all names before it opens a file with fixed types.
         first = next(csv.reader(io.TextIOWrapper(stream, "utf-8", newline="")), None)
 
     if first is None:
@@ -141,6 +144,7 @@ def _convert(
     keys = _keys(inventory, columns, where)
     markers, is_old = _versions(columns, where)
     sizes = _numbers(columns["size"], "size", where)
+    # S3 leaves the size of a delete marker empty.
     sizes = pc.if_else(markers, 0, sizes)
     modified = _moments(columns["lastmodifieddate"], where)
 
@@ -151,6 +155,7 @@ def _convert(
     if len(sizes) and pc.min(sizes).as_py() < 0:
         raise InventoryError(f"{where}: size is {pc.min(sizes)}, expected a number of bytes")
 
+    # Noncurrent versions keep the id of their key, but not its owner, so the join ignores them.
     owners, object_ids, notes = owner_columns(keys, namespace)
     owners = pc.if_else(is_old, int(Owner.OLD_VERSION), owners)
     owners = pc.if_else(markers, int(Owner.DELETE_MARKER), owners)
@@ -197,6 +202,7 @@ def _keys(inventory: Inventory, columns: _Columns, where: str) -> Any:
     keys = _text(columns["key"])
     if inventory.is_manifest:
         return _decode_keys(keys) if inventory.format == "csv" else keys
+    # Tables contain paths or keys, nearly always one kind.
     if not pc.any(pc.match_substring(keys, "://")).as_py():
         return keys
     return pa.array(
@@ -206,6 +212,7 @@ def _keys(inventory: Inventory, columns: _Columns, where: str) -> Any:
 
 def _key_of_path(path: str, bucket: str, where: str) -> str:
     """Return the key of a path. Raises `InventoryError` for another bucket."""
+    # A key may contain `://` itself.
     if not path.startswith(_SCHEMES):
         return path
     found, _, key = path.partition("://")[2].partition("/")
@@ -219,6 +226,7 @@ def _key_of_path(path: str, bucket: str, where: str) -> str:
 
 def _decode_keys(keys: Any) -> Any:
     """Decode the URL-encoded keys of a CSV file."""
+    # Decoding happens in Python, row by row, so rows that do not need it are left out.
     encoded = pc.match_substring_regex(keys, "[%+]")
     if not pc.any(encoded).as_py():
         return keys
@@ -242,6 +250,7 @@ def _versions(columns: _Columns, where: str) -> tuple[Any, Any]:
 def _flags(column: Any, name: str, where: str) -> Any:
     if not pa.types.is_boolean(column.type):
         lower = pc.utf8_lower(_text(column))
+        # A current object taken for a noncurrent version would look missing.
         if not pc.all(pc.is_in(lower, pa.array(["true", "false"]))).as_py() and len(lower):
             raise InventoryError(f"{where}: {name} is neither true nor false in each row")
         column = pc.equal(lower, "true")
@@ -276,9 +285,11 @@ def _moments(column: Any, where: str) -> Any:
 
     try:
         if pa.types.is_timestamp(column.type):
+            # Spark and Iceberg write times without a zone in UTC.
             zoned = column if column.type.tz else column.cast(pa.timestamp(column.type.unit, "UTC"))
             return zoned.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
         text = _text(column)
+        # Eleven digits: a year is never that long, and milliseconds since 1973 always are.
         if pc.all(pc.match_substring_regex(text, r"^\d{11,}$")).as_py():
             return text.cast(pa.int64())
         return _parse_times(text)

@@ -34,6 +34,7 @@ _PREFIX = re.compile("[0-9a-f]{8}")
 
 def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
     """Return the owner of `key`, its object id, and a note for the report."""
+    # Special keys first. The strict parser of object keys would call them foreign.
     if is_own_key(key, namespace) or is_lease_key(key, namespace):
         return Owner.MARKER, None, ""
     if parse_log_key(key, namespace) is not None:
@@ -61,6 +62,7 @@ def owner_columns(keys: Any, namespace: str) -> tuple[Any, Any, Any]:
     rest = np.flatnonzero(~is_own)
     found = [owner_of(key, namespace) for key in keys.take(pa.array(rest)).to_pylist()]
     owners[rest] = [int(owner) for owner, _, _ in found]
+    # Masked below, because a column of numbers has no None.
     ids[rest] = [object_id or 0 for _, object_id, _ in found]
     is_unnamed = np.zeros(len(keys), dtype=np.bool_)
     is_unnamed[rest] = [object_id is None for _, object_id, _ in found]
@@ -85,8 +87,10 @@ def _own_ids(keys: Any, namespace: str) -> tuple[Int64Column, Any]:
 
     spelled = keys.take(pa.array(at))
     start = _PREFIX_DIGITS + len(namespace) + 2
+    # At most ten digits by the pattern, so the cast can't overflow.
     decimals = pc.utf8_slice_codeunits(spelled, start).cast(pa.int64()).to_numpy()
     prefixes = pc.utf8_slice_codeunits(spelled, 0, _PREFIX_DIGITS)
+    # The pattern checks only the spelling. Both spellings of the id have to agree.
     sure = decimals == _reversed_hex(prefixes)
     ids[at[sure]] = decimals[sure]
     is_own[at[sure]] = True

@@ -28,6 +28,7 @@ def find_by_listing(
     settled = 0
     if not keys:
         return found, settled
+    # The longest prefix of the first key sorts before it and leaves little in between.
     listed = store.list_objects(start_after=keys[0][:-1])
     for passed, info in enumerate(listed):
         while settled < len(keys) and keys[settled] < info.key:
@@ -35,6 +36,7 @@ def find_by_listing(
         if settled < len(keys) and keys[settled] == info.key:
             found[info.key] = info
             settled += 1
+        # Too many other keys lie between. The caller asks for the rest one by one.
         if settled == len(keys) or passed >= page + _OTHERS_A_KEY * settled:
             return found, settled
     return found, len(keys)

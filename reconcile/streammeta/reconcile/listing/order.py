@@ -1,9 +1,9 @@
-"""Order of listed keys for a join by partitions: as they lie, or spread over files first.
+"""Order of listed keys for a join by partitions: unchanged, or spread over files first.
 
-A listing of the bucket comes in the order of keys, and so, file by file, in that of partitions. An
-inventory may come in any order; joined as it lies, each batch of it would need every partition.
-Then rows are spread over a file for each partition, and read file by file. Costs disk for a second
-copy of the listing while it is read, and memory for one partition.
+A listing of the bucket has the order of keys, which is also the order of partitions. An inventory
+may have any order, and each of its batches would need every partition. Its rows are therefore
+spread over one file per partition and read file by file. This needs disk for a second copy of the
+listing, and memory for one partition.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ _ROWS_A_BATCH = 20_000
 _USED_COLUMNS = "owner long, object_id long"
 
 PartitionsOf: TypeAlias = Callable[[pa.RecordBatch], npt.NDArray[np.uint8]]
-"""Gives the partition of each row, 0 for a row that is in none."""
+"""Returns the partition of each row, 0 for a row in none."""
 
 
 def in_order_of_partitions(
     listing: Path, partitions_of: PartitionsOf, scratch: Path
 ) -> Iterator[Path]:
-    """Files of a listing, with its rows in the order of partitions.
+    """Yield the files of a listing, with its rows in the order of partitions.
 
-    `scratch` is an empty folder for files that are the caller's to remove.
+    `scratch` is an empty folder for files, which the caller removes.
     """
+    # The first batch of each file is a sample. A wrong guess costs time, not correctness.
     if all(map(_is_ascending, map(partitions_of, _first_batches(listing)))):
         yield from files_of(listing)
         return
@@ -57,6 +58,7 @@ def in_order_of_partitions(
         ):
             for rows in gather_batches(pieces, _ROWS_A_BATCH):
                 writer.write_batch(rows)
+        # Frees the space of each part before the next one is rewritten.
         path.unlink()
         yield path.with_suffix(".parquet")
 
@@ -78,6 +80,7 @@ def spread(listing: Path, partitions_of: PartitionsOf, scratch: Path) -> None:
     with ExitStack() as stack:
         for listed in read_batches(listing, LISTING_COLUMNS):
             numbers = partitions_of(listed)
+            # Stable, so rows of one partition keep the order of their keys.
             order = np.argsort(numbers, kind="stable")
             rows = listed.take(pa.array(order))
             for number, part in runs(numbers[order]):

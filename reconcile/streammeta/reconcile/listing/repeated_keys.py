@@ -32,6 +32,7 @@ OF_VERSIONS = (Owner.OLD_VERSION, Owner.DELETE_MARKER)
 PRECEDENCE = ("modified_ms", "size", "etag")
 """Columns that select the row of a key: the greatest values count, null is the least."""
 
+# 8 MiB of numbers are sorted at once.
 _NUMBERS_AT_ONCE = 1 << 20
 _READ_AT_ONCE = 1 << 18
 _PARTS = 256
@@ -58,6 +59,7 @@ class KeyNumbers:
 
     def may_repeat(self) -> bool:
         """Return whether two numbers are equal, which is very rare for different keys."""
+        # A power of two, so the lowest bits select the class of a number.
         classes = 1 << max(0, (self._count - 1) // _NUMBERS_AT_ONCE).bit_length()
         return any(self._has_equal(number, classes - 1) for number in range(classes))
 
@@ -85,6 +87,7 @@ def keep_one_row_a_key(listing: Path) -> None:
                 table = _one_row_a_key(stream.read_all())
             with table_writer(made / f"part-{number:05d}.parquet", LISTING_COLUMNS) as writer:
                 writer.write_table(table, row_group_size=ROWS_A_GROUP)
+    # The draft of a plan is private, so nobody sees the moment without a listing.
     shutil.rmtree(listing)
     made.rename(listing)
 
@@ -110,6 +113,7 @@ def _parts(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 def _without_versions(rows: pa.RecordBatch) -> pa.RecordBatch:
     owners = rows.column("owner")
+    # Usually, and much cheaper than a filter.
     if not owners.to_numpy().any():  # all own
         return rows
     return rows.filter(pc.invert(_is_of_versions(owners)))
@@ -126,5 +130,6 @@ def _numbers(rows: pa.RecordBatch) -> Int64Column:
     if len(others):
         numbers = numbers.copy()
         keys = rows.column("key").take(pa.array(others)).to_pylist()
+        # Only equality within this process matters, so the random seed of `hash` does no harm.
         numbers[others] = [hash(key) for key in keys]
     return numbers

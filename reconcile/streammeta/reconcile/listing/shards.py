@@ -27,6 +27,7 @@ from streammeta.reconcile.vocabulary.verdicts import Owner
 from streammeta.storage.object_store.protocol.base import ObjectInfo, ObjectStore
 
 _HEX_DIGITS = "0123456789abcdef"
+# Five pages: Arrow's cost per batch is spread over more rows.
 _ROWS_A_BATCH = 5000
 _SAMPLE = 1000  # one page
 _PREFIX_DIGITS = 8
@@ -74,6 +75,7 @@ def shards_of_content(store: ObjectStore, namespace: str) -> tuple[Shard, ...]:
     Raises:
         StorageError: the bucket can't be read.
     """
+    # From "0" on, because keys of objects begin with a hex digit.
     first = itertools.islice(list_shard(store, Shard("0", None)), _SAMPLE)
     prefixes = [
         info.key.partition("/")[0]
@@ -82,6 +84,7 @@ def shards_of_content(store: ObjectStore, namespace: str) -> tuple[Shard, ...]:
     ]
     if len(prefixes) < _SAMPLE // 2:
         return shards_of(1)  # few keys, or other keys come first
+    # Share of the key space that the sample covers, if ids are spread evenly.
     reached = int(prefixes[-1], 16) / 16 ** len(prefixes[-1])
     keys = len(prefixes) / max(reached, 16**-_PREFIX_DIGITS)
     digits = next((digit for digit in (1, 2) if keys / 16**digit <= _KEYS_A_SHARD), _MOST_DIGITS)
@@ -94,6 +97,7 @@ def list_shard(store: ObjectStore, shard: Shard) -> Iterator[ObjectInfo]:
     if shard.last is None:
         return listed
     last = shard.last.encode()
+    # Keys are compared as bytes, in the order in which stores list.
     return itertools.takewhile(lambda info: os.fsencode(info.key) <= last, listed)
 
 

@@ -113,7 +113,8 @@ class _Reader(DataSourceReader):
         self._filters: Sequence[object] = ()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each shard that may have a row of the query; at least one, as Spark wants."""
+        """Return one for each shard that may have a row. Spark needs at least one."""
+        # On the driver, once. Executors get the bounds only.
         shards = self._shards()
         wanted = [shard for shard in shards if shard_may_pass(self._filters, shard)]
         return [_ShardPartition(shard.after, shard.last) for shard in wanted or shards[:1]]
@@ -123,6 +124,7 @@ class _Reader(DataSourceReader):
         shard = Shard(partition.after, partition.last)
         names, wanted = self._columns.names, row_filter(self._filters, self._columns)
         with closing(open_object_store(self._options["store"])) as store:
+            # The owner column needs whole keys, so columns are cut after the batch is complete.
             for batch in listed_rows(store, shard, self._options["namespace"]):
                 rows = batch.select(names)
                 yield rows if wanted is None else rows.filter(wanted)
@@ -136,6 +138,6 @@ class _Reader(DataSourceReader):
 
 class _PushingReader(_Reader):
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
-        """Take filters; all are returned, so that Spark applies them again."""
+        """Accept filters, and return all of them so that Spark applies them again."""
         self._filters = filters
         return filters

@@ -10,7 +10,7 @@ from streammeta.reconcile.vocabulary.errors import ConfigurationError
 
 
 def chosen_columns(format_: str, whole: pa.Schema, columns: str | None) -> pa.Schema:
-    """Return the columns that the option names, separated by commas; all without it.
+    """Return the columns in the comma-separated option, or all without it.
 
     Raises:
         ConfigurationError: the table has no such column, or one is named twice.
@@ -28,17 +28,17 @@ def chosen_columns(format_: str, whole: pa.Schema, columns: str | None) -> pa.Sc
 
 
 def checked_schema(format_: str, whole: pa.Schema, asked: StructType) -> pa.Schema:
-    """Return the columns that a query asks for: Spark passes a user's schema on unseen.
+    """Return the columns of a query. Spark passes a schema of the user on without a check.
 
     Raises:
-        ConfigurationError: a column is not of the table, or of another type.
+        ConfigurationError: a column is not in the table, or has another type.
     """
     types = {field.name: field.dataType for field in from_arrow_schema(whole)}
     for field in asked.fields:
         wanted = types.get(field.name)
         if wanted is None:
             raise ConfigurationError(
-                f"{format_} has no column {field.name!r}. Leave .schema() out, or choose of"
+                f"{format_} has no column {field.name!r}. Leave .schema() out, or select from"
                 f" {', '.join(whole.names)}"
             )
         if field.dataType != wanted:

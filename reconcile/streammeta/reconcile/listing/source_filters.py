@@ -32,7 +32,7 @@ _EXPRESSIONS: Mapping[str, Callable[[pc.Expression, Any], pc.Expression]] = {
 
 
 def row_filter(filters: Sequence[object], schema: pa.Schema) -> pc.Expression | None:
-    """Return what rows of these columns have to satisfy, None if any row may pass."""
+    """Return the condition on rows of these columns, None if any row may pass."""
     found = None
     for expression in _expressions(filters, schema):
         found = expression if found is None else found & expression
@@ -43,6 +43,7 @@ def _expressions(filters: Sequence[object], schema: pa.Schema) -> Iterator[pc.Ex
     for filter_ in filters:
         name, value = _column_of(filter_), getattr(filter_, "value", None)
         make = _EXPRESSIONS.get(type(filter_).__name__)
+        # Spark applies the filter itself.
         if make is None or name not in schema.names:
             continue
         if all(_is_of_type(literal, schema.field(name).type) for literal in _values(value)):
@@ -50,14 +51,14 @@ def _expressions(filters: Sequence[object], schema: pa.Schema) -> Iterator[pc.Ex
 
 
 def shard_may_pass(filters: Sequence[object], shard: Shard) -> bool:
-    """Whether a shard of a listing may have a key that satisfies all filters."""
+    """Return whether a shard of a listing may have a key that satisfies all filters."""
     after = None if shard.after is None else shard.after.encode()
     last = None if shard.last is None else shard.last.encode()
     return all(_may_pass(filter_, after, last) for filter_ in filters)
 
 
 def _may_pass(filter_: object, after: bytes | None, last: bytes | None) -> bool:
-    """Whether keys behind `after`, up to and including `last`, may satisfy a filter."""
+    """Return whether keys after `after`, up to and including `last`, may satisfy a filter."""
     value = getattr(filter_, "value", None)
     if _column_of(filter_) != _KEY or not isinstance(value, str):
         return True
@@ -81,12 +82,12 @@ def _may_pass(filter_: object, after: bytes | None, last: bytes | None) -> bool:
 
 
 def has_pushdown() -> bool:
-    """Whether this version of Spark pushes filters down."""
+    """Return whether this version of Spark pushes filters down."""
     return hasattr(datasource, "Filter")
 
 
 def _column_of(filter_: object) -> str:
-    """Return the column that a filter is about; empty if it is of several, or within one."""
+    """Return the column of a filter, empty for several columns or a nested field."""
     path: Sequence[str] = getattr(filter_, "attribute", ())
     return path[0] if len(path) == 1 else ""
 
@@ -98,7 +99,8 @@ def _values(value: object) -> Sequence[object]:
 
 
 def _is_of_type(value: object, column: pa.DataType) -> bool:
-    """Whether a literal is compared with a column of the type as it is."""
+    """Return whether a literal compares with a column of this type without a conversion."""
+    # Before `int`, of which `bool` is a subclass.
     if isinstance(value, bool):
         return bool(pa.types.is_boolean(column))
     if isinstance(value, int):

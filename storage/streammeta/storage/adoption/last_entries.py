@@ -38,8 +38,10 @@ def read_last_entries(store: ObjectStore, key: str, size: int) -> tuple[IndexEnt
     if size < FOOTER_SIZE:
         return ()
 
+    # Footer and index usually fit one request.
     tail = tail_guess(size, key)
     end = check_length(tail, store.get_range(key, tail.start, tail.end), key)
+    # Foreign bytes end with anything. Only the magic makes an unreadable object an error.
     magic = int.from_bytes(end[-_MAGIC_BYTES:], "big")
     if magic == NORMAL_MAGIC:
         return _last_of_streams(_read_index(store, key, size, end))

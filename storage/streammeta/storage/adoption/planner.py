@@ -94,6 +94,7 @@ def plan_adoption(
     left: list[LeftBehind] = []
     known: dict[int, StreamPaths] = {}
     for stream_id, runs in sorted(by_stream.items()):
+        # Candidates are planned with the streams that exist. The others can only be listed.
         if (head := streams.get(stream_id)) is not None:
             known[stream_id] = StreamPaths(head, runs, passes_gaps=passes_gaps)
             continue
@@ -112,6 +113,7 @@ def plan_adoption(
         end = streams[stream_id].end_offset
         pieces += _list_pieces(path, end)
         left += known[stream_id].list_left(path)
+        # Gaps below the end belong to lost objects of the metadata, not to passed gaps.
         passed = (gap for gap in path.lost() if gap[0] >= end)
         gaps += [(stream_id, *gap) for gap in passed]
 
@@ -167,6 +169,7 @@ def _agreed_paths(known: Mapping[int, StreamPaths], needed: set[int]) -> dict[in
     while True:
         kept = {object_id for path in paths.values() for object_id in path.kept()}
         replaced = {object_id for path in paths.values() for object_id in path.replaced()}
+        # Objects that were decided before are not considered again, so the loop ends.
         torn = (kept & replaced) - out - pinned
         missed = {
             object_id for object_id in out if any(path.loses(object_id) for path in paths.values())
@@ -234,6 +237,8 @@ def _list_batches(
 
     for path in paths.values():
         for replaced, adopted in _list_replacements(path):
+            # An object of the metadata is replaced in one request, with all the objects that take
+            # its place.
             groups.join(~replaced, adopted)
 
     waits_for: dict[int, set[int]] = defaultdict(set)
@@ -242,6 +247,7 @@ def _list_batches(
         if piece.before is None:
             continue
         group, before = groups.of(piece.run.object_id), groups.of(piece.before.run.object_id)
+        # Within a group the controller applies all ranges at once, in the order of offsets.
         if group != before:
             waits_for[group].add(before)
             wanted_by[before].add(group)
@@ -271,6 +277,8 @@ def _list_batches(
         for group, object_ids in members.items()
     }
     yield from _join([batches.pop(group) for group in order])
+    # A cycle: objects that each continue another one in some stream. One request has to adopt them
+    # all.
     if batches:
         yield _merge([batches[group] for group in sorted(batches)])
 
@@ -303,6 +311,7 @@ class _Groups:
 
     def join(self, first: int, second: int) -> None:
         """Join the groups of two names. The larger group name represents both."""
+        # The larger name: candidates are positive, so a group with one is named by a candidate.
         low, high = sorted((self.of(first), self.of(second)))
         self._parents.setdefault(high, high)
         self._parents[low] = high
@@ -335,6 +344,7 @@ def _join(batches: Sequence[AdoptionBatch]) -> Iterator[AdoptionBatch]:
     objects = ranges = 0
     for batch in batches:
         more = sum(len(adopted.ranges) for adopted in batch.objects)
+        # A single batch may exceed the limits, because its objects depend on each other.
         is_full = objects + len(batch.objects) > OBJECTS_A_BATCH or ranges + more > RANGES_A_BATCH
         if joined and is_full:
             yield _merge(joined)

@@ -117,6 +117,7 @@ class StreamPaths:
         ]
         self._entries = sorted(usable, key=lambda pair: (pair[1][0].start, pair[0].object_id))
         self._holes = tuple(self._list_holes())
+        # Candidates may end after the restored end, which is the purpose of adoption.
         self._reach = max([head.end_offset, *(entry[-1].end for _, entry in usable)])
         edges = {edge for _, entry in usable for edge in (entry[0].start, entry[-1].end)}
         self._edges = sorted(edges)
@@ -129,6 +130,7 @@ class StreamPaths:
         return record.end <= self._floors.of(record.epoch)
 
     def _is_usable(self, run: StoredRun, entry: Entry) -> bool:
+        # A writer with a smaller epoch can't append after one with a larger epoch.
         rises = all(before.epoch <= after.epoch for before, after in pairwise(entry))
         if not rises or entry[-1].end <= self._head.start_offset:
             return False
@@ -163,6 +165,7 @@ class StreamPaths:
         """
         banned: set[tuple[int, int]] = set()
         while True:
+            # Each round bans at least one entry, so the search ends.
             path = self._find_any(out, pinned, banned)
             parted = _find_parted(path)
             if parted is None:
@@ -275,6 +278,7 @@ class _Floors:
         self._ends = [end for _, end, _ in head.owners]
         lowest: dict[int, int] = {}
         begun = [(start, epoch) for start, _, epoch in head.owners]
+        # The current writer may have begun anywhere after the last known start.
         begun.append((begun[-1][0] if begun else head.end_offset, head.epoch))
         records = (record for run in runs for record in run.records)
         begun += [
@@ -293,6 +297,7 @@ class _Floors:
 
         The metadata forgets some ranges of former writers. The next writer's epoch is larger.
         """
+        # Above the end the metadata knows no owner that could contradict the record.
         if record.start >= self._head.end_offset:
             return False
         place = bisect_right(self._ends, record.start)
@@ -329,7 +334,9 @@ def _shortest(head: StreamHead, steps: dict[int, list[Step]], reach: int) -> tup
         if arrived is None:
             continue
         source, (cost, *_) = min(arrived.items(), key=lambda item: item[1][0])
+        # A path that ends before the restored end would lose data that the metadata has.
         if at >= head.end_offset:
+            # Offsets up to the furthest candidate count as lost if the path ends before them.
             ends.append(((cost[0] + reach - at, *cost[1:]), at, source))
         for step in steps.get(at, ()):
             same = arrived.get(step.source)
@@ -356,6 +363,7 @@ def _step_ends(steps: dict[int, list[Step]]) -> Iterator[int]:
 def _added(cost: _Cost, step: Step, head: StreamHead, *, is_change: bool) -> _Cost:
     lost, replaced, changes = cost
     if step.run is not None:
+        # Only offsets below the end have data of the metadata to replace.
         replaced += max(0, min(step.end, head.end_offset) - step.start)
     lost += (step.end - step.start) * step.is_lost
     return lost, replaced, changes + is_change

@@ -26,9 +26,11 @@ from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
+# Each reader keeps one whole object in memory.
 READERS = 8
 """Number of objects that are read concurrently."""
 
+# Collisions must not happen by chance, and nobody gains from a forged one.
 _DIGEST_BYTES = 16
 
 
@@ -57,6 +59,7 @@ def find_present(
         StorageError: the store can't be read.
     """
     present = {listed.object_id for listed in stored}
+    # A listing may miss objects created meanwhile, so their absence is confirmed one by one.
     unlisted = sorted(set(wanted) - present)
     return present | set(_look_up(store, namespace, unlisted))
 
@@ -113,6 +116,7 @@ def _read(store: ObjectStore, namespace: str, stored: StoredObject) -> Candidate
     try:
         return Candidate(stored.object_id, len(data), tuple(_runs(stored.object_id, key, data)))
     except CorruptObjectError:
+        # A composite has no records, so the reader of normal objects rejects it.
         why = Why.COMPOSITE if _is_composite(key, data) else Why.UNREADABLE
         return LeftBehind(stored.object_id, -1, -1, -1, why)
 

@@ -169,6 +169,7 @@ def parse_key(key: str) -> tuple[Folder, FileName, bool] | None:
     name: FileName
     if segment := _SEGMENT.fullmatch(found[3]):
         name = SegmentName(int(segment[1]), int(segment[2]))
+        # An empty segment is never written, so the key is foreign.
         if name.start_offset >= name.end_offset:
             return None
     elif checkpoint := _CHECKPOINT.fullmatch(found[3]):
@@ -188,6 +189,7 @@ def inventories(listing: Iterable[ObjectInfo]) -> dict[Folder, Inventory]:
             folder, name, is_manifest = parsed
             files.setdefault(folder, {}).setdefault(name, set()).add(is_manifest)
             times = written_ms.setdefault(folder, {})
+            # The manifest is written last, so its time is the file's time of completion.
             times[name] = max(times.get(name, 0), info.last_modified_ms)
     return {folder: _inventory(files[folder], written_ms[folder]) for folder in sorted(files)}
 

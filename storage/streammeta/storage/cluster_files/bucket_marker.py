@@ -37,6 +37,7 @@ from streammeta.storage.errors import (
 )
 from streammeta.storage.object_store.protocol.base import ObjectStore
 
+# The newest one is enough. The others help to understand an incident.
 CLAIMS_KEPT = 3
 """Number of newest claims that survive a deletion of old claims."""
 
@@ -245,6 +246,7 @@ def create_generation(store: ObjectStore, generation: Generation) -> Generation:
     try:
         store.put(key, json_files.encode(generation), if_absent=True)
     except ObjectExistsError:
+        # Another restore was faster, or this call is a retry. The caller compares.
         return json_files.decode(Generation, key, store.get_range(key))
     return generation
 
@@ -333,12 +335,14 @@ def put_claim(store: ObjectStore, namespace: str, claim: IdClaim) -> None:
     try:
         store.put(key, body, if_absent=True)
     except ObjectExistsError:
+        # An equal claim is the same call after a lost response, because its token is random.
         if store.get_range(key) != body:
             raise
 
 
 def delete_old_claims(store: ObjectStore, namespace: str) -> int:
     """Delete all but the newest `CLAIMS_KEPT` claims, and return the number of deleted ones."""
+    # The highest bounds stay, so the claimed bound never decreases.
     bounds = sorted(_claimed_bounds(store, namespace))[:-CLAIMS_KEPT]
     if not bounds:
         return 0

@@ -29,6 +29,7 @@ TEXT_MAX = 200
 """Maximum length of a text in characters."""
 
 NUMBER_MAX = (1 << 63) - 1
+# `datetime` can't show later times.
 TIME_MS_MAX = 253_402_300_799_000
 """The last second of the year 9999, in milliseconds since 1970."""
 
@@ -85,6 +86,7 @@ class Runs:
 
 def shorten_text(text: str) -> str:
     """Return a text that a run may contain: valid Unicode, at most `TEXT_MAX` characters."""
+    # Lone surrogates, as from file names, can't be encoded as UTF-8.
     valid = text.encode(errors="replace").decode()
     return valid if len(valid) <= TEXT_MAX else f"{valid[: TEXT_MAX - 3]}..."
 
@@ -140,6 +142,7 @@ def _decode_run(members: Any) -> Run:
 
 def _time(members: Mapping[str, Any], name: str) -> int:
     value = members.get(name)
+    # `bool` is a subclass of `int`.
     if type(value) is not int or not 0 <= value <= TIME_MS_MAX:
         raise RunsError(f"{name}: must be milliseconds since 1970")
     return value

@@ -22,12 +22,15 @@ class CopyRules:
     parts exceed their limits.
     """
 
+    # Limits of S3 for parts of an upload: 5 MiB, 5 GiB and 10,000.
     min_part_bytes: int = 5 * MIB
     max_part_bytes: int = 5 * 1024 * MIB
     fetched_bytes: int = 32 * MIB
     max_parts: int = 10_000
 
     def __post_init__(self) -> None:
+        # Twice, because an open part just below the minimum may be followed by a range just below
+        # it.
         low, high = 2 * self.min_part_bytes, self.max_part_bytes
         if not 2 <= low <= self.fetched_bytes <= high or self.max_parts < 1:
             raise ValueError(
@@ -111,6 +114,7 @@ def plan_copy(
             f"{len(ranges)} ranges with bytes and a trailer of {trailer_size} bytes, expected at"
             " least one of each"
         )
+    # One PUT costs one request, a multipart upload at least three.
     if sum(source.size for source in ranges) <= chosen.fetched_bytes:
         return CopyPlan((WrittenPart(tuple(ranges), trailer_size),), is_single=True)
 
@@ -166,6 +170,7 @@ class _Layout:
 
     def finish(self, trailer_size: int) -> list[Part]:
         """Return all parts. The last part has the open ranges and the trailer."""
+        # Only the last part of an upload may be smaller than the store's minimum.
         self._parts.append(WrittenPart(tuple(self._open), trailer_size))
         return self._parts
 
@@ -194,6 +199,7 @@ class _Layout:
         rules = self._rules
         while source.size > rules.max_part_bytes:
             size = rules.max_part_bytes
+            # The rest would be a part below the minimum, so this part leaves it more bytes.
             if source.size - size < rules.min_part_bytes:
                 size -= rules.min_part_bytes
             piece, source = _cut(source, size)

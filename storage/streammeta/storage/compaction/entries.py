@@ -62,6 +62,7 @@ class EntryTable:
     @classmethod
     def of_index(cls, object_id: int, index: IndexBlock) -> EntryTable:
         """Return the entries of an object, sharing the memory of its index."""
+        # The views keep the index's memory alive as long as the table.
         return cls(np.full(len(index), object_id, dtype=np.int64), *index.columns)
 
     @classmethod
@@ -123,6 +124,7 @@ def encode_entries(table: EntryTable) -> bytes:
     """
     spans = table.end_offset - table.start_offset
     narrow = (spans, table.record_count, table.size)
+    # numpy casts silently, so a number over 32 bits would be stored truncated.
     faults = np.logical_or.reduce([(c < 0) | (c > INT32_MAX) for c in narrow])
     if faults.any():
         row = table.row(int(faults.argmax()))
@@ -152,13 +154,16 @@ def live_entries(table: EntryTable, streams: Mapping[int, int]) -> EntryTable:
     starts = np.fromiter(streams.values(), dtype=np.int64, count=len(streams))
     order = np.argsort(ids)
     ids, starts = ids[order], starts[order]
+    # An id after the last stream would index past the end. The comparison below rejects it.
     at = np.minimum(ids.searchsorted(table.stream_id), len(ids) - 1)
     is_live = (ids[at] == table.stream_id) & (table.end_offset > starts[at])
+    # Usually all rows are live, and a copy of a large table is expensive.
     return table if is_live.all() else table.take(is_live)
 
 
 def sort_by_stream(table: EntryTable) -> EntryTable:
     """Return the rows ordered by stream, start offset and object."""
+    # The last key is the primary one.
     order = np.lexsort((table.object_id, table.start_offset, table.stream_id))
     return table.take(order)
 
@@ -212,6 +217,7 @@ def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
     is_over = [total[run_stops] - total[run_firsts] > limit for total, limit in sums]
     cuts: list[int] = []
 
+    # Python loops only over runs that exceed a limit.
     for run in np.flatnonzero(np.logical_or.reduce(is_over)).tolist():
         binding = [pair for pair, over in zip(sums, is_over, strict=True) if over[run]]
         row, stop = int(run_firsts[run]), int(run_stops[run])
@@ -220,6 +226,7 @@ def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
                 int(total.searchsorted(total[row] + limit, side="right")) - 1
                 for total, limit in binding
             )
+            # At least one row, so an oversized row can't stop the walk.
             row = max(row + 1, fits)
             if row < stop:
                 cuts.append(row)

@@ -42,6 +42,7 @@ class Segments:
         """Sum up a table without overlaps, sorted by stream and offset."""
         object_ids = np.unique(table.object_id)
         is_first = changes(table.stream_id)
+        # Limits are per object and stream, so a segment must not span two objects.
         is_first |= changes(table.object_id)
         is_first[1:] |= table.start_offset[1:] != table.end_offset[:-1]
         firsts = np.flatnonzero(is_first)
@@ -74,6 +75,7 @@ class Segments:
             self.end_offset[is_taken],
             self.entry_count[is_taken],
             self.size[is_taken],
+            # New row numbers of the rows that stay.
             (np.cumsum(is_taken) - 1)[by_object],
         )
 
@@ -93,6 +95,7 @@ class Segments:
 
         A run belongs to one stream, and the runs of segments ascend.
         """
+        # In this order equal pairs are neighbours, so one comparison removes duplicates.
         runs, objects = run_of_segment[self.by_object], self.object_number[self.by_object]
         is_new = changes(runs) | changes(objects)
         return runs[is_new], objects[is_new]
@@ -110,6 +113,7 @@ def sums_from(values: Column, firsts: Column) -> Column:
     return np.add.reduceat(values, firsts) if len(firsts) else values[:0]
 
 
+# Above every cost, so `argmin` never selects such a row.
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -184,6 +188,7 @@ def group_entries(table: EntryTable, limits: CompactionLimits, *, reserved: int 
         rounds += 1
         is_kept[numbers] = False
         left = segments.take(is_kept[segments.object_number])
+        # Nothing would be merged, so the rest stays as it is.
         if not left.sharing().any():
             left = segments.take(np.zeros(len(segments), dtype=np.bool_))
         groups = _Groups(left, limits.split_size)
@@ -209,8 +214,11 @@ class _Groups:
         self._run_entries = sums_from(segments.entry_count, firsts)
         streams = segments.stream_id[firsts]
         is_before_gap = np.zeros(len(firsts), dtype=np.bool_)
+        # A stream set object contains one contiguous range of a stream, and the last range stays in
+        # it.
         is_before_gap[:-1] = streams[1:] == streams[:-1]
         self.is_split = is_before_gap | (sums_from(segments.size, firsts) > split_size)
+        # Kept runs next to each other form one group, split runs one group each.
         self._starts_group = changes(self.is_split) | self.is_split
 
     def rows(self) -> tuple[Column, Mask]:
@@ -251,6 +259,7 @@ class _Groups:
         """Return each object once for every group of kept streams that it feeds."""
         group_of_run = np.cumsum(self._starts_group) - 1
         count = len(self._segments.object_ids)
+        # A pair as one number: `unique` on numbers is faster than on rows.
         return np.unique(group_of_run[runs] * count + objects) % count
 
     def _counts(self, objects: Column) -> Column:

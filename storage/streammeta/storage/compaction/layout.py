@@ -58,12 +58,15 @@ def plan_reads(iteration: Iteration, max_read_bytes: int) -> ReadPlan:
         raise ValueError(f"max_read_bytes is {max_read_bytes}, expected at least 1")
 
     entries = iteration.entries
+    # Reads go through each object in the order of its bytes, so neighbours share a request.
     order = np.lexsort((entries.position, entries.object_id))
     by_place = entries.take(order)
     sizes = by_place.size
     places = np.cumsum(sizes, dtype=np.int64) - sizes
+    # Below, not up to: a read of exactly the limit belongs to an entry that is cut.
     firsts = cut_runs(_adjacent_runs(by_place), (sizes, max_read_bytes - 1))
     totals = np.add.reduceat(sizes, firsts) if len(firsts) else sizes
+    # Rounded up. Only entries over the limit need more than one read.
     counts = -(-totals // max_read_bytes)
     read_of = np.repeat(np.arange(len(firsts)), counts)
     number = np.arange(len(read_of)) - (np.cumsum(counts) - counts)[read_of]
@@ -89,6 +92,7 @@ def _adjacent_runs(by_place: EntryTable) -> Column:
     return np.flatnonzero(is_first)
 
 
+# About as many bytes as arrive during the latency of another request.
 DEAD_BYTES_MAX = 64 * 1024
 """Maximum dead bytes between two blocks of one read."""
 
@@ -222,6 +226,7 @@ def _next_piece(
 ) -> PlacedOutput:
     entries = output.entries.place(so_far.data_size)
     size = entries.data_size
+    # The index of the object covers all iterations and is written with the last one.
     so_far.tables.append(entries)
     so_far.data_size += size
     trailer = _trailer(EntryTable.concatenate(so_far.tables)) if ends else b""
@@ -248,10 +253,12 @@ def _scatter(plan: ReadPlan, sizes: Column, places: Column) -> Iterator[PlacedRe
     The plan's reads are consecutive. Entries that are neighbours both there and in the buffer share
     a slice.
     """
+    # The order of the reads, in which their bytes arrive.
     order = np.argsort(plan.entry_buffer_start)
     sources, targets, sizes = plan.entry_buffer_start[order], places[order], sizes[order]
     is_first = np.ones(len(order), dtype=np.bool_)
     is_first[1:] = targets[1:] != targets[:-1] + sizes[:-1]
+    # A slice ends where the destination jumps, or where a read ends.
     cuts = np.union1d(sources[is_first], plan.buffer_start)
     rows = sources.searchsorted(cuts, side="right") - 1
     starts = targets[rows] + cuts - sources[rows]
@@ -276,6 +283,7 @@ def _merge_reads(reads: Iterable[PlacedRead], max_read_bytes: int) -> Iterator[P
         if group:
             dead = read.position - group[0].position - size
             joined = size + dead + read.size
+            # Negative if the reads are not in ascending order.
             is_worth_it = 0 <= dead <= min(DEAD_BYTES_MAX, size, read.size)
             if is_worth_it and joined <= max_read_bytes and read.object_id == group[0].object_id:
                 group.append(read)

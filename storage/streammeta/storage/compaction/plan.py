@@ -31,6 +31,7 @@ class CompactionLimits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
+            # 0 splits off every stream.
             value, least = getattr(self, name), 0 if name == "split_size" else 1
             if value < least:
                 raise ValueError(f"{name} is {value}, expected at least {least}")
@@ -61,6 +62,7 @@ class Output:
     def entries(self) -> EntryTable:
         """The entries to write, at their positions in the sources."""
         spans = [self.iteration_entries.span(start, stop) for start, stop in self.spans]
+        # A single span stays a view without a copy.
         return spans[0] if len(spans) == 1 else EntryTable.concatenate(spans)
 
     @property

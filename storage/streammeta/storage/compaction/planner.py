@@ -58,6 +58,8 @@ def exclude_faults(
         )
         for entry in _first_of_each_object(table, overlapping)
     }
+    # An oversized entry overrides an overlap: the object is unusable in either case, and raising
+    # the budget is the simpler remedy.
     found |= {
         entry.object_id: Exclusion(
             entry.object_id,
@@ -71,6 +73,7 @@ def exclude_faults(
     if not found:
         return table, ()
 
+    # Whole objects: a commit deletes its sources, so it must cover all of their entries.
     kept = table.take(~np.isin(table.object_id, list(found)))
     return kept, tuple(found[object_id] for object_id in sorted(found))
 
@@ -93,6 +96,7 @@ def _overlapping_rows(table: EntryTable) -> Mask:
     for stream_id in np.unique(streams[1:][is_over]).tolist():
         first = int(streams.searchsorted(stream_id, side="left"))
         stop = int(streams.searchsorted(stream_id, side="right"))
+        # The furthest end so far. The previous row alone may end before an older, longer row.
         reached = np.maximum.accumulate(ends[first:stop])
         marked[first + 1 : stop] |= starts[first + 1 : stop] < reached[:-1]
         marked[first : stop - 1] |= starts[first + 1 : stop] < ends[first : stop - 1]
@@ -129,6 +133,7 @@ def _divide(
     live: EntryTable, limits: CompactionLimits, plan: Callable[[EntryTable], _Planned | None]
 ) -> CompactionPlan:
     """Plan all sound objects. `plan` returns None for several that do not fit one commit."""
+    # Before sorting by stream, which loses the node's order.
     order = object_order(live)
     table, faulty = exclude_faults(sort_by_stream(live), limits.memory_budget)
     commits: list[CommitPlan] = []
@@ -143,6 +148,7 @@ def _divide(
             continue
         commit, left_out = planned
         excluded += left_out
+        # A rewrite of one object without a split would produce the same object again.
         if commit and (len(commit.source_ids) > 1 or stream_object_count(commit.iterations)):
             commits.append(commit)
 
@@ -189,6 +195,7 @@ def _plan_some(sources: EntryTable, limits: CompactionLimits) -> _Planned:
         if _is_within(grouping, commit, limits):
             return commit, grouping.excluded
         cuts = stream_object_count(commit.iterations) - int(grouping.is_split.sum())
+        # Grows in each round, so the loop ends at the latest when no group is split.
         reserved = max(reserved + 1, cuts)
 
 
@@ -210,6 +217,7 @@ def _commit_plan(grouping: Grouping, memory_budget: int) -> CommitPlan:
     row = 0
     while row < len(table):
         used = int(ends[row - 1]) if row else 0
+        # At least one row fits, because entries over the budget were excluded.
         stop = int(ends.searchsorted(used + memory_budget, side="right"))
         iterations.append(iteration_of(grouping, row, stop))
         row = stop
@@ -219,6 +227,7 @@ def _commit_plan(grouping: Grouping, memory_budget: int) -> CommitPlan:
 def iteration_of(grouping: Grouping, start: int, stop: int) -> Iteration:
     """Return the iteration of the rows `[start, stop)` with the groups' parts in it."""
     entries = grouping.table.span(start, stop)
+    # The group of the first row may have begun in an earlier iteration.
     first_group = int(grouping.firsts.searchsorted(start, side="right")) - 1
     stop_group = int(grouping.firsts.searchsorted(stop, side="left"))
     outputs: list[Output] = []

@@ -63,6 +63,7 @@ class SetObjects:
 
     def sort(self) -> SetObjects:
         """Return the objects by position, each id once. The last row of an id counts."""
+        # Reversed, because `unique` returns the first occurrence.
         _, last = np.unique(self.object_id[::-1], return_index=True)
         kept = self._take(len(self) - 1 - last)
         return kept._take(np.lexsort((kept.object_id, kept.order_id)))
@@ -165,8 +166,10 @@ def select_set_objects(
     at most `max_set_objects` mergeable objects remain, as far as the limits of a group allow.
     """
     ordered = objects.sort()
+    # Objects set aside stay in the order, so that no group spans one.
     free = ~np.isin(ordered.object_id, np.array(list(set_aside), dtype=np.int64))
     limits = _Limits(ordered, config)
+    # Splits by age come first: they must not wait for merges of the same objects.
     overdue = _overdue_splits(now_ms - ordered.data_time_ms, free, config, limits)
     free = _without(overdue, free)
     overgrown = _size_splits(ordered.object_size, free, config, limits)
@@ -177,6 +180,7 @@ def select_set_objects(
         *(limits.group(GroupKind.SPLIT, span, limits.crumb_size(span)) for span in overgrown),
         *(limits.group(GroupKind.MERGE, span, config.split_size) for span in merged),
     ]
+    # Stable, so splits keep the order of age.
     groups.sort(key=lambda group: group.object_size if group.kind is GroupKind.MERGE else 0)
 
     return Selection(tuple(groups), tuple(ordered.object_id[_without(merged, free)].tolist()))
@@ -198,6 +202,7 @@ class _Limits:
     def crumb_size(self, span: _Span) -> int:
         """Return a size such that all streams up to it are a small part of a span."""
         ranges = int(self._ranges[span[1]] - self._ranges[span[0]])
+        # Streams far below the average together hold at most 1/growth of the bytes.
         return int(self.size(span) / max(ranges, 1) / self._config.growth)
 
     def cut(self, span: _Span) -> Iterator[_Span]:
@@ -223,6 +228,7 @@ class _Limits:
             self._ranges[start] + config.max_group_ranges, "right"
         )
         nearest = min(int(by_bytes) - 1, int(by_ranges) - 1, start + config.max_group_objects, stop)
+        # At least one object, so the loop of `cut` advances.
         return max(nearest, start + 1)
 
 
@@ -252,6 +258,7 @@ def _size_splits(
         if not len(first):
             continue
         for span in limits.cut((start + int(first[0]), stop)):
+            # With room for the next object, the group could still grow.
             more = int(sizes[span[1]]) if span[1] < stop else 0
             if limits.size(span) + more > config.max_group_bytes:
                 groups.append(span)
@@ -270,6 +277,7 @@ def _find_merges(
         staying = count - sum(stop - start - 1 for start, stop in groups)
         if growth == 1 or staying <= config.max_set_objects:
             return groups
+        # Fewer objects matter more than rewritten bytes once the limit is exceeded.
         growth = max(1.0, growth / 2)
 
 
@@ -285,6 +293,7 @@ def _cut_merges(sizes: Column, run: _Span, growth: float, limits: _Limits) -> It
         for start, stop in limits.cut(waiting.pop()):
             if stop - start < 2:
                 continue
+            # The first of equals, so equal inputs give equal groups.
             largest = start + int(sizes[start:stop].argmax())
             if limits.size((start, stop)) >= growth * int(sizes[largest]):
                 yield start, stop

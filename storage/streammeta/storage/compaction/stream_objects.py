@@ -70,6 +70,7 @@ class StreamObject:
 
     def dirty_bytes(self, stream_start: int) -> int:
         """Estimate the bytes below the first visible offset, assuming equally large offsets."""
+        # The metadata has no sizes below the object, so offsets stand for bytes.
         dead = min(stream_start, self.end_offset) - self.start_offset
         return max(0, dead) * self.size // (self.end_offset - self.start_offset)
 
@@ -165,6 +166,7 @@ def plan_stream(
     """
     chosen = rules_for(kind) if rules is None else rules
     ordered = sort_by_offset(objects)
+    # Removed without reading, so they never join a group.
     expired = tuple(item for item in ordered if item.end_offset <= stream_start)
     live = [item for item in ordered if item.end_offset > stream_start]
     eligible = [item for at, item in enumerate(live) if is_eligible(live, at, kind, chosen)]
@@ -214,6 +216,7 @@ def cut_groups(objects: Iterable[StreamObject], rules: GroupRules) -> list[Group
     """
     groups: list[_OpenGroup] = []
     for item in objects:
+        # No part would be left for index and footer.
         if rules.parts_of(item) >= rules.max_parts:
             continue
         if not groups or not groups[-1].accepts(item, rules):
@@ -233,13 +236,16 @@ class _OpenGroup:
     def accepts(self, item: StreamObject, rules: GroupRules) -> bool:
         """Return whether `item` may join the nonempty group."""
         first, last = self.members[0], self.members[-1]
+        # With a soft limit only the size before this object counts.
         after = self.size + (1 if rules.is_soft else item.size)
         return (
             after <= rules.group_bytes
             and item.start_offset == last.end_offset
+            # The store copies ranges within one bucket only.
             and item.bucket_id == last.bucket_id
             and len(self.members) < rules.max_objects
             and self.parts + rules.parts_of(item) <= rules.max_parts
+            # The index of the result has 32 bits for a span of offsets.
             and item.end_offset - first.start_offset <= rules.max_span
             and not (_stands_alone(item, rules) or _stands_alone(last, rules))
         )
@@ -264,6 +270,7 @@ def newest_tier(group: Group, rules: GroupRules) -> Group:
         later_bytes -= item.size
         if item.size <= later_bytes:
             return group[at:]
+    # The newest object alone. A single object is not worth compacting, so it waits.
     return group[-1:]
 
 
@@ -288,6 +295,7 @@ def is_worth_compacting(
     return len(group) > 1
 
 
+# A hash without state: equal ids get equal turns after every restart.
 _GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio. Its multiples spread consecutive numbers evenly."""
 
@@ -355,9 +363,11 @@ def first_turns(stream_id: int, now_s: float, schedule: StreamSchedule) -> Strea
 
 def due_kind(turns: StreamTurns, now_s: float, schedule: StreamSchedule) -> StreamCompaction | None:
     """Return the kind that is due for a stream, or None while it rests after being opened."""
+    # A stream that moves between brokers is reopened soon, and its new owner would repeat the work.
     if now_s - turns.opened_s < schedule.rest_s:
         return None
     every_check, small, large = schedule.kinds
+    # The large turn includes the work of the small one.
     if now_s - turns.large_s >= schedule.large_interval_s:
         return large
     return small if now_s - turns.small_s >= schedule.small_interval_s else every_check
@@ -383,6 +393,7 @@ def may_have_work(
     `spans` are the half-open offsets of all stream objects, in order. False is certain, True is
     not.
     """
+    # Expired objects can be removed whatever the kind.
     if any(end <= stream_start for _, end in spans):
         return True
     if kind is StreamCompaction.REMOVE_EXPIRED:

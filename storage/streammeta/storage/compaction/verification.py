@@ -39,7 +39,9 @@ def check_coverage(sources: EntryTable, outputs: EntryTable) -> None:
     Raises:
         CoverageError: they differ, or outputs overlap. Names the first stream and offset.
     """
+    # Runs hide the cuts between entries, which compaction may move.
     read, written = sort_by_stream(sources), sort_by_stream(outputs)
+    # First: an overlap could hide a gap of the same size in the sums.
     _check_overlap(written)
     wanted, found = _runs(read), _runs(written)
     count = min(len(wanted), len(found))
@@ -99,7 +101,9 @@ def _describe(runs: Column, place: int) -> str:
 
 _STREAM_ID = slice(BLOCK_HEADER_SIZE + 1, BLOCK_HEADER_SIZE + 9)
 _BASE_OFFSET = slice(BLOCK_HEADER_SIZE + 17, BLOCK_HEADER_SIZE + 25)
+# The record's magic, stream, epoch and base offset.
 _HEAD_SIZE = BLOCK_HEADER_SIZE + 25
+# Bounds the copy of the headers to less than a megabyte.
 _ENTRIES_AT_A_TIME = 16 * 1024
 
 
@@ -206,6 +210,7 @@ class SourceChecks:
             for position, size, _ in sorted(self._pieces[object_id]):
                 if position > end:
                     missing.append((end, position))
+                # Pieces may overlap after a repeated read.
                 end = max(end, position + size)
             if end < recorded.data_size:
                 missing.append((end, recorded.data_size))
@@ -232,10 +237,12 @@ def _combine(pieces: list[_Piece], recorded: RecordedChecksum) -> int | None:
     """Return the checksum of the object, or None unless the pieces cover all of its blocks."""
     crc32c = end = 0
     for position, size, piece_crc32c in sorted(pieces):
+        # Checksums join only without gaps and overlaps.
         if position != end:
             return None
         crc32c = join_crcs(crc32c, piece_crc32c, size)
         end += size
     if end != recorded.data_size:
         return None
+    # Index and footer are not copied. Their part of the checksum was computed when they were read.
     return join_crcs(crc32c, recorded.tail_crc32c, recorded.tail_size)

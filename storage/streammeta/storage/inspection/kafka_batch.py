@@ -24,6 +24,7 @@ from streammeta.storage.installation import optional_packages
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_SIZE = 16
 _LENGTH = struct.Struct(">i")
+# 16 selects the gzip format in zlib.
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 
@@ -59,6 +60,7 @@ def decompress(codec: Compression, data: memoryview, limit: int, *, origin: int 
 def _gunzip(data: memoryview, limit: int, origin: int) -> bytes:
     inflating = zlib.decompressobj(_GZIP_WINDOW)
     try:
+        # One byte more than allowed shows the excess without decompressing the rest.
         out = inflating.decompress(data, limit + 1)
     except zlib.error as error:
         raise _malformed(Compression.GZIP, origin, error) from error
@@ -96,6 +98,7 @@ def _unsnap(data: memoryview, limit: int, origin: int) -> bytes:
             raise _malformed(Compression.SNAPPY, origin + at, "the length of a block is cut short")
         (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
+        # The framing comes from a client and may name any length.
         if not 0 <= length <= len(data) - at:
             raise _malformed(
                 Compression.SNAPPY, origin + at, f"a block has {length} of {len(data) - at} bytes"
@@ -112,6 +115,7 @@ def _unsnap_block(data: memoryview, limit: int, origin: int) -> bytes:
         import pyarrow as pa
 
     size = _snappy_size(data, origin)
+    # The block states its size, so it is rejected before memory is allocated.
     if size > limit:
         raise _too_large(limit, origin)
     try:

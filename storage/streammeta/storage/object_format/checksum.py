@@ -77,6 +77,7 @@ class ObjectChecksum:
 
 _POLYNOMIAL = 0x82F63B78
 """Castagnoli's polynomial, with the coefficient of x^0 in the highest bit."""
+# In the reflected order of bits, x^0 is the highest of 32 bits and x^1 the next.
 _X = 1 << 30
 _ORDER = 2**31 - 1
 """Order of x. The polynomial is x + 1 times a primitive polynomial of degree 31."""
@@ -89,6 +90,7 @@ def join_crcs(first: int, second: int, second_size: int) -> int:
 
 def crc_without_tail(whole: int, tail: int, tail_size: int) -> int:
     """Return the checksum of all but the last `tail_size` bytes of `whole`."""
+    # The inverse of `join_crcs`: remove the tail's share, then divide by its length.
     return _times_power(whole ^ tail, -8 * tail_size)
 
 
@@ -135,6 +137,7 @@ def _sums(bits: list[int]) -> tuple[int, ...]:
 def _times(first: int, second: int) -> int:
     """Multiply two remainders modulo the polynomial."""
     product = 0
+    # From the highest bit, the coefficient of x^0 in this order.
     for bit in range(31, -1, -1):
         if first >> bit & 1:
             product ^= second

@@ -82,6 +82,7 @@ def decode_composite(
     index = decode_index(
         view[footer.index_position : len(view) - FOOTER_SIZE], data_size=None, source=of_index
     )
+    # The end of the index closes the last link.
     bounds = [*(ordinal for _, ordinal, _ in table), len(index)]
     _check_bounds(bounds, whole)
     entries = tuple(index)
@@ -174,6 +175,7 @@ def _decode_table(table: memoryview, source: Source) -> list[tuple[int, int, int
             f"link count of a table of {len(table)} bytes",
             count,
             f"at least 1, for {_HEAD.size} bytes and {_LINK.size} for each link",
+            # AutoMQ's reader accepts an empty table, so such objects may exist.
             is_allowed=count == 0 and len(table) == _HEAD.size,
         )
 

@@ -239,6 +239,7 @@ class IndexBlock:
         next_offset, left, fulfilled = start, max_bytes, False
 
         while ordinal < stop and not fulfilled:
+            # A gap. The next object may continue the stream.
             if self._starts[ordinal] > next_offset:
                 break
             entry = IndexEntry(*[column[ordinal] for column in self._columns])
@@ -257,6 +258,7 @@ class IndexBlock:
         If that entry also starts after `offset`, the offset lies in a gap.
         """
         low = bisect_left(self._streams, stream_id)
+        # From `low` on, which halves the search.
         high = bisect_right(self._streams, stream_id, low)
         return bisect_right(self._ends, offset, low, high), high
 
@@ -283,6 +285,8 @@ def decode_index(
             0, "size of the index", f"{len(data)} bytes", f"a multiple of {INDEX_ENTRY_SIZE}"
         )
 
+    # Rules are checked on columns: a loop over tens of thousands of entries takes milliseconds of a
+    # broker's loop.
     table = np.frombuffer(data, dtype=INDEX_ENTRY_DTYPE)
     rules = [
         (_entry_faults(table), _FIELD_RULE),
@@ -327,8 +331,10 @@ def _entry_faults(table: NDArray[np.void]) -> _Mask:
     faults: _Mask = (
         (table["stream_id"] < 0)
         | (table["start_offset"] < 0)
+        # Rearranged, because the sum could overflow.
         | (table["start_offset"] > INT64_MAX - table["end_delta"].astype(np.int64))
         | (records < 1)
+        # A record covers at least one offset.
         | (table["end_delta"] < records)
         | (table["position"] < 0)
         | (table["size"] < BLOCK_HEADER_SIZE + RECORD_HEADER_SIZE * records)

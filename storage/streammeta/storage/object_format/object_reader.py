@@ -27,6 +27,7 @@ from streammeta.storage.object_format.record import (
     decode_blocks,
 )
 
+# About 230 index entries. The rest of the guess grows with the object.
 _GUESS_BASE = 8192
 _MIB = 1024 * 1024
 _SMALLEST_BLOCK = BLOCK_HEADER_SIZE + RECORD_HEADER_SIZE
@@ -116,7 +117,9 @@ class ObjectReader:
 
         footer = decode_footer(view, self._size, composite=False, source=source)
         if self._footer is None:
+            # A damaged footer must not cause a read of gigabytes.
             self._check_place(footer)
+        # The key named another object between the two reads.
         elif footer != self._footer:
             raise source.corrupt(
                 self._size - FOOTER_SIZE,
@@ -125,8 +128,10 @@ class ObjectReader:
                 f"{self._footer}, as at the first",
             )
 
+        # The guess was too short. The exact position is known now.
         if footer.index_position < self._needed.start:
             self._footer = footer
+            # Up to the end again, so that footer and index come from one response.
             self._needed = ByteRange(footer.index_position, self._size)
             return
 
@@ -188,6 +193,7 @@ def read_entry(
                 f"record {ordinal} of an index entry",
                 f"of stream {record.stream_id} at offset {record.base_offset}",
                 f"stream {stream_id} at offset {next_offset}",
+                # A gap before the first record would contradict the index, which readers search.
                 is_allowed=is_gap and ordinal > 0,
             )
             next_offset = record.base_offset

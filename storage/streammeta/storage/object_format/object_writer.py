@@ -35,6 +35,7 @@ from streammeta.storage.object_format.record import (
     pack_record_header,
 )
 
+# Readers fetch whole blocks, so a block bounds the waste of a small read.
 DEFAULT_BLOCK_SIZE_THRESHOLD = 512 * 1024
 DEFAULT_PART_SIZE = 16 * 1024 * 1024
 
@@ -94,6 +95,7 @@ class ObjectWriter:
         self._threshold = block_size_threshold
         self._part_size = part_size
         self._checksum = ObjectChecksum() if checksum else None
+        # See the class: the count continues over writes, as in AutoMQ's writer.
         self._payload_since_cut = 0
         self._full: deque[list[bytes]] = deque()
         self._filling: list[bytes] = []
@@ -117,9 +119,10 @@ class ObjectWriter:
         `RuntimeError` after `finish`.
         """
         if self._size is not None:
-            raise RuntimeError("the object is finished and accepts no more records")
+            raise RuntimeError("the object is finished and rejects further records")
         if not records:
             return
+        # All checks first. After this line nothing can fail, so a rejected write leaves no trace.
         blocks, payload_since_cut = self._lay_out(records)
         self._payload_since_cut = payload_since_cut
         stream_id = records[0].stream_id
@@ -159,6 +162,7 @@ class ObjectWriter:
     @property
     def summary(self) -> ObjectSummary:
         """Content of the object. Raises `RuntimeError` before `finish` and the last of `parts`."""
+        # The checksum covers only the parts that were requested.
         if self._size is None or self._taken_size != self._size:
             raise RuntimeError(
                 f"only {self._taken_size} bytes of the object were read. Call finish(), then read"
@@ -238,6 +242,7 @@ class ObjectWriter:
         return last.end_offset if last is not None and stream_id == last.stream_id else 0
 
     def _add_block(self, stream_id: int, block: _Block) -> None:
+        # Header and payload of each record are separate chunks.
         count = len(block.chunks) // 2
         self._filling.append(encode_block_header(count, block.data_length))
         self._filling += block.chunks
@@ -248,6 +253,7 @@ class ObjectWriter:
             )
         )
         self._data_size += size
+        # Whole blocks only, so a part is at least `part_size`, as the store's minimum requires.
         if self._data_size - self._part_start >= self._part_size:
             self._full.append(self._filling)
             self._filling = []
@@ -255,6 +261,7 @@ class ObjectWriter:
 
     def _extend_ranges(self, stream_id: int, start: int, end: int) -> None:
         if self._ranges and self._ranges[-1].stream_id == stream_id:
+            # A later write of the same stream extends its range.
             start = self._ranges.pop().start_offset
         self._ranges.append(StreamRange(stream_id, start, end))
 

@@ -87,6 +87,7 @@ def encode_record(record: RecordBatch) -> bytes:
 
 def check_encodable(record: RecordBatch) -> None:
     """Raise `ValueError`, naming the field, if a field is out of range."""
+    # Ranges of AutoMQ's reader, which uses signed Java numbers.
     for field, value, low, high in (
         ("stream_id", record.stream_id, 0, INT64_MAX),
         ("epoch", record.epoch, 0, INT64_MAX),
@@ -116,6 +117,7 @@ def decode_records(
 
     Raises the error of `decode_record`, after appending the records before the faulty one.
     """
+    # Local names: this loop decodes every record that a broker reads.
     unpack, add, end = _RECORD_HEADER.unpack_from, records.append, len(data)
     for _ in range(count):
         start = at + RECORD_HEADER_SIZE
@@ -127,12 +129,14 @@ def decode_records(
             magic != RECORD_MAGIC
             or length < 0
             or stop > end
+            # Records without offsets would make two records start at one offset.
             or offsets < 1
             or stream_id | epoch | base < 0  # negative if any of them is
             or base > INT64_MAX - offsets
         ):
             raise _fault(data, at, source)
         record = _Unfrozen(stream_id, epoch, base, offsets, data[start:stop].tobytes())
+        # See `_Unfrozen`.
         record.__class__ = RecordBatch  # type: ignore[assignment]
         add(record)  # type: ignore[arg-type]
         at = stop
@@ -216,6 +220,7 @@ def decode_block_header(
             f"{BLOCK_HEADER_SIZE} bytes",
         )
 
+    # The caller may have only the first bytes of a block.
     left = (len(data) if end is None else end) - at - BLOCK_HEADER_SIZE
     magic, flag, count, length = _BLOCK_HEADER.unpack_from(data, at)
     if magic != BLOCK_MAGIC:
@@ -229,6 +234,7 @@ def decode_block_header(
 
     if count == 0 and length == 0:
         source.deviate(at + _COUNT_POSITION, "block record count", 0, "1 or more")
+    # Bounds the memory for records before any of them is decoded.
     elif not 1 <= count <= length // RECORD_HEADER_SIZE:
         raise source.corrupt(
             at + _COUNT_POSITION,
@@ -252,6 +258,8 @@ def decode_blocks(data: memoryview, source: Source = UNNAMED) -> list[RecordBatc
         header = decode_block_header(data, at, source=source)
         start, stop = at + BLOCK_HEADER_SIZE, at + BLOCK_HEADER_SIZE + header.data_length
         at = decode_records(data[:stop], start, header.record_count, records, source)
+        # Bytes after the last record belong to no offset, so a count that is too small would hide
+        # records.
         if at != stop:
             raise source.corrupt(
                 at,

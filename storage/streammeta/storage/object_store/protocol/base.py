@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 from streammeta.storage.errors import InvalidKeyError
 from streammeta.storage.object_store.protocol.calls import StoreMetrics
 
+# Limits of S3. All stores enforce them, so that tests with a directory find violations.
 MIN_PART_SIZE = 5 * 1024 * 1024
 MAX_PART_SIZE = 5 * 1024 * 1024 * 1024
 MAX_PARTS = 10_000
@@ -26,8 +27,10 @@ MAX_TAGS = 10
 Body: TypeAlias = bytes | bytearray | memoryview
 Tags: TypeAlias = Mapping[str, str]
 
+# The characters that S3 allows in all regions.
 _TAG_NAME = re.compile(r"[A-Za-z0-9 +\-=._:/@]{1,128}")
 _TAG_VALUE = re.compile(r"[A-Za-z0-9 +\-=._:/@]{0,256}")
+# S3 limits the header x-amz-tagging to 2 KB.
 _MAX_TAG_CHARACTERS = 2048
 
 
