@@ -1,4 +1,4 @@
-"""One gRPC call: messages in both directions, status, and the task of its handler.
+"""One gRPC call: the task of its handler, and everything that `call_core` decides, carried out.
 
 Implements the part of `grpc.aio.ServicerContext` that this product and gRPC's own services use.
 """
@@ -6,37 +6,20 @@ Implements the part of `grpc.aio.ServicerContext` that this product and gRPC's o
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
 import grpc
 import structlog
 
+from streammeta.controller.grpc_server.call_core import CallCore, CallRefusedError
 from streammeta.controller.grpc_server.frames import ErrorCode
-from streammeta.controller.grpc_server.headers import (
-    ACCEPTED_ENCODINGS,
-    ANSWER_HEAD,
-    STATUS_OK,
-    Head,
-    Metadata,
-    MetadataValue,
-    metadata_block,
-    status,
-)
+from streammeta.controller.grpc_server.headers import ANSWER_HEAD, Head, Metadata, metadata_block
 from streammeta.controller.grpc_server.http2_connection import Session
 from streammeta.controller.grpc_server.limits import Limits
-from streammeta.controller.grpc_server.messages import (
-    MESSAGES_A_UNIT,
-    PREFIX_BYTES,
-    CompressedMessageError,
-    MessageReader,
-    MessageTooLargeError,
-    UnknownFlagsError,
-    framed,
-)
+from streammeta.controller.grpc_server.messages import MESSAGES_A_UNIT, framed
 from streammeta.controller.grpc_server.method import Method
-from streammeta.controller.grpc_server.refusals import busy, defect, over_limit
+from streammeta.controller.grpc_server.refusals import busy, defect
 from streammeta.controller.grpc_server.shares import Budget, Share
 from streammeta.controller.grpc_server.stream import Stream
 
@@ -93,23 +76,12 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         self._head = head
         self.method = method
         self._limits = connection.limits
-        self._reader = MessageReader(self._limits.request_bytes)
-        self._request: bytes | None = None
-        self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._held = 0
-        self._consumed = 0
-        self._granted = self._limits.lookahead_bytes
+        self._core = CallCore(
+            self._limits, head.encoding, request_streaming=method.request_streaming
+        )
         self._task: asyncio.Task[None] | None = None
         self._arrival: asyncio.Future[None] | None = None
         self._departure: asyncio.Future[None] | None = None
-        self._is_begun = False
-        self._has_head = self._has_status = False
-        self.is_over = False
-        """Nothing more comes or goes."""
-        self._is_given_up = False
-        self._code, self._details = grpc.StatusCode.OK, ""
-        self._trailing: Metadata = ()
         self._callbacks: list[Callable[[Any], None]] = []
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -119,6 +91,11 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             self._deadline = loop.time() + head.timeout_s
             self._timer = loop.call_at(self._deadline, self._expire)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes or goes."""
+        return self._core.is_over
+
     # -- what comes
 
     def take(self, data: bytes) -> None:
@@ -127,83 +104,41 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         Raises:
             Http2Error: the client breaks calls off too often.
         """
-        if self._has_status:
+        core = self._core
+        if core.has_status:
             return
-        was_begun = self._is_begun
-        self._read(data)
-        if was_begun and self._has_status:
+        was_begun = core.is_begun
+        try:
+            self._read(data)
+        except CallRefusedError as refusal:
+            self.refuse(*refusal.args)
+        if was_begun and core.has_status:
             # Its handler has worked for nothing, as if the client had reset the stream.
             self._connection.session.count_broken()
 
     def _read(self, data: bytes) -> None:
-        try:
-            messages = self._reader.feed(data) if data else ()
-        except MessageTooLargeError as error:
-            self.refuse(*over_limit("message", self._limits.request_bytes, str(error)))
-            return
-        except CompressedMessageError as error:
-            self._refuse_compressed(str(error))
-            return
-        except UnknownFlagsError as error:
-            self.refuse(grpc.StatusCode.INTERNAL, str(error))
-            return
-
+        core, is_ended = self._core, self._stream.is_ended_there
+        count = core.receive(data) if data else 0
         if self.method.request_streaming:
-            self._connection.session.spent += len(messages) // MESSAGES_A_UNIT
-            self._take_messages(messages)
-        elif messages:
-            if self._request is not None or len(messages) > 1:
-                self.refuse(grpc.StatusCode.INTERNAL, "a call of one request has several")
-                return
-            self._request = messages[0]
+            self._connection.session.spent += count // MESSAGES_A_UNIT
+            arrival = self._arrival
+            if (count or is_ended) and arrival is not None and not arrival.done():
+                arrival.set_result(None)
 
-        is_ended = self._stream.is_ended_there
-        if is_ended and self._reader.held:
-            self.refuse(grpc.StatusCode.INTERNAL, "a message ends amid its bytes")
-        elif is_ended and not self.method.request_streaming:
-            if self._request is None:
-                self.refuse(grpc.StatusCode.INTERNAL, "a call of one request has none")
-            else:
-                self.begin()
-        elif not is_ended:
+        if not is_ended:
             self._account()
-
-    def _refuse_compressed(self, problem: str) -> None:
-        """Refuse the call, and say how its client may ask again (gRPC over HTTP/2, compression)."""
-        self.refuse(
-            grpc.StatusCode.UNIMPLEMENTED,
-            f"{problem} (grpc-encoding {self._head.encoding[:20]}): send messages uncompressed",
-            ACCEPTED_ENCODINGS,
-        )
-
-    def _take_messages(self, messages: Sequence[bytes]) -> None:
-        for message in messages:
-            self._queue.append(message)
-            self._queued_bytes += PREFIX_BYTES + len(message)
-        arrival = self._arrival
-        has_news = messages or self._stream.is_ended_there
-        if has_news and arrival is not None and not arrival.done():
-            arrival.set_result(None)
+            return
+        core.end_request()
+        if not self.method.request_streaming:
+            self.begin()
 
     def _account(self) -> None:
         """Count held bytes, and grant the client as many as it may send."""
-        reader = self._reader
-        held = reader.held + self._queued_bytes
-        if held != self._held:
-            more, self._held = held - self._held, held
-            if not self._connection.hold(more):
-                self.refuse(*busy("too many requests are not complete"))
-                return
-
-        ahead = self._limits.lookahead_bytes
-        target = self._consumed + ahead
-        if reader.needs and not self._queue:
-            target = max(target, self._consumed + reader.held + reader.needs)
-
-        more = target - self._granted
-        if more >= ahead // 2 or (more > 0 and reader.needs > self._stream.granted):
-            self._granted += more
-            self._connection.grant(self._stream, more)
+        core, connection = self._core, self._connection
+        if (more := core.count_held()) and not connection.hold(more):
+            self.refuse(*busy("too many requests are not complete"))
+        elif granted := core.grant(self._stream.granted):
+            connection.grant(self._stream, granted)
 
     def __aiter__(self) -> Call:
         """Return the messages of the caller."""
@@ -218,8 +153,9 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         return data if deserialize is None else deserialize(data)
 
     async def _next(self) -> bytes | None:
-        while not self._queue:
-            if self._stream.is_ended_there or self.is_over:
+        core = self._core
+        while not core.messages:
+            if self._stream.is_ended_there or core.is_over:
                 return None
             self._arrival = self._connection.loop.create_future()
             try:
@@ -233,40 +169,33 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             # then, which is not charged: many such handlers would use up turns before they begin.
             server.note_turn()
             await asyncio.sleep(0)
-            if not self._queue:
-                return None
         else:
             server.budget.units -= 1
 
-        message = self._queue.popleft()
-        size = PREFIX_BYTES + len(message)
-        self._queued_bytes -= size
-        self._consumed += size
-        if not self.is_over and not self._has_status:
+        # None if the call has ended meanwhile.
+        message = core.take_message()
+        if message is not None and not core.has_ended:
             self._account()
-
         return message
 
     # -- its handler
 
     def begin(self) -> None:
         """Let the handler run when it is this call's turn."""
-        if not self._is_begun:
-            self._is_begun = True
-            self._connection.server.enqueue(self, self._connection.share)
+        self._core.begin()
+        self._connection.server.enqueue(self, self._connection.share)
 
     def start(self) -> None:
         """Let the handler run."""
-        if not self.is_over:
-            if not self.method.request_streaming:
-                self._release()
+        if not self._core.is_over:
+            if not self.method.request_streaming and (held := self._core.release()):
+                self._connection.hold(-held)
             self._task = self._connection.loop.create_task(self._run())
 
     async def _run(self) -> None:
         method = self.method
         try:
-            request: Any = self if method.request_streaming else self._request
-            self._request = None
+            request: Any = self if method.request_streaming else self._core.take_message()
             if method.deserialize is not None and not method.request_streaming:
                 request = method.deserialize(request)
 
@@ -281,26 +210,25 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             else:
                 await outcome
 
-            if not self._has_status:
-                self._end(self._code, self._details, self._trailing)
+            self._end()
         except grpc.aio.AbortError:
             pass
         except asyncio.CancelledError:
-            if not self._has_status:
-                self.refuse(grpc.StatusCode.CANCELLED, "the call was cancelled")
+            self.refuse(grpc.StatusCode.CANCELLED, "the call was cancelled")
             raise
         except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
             self._end_broken(error)
         finally:
             self._connection.flush()
-            if not self.is_over and method.response_streaming:
+            if not self._core.is_over and method.response_streaming:
                 self._connection.loop.call_later(self._limits.unread_s, self._drop_unread)
 
     def _end_broken(self, error: Exception) -> None:
         """Answer for a handler that raised an error."""
-        is_missing = self._code is grpc.StatusCode.UNIMPLEMENTED
+        code, details = self._core.code, self._core.details
+        is_missing = code is grpc.StatusCode.UNIMPLEMENTED
         if is_missing and isinstance(error, NotImplementedError):  # so says gRPC's generated code
-            self.refuse(self._code, self._details)
+            self.refuse(code, details)
             return
         _log.error("request_failed", path=self._head.path, exc_info=error)
         self.refuse(grpc.StatusCode.UNKNOWN, f"defect in the controller ({type(error).__name__})")
@@ -308,24 +236,20 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
     def _answer(self, answer: Any) -> None:
         serialize = self.method.serialize
         data: bytes = answer if serialize is None else serialize(answer)
-        if self._has_status:
-            return
-        if self._code is not grpc.StatusCode.OK:
-            self._end(self._code, self._details, self._trailing)
-            return
+        core = self._core
+        if core.code is grpc.StatusCode.OK and not core.has_ended:
+            if len(data) > self._limits.answer_bytes:
+                self._refuse_answer(len(data))
+                return
+            self._send(data)
+        self._end()
 
-        if len(data) > self._limits.answer_bytes:
-            self._refuse_answer(len(data))
-            return
-
-        session, stream = self._connection.session, self._stream
-        if not self._has_head:
-            self._has_head = True
-            session.send_head(stream, ANSWER_HEAD)
-
-        session.send(stream, framed(data))
-        self._has_status = True
-        session.end(stream, status(0, "", self._trailing) if self._trailing else STATUS_OK)
+    def _send(self, message: bytes) -> bool:
+        """Send a message. Return whether all of it is on its way."""
+        session = self._connection.session
+        if head := self._core.open_answer():
+            session.send_head(self._stream, head)
+        return session.send(self._stream, framed(message))
 
     def _refuse_answer(self, size: int) -> None:
         """End a call whose handler answers more than clients accept, which no handler should."""
@@ -336,7 +260,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
 
     def _drop_unread(self) -> None:
         """Reset a call whose caller does not read the rest of its answer."""
-        if not self.is_over:
+        if not self._core.is_over:
             self._connection.reset(self._stream, ErrorCode.CANCEL)
 
     def _expire(self) -> None:
@@ -346,44 +270,35 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
 
     def refuse(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> None:
         """End the call with a status, and its handler if it runs."""
-        if self._has_status:
+        if self._core.has_status:
             return
-        self._end(code, details, trailing)
+        self._finish(code, details, trailing)
         self._cancel()
         self._connection.flush()
 
     def drop(self) -> None:
         """Reject the call unread, at almost no cost. Its client may retry it here or elsewhere."""
-        if not self.is_over:
-            self._has_status = True
+        if not self._core.is_over:
+            self._core.drop()
             self._connection.reset(self._stream, ErrorCode.REFUSED_STREAM)
 
     def closed(self, *, by_client: bool) -> None:
         """Take note that nothing more comes or goes."""
-        self.is_over = True
-        self._is_given_up = by_client and not self._has_status
+        if held := self._core.close(by_client=by_client):
+            self._connection.hold(-held)
         if self._timer is not None:
             self._timer.cancel()
 
-        self._release()
-        self._queue.clear()
-        self._queued_bytes = 0
         for waiter in (self._arrival, self._departure):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
 
-        if not self._has_status:
+        if not self._core.has_status:
             self._cancel()
         for callback in self._callbacks:
             callback(self)
 
         self._callbacks.clear()
-
-    def _release(self) -> None:
-        """Release all held bytes."""
-        if self._held:
-            self._connection.hold(-self._held)
-            self._held = 0
 
     def sent(self) -> None:
         """Take note that all that was written is on its way."""
@@ -395,19 +310,19 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         if task is not None and not task.done() and task is not _running():
             task.cancel()
 
-    def _end(
-        self, code: grpc.StatusCode, details: str, trailing: Iterable[tuple[str, MetadataValue]]
-    ) -> None:
-        if self.is_over:
-            return
-        self._has_status = True
-        self._code, self._details = code, details
-        block = status(int(code.value[0]), details, trailing)
-        self._connection.session.end(self._stream, block if self._has_head else ANSWER_HEAD + block)
+    def _end(self) -> None:
+        """End the call with the status that its handler has set, unless it has ended."""
+        core = self._core
+        self._finish(core.code, core.details, core.trailing)
+
+    def _finish(self, code: grpc.StatusCode, details: str, trailing: Metadata) -> None:
+        if not self._core.has_ended:
+            block = self._core.finish(code, details, trailing)
+            self._connection.session.end(self._stream, block)
 
     async def _departed(self) -> None:
         """Wait until nothing is unsent, or the call is over."""
-        while not self.is_over and self._stream.unsent:
+        while not self._core.is_over and self._stream.unsent:
             self._departure = self._connection.loop.create_future()
             try:
                 await self._departure
@@ -425,7 +340,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
 
     async def write(self, message: Any) -> None:
         """Send a message. Return when all of it is on its way to the caller."""
-        if self._has_status or self.is_over:
+        if self._core.has_ended:
             raise grpc.aio.UsageError("the call has ended")
 
         serialize = self.method.serialize
@@ -434,37 +349,30 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
             self._refuse_answer(len(data))
             raise grpc.aio.AbortError("the message is too large")
 
-        session = self._connection.session
-        if not self._has_head:
-            self._has_head = True
-            session.send_head(self._stream, ANSWER_HEAD)
-
-        is_sent = session.send(self._stream, framed(data))
+        is_sent = self._send(data)
         self._connection.flush()
         if not is_sent:
             await self._departed()
 
     async def send_initial_metadata(self, initial_metadata: Any) -> None:
         """Send metadata before the first message."""
-        if not self._has_head:
-            self._has_head = True
-            block = ANSWER_HEAD + metadata_block(initial_metadata)
-            self._connection.session.send_head(self._stream, block)
+        if head := self._core.open_answer(ANSWER_HEAD + metadata_block(initial_metadata)):
+            self._connection.session.send_head(self._stream, head)
             self._connection.flush()
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
     ) -> NoReturn:
         """End the call with a status. Raises AbortError when the status is on its way."""
-        if not self._has_status:
-            self._end(code, details, trailing_metadata or self._trailing)
+        if not self._core.has_status:
+            self._finish(code, details, tuple(trailing_metadata or self._core.trailing))
             self._connection.flush()
             await self._departed()
         raise grpc.aio.AbortError(details)
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
         """Set the metadata that is sent with the status."""
-        self._trailing = tuple(trailing_metadata)
+        self._core.trailing = tuple(trailing_metadata)
 
     async def abort_with_status(self, status: grpc.Status) -> NoReturn:
         """End the call with a status, like `abort`."""
@@ -476,11 +384,11 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
 
     def set_code(self, code: grpc.StatusCode) -> None:
         """Set the status by which the call ends."""
-        self._code = code
+        self._core.code = code
 
     def set_details(self, details: str) -> None:
         """Set the text of the status."""
-        self._details = details
+        self._core.details = details
 
     def set_compression(self, compression: grpc.Compression) -> None:
         """Ignore the setting: nothing is compressed."""
@@ -512,30 +420,30 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
 
     def trailing_metadata(self) -> Any:
         """Return the metadata that is sent with the status."""
-        return self._trailing
+        return self._core.trailing
 
     def code(self) -> grpc.StatusCode:
         """Return the status by which the call ends."""
-        return self._code
+        return self._core.code
 
     def details(self) -> str:
         """Return the text of the status."""
-        return self._details
+        return self._core.details
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Have `callback` called when all of the answer is sent, or the caller is gone."""
-        if self.is_over:
+        if self._core.is_over:
             callback(self)
         else:
             self._callbacks.append(callback)
 
     def cancelled(self) -> bool:
         """Whether the caller has given the call up."""
-        return self._is_given_up
+        return self._core.is_given_up
 
     def done(self) -> bool:
         """Whether the call is over."""
-        return self.is_over
+        return self._core.is_over
 
 
 def _running() -> asyncio.Task[Any] | None:

@@ -27,8 +27,9 @@ _C = TypeVar("_C", bound="WaitingConnection")
 class WaitingCall(Protocol):
     """A call that can wait for its turn."""
 
-    is_over: bool
-    """Nothing more comes or goes."""
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes or goes."""
 
     def start(self) -> None:
         """Let the handler run."""
