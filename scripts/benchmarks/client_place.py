@@ -7,16 +7,10 @@ from pathlib import Path
 
 from scripts.benchmarks.cluster import running_cluster
 from scripts.benchmarks.committer import LoadError
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    ReaderConfig,
-    StreamReader,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import ReaderConfig, WriterConfig
 from streammeta.client.compaction.config import CompactionTarget
 from streammeta.client.controllers.methods import LIST_STREAM_SET_OBJECTS
+from streammeta.client.parts import BrokerSession, ControllerClient, StreamReader, StreamWriter
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from streammeta.v1 import common_pb2, nodes_pb2

@@ -29,10 +29,11 @@ from scripts.benchmarks.committer import LoadError
 from scripts.benchmarks.figures import Outcome, Progress, Table, Target
 from scripts.benchmarks.processes import run_worker, status_bytes
 from scripts.benchmarks.thread_profile import costs_by_function, costs_by_package
-from streammeta.client import ControllerClient, WriterConfig
+from streammeta.client import WriterConfig
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport
 from streammeta.client.compaction.sso_compactor import SetObjectCompactor
+from streammeta.client.parts import ControllerClient
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore

@@ -21,7 +21,7 @@ from scripts.benchmarks.machine import OtherWork, describe_commit, describe_mach
 from scripts.benchmarks.registry import Request
 from scripts.benchmarks.report import Reporter
 from streammeta.cli.local.local_cluster import ChildFailedError
-from streammeta.client import BrokerClientError
+from streammeta.client.errors import BrokerClientError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED_ERRORS = (BenchmarkError, BrokerClientError, ChildFailedError, OSError)

@@ -26,8 +26,8 @@ from scripts.benchmarks.figures import Outcome, Progress, Table, Target, median,
 from scripts.benchmarks.metadata_controller import fill
 from scripts.benchmarks.options import option, seconds
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import ControllerClient
 from streammeta.client.controllers.methods import PUT_KVS
+from streammeta.client.parts import ControllerClient
 from streammeta.v1 import kv_pb2
 from tests.kit.tools import program
 from tests.monitoring.browser import PROGRAMS, Tab, browsing

@@ -15,7 +15,8 @@ from pathlib import Path
 from scripts.benchmarks.client_place import MIB, Place, running_place
 from scripts.benchmarks.figures import Outcome, Progress, Table
 from scripts.benchmarks.options import option
-from streammeta.client import StreamReader, StreamTail, WriterConfig
+from streammeta.client import StreamTail, WriterConfig
+from streammeta.client.parts import StreamReader
 
 FETCH_BYTES = 1 * MIB
 

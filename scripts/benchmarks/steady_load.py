@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from scripts.benchmarks.cluster import caller_of
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import BrokerClientError, ControllerClient
 from streammeta.client.controllers.methods import PUT_KVS
+from streammeta.client.errors import BrokerClientError
+from streammeta.client.parts import ControllerClient
 from streammeta.v1 import kv_pb2
 
 WRITERS = 8

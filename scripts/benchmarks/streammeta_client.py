@@ -23,10 +23,11 @@ from scripts.benchmarks.committer import (
 )
 from scripts.benchmarks.http2 import Http2Connection, Http2Error
 from scripts.benchmarks.protobuf_bytes import length_delimited, number
-from streammeta.client import ControllerClient, NodeIdentity
+from streammeta.client import NodeIdentity
 from streammeta.client.commits.messages import Upload
 from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.client.errors import code_name
+from streammeta.client.parts import ControllerClient
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 NODE_ID = 1_000
@@ -408,10 +409,10 @@ async def call(connection: Http2Connection, path: str, request: Any, response: t
     return response.FromString(received)
 
 
-def _require(error: common_pb2.ErrorCode.ValueType, what: str) -> None:
+def _require(error: int, what: str) -> None:
     if error != common_pb2.ERROR_CODE_NONE:
         raise _rejected(what, error)
 
 
-def _rejected(what: str, error: common_pb2.ErrorCode.ValueType) -> LoadError:
+def _rejected(what: str, error: int) -> LoadError:
     return LoadError(f"{what} was answered with error {code_name(error)}")

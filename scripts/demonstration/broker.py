@@ -16,14 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from scripts.demonstration.dataset import NAMES, load
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    OpenedStream,
-    SilentObserver,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import OpenedStream, SilentObserver, WriterConfig
+from streammeta.client.parts import BrokerSession, ControllerClient, StreamWriter
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.tls.files import tls_files

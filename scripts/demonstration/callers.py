@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from streammeta.cli.framework.client import ControllerClient as OperatorClient
 from streammeta.cli.local.local_certificates import LocalCertificates
 from streammeta.cli.local.local_cluster import LocalCluster, tls_words
-from streammeta.client import ControllerClient
+from streammeta.client.parts import ControllerClient
 from streammeta.tls.files import TlsFiles
 from streammeta.tls.identity import Role
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from scripts.demonstration.callers import Caller
-from streammeta.client import StreamReader
+from streammeta.client.parts import StreamReader
 from streammeta.storage.object_store.opening import open_object_store
 
 STREAMS_AT_ONCE = 40

@@ -16,7 +16,7 @@ from scripts.demonstration.callers import Caller
 from scripts.demonstration.dataset import Dataset, digest_of_rows
 from scripts.demonstration.s3_endpoint import BUCKET, S3Endpoint
 from streammeta.cli.framework.client import CallError
-from streammeta.client import BrokerSession, StreamReader
+from streammeta.client.parts import BrokerSession, StreamReader
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, kv_pb2_grpc, objects_pb2
 from streammeta.v1 import objects_pb2_grpc as objects_grpc

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("streammeta.client", "streammeta.reconcile")
+PACKAGES = (
+    "streammeta.client",
+    "streammeta.client.sync",
+    "streammeta.client.errors",
+    "streammeta.client.parts",
+    "streammeta.client.prometheus",
+    "streammeta.reconcile",
+)
 
 _FIELD = re.compile(r"^ {4}(\w+): [^#\n]*  # (.+)$", re.MULTILINE)
 """A field of a class with the comment that follows it."""
@@ -30,10 +37,12 @@ def page() -> Iterator[str]:
 
 def _package(package: ModuleType) -> Iterator[str]:
     yield f"\n## {package.__name__}\n\n{_docstring(package)}\n"
+    # A package exports what its modules define, a module only what it defines itself.
+    owner = "streammeta." if hasattr(package, "__path__") else package.__name__
     public = {
         name: value
         for name, value in sorted(vars(package).items(), key=lambda item: item[0].lower())
-        if name[0] != "_" and getattr(value, "__module__", "").startswith("streammeta.")
+        if name[0] != "_" and getattr(value, "__module__", "").startswith(owner)
     }
     errors = {name: value for name, value in public.items() if name.endswith("Error")}
     for name in public.keys() - errors.keys():

@@ -12,9 +12,9 @@ import pytest
 
 from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports
-from streammeta.client import BrokerSession
-from streammeta.client import ControllerClient as BrokerClient
 from streammeta.client.errors import BucketRejectedError
+from streammeta.client.parts import BrokerSession
+from streammeta.client.parts import ControllerClient as BrokerClient
 from streammeta.storage.cluster_files.bucket_marker import read_claimed, read_generations
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2

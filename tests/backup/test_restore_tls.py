@@ -9,7 +9,8 @@ import pytest
 from streammeta.cli.framework.client import ControllerClient
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
 from streammeta.cli.recovery.restore_command import name_certificates
-from streammeta.client import BrokerClientError, PermissionDeniedError, StreamClient
+from streammeta.client import StreamClient
+from streammeta.client.errors import BrokerClientError, PermissionDeniedError
 from streammeta.controller.config import ConfigError
 from streammeta.controller.tls.manager import TlsManager
 from streammeta.controller.trust.authenticator import Authenticator

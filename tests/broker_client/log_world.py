@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from streammeta.client import ControllerClient, StreamClient, StreamClientConfig
+from streammeta.client import StreamClient, StreamClientConfig
 from streammeta.client.api import stream_client
 from streammeta.client.errors import BrokerClientError
+from streammeta.client.parts import ControllerClient
 from streammeta.client.wal.bucket.setting_aside import read_aside
 from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.controller.features import SUPPORTED

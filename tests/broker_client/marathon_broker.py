@@ -20,14 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from streammeta.client import (
-    ObjectLogConfig,
-    StreamClient,
-    StreamClientConfig,
-    StreamNotClosedError,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import ObjectLogConfig, StreamClient, StreamClientConfig, WriterConfig
+from streammeta.client.errors import StreamNotClosedError
+from streammeta.client.parts import StreamWriter
 from streammeta.storage.object_store.local import LocalObjectStore
 
 RECORD_BYTES = 100

@@ -15,16 +15,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from streammeta.client import (
-    ControllerClient,
-    ReaderConfig,
-    StreamReader,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import ReaderConfig, WriterConfig
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.model import NodeIdentity
+from streammeta.client.parts import ControllerClient, StreamReader, StreamWriter
 from streammeta.client.resources.resources import give_back
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_format.object_key import key_for

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from streammeta.client.errors import NodeEpochExpiredError, NodeFencedError
+from streammeta.client.errors import NodeEpochExpiredError, NodeFencedError, WriteAheadLogError
 from streammeta.client.model import NodeIdentity
 from streammeta.client.nodes.session import OpenedStream
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from streammeta.client.wal.bucket.departed_node import PendingStream
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.client.wal.disk.errors import WriteAheadLogError
 from streammeta.client.wal.disk.recovery import RecoveryPlan, StreamHistory, Verdict
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.record import (

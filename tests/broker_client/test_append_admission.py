@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import StreamWriter, errors
+from streammeta.client import errors
 from streammeta.client.arguments import INT64_MAX
 from streammeta.client.nodes.session import OpenedStream
+from streammeta.client.parts import StreamWriter
 from tests.kit.fake_broker import writing
 
 

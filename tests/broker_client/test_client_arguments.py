@@ -19,22 +19,20 @@ from typing import Any
 import pytest
 
 from streammeta import client
-from streammeta.client import (
+from streammeta.client import LogConfig, ReaderConfig, WriterConfig
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.controllers.metadata_watch import MetadataWatch
+from streammeta.client.controllers.methods import DESCRIBE_STREAMS
+from streammeta.client.parts import (
     CommitPipeline,
     ControllerClient,
     Heartbeat,
-    LogConfig,
     LogIdentity,
-    ReaderConfig,
     StreamReader,
     StreamWriter,
     Upload,
     WriteAheadLog,
-    WriterConfig,
 )
-from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.controllers.metadata_watch import MetadataWatch
-from streammeta.client.controllers.methods import DESCRIBE_STREAMS
 from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.storage.object_store.opening import open_object_store

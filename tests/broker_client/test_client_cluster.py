@@ -18,17 +18,11 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import (
-    OffsetTrimmedError,
-    ReaderConfig,
-    StreamClient,
-    StreamClientConfig,
-    StreamReader,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import ReaderConfig, StreamClient, StreamClientConfig, WriterConfig
 from streammeta.client.controllers import methods
+from streammeta.client.errors import OffsetTrimmedError
 from streammeta.client.model import node_message
+from streammeta.client.parts import StreamReader, StreamWriter
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.protocol.base import ObjectStore

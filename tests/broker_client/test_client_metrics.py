@@ -21,7 +21,7 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
-from streammeta.client.resources.prometheus import ClientCollector
+from streammeta.client.prometheus import ClientCollector
 from streammeta.client.resources.tally import (
     BOUNDS_S,
     REASONS,

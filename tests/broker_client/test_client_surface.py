@@ -6,15 +6,22 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import re
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
 import streammeta.client
-from streammeta.client import BrokerClientError, StorageError, errors
+import streammeta.client.parts
+import streammeta.client.prometheus
+import streammeta.client.sync
+from streammeta.client import errors
+from streammeta.client.errors import BrokerClientError, StorageError
 from streammeta.v1.common_pb2 import (
     ERROR_CODE_NONE,
     ERROR_CODE_OBJECT_NOT_EXIST,
@@ -22,12 +29,31 @@ from streammeta.v1.common_pb2 import (
     ErrorCode,
 )
 
-PUBLIC = {
-    name: value
-    for name, value in vars(streammeta.client).items()
-    if not name.startswith("_") and not inspect.ismodule(value)
+
+def public_names(module: ModuleType) -> dict[str, Any]:
+    """Return what a module defines or exports, by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name[0] != "_" and not inspect.ismodule(value) and name != "find_renamed"
+    }
+
+
+WAITING = {
+    **public_names(streammeta.client),
+    **public_names(streammeta.client.parts),
+    **public_names(errors),
 }
-CLASSES = [value for value in PUBLIC.values() if inspect.isclass(value)]
+BLOCKING = {
+    f"sync.{name}": value
+    for name, value in public_names(streammeta.client.sync).items()
+    if getattr(value, "__module__", "") == streammeta.client.sync.__name__
+}
+PUBLIC = WAITING | BLOCKING
+CLASSES = [value for value in WAITING.values() if inspect.isclass(value)]
+RAW_CALLS = {"ControllerClient.call", "ControllerClient.read", "ControllerClient.pages"}
+"""Calls of any RPC, for the parts of the client itself: their messages are chosen by the caller."""
+ROOT = Path(__file__).resolve().parents[2]
 INTERNAL = {"CoverageError", "DamagedBlockError", "ObjectChangedError"}
 """Errors that end in the report of a compaction or of a copy and never reach a caller."""
 
@@ -37,7 +63,8 @@ DURATIONS = ("deadline", "timeout", "interval", "linger", "patience", "staleness
 def functions(value: Any) -> Iterator[Callable[..., Any]]:
     """The public functions of an export, constructors and properties included."""
     if not inspect.isclass(value):
-        yield value
+        if inspect.isfunction(value):
+            yield value
         return
     for name in dir(value):
         # The constructor of a dataclass has its fields.
@@ -52,24 +79,59 @@ def functions(value: Any) -> Iterator[Callable[..., Any]]:
 
 def types_in(hint: Any) -> Iterator[Any]:
     """A type and all that it is made of."""
+    if isinstance(hint, list | tuple):  # the parameters of a callable
+        for part in hint:
+            yield from types_in(part)
+        return
     yield hint
+    if isinstance(hint, typing.TypeVar) and hint.__bound__ is not None:
+        yield hint.__bound__
     for part in typing.get_args(hint):
         yield from types_in(part)
 
 
 def is_message(kind: Any) -> bool:
-    return inspect.isclass(kind) and issubclass(kind, Message) and kind is not Message
+    # Classes and numbers of messages are generated in one package.
+    return inspect.isclass(kind) and (
+        issubclass(kind, Message) or kind.__module__.startswith(("streammeta.v1", "google."))
+    )
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_no_message_of_the_wire_is_taken_or_returned(name: str) -> None:
     value = PUBLIC[name]
-    hints = [typing.get_type_hints(value)] if dataclasses.is_dataclass(value) else []
-    hints += [typing.get_type_hints(one) for one in functions(value)]
-    wrong = [
-        hint for each in hints for hint in each.values() if any(map(is_message, types_in(hint)))
-    ]
-    assert not wrong
+    hints = typing.get_type_hints(value) if dataclasses.is_dataclass(value) else {}
+    for function in functions(value):
+        if function.__qualname__ not in RAW_CALLS:
+            found = typing.get_type_hints(function)
+            hints |= {f"{function.__qualname__}.{part}": hint for part, hint in found.items()}
+    assert not [part for part, hint in hints.items() if any(map(is_message, types_in(hint)))]
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_no_number_of_the_wire_is_named_in_a_signature(name: str) -> None:
+    value = PUBLIC[name]
+    written = dict(vars(value).get("__annotations__", {})) if inspect.isclass(value) else {}
+    for function in functions(value):
+        written |= function.__annotations__
+    assert not [hint for hint in written.values() if "_pb2" in hint or "ValueType" in hint]
+
+
+def test_the_top_level_has_few_names() -> None:
+    assert len(public_names(streammeta.client)) < 45
+    assert not [name for name in public_names(streammeta.client) if name.endswith("Error")]
+
+
+def test_the_brokers_use_public_modules_alone() -> None:
+    """The list of docs/broker-client.md."""
+    public = {"", ".errors", ".parts", ".prometheus", ".sync"}
+    documented = (ROOT / "docs" / "broker-client.md").read_text()
+    assert not [name for name in public if f"`streammeta.client{name}`" not in documented]
+    imports = re.compile(r"^\s*(?:from|import) streammeta\.(?:client([\w.]*)|(v1))", re.MULTILINE)
+    for path in (ROOT / "brokers").rglob("*.py"):
+        for client, wire in imports.findall(path.read_text()):
+            assert not wire, f"{path} imports messages"
+            assert client in public, f"{path} imports streammeta.client{client}"
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
@@ -81,19 +143,16 @@ def test_durations_are_named_with_their_unit(name: str) -> None:
     assert not [one for one in names if one.rpartition("_")[2] in DURATIONS]
 
 
-def test_every_error_can_be_imported_from_the_client() -> None:
-    packages = (streammeta.client, importlib.import_module("streammeta.client.wal.disk"))
-    for package in packages:
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            importlib.import_module(found.name)
+def test_every_error_can_be_imported_from_one_module() -> None:
+    for found in pkgutil.walk_packages(streammeta.client.__path__, "streammeta.client."):
+        importlib.import_module(found.name)
     missing = {
         kind.__name__
         for base in (BrokerClientError, StorageError)
         for kind in subclasses(base)
         if kind.__module__.startswith(("streammeta.client.", "streammeta.storage."))
         and not kind.__name__.startswith("_")
-        and kind not in CLASSES
-        and kind.__name__ not in PUBLIC
+        and kind.__name__ not in public_names(errors)
     }
     assert missing == INTERNAL
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from streammeta.client import BrokerSession, ControllerClient, errors
+from streammeta.client import errors
 from streammeta.client.controllers.bucket_check import BucketCheck
 from streammeta.client.controllers.methods import (
     CREATE_STREAMS,
@@ -22,6 +22,7 @@ from streammeta.client.controllers.methods import (
 )
 from streammeta.client.controllers.spread import ControllerSpread
 from streammeta.client.model import ClusterDescription, cluster_description
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.storage.cluster_files.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.v1 import admin_pb2, objects_pb2, streams_pb2

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from streammeta.client import BrokerSession, NodeIdentity, OpenedStream
+from streammeta.client import NodeIdentity, OpenedStream
 from streammeta.client.controllers import bucket_check
 from streammeta.client.errors import NodeEpochExpiredError, NodeFencedError
+from streammeta.client.parts import BrokerSession
 from streammeta.client.wal.bucket import departed_node
 from streammeta.client.wal.bucket.departed_node import DepartedNode, PendingStream
 from streammeta.client.wal.disk.stored_records import StoredRecords

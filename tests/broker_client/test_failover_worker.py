@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import BrokerSession, FailoverWorker, Recovery
+from streammeta.client.parts import BrokerSession, FailoverWorker, Recovery
 from streammeta.client.wal.bucket import failover
 from streammeta.client.wal.bucket.config import WAL_CONFIG, ObjectLogConfig
 from streammeta.client.wal.bucket.failover import LEFT_ALONE_S

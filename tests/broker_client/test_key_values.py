@@ -9,10 +9,8 @@ import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
 from streammeta.client import (
-    ChangesLostError,
     EntityChange,
     KeyChange,
-    KeyConflictError,
     KeyValue,
     StreamClient,
     StreamClientConfig,
@@ -21,6 +19,7 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.controllers.metadata_watch import MetadataWatch
+from streammeta.client.errors import ChangesLostError, KeyConflictError
 from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = pytest.mark.process

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import LogMissingError, StreamClient, StreamClientConfig
+from streammeta.client import StreamClient, StreamClientConfig
 from streammeta.client.config import WriterConfig
+from streammeta.client.errors import LogMissingError
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from tests.kit.real_cluster import FAST, running_cluster, streammeta
 

@@ -14,17 +14,16 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import (
-    BucketNotFoundError,
-    ControllerClient,
-    ControllerUnavailableError,
-    ForkedProcessError,
-    StreamClient,
-    TlsFiles,
-    WrongBucketError,
-)
+from streammeta.client import StreamClient, TlsFiles
 from streammeta.client.controllers import methods as rpcs
 from streammeta.client.controllers.methods import CREATE_STREAMS, DESCRIBE_STREAMS, Method
+from streammeta.client.errors import (
+    BucketNotFoundError,
+    ControllerUnavailableError,
+    ForkedProcessError,
+    WrongBucketError,
+)
+from streammeta.client.parts import ControllerClient
 from streammeta.client.resources import fork_check
 from streammeta.client.resources.daemon_threads import run_blocking
 from streammeta.client.resources.resources import StoreThreads

@@ -9,8 +9,9 @@ from itertools import pairwise
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import ControllerClient, StreamClient, errors
+from streammeta.client import StreamClient, errors
 from streammeta.client.nodes.node_epochs import register
+from streammeta.client.parts import ControllerClient
 from tests.kit.fake_cluster import FakeCluster
 from tests.kit.real_cluster import leader_of, running_cluster
 

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import StreamClient, StreamClientConfig, StreamWriter, WriterConfig
-from streammeta.client.wal.bucket import reading
-from streammeta.client.wal.bucket.bucket_slots import BucketSlots
-from streammeta.client.wal.bucket.config import ObjectLogConfig
-from streammeta.client.wal.bucket.errors import (
+from streammeta.client import StreamClient, StreamClientConfig, WriterConfig
+from streammeta.client.errors import (
     DamagedSlotError,
     LogSealedError,
     ObjectLogFailedError,
     UnfitStoreError,
+    WriteAheadLogClosedError,
+    WrongLogError,
 )
+from streammeta.client.parts import StreamWriter
+from streammeta.client.wal.bucket import reading
+from streammeta.client.wal.bucket.bucket_slots import BucketSlots
+from streammeta.client.wal.bucket.config import ObjectLogConfig
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.bucket.reading import (
     discard_log,
@@ -30,7 +33,6 @@ from streammeta.client.wal.bucket.reading import (
 from streammeta.client.wal.bucket.setting_aside import read_aside
 from streammeta.client.wal.bucket.slot_queue import SlotQueue
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.client.wal.disk.errors import WriteAheadLogClosedError, WrongLogError
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import (
     AccessDeniedError,

@@ -12,10 +12,13 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.client.errors import NodeEpochExpiredError, NodeFencedError
+from streammeta.client.errors import (
+    DamagedSlotError,
+    NodeEpochExpiredError,
+    NodeFencedError,
+    WriteAheadLogError,
+)
 from streammeta.client.wal.bucket import ack_lease, sweeping
-from streammeta.client.wal.bucket.errors import DamagedSlotError
-from streammeta.client.wal.disk.errors import WriteAheadLogError
 from streammeta.storage.errors import StoreUnavailableError
 from tests.broker_client.object_log_world import SMALL, SimBroker, World, simulated
 from tests.broker_client.test_object_log_sim import recovered, seeds, settle

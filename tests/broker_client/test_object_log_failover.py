@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from streammeta.client import NodeIdentity
-from streammeta.client.errors import NodeFencedError
+from streammeta.client.errors import (
+    DamagedSlotError,
+    FailoverSupersededError,
+    FailoverUnsettledError,
+    NodeFencedError,
+)
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from streammeta.client.wal.bucket.departed_node import PendingStream
-from streammeta.client.wal.bucket.errors import DamagedSlotError
-from streammeta.client.wal.bucket.failover import (
-    FailoverReport,
-    FailoverSupersededError,
-    FailoverUnsettledError,
-    recover_node,
-)
+from streammeta.client.wal.bucket.failover import FailoverReport, recover_node
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.bucket.setting_aside import read_aside
 from streammeta.client.wal.disk.config import LogIdentity

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from streammeta.client.errors import DamagedSlotError, LogSealedError, LogSweptError, WrongLogError
 from streammeta.client.wal.bucket import ack_lease, reading, sweeping
 from streammeta.client.wal.bucket.ack_lease import LEASE_S, AckLease
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots, SlotStore
 from streammeta.client.wal.bucket.config import ObjectLogConfig
-from streammeta.client.wal.bucket.errors import DamagedSlotError, LogSealedError, LogSweptError
 from streammeta.client.wal.bucket.log import ObjectLog
 from streammeta.client.wal.bucket.reading import (
     FoundLog,
@@ -26,7 +26,6 @@ from streammeta.client.wal.bucket.reading import (
 )
 from streammeta.client.wal.bucket.sweeping import last_to_sweep, sweep_logs
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.client.wal.disk.errors import WrongLogError
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_log.slot import Sealer

@@ -10,13 +10,12 @@ import os
 
 import pytest
 
-from streammeta.client.errors import NodeEpochExpiredError
-from streammeta.client.wal.bucket.failover import (
-    FailoverReport,
+from streammeta.client.errors import (
     FailoverSupersededError,
-    recover_node,
+    NodeEpochExpiredError,
+    WriteAheadLogError,
 )
-from streammeta.client.wal.disk.errors import WriteAheadLogError
+from streammeta.client.wal.bucket.failover import FailoverReport, recover_node
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_log.slot import Sealer
 from tests.broker_client.object_log_world import (

@@ -13,18 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.client import (
+from streammeta.client import ReaderConfig, WriterConfig
+from streammeta.client.errors import (
     CorruptObjectError,
     MissingObjectError,
     OffsetTrimmedError,
     ProtocolViolationError,
-    ReaderConfig,
     StreamNotFoundError,
-    StreamQuery,
-    StreamReader,
-    StreamWriter,
-    WriterConfig,
 )
+from streammeta.client.parts import StreamQuery, StreamReader, StreamWriter
 from streammeta.client.reading.object_source import Block, merge_blocks
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.index_block import IndexEntry

@@ -11,8 +11,9 @@ from itertools import pairwise
 
 import pytest
 
-from streammeta.client import ReaderConfig, StreamReader
+from streammeta.client import ReaderConfig
 from streammeta.client.config import ReaderStats
+from streammeta.client.parts import StreamReader
 from streammeta.client.reading.block_cache import (
     CALM_S,
     EXPIRY_S,

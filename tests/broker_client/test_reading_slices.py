@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from streammeta.client import ReaderConfig, StreamReader, errors
+from streammeta.client import ReaderConfig, errors
 from streammeta.client.config import ReaderStats
+from streammeta.client.parts import StreamReader
 from streammeta.client.reading.lookups import Lookups, Slice, StreamQuery, StreamSlices
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.storage.object_format.record import RecordBatch

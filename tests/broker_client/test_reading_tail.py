@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from streammeta.client import ReaderConfig, StreamReader, StreamTail, errors
+from streammeta.client import ReaderConfig, StreamTail, errors
 from streammeta.client.controllers.methods import GET_OBJECTS
+from streammeta.client.parts import StreamReader
 from streammeta.client.reading import metadata_follower as map_follower
 from streammeta.storage.errors import (
     AccessDeniedError,

@@ -15,13 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.client import (
-    OffsetAtTime,
-    ReaderConfig,
-    StreamNotFoundError,
-    StreamReader,
-    kafka_timestamp,
-)
+from streammeta.client import OffsetAtTime, ReaderConfig, kafka_timestamp
+from streammeta.client.errors import StreamNotFoundError
+from streammeta.client.parts import StreamReader
 from streammeta.client.reading.lookups import Slice
 from streammeta.client.reading.object_source import Block
 from streammeta.client.reading.time_lookup import Bound, find_record

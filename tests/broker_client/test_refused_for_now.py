@@ -14,10 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import ControllerClient, Heartbeat, StreamWriter, errors
+from streammeta.client import errors
 from streammeta.client.controllers import methods
 from streammeta.client.model import HeartbeatAnswer, heartbeat_answer
 from streammeta.client.nodes.session import LAST_BEAT_S, BrokerSession
+from streammeta.client.parts import ControllerClient, Heartbeat, StreamWriter
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter

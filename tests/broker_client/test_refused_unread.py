@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import ControllerClient
 from streammeta.client.controllers import methods
+from streammeta.client.parts import ControllerClient
 from streammeta.controller.grpc_server.limits import Limits
 from streammeta.rpc import connections
 from streammeta.rpc.failures import Reason, read_failure

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import BrokerSession, OpenedStream, StreamClient, StreamClientConfig
+from streammeta.client import OpenedStream, StreamClient, StreamClientConfig
 from streammeta.client.config import WriterConfig
+from streammeta.client.parts import BrokerSession
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from streammeta.client.wal.bucket.setting_aside import read_aside
 from streammeta.client.wal.disk.recovery import (

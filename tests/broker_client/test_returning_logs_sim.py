@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.client import BrokerSession, StreamClientConfig
+from streammeta.client import StreamClientConfig
 from streammeta.client.config import WriterConfig
-from streammeta.client.errors import BrokerClientError
+from streammeta.client.errors import BrokerClientError, WriteAheadLogError
 from streammeta.client.model import NodeIdentity
+from streammeta.client.parts import BrokerSession
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots
 from streammeta.client.wal.bucket.config import WAL_CONFIG, ObjectLogConfig
 from streammeta.client.wal.bucket.departed_node import DepartedNode
 from streammeta.client.wal.bucket.failover import recover_node
-from streammeta.client.wal.disk.errors import WriteAheadLogError
 from streammeta.client.wal.disk.stored_records import StoredRecords
 from streammeta.controller.metadata.api.requests import (
     AbandonUploads,

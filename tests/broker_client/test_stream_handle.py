@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import StorageError, StreamClient, StreamClientConfig, WriterConfig, errors
+from streammeta.client import StreamClient, StreamClientConfig, WriterConfig, errors
+from streammeta.client.errors import StorageError
 from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = pytest.mark.process

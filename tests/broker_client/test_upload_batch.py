@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streammeta.client import BrokerSession, InvalidRequestError, NodeEpochExpiredError
 from streammeta.client.controllers.methods import PREPARE_OBJECTS
+from streammeta.client.errors import InvalidRequestError, NodeEpochExpiredError
+from streammeta.client.parts import BrokerSession
 from streammeta.client.writing import object_encoder
 from streammeta.client.writing.object_encoder import encode_object
 from streammeta.client.writing.object_ids import STOCK_MAX, STOCK_MIN, ObjectIds

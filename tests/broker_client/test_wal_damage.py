@@ -9,8 +9,8 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+from streammeta.client.errors import DamagedLogError, WrongLogError
 from streammeta.client.wal.disk import files
-from streammeta.client.wal.disk.errors import DamagedLogError, WrongLogError
 from streammeta.client.wal.disk.quarantine import quarantine
 from streammeta.storage.segmented_log import BadFrameError
 from tests.broker_client.wal_tools import (

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from streammeta.client.errors import DamagedLogError, WrongLogError
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.client.wal.disk.disk_log import DiskLog, lock_directory
-from streammeta.client.wal.disk.errors import DamagedLogError, WrongLogError
 from streammeta.client.wal.disk.files import STATE_NAME, StateFile
 from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.storage.durable_files import PosixFileSystem

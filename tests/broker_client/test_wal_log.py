@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.client.wal.disk.config import LogConfig
-from streammeta.client.wal.disk.errors import (
+from streammeta.client.errors import (
     DamagedLogError,
     LogLockedError,
     WriteAheadLogBrokenError,
     WriteAheadLogClosedError,
     WriteAheadLogFullError,
 )
+from streammeta.client.wal.disk.config import LogConfig
 from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.storage.durable_files import DiskFullError
 from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_at, sequences_of

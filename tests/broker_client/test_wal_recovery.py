@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import BrokerSession, OpenedStream, StreamWriter, WriterConfig
+from streammeta.client import OpenedStream, WriterConfig
+from streammeta.client.errors import WriteAheadLogBrokenError
+from streammeta.client.parts import BrokerSession, StreamWriter
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.client.wal.disk.errors import WriteAheadLogBrokenError
 from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.client.wal.disk.recovery import (
     AsideRun,

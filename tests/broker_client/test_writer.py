@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import BrokerSession, SilentObserver, StreamWriter, errors
+from streammeta.client import SilentObserver, errors
 from streammeta.client.config import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.parts import BrokerSession, StreamWriter
 from streammeta.client.writing import uploader
 from streammeta.client.writing.object_ids import STOCK_MIN
 from streammeta.storage.backoff import Backoff

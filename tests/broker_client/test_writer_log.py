@@ -22,11 +22,12 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client import BrokerSession, StreamWriter, WriterConfig, errors
+from streammeta.client import WriterConfig, errors
 from streammeta.client.controllers.bucket_check import BucketCheck
 from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.errors import WriteAheadLogBrokenError, WriteAheadLogFullError
+from streammeta.client.parts import BrokerSession, StreamWriter
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
-from streammeta.client.wal.disk.errors import WriteAheadLogBrokenError, WriteAheadLogFullError
 from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.client.writing import wal_acks as writer_log
 from streammeta.client.writing.batch import BatchUpload

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streammeta.client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
+from streammeta.client import SilentObserver
 from streammeta.client.config import WriterConfig
+from streammeta.client.parts import BrokerSession, ControllerClient, StreamWriter
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
 from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.storage.object_format.index_block import StreamRange

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import StreamClient, StreamNotClosedError
+from streammeta.client import StreamClient
 from streammeta.client.controllers.methods import PUT_KVS
+from streammeta.client.errors import StreamNotClosedError
 from streammeta.v1 import kv_pb2
 from tests.kit.real_cluster import running_cluster
 

@@ -16,7 +16,8 @@ from streammeta.brokers.kafka.cluster.keys import deleted_key, leader_key, meta_
 from streammeta.brokers.kafka.cluster.takeover import close_streams_of
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.partition.errors import PartitionFailedError
-from streammeta.client import BrokerSession, NodeIdentity
+from streammeta.client import NodeIdentity
+from streammeta.client.parts import BrokerSession
 from streammeta.storage.cluster_files.wal_config import NO_LOG
 from streammeta.v1 import kv_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NODE_EPOCH_EXPIRED

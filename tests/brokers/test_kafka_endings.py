@@ -10,7 +10,7 @@ import pytest
 from streammeta.brokers.kafka.cluster import broker as module
 from streammeta.brokers.kafka.cluster.cluster import Leader
 from streammeta.brokers.kafka.cluster.keys import leader_key
-from streammeta.client import ControllerUnavailableError
+from streammeta.client.errors import ControllerUnavailableError
 from streammeta.v1 import nodes_pb2
 from tests.kit.kafka_batches import plain
 from tests.kit.kafka_cluster import Client, Cluster, node, opened

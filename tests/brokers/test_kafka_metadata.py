@@ -14,7 +14,7 @@ from streammeta.brokers.kafka.cluster.cluster import Leader, Topic
 from streammeta.brokers.kafka.cluster.keys import leader_key, topic_key
 from streammeta.brokers.kafka.groups.group_calls import Groups
 from streammeta.brokers.kafka.protocol.codes import Code
-from streammeta.client import ControllerUnavailableError
+from streammeta.client.errors import ControllerUnavailableError
 from tests.kit.kafka_cluster import Cluster, asked, opened, request_of
 
 _GONE = ControllerUnavailableError("ListKVs", 30.0, {})

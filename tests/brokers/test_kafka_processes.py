@@ -23,7 +23,7 @@ from streammeta.cli.local.local_cluster import (
     start_child,
     tls_words,
 )
-from streammeta.client import ControllerClient
+from streammeta.client.parts import ControllerClient
 from tests.kit.certificates import Authority
 from tests.kit.kafka_batches import Rec, make_batch
 from tests.kit.kafka_brokers import KafkaBrokers, result_of

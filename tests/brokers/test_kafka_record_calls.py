@@ -16,7 +16,7 @@ from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.brokers.kafka.protocol.wire import Request, read_request
 from streammeta.brokers.partition.log import PartitionLog
 from streammeta.brokers.partition.opening import create_meta_stream, open_log, partition_tags
-from streammeta.client import BrokerClientError
+from streammeta.client.errors import BrokerClientError
 from tests.kit.kafka_batches import plain, sequenced
 from tests.kit.kafka_wire import request_bytes
 from tests.kit.memory_streams import MemoryStreams, StreamTable

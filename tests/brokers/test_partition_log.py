@@ -29,7 +29,7 @@ from streammeta.brokers.partition.producer_state import EXPIRATION_MS
 from streammeta.brokers.partition.record_batch import read_batches
 from streammeta.brokers.partition.segments import Retention, SegmentLimits
 from streammeta.brokers.partition.time_search import offset_by_time
-from streammeta.client import StreamFencedError
+from streammeta.client.errors import StreamFencedError
 from streammeta.storage.inspection.kafka_batch import decode_kafka_records
 from streammeta.storage.inspection.meta_stream import decode_meta_entry
 from tests.kit.kafka_batches import Rec, make_batch, plain, sequenced

@@ -25,14 +25,9 @@ from streammeta.brokers.pulsar.ledger_list import (
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams, StreamLedger
 from streammeta.brokers.pulsar.offloader import Offloader
-from streammeta.client import (
-    BrokerClientError,
-    BrokerSession,
-    ControllerClient,
-    NamedObjects,
-    OwnerKey,
-    StreamClient,
-)
+from streammeta.client import NamedObjects, OwnerKey, StreamClient
+from streammeta.client.errors import BrokerClientError
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.conformance.pulsar_ledgers import Sources
 from tests.conformance.pulsar_offload import MemoryLedger

@@ -28,7 +28,8 @@ from streammeta.brokers.rocketmq.formats.names import SegmentType, chunk_prefix,
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus
 from streammeta.brokers.rocketmq.message_file import FileSizes
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import NodeFencedError, StreamClient
+from streammeta.client import StreamClient
+from streammeta.client.errors import NodeFencedError
 from streammeta.storage.errors import BucketNotFoundError
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore

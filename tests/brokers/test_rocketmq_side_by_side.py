@@ -18,8 +18,9 @@ from streammeta.brokers.rocketmq.cluster.cluster_store import QueueStore
 from streammeta.brokers.rocketmq.formats.metadata import Queue
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.key_index_service import IndexSizes, IndexStatus, KeyIndexService
-from streammeta.client import KeyValues, OpenedStream, Outcomes, StreamFencedError
+from streammeta.client import KeyValues, OpenedStream, Outcomes
 from streammeta.client.controllers.methods import DELETE_KVS, PUT_KVS
+from streammeta.client.errors import StreamFencedError
 from streammeta.v1 import kv_pb2
 from tests.kit.memory_keys import MemoryControllers
 from tests.kit.memory_stores import MemorySegmentStore, MemoryShelf

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from streammeta.brokers.rocketmq.cluster.upload_pool import PoolConfig, PoolWrite, UploadPool
-from streammeta.client import ObjectExpiredError, OpenedStream, PutResult, ValueToPut
+from streammeta.client import OpenedStream, PutResult, ValueToPut
 from streammeta.client.commits.effects import EffectsVerdict
-from streammeta.client.errors import RejectedError, StreamFencedError
+from streammeta.client.errors import ObjectExpiredError, RejectedError, StreamFencedError
 from streammeta.v1 import common_pb2
 from tests.kit.fake_broker import Broker, broker
 from tests.kit.waiting import until

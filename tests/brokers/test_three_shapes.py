@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local.local_cluster import Child, LocalCluster, start_child
-from streammeta.client import BrokerSession, ControllerClient, StreamClient
+from streammeta.client import StreamClient
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.test_marathon import read_all

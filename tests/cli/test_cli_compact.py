@@ -18,17 +18,12 @@ from streammeta.cli.brokers.compaction_request import CompactionRequest
 from streammeta.cli.brokers.compaction_run import Targets, find_targets, run
 from streammeta.cli.framework.output import CommandError, Output, OutputFormat
 from streammeta.cli.local.local_cluster import LocalCluster, start_child
-from streammeta.client import (
-    ControllerClient,
-    StreamClient,
-    StreamClientConfig,
-    StreamReader,
-    WriterConfig,
-)
+from streammeta.client import StreamClient, StreamClientConfig, WriterConfig
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import Figures, GroupReport, OutputObject
 from streammeta.client.controllers.methods import GET_NODES
 from streammeta.client.model import NodeIdentity
+from streammeta.client.parts import ControllerClient, StreamReader
 from streammeta.storage.compaction.entries import Entry, EntryTable
 from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
 from streammeta.storage.compaction.planner import plan_compaction

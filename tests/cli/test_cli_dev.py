@@ -25,7 +25,8 @@ from streammeta.cli.local.local_cluster import (
 )
 from streammeta.cli.local.restarting import DELAY_MAX_S, STEADY_AFTER_S, Supervisor
 from streammeta.cli.root import cli
-from streammeta.client import BrokerSession, ControllerClient, PermissionDeniedError
+from streammeta.client.errors import PermissionDeniedError
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.controller.features import SUPPORTED
 from streammeta.tls.files import TlsFiles
 from streammeta.tls.identity import USER_ROLES, Role

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from streammeta.client import ControllerClient
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.controllers.methods import Method, RequestT, ResponseT
 from streammeta.client.model import NodeIdentity
+from streammeta.client.parts import ControllerClient
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.compaction.compaction_steps import stepped

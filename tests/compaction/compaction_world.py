@@ -20,7 +20,7 @@ from typing import Any, cast
 import grpc
 import numpy as np
 
-from streammeta.client import ControllerClient
+from streammeta.client.parts import ControllerClient
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.lifecycle.broker_sessions import Sessions
 from streammeta.controller.metadata.api import requests

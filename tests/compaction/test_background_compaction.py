@@ -11,18 +11,13 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import (
-    ControllerUnavailableError,
-    NodeFencedError,
-    StreamClient,
-    StreamClientConfig,
-    WriterConfig,
-)
+from streammeta.client import StreamClient, StreamClientConfig, WriterConfig
 from streammeta.client.api import background_compaction
 from streammeta.client.api.background_compaction import INTERVAL_S, BackgroundCompaction
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.controllers.methods import GET_OBJECTS
+from streammeta.client.errors import ControllerUnavailableError, NodeFencedError
 from streammeta.client.resources.bandwidth import (
     LEAST_SHARE,
     READ_SLACK_S,

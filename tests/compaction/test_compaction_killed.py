@@ -19,15 +19,9 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    ReaderConfig,
-    StreamReader,
-    StreamWriter,
-    WriterConfig,
-)
+from streammeta.client import ReaderConfig, WriterConfig
 from streammeta.client.controllers.methods import DESCRIBE_OBJECTS, GET_NODES
+from streammeta.client.parts import BrokerSession, ControllerClient, StreamReader, StreamWriter
 from streammeta.storage.cluster_files.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_store.local import LocalObjectStore

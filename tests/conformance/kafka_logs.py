@@ -20,7 +20,7 @@ from streammeta.brokers.partition.opening import create_meta_stream, open_log
 from streammeta.brokers.partition.record_batch import read_batches
 from streammeta.brokers.partition.segments import Retention, Segment, SegmentLimits, rolled
 from streammeta.brokers.partition.time_search import offset_by_time
-from streammeta.client import StreamFencedError
+from streammeta.client.errors import StreamFencedError
 from streammeta.storage.inspection.kafka_batch import decode_kafka_records
 from tests.conformance.kafka_formats import linear, text_bytes
 from tests.conformance.shape_facts import Done

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import streammeta.client
+import streammeta.client.errors
+import streammeta.client.parts
 from streammeta.brokers.partition import opening
 from streammeta.brokers.pulsar.automatic_offload import AutomaticOffload
 from streammeta.brokers.pulsar.blobs.named_blobs import NamedBlobs
@@ -49,7 +50,8 @@ async def _nothing(_endpoints: list[str], _bucket: str) -> AsyncIterator[Names]:
 @contextlib.asynccontextmanager
 async def _client(endpoints: list[str], bucket: str) -> AsyncIterator[Names]:
     """All that `streammeta.client` exports, and a record."""
-    exported = {name: value for name, value in vars(streammeta.client).items() if name[0] != "_"}
+    modules = (streammeta.client, streammeta.client.errors, streammeta.client.parts)
+    exported = {name: value for module in modules for name, value in vars(module).items()}
     yield {**exported, "endpoints": endpoints, "bucket": bucket, "payload": b"a record"}
 
 

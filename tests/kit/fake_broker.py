@@ -9,15 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from streammeta.client import (
+from streammeta.client import OpenedStream, UploadObserver, WriterConfig
+from streammeta.client.parts import (
     BrokerSession,
     ControllerClient,
-    OpenedStream,
     StreamReader,
     StreamWriter,
-    UploadObserver,
     WriteAheadLog,
-    WriterConfig,
 )
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster

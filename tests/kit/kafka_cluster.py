@@ -9,7 +9,8 @@ from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import Topic
 from streammeta.brokers.kafka.cluster.keys import Keys, topic_key
 from streammeta.brokers.kafka.protocol.wire import Request, read_request
-from streammeta.client import BrokerSession, NodeIdentity
+from streammeta.client import NodeIdentity
+from streammeta.client.parts import BrokerSession
 from streammeta.v1 import nodes_pb2
 from tests.kit.kafka_wire import request_bytes
 from tests.kit.memory_keys import MemoryControllers

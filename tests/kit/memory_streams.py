@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streammeta.client import Fetched, OpenedStream, Outcomes, RecordBatch, StreamFencedError
+from streammeta.client import Fetched, OpenedStream, Outcomes, RecordBatch
+from streammeta.client.errors import StreamFencedError
 from streammeta.v1 import common_pb2
 
 _NODE = 1

@@ -18,7 +18,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from streammeta.client import ControllerClient, ReaderConfig, StreamReader
+from streammeta.client import ReaderConfig
+from streammeta.client.parts import ControllerClient, StreamReader
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.rpc.watch.service import WatchHandler

@@ -17,9 +17,9 @@ from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.cli.framework.output import run_cli
 from streammeta.cli.local.local_cluster import Child, LocalCluster, free_ports
 from streammeta.cli.root import cli
-from streammeta.client import BrokerSession
 from streammeta.client.controllers.methods import PREPARE_OBJECTS
 from streammeta.client.model import node_message
+from streammeta.client.parts import BrokerSession
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet

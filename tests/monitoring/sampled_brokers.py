@@ -8,7 +8,7 @@ from streammeta.brokers.kafka.protocol.tally import BrokerTally
 from streammeta.brokers.kafka.service.metrics import KafkaCollector
 from streammeta.brokers.kafka.service.state import BrokerState
 from streammeta.client import ReaderStats
-from streammeta.client.resources.prometheus import ClientCollector
+from streammeta.client.prometheus import ClientCollector
 from streammeta.client.resources.tally import ClientMetrics, ClientTally, snapshot
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.client import BrokerSession, ControllerClient
+from streammeta.client.parts import BrokerSession, ControllerClient
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY
 from tests.kit.waiting import wait_until

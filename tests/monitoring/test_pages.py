@@ -13,8 +13,9 @@ from urllib.parse import urlencode
 import pytest
 
 from scripts.benchmarks.monitoring import first_paints_ms
-from streammeta.client import ControllerClient, StreamClient
+from streammeta.client import StreamClient
 from streammeta.client.controllers.methods import REGISTER_NODE, Method
+from streammeta.client.parts import ControllerClient
 from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import FAST

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from streammeta.client import BrokerSession, ControllerClient, StreamClient
+from streammeta.client import StreamClient
 from streammeta.client.errors import BrokerClientError
+from streammeta.client.parts import BrokerSession, ControllerClient
 from tests.kit.certificates import Authority
 from tests.kit.kafka_brokers import KafkaBrokers
 from tests.kit.real_cluster import STEADY, leader_of

@@ -172,7 +172,7 @@ def test_what_an_extra_would_bring_is_named_with_the_extra(python: Path) -> None
     assert "botocore" in said.stderr
     assert "streammeta[s3]" in said.stderr
 
-    said = run(python, "-c", "import streammeta.client.resources.prometheus")
+    said = run(python, "-c", "import streammeta.client.prometheus")
     assert said.returncode == 1
     assert "streammeta[metrics]" in said.stderr
 

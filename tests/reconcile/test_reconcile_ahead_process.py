@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import BrokerSession, ControllerClient
 from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, Method
 from streammeta.client.model import node_message
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import common_pb2, objects_pb2

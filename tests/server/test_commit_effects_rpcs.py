@@ -7,9 +7,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.client import StreamTrim, Upload, UploadWithEffects, ValueToPut
+from streammeta.client import ValueToPut
 from streammeta.client.commits.effects import EffectsCommit
 from streammeta.client.errors import ProtocolViolationError
+from streammeta.client.parts import StreamTrim, Upload, UploadWithEffects
 from streammeta.controller.metadata.api.requests import SetFeatureLevel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, kv_pb2, objects_pb2

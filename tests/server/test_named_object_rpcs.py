@@ -5,15 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    NamedObjects,
-    OwnerKey,
-    OwnerStream,
-)
+from streammeta.client import NamedObjects, OwnerKey, OwnerStream
 from streammeta.client.controllers.methods import PUT_KVS, Method
 from streammeta.client.errors import KeyConflictError, KeyNotFoundError, StreamNotFoundError
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore

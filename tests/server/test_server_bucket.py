@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports
-from streammeta.client import BrokerSession, ControllerClient, StreamReader, StreamWriter, errors
+from streammeta.client import errors
 from streammeta.client.controllers import bucket_check
+from streammeta.client.parts import BrokerSession, ControllerClient, StreamReader, StreamWriter
 from streammeta.storage.cluster_files.bucket_marker import is_own_key, read_claimed, read_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.object_key import key_for

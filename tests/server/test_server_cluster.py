@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from streammeta.cli.framework.client import ControllerClient as OperatorClient
 from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster, start_child
-from streammeta.client import BrokerSession, ControllerClient
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.cluster_files.bucket_marker import is_own_key

@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import (
-    BrokerSession,
-    ControllerClient,
-    Heartbeat,
-    NodeFencedError,
-    RejectedError,
-)
 from streammeta.client.controllers import methods
+from streammeta.client.errors import NodeFencedError, RejectedError
 from streammeta.client.model import node_message
+from streammeta.client.parts import BrokerSession, ControllerClient, Heartbeat
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.kit.real_cluster import FAST, leader_of, prepare_object, running_cluster
 from tests.kit.waiting import until

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports
-from streammeta.client import BrokerSession, ControllerClient
 from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT
 from streammeta.client.model import node_message
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.storage.cluster_files.bucket_marker import is_own_key, read_claimed
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch

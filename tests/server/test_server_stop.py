@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import BrokerSession, ControllerClient
 from streammeta.client.controllers.methods import PREPARE_OBJECTS, Method
 from streammeta.client.model import node_message
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.v1 import common_pb2, objects_pb2

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import ControllerClient
+from streammeta.client.parts import ControllerClient
 from streammeta.rpc.connections import client_channel
 from streammeta.v1 import metadata_pb2
 from tests.kit.real_cluster import (

@@ -10,9 +10,9 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.client import PermissionDeniedError
 from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.controllers.methods import PREPARE_OBJECTS
+from streammeta.client.errors import PermissionDeniedError
 from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub

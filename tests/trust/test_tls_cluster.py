@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports, tls_words
-from streammeta.client import ControllerClient, ControllerUnavailableError, StreamClient
+from streammeta.client import StreamClient
 from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.client.controllers import channels, controller_client
 from streammeta.client.controllers.metadata_watch import Change, MetadataWatch
+from streammeta.client.errors import ControllerUnavailableError
+from streammeta.client.parts import ControllerClient
 from streammeta.tls.files import TlsFiles
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY

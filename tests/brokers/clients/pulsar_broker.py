@@ -20,8 +20,9 @@ from streammeta.brokers.pulsar.ledger_list import ManagedLedger, Sources
 from streammeta.brokers.pulsar.ledger_reader import LedgerReader
 from streammeta.brokers.pulsar.ledger_streams import DRIVER, LedgerStreams
 from streammeta.brokers.pulsar.offloader import Offloader
-from streammeta.client import ControllerClient, NamedObjects, OwnerKey, StreamClient, WriterConfig
+from streammeta.client import NamedObjects, OwnerKey, StreamClient, WriterConfig
 from streammeta.client.api.client_config import StreamClientConfig
+from streammeta.client.parts import ControllerClient
 from tests.conformance.pulsar_ledgers import Sources as MemorySources
 from tests.conformance.pulsar_offload import MemoryLedger
 

@@ -13,7 +13,7 @@ from streammeta.client.arguments import check_kind
 from streammeta.client.commits.messages import Upload
 from streammeta.client.errors import ProtocolViolationError
 from streammeta.v1 import common_pb2, kv_pb2, objects_pb2, streams_pb2
-from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode
+from streammeta.v1.common_pb2 import ERROR_CODE_NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class PutResult:
     `version` is 0 if there is no conflict, or in a retry if the value was replaced since.
     """
 
-    error: ErrorCode.ValueType
+    error: int
     version: int
     value: bytes = b""
 
@@ -70,10 +70,10 @@ class EffectsVerdict:
     and in answers of leaders of older versions.
     """
 
-    error: ErrorCode.ValueType
-    range_errors: Sequence[ErrorCode.ValueType] = ()
+    error: int
+    range_errors: Sequence[int] = ()
     put_results: Sequence[PutResult] = ()
-    trim_errors: Sequence[ErrorCode.ValueType] = ()
+    trim_errors: Sequence[int] = ()
     trim_starts: Sequence[int] = ()
 
 

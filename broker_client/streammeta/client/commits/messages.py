@@ -17,7 +17,7 @@ from streammeta.client.arguments import check_int, check_kind
 from streammeta.client.errors import ProtocolViolationError
 from streammeta.rpc.tracing import LINKS_MAX
 from streammeta.v1 import columns_pb2, objects_pb2
-from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode, NodeIdentity
+from streammeta.v1.common_pb2 import ERROR_CODE_NONE, NodeIdentity
 
 MESSAGE_COMMITS_MAX = 10_000
 MESSAGE_ROWS_MAX = 20_000
@@ -95,8 +95,8 @@ class UploadVerdict:
     `range_errors` has one code per row. It is empty if no row was rejected.
     """
 
-    error: ErrorCode.ValueType
-    range_errors: Sequence[ErrorCode.ValueType] = ()
+    error: int
+    range_errors: Sequence[int] = ()
 
 
 COMMITTED = UploadVerdict(ERROR_CODE_NONE)

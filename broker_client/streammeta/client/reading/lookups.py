@@ -41,7 +41,7 @@ class Slice:
     """
 
     object_id: int
-    kind: common_pb2.ObjectKind.ValueType
+    kind: int
     start_offset: int
     end_offset: int
     object_size: int

@@ -167,6 +167,11 @@ class ClientMetrics:
     log_used_bytes: int
     log_limit_bytes: int
 
+    @classmethod
+    def empty(cls) -> ClientMetrics:
+        """Return the counters of a client that has done nothing."""
+        return snapshot(ClientTally(), ReaderStats())
+
 
 def snapshot(
     tally: ClientTally,

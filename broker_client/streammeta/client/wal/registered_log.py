@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.controllers.methods import GET_NODES
-from streammeta.client.wal.disk.errors import LogMissingError
+from streammeta.client.errors import LogMissingError
 from streammeta.storage.cluster_files.wal_config import DISK_LOG, NO_LOG
 from streammeta.v1 import nodes_pb2
 

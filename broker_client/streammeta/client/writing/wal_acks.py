@@ -23,8 +23,8 @@ from streammeta.client.errors import (
     StreamFencedError,
     StreamNotFoundError,
     StreamNotOpenedError,
+    WriteAheadLogFullError,
 )
-from streammeta.client.wal.disk.errors import WriteAheadLogFullError
 from streammeta.client.wal.disk.record_log import RecordLog
 from streammeta.client.writing.batch import BatchUpload
 from streammeta.client.writing.record_buffer import StreamRun

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from streammeta.brokers.pulsar.formats.ledger_values import LedgerInfo
 from streammeta.brokers.pulsar.ledger_list import VersionConflictError
 from streammeta.brokers.pulsar.list_store import decode_list, encode_list
-from streammeta.client import ControllerClient, KeyConflictError, KeyValues, OwnerKey
+from streammeta.client import KeyValues, OwnerKey
+from streammeta.client.errors import KeyConflictError
+from streammeta.client.parts import ControllerClient
 
 
 class ClusterListStore:

@@ -28,7 +28,8 @@ from streammeta.brokers.pulsar.offloader import (
     check_offloadable,
     read_entries,
 )
-from streammeta.client import BrokerClientError, StreamClient, StreamNotFoundError
+from streammeta.client import StreamClient
+from streammeta.client.errors import BrokerClientError, StreamNotFoundError
 from streammeta.storage.parsing import parse_json
 
 DRIVER = "streammeta-streams"

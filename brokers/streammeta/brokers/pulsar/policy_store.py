@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 from streammeta.brokers.pulsar.policies import NamespacePolicies, PolicyError, TopicPolicies
-from streammeta.client import ControllerClient, KeyConflictError, KeyValues
+from streammeta.client import KeyValues
+from streammeta.client.errors import KeyConflictError
+from streammeta.client.parts import ControllerClient
 
 NAMESPACE = "_pulsar_policies"
 """Namespace of the keys of all policies."""

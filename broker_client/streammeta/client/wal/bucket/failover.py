@@ -19,7 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from streammeta.client.errors import BrokerClientError
+from streammeta.client.errors import (
+    BrokerClientError,
+    FailoverSupersededError,
+    FailoverUnsettledError,
+    WriteAheadLogError,
+)
 from streammeta.client.model import NodeIdentity, Recovery
 from streammeta.client.nodes.session import BrokerSession, Heartbeat, OpenedStream
 from streammeta.client.resources.resources import ClosedAtExit
@@ -34,7 +39,6 @@ from streammeta.client.wal.bucket.reading import (
     seal_log,
 )
 from streammeta.client.wal.bucket.setting_aside import write_aside
-from streammeta.client.wal.disk.errors import WriteAheadLogError
 from streammeta.client.wal.disk.recovery import (
     Comparison,
     RecoveryPlan,
@@ -62,27 +66,6 @@ _ATTEMPTS = 5
 _THREADS = 5
 
 _log = logging.getLogger(__name__)
-
-
-class FailoverSupersededError(BrokerClientError):
-    """A newer process of the node has a log and recovers its earlier ones itself."""
-
-    def __init__(self, node: NodeIdentity, newer: int) -> None:
-        super().__init__(
-            f"process {node.node_epoch} of node {node.node_id} is not recovered here: the node's"
-            f" newer process {newer} recovers it"
-        )
-
-
-class FailoverUnsettledError(BrokerClientError):
-    """The controllers rejected all uploads. The log is kept, and no stream was closed."""
-
-    def __init__(self, node: NodeIdentity) -> None:
-        super().__init__(
-            f"the controllers rejected the uploads for process {node.node_epoch} of node"
-            f" {node.node_id} {_ATTEMPTS} times, as if others committed in its name. Its log is"
-            " kept, and the next heartbeat that assigns it starts again"
-        )
 
 
 @dataclass(slots=True)
@@ -149,7 +132,7 @@ async def recover_node(
     newest = max(found, default=node.node_epoch)
     # A newer process has sealed and read the older logs itself.
     if newest > node.node_epoch:
-        raise FailoverSupersededError(node, newest)
+        raise FailoverSupersededError(node.node_id, node.node_epoch, newest)
     # The store answers, so the node may be fenced: only the assigned recoverer may seal its log.
     await departed.list_pending()
     names = [log.name for epoch, log in found.items() if epoch < node.node_epoch]
@@ -170,7 +153,7 @@ async def recover_node(
             for log in sealed:
                 await discard_log(slots, log.name, me)
             return report
-    raise FailoverUnsettledError(node)
+    raise FailoverUnsettledError(node.node_id, node.node_epoch, _ATTEMPTS)
 
 
 class _Attempt:

@@ -17,18 +17,21 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from streammeta.client.arguments import check_kind, check_store
+from streammeta.client.errors import (
+    LogSealedError,
+    LogSweptError,
+    ObjectLogFailedError,
+    UnfitStoreError,
+    WriteAheadLogClosedError,
+    WriteAheadLogError,
+    WrongLogError,
+)
 from streammeta.client.resources.opening import opening
 from streammeta.client.resources.resources import ClosedAtExit, ignore_failure, warn_unclosed
 from streammeta.client.wal.bucket import reading, sweeping
 from streammeta.client.wal.bucket.ack_lease import AckLease, elapsed_s
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots, SlotStore
 from streammeta.client.wal.bucket.config import ObjectLogConfig
-from streammeta.client.wal.bucket.errors import (
-    LogSealedError,
-    LogSweptError,
-    ObjectLogFailedError,
-    UnfitStoreError,
-)
 from streammeta.client.wal.bucket.reading import (
     FoundLog,
     SealedLog,
@@ -42,11 +45,6 @@ from streammeta.client.wal.bucket.reading import (
 from streammeta.client.wal.bucket.setting_aside import write_aside
 from streammeta.client.wal.bucket.slot_queue import SlotGroup, SlotQueue, SlotUpload
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.client.wal.disk.errors import (
-    WriteAheadLogClosedError,
-    WriteAheadLogError,
-    WrongLogError,
-)
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import CorruptObjectError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch

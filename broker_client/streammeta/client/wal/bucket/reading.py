@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from streammeta.client.errors import DamagedSlotError
 from streammeta.client.wal.bucket.bucket_slots import SlotStore
-from streammeta.client.wal.bucket.errors import DamagedSlotError
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import CorruptObjectError, StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch

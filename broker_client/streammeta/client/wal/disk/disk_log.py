@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from streammeta.client.errors import DamagedLogError, LogLockedError, WrongLogError
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
-from streammeta.client.wal.disk.errors import DamagedLogError, LogLockedError, WrongLogError
 from streammeta.client.wal.disk.files import (
     SEGMENT_MAGIC,
     SET_ASIDE_MAGIC,

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import google_crc32c
 
+from streammeta.client.errors import DamagedLogError, WrongLogError
 from streammeta.client.wal.disk.config import MAX_NAMESPACE_BYTES, LogIdentity
-from streammeta.client.wal.disk.errors import DamagedLogError, WrongLogError
 from streammeta.storage.durable_files import File, FileSystem, replace_file
 from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_format.record import RecordBatch, decode_record

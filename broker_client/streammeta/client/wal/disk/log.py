@@ -19,6 +19,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from streammeta.client.arguments import check_kind, check_path
+from streammeta.client.errors import (
+    WriteAheadLogBrokenError,
+    WriteAheadLogClosedError,
+    WriteAheadLogFullError,
+)
 from streammeta.client.resources.opening import opening
 from streammeta.client.resources.resources import ClosedAtExit, ignore_failure, warn_unclosed
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
@@ -27,11 +32,6 @@ from streammeta.client.wal.disk.disk_log import (
     RecordGroup,
     SegmentInfo,
     lock_directory,
-)
-from streammeta.client.wal.disk.errors import (
-    WriteAheadLogBrokenError,
-    WriteAheadLogClosedError,
-    WriteAheadLogFullError,
 )
 from streammeta.client.wal.disk.files import STATE_NAME, read_state_header
 from streammeta.client.wal.disk.quarantine import quarantine

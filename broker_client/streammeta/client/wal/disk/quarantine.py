@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+from streammeta.client.errors import DamagedLogError, WrongLogError
 from streammeta.client.wal.disk.config import LogIdentity
-from streammeta.client.wal.disk.errors import DamagedLogError, WrongLogError
 from streammeta.client.wal.disk.files import (
     MAX_HEADER_SIZE,
     SEGMENT_MAGIC,

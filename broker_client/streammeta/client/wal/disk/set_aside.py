@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from streammeta.client.arguments import check_path
-from streammeta.client.wal.disk.errors import DamagedLogError
+from streammeta.client.errors import DamagedLogError
 from streammeta.client.wal.disk.files import (
     MAX_HEADER_SIZE,
     SET_ASIDE_MAGIC,

@@ -21,7 +21,7 @@ from streammeta.brokers.kafka.protocol.wire import Request, Tree
 from streammeta.brokers.partition.errors import PartitionError
 from streammeta.brokers.partition.log import Appended, PartitionLog
 from streammeta.brokers.partition.time_search import offset_by_time
-from streammeta.client import BrokerClientError, StorageError
+from streammeta.client.errors import BrokerClientError, StorageError
 from streammeta.rpc import tracing
 from streammeta.rpc.tracing import OpenSpan
 

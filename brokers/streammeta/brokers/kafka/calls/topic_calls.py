@@ -23,7 +23,7 @@ from streammeta.brokers.kafka.cluster.topic_configs import checked
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
 from streammeta.brokers.kafka.protocol.wire import Request, Tree
 from streammeta.brokers.partition.log_clock import wall_clock_ms
-from streammeta.client import BrokerClientError
+from streammeta.client.errors import BrokerClientError
 
 PARTITIONS_MAX = 10_000
 LOOKUP_TIMEOUT_S = 5.0

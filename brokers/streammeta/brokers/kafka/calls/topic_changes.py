@@ -13,7 +13,7 @@ from streammeta.brokers.kafka.cluster.broker import Broker
 from streammeta.brokers.kafka.cluster.cluster import Topic
 from streammeta.brokers.kafka.cluster.keys import topic_key
 from streammeta.brokers.kafka.protocol.codes import Code, KafkaError
-from streammeta.client import BrokerClientError
+from streammeta.client.errors import BrokerClientError
 
 CHANGED_WITHIN_S = (1.0, 60.0)
 """Bounds on the time for all changes of a request."""

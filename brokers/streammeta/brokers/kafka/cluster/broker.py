@@ -32,11 +32,11 @@ from streammeta.brokers.partition.opening import (
     open_log,
     partition_tags,
 )
-from streammeta.client import (
+from streammeta.client import StreamClient
+from streammeta.client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
     StorageError,
-    StreamClient,
     StreamEpochMismatchError,
     StreamFencedError,
 )

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.brokers.kafka.cluster.keys import Keys
-from streammeta.client import ControllerClient, NodeDescription, NodeIdentity
+from streammeta.client import NodeDescription, NodeIdentity
+from streammeta.client.parts import ControllerClient
 from streammeta.storage.cluster_files.wal_config import NO_LOG
 
 

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 
 from streammeta.brokers.kafka.cluster.keys import VIEW_PREFIXES, Keys
-from streammeta.client import BrokerClientError, StreamClient
+from streammeta.client import StreamClient
+from streammeta.client.errors import BrokerClientError
 
 _PAUSE_S = 1.0
 

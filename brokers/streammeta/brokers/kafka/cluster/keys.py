@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from streammeta.client import ControllerClient, KeyValues, ValueToPut
+from streammeta.client import KeyValues, ValueToPut
+from streammeta.client.parts import ControllerClient
 from streammeta.storage.parsing import parse_json
 
 _ID = struct.Struct(">q")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streammeta.client import (
-    BrokerSession,
+from streammeta.client import NodeIdentity
+from streammeta.client.errors import (
     NodeFencedError,
-    NodeIdentity,
     NodeNotRegisteredError,
     StreamEpochMismatchError,
 )
+from streammeta.client.parts import BrokerSession
 
 
 async def close_streams_of(session: BrokerSession, recoveries: Iterable[NodeIdentity]) -> int:

@@ -23,7 +23,7 @@ from streammeta.brokers.kafka.groups.groups import Group, Join, Reply, State, fa
 from streammeta.brokers.kafka.groups.subscriptions import CONSUMER, subscribed_topics
 from streammeta.brokers.kafka.protocol.codes import NO_TRANSACTIONS, Code
 from streammeta.brokers.kafka.protocol.wire import Request, Tree
-from streammeta.client import BrokerClientError
+from streammeta.client.errors import BrokerClientError
 
 _TICK_S = 0.1
 _METADATA_MAX = 4096

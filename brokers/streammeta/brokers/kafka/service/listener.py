@@ -11,7 +11,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 
-from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client.parts import run_blocking
 from streammeta.tls.files import TlsError, TlsFiles, WatchedTls
 
 CHECK_INTERVAL_S = 5.0

@@ -32,7 +32,7 @@ with optional_packages("--http-listen", "kafka"):
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
     from prometheus_client.registry import Collector
 
-    from streammeta.client.resources.prometheus import ClientCollector
+    from streammeta.client.prometheus import ClientCollector
 
 _PREFIX = "streammeta_kafka_"
 _IDLE_S = 5.0

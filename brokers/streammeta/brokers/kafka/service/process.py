@@ -23,17 +23,13 @@ from streammeta.brokers.kafka.service.server import KafkaServer
 from streammeta.brokers.kafka.service.state import BrokerState
 from streammeta.brokers.kafka.service.users import Users
 from streammeta.client import (
-    BrokerClientError,
     ClientMetrics,
-    NodeEpochExpiredError,
-    ReaderStats,
-    StorageError,
     StreamClient,
     StreamClientConfig,
     TlsFiles,
     WriterConfig,
 )
-from streammeta.client.resources.tally import ClientTally, snapshot
+from streammeta.client.errors import BrokerClientError, NodeEpochExpiredError, StorageError
 
 DEFAULT_LINGER_S = 0.05
 DEFAULT_SESSION_S = 6.0
@@ -135,7 +131,7 @@ class _ConnectionRouter:
     def __init__(self) -> None:
         self._server: asyncio.Future[KafkaServer] = asyncio.get_running_loop().create_future()
         self._current: _Incarnation | None = None
-        self._counted = snapshot(ClientTally(), ReaderStats())
+        self._counted = ClientMetrics.empty()
         self.tally = BrokerTally()
         self.listener: KafkaListener | None = None
 

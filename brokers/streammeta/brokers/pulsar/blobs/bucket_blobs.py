@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, NoSuchBlobError
-from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client.parts import run_blocking
 from streammeta.storage.errors import (
     ObjectNotFoundError,
     RangeNotSatisfiableError,

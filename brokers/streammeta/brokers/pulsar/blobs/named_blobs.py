@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from streammeta.brokers.pulsar.blobs.blobs import BlobError, NoSuchBlobError
-from streammeta.client import BrokerClientError, NamedObjects, OwnerKey, OwnerStream
-from streammeta.client.api.named_objects import NamedObject
-from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client import NamedObject, NamedObjects, OwnerKey, OwnerStream
+from streammeta.client.errors import BrokerClientError
+from streammeta.client.parts import run_blocking
 from streammeta.storage.errors import RangeNotSatisfiableError, StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import ObjectStore

@@ -12,7 +12,8 @@ from streammeta.brokers.rocketmq.cluster.upload_pool import PoolWrite, UploadPoo
 from streammeta.brokers.rocketmq.formats.metadata import SegmentMetadata
 from streammeta.brokers.rocketmq.formats.names import SegmentType
 from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError, TimeBounds
-from streammeta.client import BrokerClientError, NodeFencedError, StreamClient
+from streammeta.client import StreamClient
+from streammeta.client.errors import BrokerClientError, NodeFencedError
 from streammeta.storage.errors import StorageError
 
 

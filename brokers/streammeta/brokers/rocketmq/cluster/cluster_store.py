@@ -34,7 +34,7 @@ from streammeta.brokers.rocketmq.segments.flat_file import FlatFilePlace
 from streammeta.brokers.rocketmq.segments.storage import SegmentStorage
 from streammeta.brokers.stamped_time import stamped_clock
 from streammeta.client import NamedObjects, StreamClient
-from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client.parts import run_blocking
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.storage.object_store.protocol.base import ObjectStore
 

@@ -19,7 +19,7 @@ from streammeta.brokers.rocketmq.key_index_service import KeyIndexService
 from streammeta.brokers.rocketmq.message_file import MessageFile
 from streammeta.brokers.rocketmq.segments.flat_file import MetadataKeeper
 from streammeta.brokers.rocketmq.tiered_view import DELETE_INTERVAL_MS, RESERVED_HOURS
-from streammeta.client import NodeFencedError
+from streammeta.client.errors import NodeFencedError
 
 _REPLACED = (NodeFencedError, MetadataFencedError)
 

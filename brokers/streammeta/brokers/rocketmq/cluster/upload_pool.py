@@ -12,25 +12,20 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streammeta.client import (
+from streammeta.client import OpenedStream, PutResult, StreamClient, ValueToPut
+from streammeta.client.errors import ObjectExpiredError, rejection
+from streammeta.client.parts import (
+    BucketCheck,
     CommitPipeline,
-    ObjectExpiredError,
-    OpenedStream,
-    PutResult,
-    StreamClient,
+    EffectsVerdict,
+    ObjectIds,
     Upload,
     UploadWithEffects,
-    ValueToPut,
+    run_blocking,
 )
-from streammeta.client.commits.effects import EffectsVerdict
-from streammeta.client.controllers.bucket_check import BucketCheck
-from streammeta.client.errors import rejection
-from streammeta.client.resources.daemon_threads import run_blocking
-from streammeta.client.writing.object_ids import ObjectIds
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_writer import ObjectWriter
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode
 
 # Object ids expire after this time. An upload with an expired id gets a new one.
 _IDS_TTL_S = 600.0
@@ -200,7 +195,7 @@ class UploadPool:
         while group:
             self.groups += 1
             verdict = await self._commit([waiting.write for waiting in group])
-            if verdict.error == ERROR_CODE_NONE:
+            if not verdict.error:
                 for waiting, result in zip(group, verdict.put_results, strict=True):
                     _answer(waiting, result)
                 return
@@ -255,10 +250,10 @@ class UploadPool:
         return await (await self._pipeline.upload_with_effects(asked))
 
 
-def _find_refusals(verdict: EffectsVerdict, count: int) -> list[ErrorCode.ValueType]:
+def _find_refusals(verdict: EffectsVerdict, count: int) -> list[int]:
     """Return each write's error, of its range or else of its value. 0 means no error."""
-    ranges = list(verdict.range_errors) or [ERROR_CODE_NONE] * count
-    puts = [result.error for result in verdict.put_results] or [ERROR_CODE_NONE] * count
+    ranges = list(verdict.range_errors) or [0] * count
+    puts = [result.error for result in verdict.put_results] or [0] * count
     return [ranged or put for ranged, put in zip(ranges, puts, strict=True)]
 
 

@@ -18,7 +18,7 @@ from streammeta.brokers.rocketmq.formats.names import SegmentType, broker_prefix
 from streammeta.brokers.rocketmq.segments.chunked_segment import ChunkedSegment
 from streammeta.brokers.rocketmq.segments.flat_file import MetadataKeeper
 from streammeta.brokers.rocketmq.segments.storage import SegmentWriteError, TimeBounds
-from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client.parts import run_blocking
 from streammeta.storage.errors import ObjectNotFoundError, StorageError
 from streammeta.storage.object_store.protocol.base import ObjectStore
 

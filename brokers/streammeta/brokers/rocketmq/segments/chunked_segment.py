@@ -18,7 +18,7 @@ from streammeta.brokers.rocketmq.segments.storage import (
     SegmentWriteError,
     TimeBounds,
 )
-from streammeta.client.resources.daemon_threads import run_blocking
+from streammeta.client.parts import run_blocking
 from streammeta.storage.errors import (
     ObjectExistsError,
     ObjectNotFoundError,

@@ -1,10 +1,4 @@
-"""Errors of the client, one exception for each different reaction of a broker.
-
-Owns the translation of the contract's `ErrorCode` into exceptions. A message names the rejected
-stream, node or object, the reason, and the next step. `retriable` says whether a retry of the same
-call, unchanged, may succeed. The failed call may still have had an effect. Failures of the object
-store are `streammeta.storage.errors`, unless a class here adds to them.
-"""
+"""Errors of calls to the controllers and of reads, and the translation of the contract's codes."""
 
 from __future__ import annotations
 
@@ -16,9 +10,9 @@ from streammeta.rpc.advice import connection_advice
 from streammeta.v1.common_pb2 import ErrorCode
 
 
-def code_name(code: ErrorCode.ValueType) -> str:
+def code_name(code: int) -> str:
     """Return the readable name of an error code, e.g. "STREAM_FENCED"."""
-    return ErrorCode.Name(code).removeprefix("ERROR_CODE_")
+    return ErrorCode.Name(ErrorCode.ValueType(code)).removeprefix("ERROR_CODE_")
 
 
 class BrokerClientError(Exception):
@@ -36,9 +30,7 @@ class RejectedError(BrokerClientError):
 
     advice: ClassVar[str] = "see the controller's log for the reason"
 
-    def __init__(
-        self, subject: str, *, code: ErrorCode.ValueType | None = None, detail: str = ""
-    ) -> None:
+    def __init__(self, subject: str, *, code: int | None = None, detail: str = "") -> None:
         self.subject = subject
         self.code = code
         self.detail = detail
@@ -407,7 +399,7 @@ class MissingObjectError(BrokerClientError):
         )
 
 
-ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RejectedError]] = {
+ERRORS_BY_CODE: Mapping[int, type[RejectedError]] = {
     ErrorCode.ERROR_CODE_INVALID_REQUEST: InvalidRequestError,
     ErrorCode.ERROR_CODE_STREAM_NOT_EXIST: StreamNotFoundError,
     ErrorCode.ERROR_CODE_STREAM_FENCED: StreamFencedError,
@@ -428,7 +420,7 @@ ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RejectedError]] = {
 }
 
 
-def rejection(code: ErrorCode.ValueType, subject: str) -> RejectedError:
+def rejection(code: int, subject: str) -> RejectedError:
     """Build the exception for `code`, which must not be NONE. An unknown code is a violation.
 
     An `OFFSET_NOT_MATCHED` becomes a plain `RejectedError`: a caller that knows the offsets raises
