@@ -54,7 +54,18 @@ TABLE: Mapping[str, Mapping[str, Kind]] = {
     "docs/broker-client.md": {
         "mkdir -p": Ran("own"),
         "python docker/broker_example.py": Ran("own"),
-        "async with StreamClient.open(": Ran(setting="client"),
+        'async with StreamClient.open( ["127.0.0.1:9091"]': Ran(setting="client"),
+        "async with StreamClient.open(endpoints, bucket, node_id=7) as client: stream": Ran(
+            setting="client"
+        ),
+        "async with StreamClient.open(endpoints, bucket, node_id=7) as client: ids": Ran(
+            setting="client"
+        ),
+        "async with StreamClient.open(endpoints, bucket, node_id=7) as client: version": Ran(
+            setting="client"
+        ),
+        "async with ( StreamClient.open(": Ran(setting="client"),
+        "from streammeta.client import sync": Ran(setting="client"),
         "tls = TlsFiles": Parsed("needs certificates; tests/trust connects so"),
         'config = StreamClientConfig(wal_directory="': Ran(setting="client"),
         "config = StreamClientConfig(object_log": Ran(setting="client"),
