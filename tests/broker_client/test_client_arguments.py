@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from streammeta import client
-from streammeta.client import LogConfig, ReaderConfig, WriterConfig
+from streammeta.client import LogConfig, ReaderConfig, WriterConfig, parts
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.controllers.metadata_watch import MetadataWatch
 from streammeta.client.controllers.methods import DESCRIBE_STREAMS
@@ -44,7 +43,7 @@ from tests.kit.waiting import PATIENCE_S
 ENDPOINT = "127.0.0.1:9091"
 WRONG = (TypeError, ValueError)
 
-lib: Any = client
+lib: Any = parts
 """The library as a caller without a type checker sees it."""
 
 

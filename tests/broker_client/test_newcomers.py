@@ -66,7 +66,7 @@ def test_reads_change_nothing() -> None:
     found = [value for value in vars(rpcs).values() if isinstance(value, Method)]
     reads = {method.name for method in found if method.is_read}
     assert reads == {
-        *("DescribeStreams", "GetObjects", "DescribeObjects", "GetNodes"),
+        *("DescribeStreams", "FindStreams", "GetObjects", "DescribeObjects", "GetNodes"),
         *("DescribeNamedObjects", "ListStreamSetObjects", "GetKVs", "ListKVs", "DescribeCluster"),
     }
     assert len(found) > len(reads) + 10

@@ -2,7 +2,7 @@
 
 Does no I/O. The caller supplies time and jitter. All calls of a client share one router, so that
 one call's discovery of the leader serves the others. Each call has its own search, which counts its
-failures. `streammeta.client.ControllerClient` is the asynchronous user,
+failures. `streammeta.client.parts.ControllerClient` is the asynchronous user,
 `streammeta.rpc.blocking_client` the blocking one.
 """
 
