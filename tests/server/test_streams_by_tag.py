@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import BrokerSession, ControllerClient
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import common_pb2, streams_pb2
 from streammeta.v1.streams_pb2_grpc import StreamServiceStub
