@@ -22,7 +22,7 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CompactionLimits
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
-from streammeta.storage.compaction.selection import GroupKind, select_set_objects
+from streammeta.storage.compaction.selection import GroupKind, select_stream_set_objects
 from streammeta.storage.object_format.object_reader import tail_guess
 from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, RECORD_HEADER_SIZE
 
@@ -127,7 +127,7 @@ def uploads(settings: Workload) -> Iterator[tuple[int, EntryTable]]:
 def compact(world: World, config: CompactionConfig) -> None:
     """Make a cycle as the product's compactor does."""
     world.costs.calls += 1
-    selection = select_set_objects(world.listing(), config.group_limits, world.now_ms)
+    selection = select_stream_set_objects(world.listing(), config.group_limits, world.now_ms)
     rules = WriteRules(
         put_bytes=config.put_bytes, part_bytes=config.part_size, read_bytes=config.read_bytes
     )

@@ -23,7 +23,7 @@ from streammeta.storage.compaction.entries import (
 )
 from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import CommitPlan, OutputKind
-from streammeta.storage.compaction.selection import SetObjects
+from streammeta.storage.compaction.selection import StreamSetObjects
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
 
 MIB = 1 << 20
@@ -115,9 +115,9 @@ class World:
         self.rewritten = np.zeros(self.streams, dtype=np.int64)
         self._driver.add_streams(self.streams)
 
-    def listing(self) -> SetObjects:
+    def listing(self) -> StreamSetObjects:
         """Return the SSOs as the metadata lists them."""
-        return SetObjects.of_rows(stored.row for stored in self.set_objects.values())
+        return StreamSetObjects.of_rows(stored.row for stored in self.set_objects.values())
 
     def upload(self, entries: EntryTable) -> None:
         """Commit an SSO with these entries, by stream and without gaps."""

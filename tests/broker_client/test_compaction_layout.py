@@ -19,7 +19,7 @@ from streammeta.storage.compaction.layout import (
     DEAD_BYTES_MAX,
     Layout,
     PlacedRead,
-    SetObjectSoFar,
+    StreamSetObjectSoFar,
     lay_out,
 )
 from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
@@ -62,7 +62,7 @@ def fill(layout: Layout, bucket: Bucket) -> bytearray:
 def write_out(commit: CommitPlan, bucket: Bucket, max_read_bytes: int) -> list[bytes]:
     """Carry a commit out in memory; return the bytes of its outputs."""
     pieces = [o for it in commit.iterations for o in it.outputs if o.kind is OutputKind.COMPACT]
-    so_far, whole, objects, carried = SetObjectSoFar(), bytearray(), [], b""
+    so_far, whole, objects, carried = StreamSetObjectSoFar(), bytearray(), [], b""
     for iteration in commit.iterations:
         layout = lay_out(
             iteration.outputs,
@@ -116,7 +116,7 @@ def test_few_dead_bytes_are_read_along_but_never_more_than_are_wanted(
     (iteration,) = plan.commits[0].iterations
     layout = lay_out(
         iteration.outputs,
-        SetObjectSoFar(),
+        StreamSetObjectSoFar(),
         ends_set_object=False,
         part_size=PART,
         max_read_bytes=1 << 20,

@@ -18,7 +18,7 @@ from streammeta.storage.compaction.entries import (
     objects_without_entries,
     sort_by_stream,
 )
-from streammeta.storage.compaction.layout import SetObjectSoFar, lay_out
+from streammeta.storage.compaction.layout import StreamSetObjectSoFar, lay_out
 from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, Output, OutputKind
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.errors import StorageError
@@ -60,7 +60,7 @@ def upload(kind: OutputKind) -> Callable[[Args, InputSets], Answer]:
 
     def run(args: Args, _: InputSets) -> Answer:
         pieces = [block_list(blocks) for blocks in args.take("input_objects")]
-        so_far = SetObjectSoFar()
+        so_far = StreamSetObjectSoFar()
         for number, entries in enumerate(pieces, start=1):
             layout = lay_out(
                 [Output(kind, ((0, len(entries)),), entries)],

@@ -28,7 +28,7 @@ from streammeta.storage.compaction.plan import (
     OutputKind,
 )
 from streammeta.storage.compaction.planner import exclude_faults, plan_compaction
-from streammeta.storage.compaction.selection import SetObjects
+from streammeta.storage.compaction.selection import StreamSetObjects
 from tests.conformance.compaction_execution import compact, fail, force_split, unreadable, upload
 from tests.conformance.compaction_stage import block_list, limits_of, read_given
 from tests.conformance.conformance_report import (
@@ -201,7 +201,7 @@ def _deduplicate(args: Args, _: InputSets) -> Answer:
     listed = args.take("input_list")
     ids = [one["object"] for one in listed]
     rows = [(one, ids.index(one), 0, number, 1) for number, one in enumerate(ids)]
-    kept = SetObjects.of_rows(rows).sort().object_size.tolist()
+    kept = StreamSetObjects.of_rows(rows).sort().object_size.tolist()
     return Answer({"tags": [listed[number]["tag"] for number in kept]})
 
 

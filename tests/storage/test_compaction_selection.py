@@ -23,8 +23,8 @@ from streammeta.storage.compaction.selection import (
     GroupKind,
     Selection,
     SelectionConfig,
-    SetObjects,
-    select_set_objects,
+    StreamSetObjects,
+    select_stream_set_objects,
 )
 
 HOUR_MS = 3_600_000
@@ -47,7 +47,9 @@ def select(
     rows: Iterable[Row], config: SelectionConfig | None = None, set_aside: Iterable[int] = ()
 ) -> Selection:
     chosen = config or SelectionConfig()
-    return select_set_objects(SetObjects.of_rows(rows), chosen, NOW_MS, tuple(set_aside))
+    return select_stream_set_objects(
+        StreamSetObjects.of_rows(rows), chosen, NOW_MS, tuple(set_aside)
+    )
 
 
 def ids_of(selection: Selection, kind: GroupKind) -> list[tuple[int, ...]]:
@@ -296,8 +298,8 @@ class SimulatedNode:
                 self.compact()
 
     def compact(self) -> None:
-        rows = SetObjects.of_rows(each.row for each in self.objects)
-        for group in select_set_objects(rows, self.config, self.now_s * 1000).groups:
+        rows = StreamSetObjects.of_rows(each.row for each in self.objects)
+        for group in select_stream_set_objects(rows, self.config, self.now_s * 1000).groups:
             self._carry_out(group)
         self.most_objects = max(self.most_objects, len(self.objects))
         ages = [self.now_s - each.data_time_ms // 1000 for each in self.objects]

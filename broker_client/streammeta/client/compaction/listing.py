@@ -17,7 +17,7 @@ from streammeta.client.controllers import methods
 from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.client.errors import rejection
 from streammeta.storage.compaction.entries import Column
-from streammeta.storage.compaction.selection import SetObjects
+from streammeta.storage.compaction.selection import StreamSetObjects
 from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
 from streammeta.storage.object_format.object_key import decode_attributes
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
@@ -35,14 +35,14 @@ _STREAMS_PER_PAGE = 200
 
 _STREAM_OBJECTS_PER_CALL = 5_000
 
-_SET_OBJECT = attrgetter(*SetObjects.__slots__)
+_SET_OBJECT = attrgetter(*StreamSetObjects.__slots__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeListing:
     """Committed stream set objects of a node, with time bounds (ms) and CRC-32C by object id."""
 
-    objects: SetObjects
+    objects: StreamSetObjects
     time_bounds: Mapping[int, tuple[int, int]]
     checksums: Mapping[int, int]
 
@@ -92,7 +92,7 @@ class Listing:
                     bounds[row.object_id] = (row.min_timestamp_ms, row.max_timestamp_ms)
                 if row.HasField("crc32c"):
                     checksums[row.object_id] = row.crc32c
-        return NodeListing(SetObjects.of_rows(rows), bounds, checksums)
+        return NodeListing(StreamSetObjects.of_rows(rows), bounds, checksums)
 
     async def stream_starts(self, stream_ids: Sequence[int]) -> dict[int, int]:
         """Return the first visible offset of each existing stream."""

@@ -33,7 +33,7 @@ from streammeta.client.errors import (
 )
 from streammeta.client.model import NodeIdentity
 from streammeta.client.resources.resources import give_back
-from streammeta.storage.compaction.selection import Group, Selection, select_set_objects
+from streammeta.storage.compaction.selection import Group, Selection, select_stream_set_objects
 from streammeta.storage.compaction.verification import CoverageError
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -112,7 +112,9 @@ class SetObjectCompactor(Compactor):
         if force_split:
             policy = replace(policy, split_after_s=0, split_along_s=0)
         aside = self._set_aside.reasons()
-        selection = select_set_objects(listing.objects, policy, self._now_ms(), set_aside=aside)
+        selection = select_stream_set_objects(
+            listing.objects, policy, self._now_ms(), set_aside=aside
+        )
         return NodePlan(self._planner, listing, selection)
 
     async def compact(

@@ -38,7 +38,7 @@ from streammeta.storage.compaction.layout import (
     Layout,
     PlacedOutput,
     PlacedRead,
-    SetObjectSoFar,
+    StreamSetObjectSoFar,
     lay_out,
 )
 from streammeta.storage.compaction.plan import CommitPlan, Output, OutputKind
@@ -114,7 +114,7 @@ class CommitRun:
         self._split: list[tuple[Output, WrittenObject]] = []
         outputs = (output for iteration in plan.iterations for output in iteration.outputs)
         self._pieces = [output for output in outputs if output.kind is OutputKind.COMPACT]
-        self._so_far = SetObjectSoFar()
+        self._so_far = StreamSetObjectSoFar()
         self._set_writer: OutputWriter | None = None
         self._set_object: WrittenObject | None = None
 

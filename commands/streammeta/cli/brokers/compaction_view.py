@@ -24,9 +24,9 @@ from streammeta.storage.compaction.entries import (
     contiguous_runs,
     merge_entries,
 )
-from streammeta.storage.compaction.layout import SetObjectSoFar, lay_out
+from streammeta.storage.compaction.layout import StreamSetObjectSoFar, lay_out
 from streammeta.storage.compaction.plan import CommitPlan, OutputKind
-from streammeta.storage.compaction.selection import GroupKind, SetObjects
+from streammeta.storage.compaction.selection import GroupKind, StreamSetObjects
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
 from streammeta.storage.object_format.object_reader import tail_guess
 from streammeta.storage.object_store.protocol.reads import MAX_SPAN
@@ -48,7 +48,7 @@ class ListedObject:
     range_count: int
 
 
-def listed_objects(objects: SetObjects) -> dict[int, ListedObject]:
+def listed_objects(objects: StreamSetObjects) -> dict[int, ListedObject]:
     """Return the objects of a listing by id."""
     columns = (objects.object_id, objects.order_id, objects.object_size, objects.range_count)
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -232,7 +232,7 @@ def _metadata_bytes(objects: int, ranges: int) -> int:
 def _block_reads(commit: CommitPlan, config: CompactionConfig) -> tuple[int, int]:
     """Count the requests with which the compaction fetches blocks, and their bytes."""
     # All iterations append to one stream set object. Each starts where the previous one ended.
-    so_far, gets, size = SetObjectSoFar(), 0, 0
+    so_far, gets, size = StreamSetObjectSoFar(), 0, 0
     for iteration in commit.iterations:
         layout = lay_out(
             iteration.outputs,

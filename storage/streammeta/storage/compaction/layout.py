@@ -173,7 +173,7 @@ class Layout:
 
 
 @dataclass(slots=True)
-class SetObjectSoFar:
+class StreamSetObjectSoFar:
     """The part of a stream set object that earlier iterations wrote: block bytes and entries.
 
     The last `carried` bytes did not fill a whole part and wait for the next iteration.
@@ -186,7 +186,7 @@ class SetObjectSoFar:
 
 def lay_out(
     outputs: Sequence[Output],
-    so_far: SetObjectSoFar,
+    so_far: StreamSetObjectSoFar,
     *,
     ends_set_object: bool,
     part_size: int,
@@ -222,7 +222,7 @@ def _trailer(entries: EntryTable) -> bytes:
 
 
 def _next_piece(
-    output: Output, at: int, so_far: SetObjectSoFar, *, ends: bool, part_size: int
+    output: Output, at: int, so_far: StreamSetObjectSoFar, *, ends: bool, part_size: int
 ) -> PlacedOutput:
     entries = output.entries.place(so_far.data_size)
     size = entries.data_size

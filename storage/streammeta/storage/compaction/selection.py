@@ -39,7 +39,7 @@ _Span: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetObjects:
+class StreamSetObjects:
     """Committed stream set objects of a node, in columns of equal length and in any order.
 
     `order_id` is the object's position among the node's objects, `data_time_ms` the commit time of
@@ -53,7 +53,7 @@ class SetObjects:
     range_count: Column
 
     @classmethod
-    def of_rows(cls, rows: Iterable[tuple[int, int, int, int, int]]) -> SetObjects:
+    def of_rows(cls, rows: Iterable[tuple[int, int, int, int, int]]) -> StreamSetObjects:
         """Return columns for rows with these five values in this order."""
         table = np.array(list(rows), dtype=np.int64).reshape(-1, 5)
         return cls(*(np.ascontiguousarray(column) for column in table.T))
@@ -61,15 +61,15 @@ class SetObjects:
     def __len__(self) -> int:
         return len(self.object_id)
 
-    def sort(self) -> SetObjects:
+    def sort(self) -> StreamSetObjects:
         """Return the objects by position, each id once. The last row of an id counts."""
         # Reversed, because `unique` returns the first occurrence.
         _, last = np.unique(self.object_id[::-1], return_index=True)
         kept = self._take(len(self) - 1 - last)
         return kept._take(np.lexsort((kept.object_id, kept.order_id)))
 
-    def _take(self, rows: Column) -> SetObjects:
-        return SetObjects(*(getattr(self, name)[rows] for name in self.__slots__))
+    def _take(self, rows: Column) -> StreamSetObjects:
+        return StreamSetObjects(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +153,8 @@ class Selection:
     waiting: tuple[int, ...]
 
 
-def select_set_objects(
-    objects: SetObjects,
+def select_stream_set_objects(
+    objects: StreamSetObjects,
     config: SelectionConfig,
     now_ms: int,
     set_aside: Collection[int] = (),
@@ -189,7 +189,7 @@ def select_set_objects(
 class _Limits:
     """Cumulative bytes and ranges of the objects, and the limits of a group."""
 
-    def __init__(self, ordered: SetObjects, config: SelectionConfig) -> None:
+    def __init__(self, ordered: StreamSetObjects, config: SelectionConfig) -> None:
         self._ids = ordered.object_id
         self._bytes = np.concatenate(([0], np.cumsum(ordered.object_size)))
         self._ranges = np.concatenate(([0], np.cumsum(ordered.range_count)))
