@@ -16,8 +16,8 @@ from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum import events, messages, recovered_log, roles
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.election import Election
-from streammeta.controller.quorum.following import Following
-from streammeta.controller.quorum.leading import Leading
+from streammeta.controller.quorum.following import FollowerRole
+from streammeta.controller.quorum.leading import LeaderRole
 from streammeta.controller.quorum.log_view import LogStart, LogView
 from streammeta.controller.quorum.membership import Membership
 from streammeta.controller.quorum.replica import Replica
@@ -43,8 +43,8 @@ class QuorumCore:
             )
         self._election = Election(self._replica)
         self._membership = Membership(self._replica)
-        self._leading = Leading(self._replica, self._membership)
-        self._following = Following(self._replica, self._election)
+        self._leading = LeaderRole(self._replica, self._membership)
+        self._following = FollowerRole(self._replica, self._election)
 
     # -- views for the driver
 

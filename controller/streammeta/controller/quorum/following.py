@@ -16,8 +16,8 @@ _SMALLEST_CHUNK_BYTES = 64
 """Smallest snapshot chunk requested. A link that can't carry it is unusable."""
 
 
-class Following:
-    """Follows a leader, or searches for one, on behalf of a replica."""
+class FollowerRole:
+    """Role of a replica that follows a leader or searches for one."""
 
     def __init__(self, replica: Replica, election: Election) -> None:
         self._replica = replica

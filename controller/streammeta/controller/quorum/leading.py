@@ -22,8 +22,8 @@ _OBSERVER_SESSION_MS = 300_000
 """Milliseconds without a Fetch after which an observer is forgotten, as in KRaft."""
 
 
-class Leading:
-    """Leads on behalf of a replica, and announces the end of its epoch."""
+class LeaderRole:
+    """Role of a replica that leads, and announces the end of its epoch."""
 
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica = replica
