@@ -39,11 +39,11 @@ def test_the_limit_doubles_with_each_cut_and_shrinks_with_quick_answers() -> Non
         limits.append(patience.limit_s)
         patience.cut_off()
     assert limits == [2.0, 4.0, 8.0, 16.0, 16.0]
-    patience.answered(3.0)
+    patience.record_answer(3.0)
     assert patience.limit_s == 16.0, "a peer that takes so long needs it"
-    patience.answered(1.0)
+    patience.record_answer(1.0)
     assert patience.limit_s == 4.0
-    patience.answered(0.01)
+    patience.record_answer(0.01)
     assert patience.limit_s == 2.0
 
 

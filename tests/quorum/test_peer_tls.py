@@ -149,16 +149,16 @@ async def test_a_denial_ends_connections_that_are_there(ours: Authority, by_call
     port = await server.start("127.0.0.1:0")
     async with caller_with(seed=f"127.0.0.1:{port}", tls=caller) as calling:
         assert await calling.ask(vote(1))
-        calling.transport.judge_again()
-        server.judge_again()
-        assert calling.transport.connected_to, "they judge again, and take it still"
+        calling.transport.reauthorize()
+        server.reauthorize()
+        assert calling.transport.connected_to, "both still accept it"
         denied = PEER if by_caller else CALLER_ID
         denying = caller if by_caller else peer
         denying.denials = parse_policy(
             f'[deny]\nprincipals = ["controller/{denied}"]', CLUSTER, ""
         ).denials
-        calling.transport.judge_again()
-        server.judge_again()
+        calling.transport.reauthorize()
+        server.reauthorize()
         await calling.until(lambda: not calling.transport.connected_to)
         assert not await calling.ask(vote(2))
         denying.denials = Denials()

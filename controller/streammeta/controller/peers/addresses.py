@@ -65,14 +65,14 @@ class PeerAddresses:
         )
         self._known.clear()
 
-    def greeted(self, node_id: NodeId, client_endpoint: str) -> None:
+    def record_hello(self, node_id: NodeId, client_endpoint: str) -> None:
         """Record where clients reach a connected node, according to its hello."""
         endpoint = _if_reachable(client_endpoint)
         # The sender chooses its node id, and the table must not grow without bound.
         if endpoint is not None and node_id <= CONTROLLER_ID_MAX:
             self._from_hello[node_id] = endpoint
 
-    def answered_hello(self, node_id: NodeId, token_endpoint: str) -> None:
+    def record_hello_answer(self, node_id: NodeId, token_endpoint: str) -> None:
         """Record where clients with tokens reach a node, according to its hello. Empty: nowhere."""
         endpoint = _if_reachable(token_endpoint)
         if endpoint is None:
@@ -127,11 +127,11 @@ class PeerAddresses:
             return endpoint == self._overrides[node_id]
         return endpoint in self._candidates(node_id)
 
-    def worked(self, node_id: NodeId) -> None:
+    def record_success(self, node_id: NodeId) -> None:
         """Record that the address in use led to the node."""
         self._failed.pop(node_id, None)
 
-    def failed(self, node_id: NodeId, endpoint: str) -> bool:
+    def record_failure(self, node_id: NodeId, endpoint: str) -> bool:
         """Record that an address did not lead to the node, and use another one from now on.
 
         Returns whether every known address has failed since the last success.

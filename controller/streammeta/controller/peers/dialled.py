@@ -195,7 +195,7 @@ class DialledConnection(FramedConnection):
         """Close immediately."""
         self._end(End.CLOSED)
 
-    def judge(self) -> None:
+    def reauthorize(self) -> None:
         """Close the connection if the peer's certificate names another controller, or is denied."""
         if self._transport is None:
             return
@@ -218,7 +218,7 @@ class DialledConnection(FramedConnection):
     def on_connected(self) -> None:
         """Send the hello, if the certificate belongs to the intended controller."""
         self._note_progress()
-        self.judge()
+        self.reauthorize()
         if self.is_closed:
             return
         hello = Hello(
@@ -243,7 +243,7 @@ class DialledConnection(FramedConnection):
                 f"{frame.kind.name} answers call {frame.call_id}, which is not waiting"
             )
         # Any received byte is progress, so that a large answer over a slow link counts as in time.
-        self._patience.answered(self._progress_at - call.asked_at)
+        self._patience.record_answer(self._progress_at - call.asked_at)
         self._on_answer(call, frame)
         if self._is_retired and not self._calls:
             self._end(End.CLOSED)

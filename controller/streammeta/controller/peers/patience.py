@@ -29,7 +29,7 @@ class Patience:
         """Record that a peer whose host is up did not answer within the limit."""
         self._doublings = min(self._doublings + 1, _DOUBLINGS_MAX)
 
-    def answered(self, took_s: float) -> None:
+    def record_answer(self, took_s: float) -> None:
         """Record an answer and its duration."""
         while self._doublings and took_s * _SHARE_OF_ANSWER <= self.limit_s / 2:
             self._doublings -= 1

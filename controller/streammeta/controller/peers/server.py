@@ -209,10 +209,10 @@ class PeerServer:
         for connection in self._connections:
             connection.close()
 
-    def judge_again(self) -> None:
+    def reauthorize(self) -> None:
         """Close the connections of controllers that are denied now."""
         for connection in list(self._connections):
-            connection.judge()
+            connection.reauthorize()
 
     @property
     def connections(self) -> int:
@@ -271,7 +271,7 @@ class PeerServer:
         """Record that a connection's hello was accepted."""
         self._silent.pop(connection, None)
         if self._addresses is not None:
-            self._addresses.greeted(sender, client_endpoint)
+            self._addresses.record_hello(sender, client_endpoint)
 
     def leave(self, connection: _AcceptedConnection) -> None:
         """Remove a connection."""
@@ -382,7 +382,7 @@ class _AcceptedConnection(FramedConnection):
             self._server.complain(self._host, event, reason)
             self.close()
 
-    def judge(self) -> None:
+    def reauthorize(self) -> None:
         """Close the connection if the peer's certificate is denied now."""
         if self._transport is not None and not self._stranger:
             self._identify(self._transport)

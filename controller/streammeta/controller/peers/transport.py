@@ -118,11 +118,11 @@ class TcpPeerTransport:
             # In a separate turn, because the caller may still be sending other requests.
             asyncio.get_running_loop().call_soon(self._fail, request)
 
-    def judge_again(self) -> None:
+    def reauthorize(self) -> None:
         """Close the connections to controllers that are denied now."""
         # Retired connections still wait for answers, and a denied peer must not send them.
         for connection in [*self._connections.values(), *self._retired]:
-            connection.judge()
+            connection.reauthorize()
 
     async def close(self) -> None:
         """Drop requests in flight and disconnect."""
@@ -137,23 +137,23 @@ class TcpPeerTransport:
     def on_greeted(self, place: Place, token_endpoint: str) -> None:
         """Record that a peer is up, and where clients with tokens reach it."""
         self._stopping.discard(place.peer)
-        self._addresses.answered_hello(place.peer, token_endpoint)
+        self._addresses.record_hello_answer(place.peer, token_endpoint)
 
     def on_answer(self, place: Place, response: Response, leader: Endpoints) -> None:
         """Pass a peer's answer to the driver, unless another node made it."""
         # An address can be reused by another controller after a reconfiguration.
         if response.header.sender != place.peer:
             self._log_once(ANOTHER_NODE, place, sender=response.header.sender)
-            self._addresses.failed(place.peer, place.endpoint)
+            self._addresses.record_failure(place.peer, place.endpoint)
             self._bound_listener().on_request_failed(place.peer, response.header.request_id)
             return
         # Answers with an error name the leader too, so this comes before errors are looked at.
         self._learn_leader(response.header.leader_id, leader)
         if (event := _MEANT_FOR_ANOTHER.get(response.header.error)) is not None:
-            self._addresses.failed(place.peer, place.endpoint)
+            self._addresses.record_failure(place.peer, place.endpoint)
             self._log_once(event, place)
         else:
-            self._addresses.worked(place.peer)
+            self._addresses.record_success(place.peer)
         self._bound_listener().on_response(response)
 
     def on_failure(self, place: Place, request: Request, reason: str) -> None:
@@ -190,7 +190,7 @@ class TcpPeerTransport:
 
         # A peer that breaks the protocol or closes an idle connection is not unreachable.
         is_answering = end in (End.BROKEN, End.LOST) and not unanswered
-        all_failed = not is_answering and self._addresses.failed(place.peer, place.endpoint)
+        all_failed = not is_answering and self._addresses.record_failure(place.peer, place.endpoint)
         for request in unanswered:
             self._fail(request)
         # Bulk connections break in the middle of large chunks for other reasons, and retired ones

@@ -382,8 +382,8 @@ class ControllerNode:
 
     def _deny_peers(self, policy: Policy) -> None:
         self._tls.peers.denials = policy.denials
-        self._transport.judge_again()
-        self._peers.judge_again()
+        self._transport.reauthorize()
+        self._peers.reauthorize()
 
     def _look_again(self) -> None:
         """Look at files that may have been replaced, or moved away."""

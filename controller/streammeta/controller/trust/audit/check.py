@@ -171,7 +171,7 @@ class _Check:
         if members is None:
             return
         seq, prev = members["seq"], members["prev"]
-        self._judge_torn(members)
+        self._validate_torn(members)
         yield from self._misplaced(seq, prev)
         if members.get("node", -1) != found.node:
             yield f"it is of controller {members.get('node')}, among lines of {found.node}"
@@ -203,7 +203,7 @@ class _Check:
         elif prev != line_hash(self._before):
             yield f"line {seq} does not continue line {seq - 1}: one of the two was changed"
 
-    def _judge_torn(self, members: Mapping[str, Any]) -> None:
+    def _validate_torn(self, members: Mapping[str, Any]) -> None:
         """Note the line before if it can't be read, unless a process ended while writing it."""
         torn, self._torn = self._torn, None
         if torn is None or self._before is None:
