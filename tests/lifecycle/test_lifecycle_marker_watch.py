@@ -69,7 +69,7 @@ class Watching:
 
     async def fails(self) -> StorageError:
         with pytest.raises(StorageError) as failed:
-            await self.watch.look()
+            await self.watch.check()
         return failed.value
 
 
@@ -97,7 +97,7 @@ def watching() -> Watching:
 
 
 async def test_a_look_that_finds_the_own_marker_renews_the_lease(watching: Watching) -> None:
-    await watching.watch.look()
+    await watching.watch.check()
     assert watching.lease.left_ms == LEASE_MS
 
 
@@ -109,7 +109,7 @@ async def test_a_slow_look_proves_what_held_when_it_began(watching: Watching) ->
         watching.clock.advance(9_000)
 
     watching.bucket.while_listed = superseded_meanwhile
-    await watching.watch.look()
+    await watching.watch.check()
     assert watching.lease.left_ms == LEASE_MS - 9_000
 
 
@@ -117,7 +117,7 @@ async def test_a_slow_look_proves_what_held_when_it_began(watching: Watching) ->
 async def test_a_look_that_does_not_find_the_own_marker_renews_nothing(
     watching: Watching, found: str
 ) -> None:
-    await watching.watch.look()
+    await watching.watch.check()
     watching.clock.advance(1_000)
     key = bucket_marker.marker_key(NAMESPACE)
     watching.bucket.delete_many([key])
@@ -138,15 +138,15 @@ async def test_a_look_that_does_not_find_the_own_marker_renews_nothing(
 async def test_a_cluster_without_a_marker_yet_has_no_lease(watching: Watching) -> None:
     watching.bucket.delete_many([bucket_marker.marker_key(NAMESPACE)])
     watching.claim = Claim(OWN, 0)
-    await watching.watch.look()
+    await watching.watch.check()
     assert not watching.lease.is_held
 
 
 async def test_another_cluster_restored_over_this_one_ends_the_lease(watching: Watching) -> None:
-    await watching.watch.look()
+    await watching.watch.check()
     bucket_marker.create_generation(watching.bucket, generation(2, OTHER))
     with pytest.raises(errors.SupersededError):
-        await watching.watch.look()
+        await watching.watch.check()
     with pytest.raises(errors.SupersededError, match="'after'"):
         watching.lease.require()
     watching.bucket.is_away = True
@@ -159,22 +159,22 @@ async def test_a_restored_cluster_waits_until_no_other_lease_can_be_held(
     watching: Watching,
 ) -> None:
     old, new = watching, Watching(watching.bucket, watching.clock, OTHER)
-    await old.watch.look()
+    await old.watch.check()
     bucket_marker.create_generation(old.bucket, generation(2, OTHER))
     old.bucket.is_away = True
     old.clock.advance(2_000)
     old.bucket.is_away = False
     for _ in range(FENCE_WAIT_MS // 1_000):
         with pytest.raises(errors.FencePendingError):
-            await new.watch.look()
+            await new.watch.check()
         with pytest.raises(errors.FencePendingError):
             new.lease.require()
         old.clock.advance(1_000)
     assert not old.lease.is_held
-    await new.watch.look()
+    await new.watch.check()
     assert new.lease.left_ms == LEASE_MS
     another = Watching(old.bucket, ManualClock(0), OTHER)
-    await another.watch.look()
+    await another.watch.check()
     assert another.lease.is_held, "whoever has waited has done it for all"
 
 
@@ -182,13 +182,13 @@ async def test_a_restored_cluster_does_not_wait_again_for_the_bucket(watching: W
     new = Watching(watching.bucket, watching.clock, OTHER)
     bucket_marker.create_generation(watching.bucket, generation(2, OTHER))
     with pytest.raises(errors.FencePendingError):
-        await new.watch.look()
+        await new.watch.check()
     watching.clock.advance(FENCE_WAIT_MS)
     watching.bucket.is_away = True
     await new.fails()
     assert not new.lease.is_held
     watching.bucket.is_away = False
-    await new.watch.look()
+    await new.watch.check()
     assert new.lease.is_held
 
 
@@ -196,11 +196,11 @@ async def test_a_wait_for_one_generation_does_not_count_for_the_next(watching: W
     new = Watching(watching.bucket, watching.clock, OTHER)
     bucket_marker.create_generation(watching.bucket, generation(2, OTHER))
     with pytest.raises(errors.FencePendingError):
-        await new.watch.look()
+        await new.watch.check()
     watching.clock.advance(FENCE_WAIT_MS)
     bucket_marker.create_generation(watching.bucket, generation(3, OTHER))
     with pytest.raises(errors.FencePendingError):
-        await new.watch.look()
+        await new.watch.check()
     assert not new.lease.is_held
 
 

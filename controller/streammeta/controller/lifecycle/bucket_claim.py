@@ -301,7 +301,7 @@ class BucketClaims(LeaderTask[_Term]):
         )
         term.is_marked = True
         if not self._controller.lease.is_held:
-            self._watch.look_soon()  # the previous check may have found no marker yet
+            self._watch.check_soon()  # the previous check may have found no marker yet
         _log.info("bucket_checked", namespace=self._namespace, cluster_uuid=answer.cluster_uuid)
 
     async def _look(self, term: _Term) -> None:
@@ -312,7 +312,7 @@ class BucketClaims(LeaderTask[_Term]):
         """
         try:
             with contextlib.suppress(FencePendingError):  # ids are claimed before the first lease
-                await self._watch.look()
+                await self._watch.check()
         finally:
             self._require(term)
 

@@ -76,7 +76,7 @@ class MarkerWatch:
         self.undecided: tuple[tuple[int, int], ...] = ()
         """Ids that the newest successful check found undecided, as (first, below)."""
 
-    def look_soon(self) -> None:
+    def check_soon(self) -> None:
         """Check immediately: there may be a marker now, or this controller has begun to lead."""
         # The wait for the predecessors may end any moment, and failures are repeated at the task's
         # interval.
@@ -93,7 +93,7 @@ class MarkerWatch:
                 async with asyncio.timeout(self._interval_ms / 1000):
                     await self._is_wanted.wait()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Check once for the cluster's UUID in the metadata. Nothing is renewed without a marker.
 
         Raises:
@@ -130,7 +130,7 @@ class MarkerWatch:
         # From the start of the check, so that a slow bucket does not stretch the interval.
         self._due_ms = began_ms + RECHECK_MS
         try:
-            await self.look()
+            await self.check()
         except FencePendingError as error:
             self._due_ms = 0
             self._log_failure(error)
