@@ -175,7 +175,7 @@ def test_waits_between_retries_are_jittered() -> None:
 
     def waits(seed: int) -> list[float]:
         router = LeaderRouter(["a:1"], random.Random(seed))
-        return [router.failed("a:1", FailureKind.NOT_NOW, n).wait for n in range(1, 9)]
+        return [router.record_failure("a:1", FailureKind.NOT_NOW, n).wait for n in range(1, 9)]
 
     assert waits(1) != waits(2)
     assert all(wait > 0 for wait in waits(1))

@@ -29,45 +29,53 @@ def router(endpoints: list[str] | None = None, seed: int = 1) -> LeaderRouter:
 def test_hint_is_followed_at_once_and_remembered() -> None:
     r = router()
     start = r.first()
-    step = r.failed(start, FailureKind.NOT_LEADER, 1, LeaderHint("z:9", 5))
+    step = r.record_failure(start, FailureKind.NOT_LEADER, 1, LeaderHint("z:9", 5))
     assert (step.endpoint, step.wait) == ("z:9", 0.0)
-    r.answered("z:9")
+    r.record_answer("z:9")
     assert r.first() == "z:9"
 
 
 def test_hint_to_a_dead_leader_is_ignored_until_the_epoch_grows() -> None:
     r = router()
-    r.failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 5))
-    assert r.failed("b:1", FailureKind.UNREACHABLE, 2).endpoint == "c:1"
-    assert r.failed("c:1", FailureKind.NOT_LEADER, 3, LeaderHint("b:1", 5)).endpoint == "a:1"
-    assert r.failed("a:1", FailureKind.NOT_LEADER, 4, LeaderHint("b:1", 6)).endpoint == "b:1"
+    r.record_failure("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 5))
+    assert r.record_failure("b:1", FailureKind.UNREACHABLE, 2).endpoint == "c:1"
+    assert (
+        r.record_failure("c:1", FailureKind.NOT_LEADER, 3, LeaderHint("b:1", 5)).endpoint == "a:1"
+    )
+    assert (
+        r.record_failure("a:1", FailureKind.NOT_LEADER, 4, LeaderHint("b:1", 6)).endpoint == "b:1"
+    )
 
 
 def test_hint_of_an_older_epoch_is_ignored() -> None:
     r = router()
-    r.failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 5))
-    r.answered("b:1")
-    r.failed("b:1", FailureKind.OUTCOME_UNKNOWN, 1)
-    assert r.failed("c:1", FailureKind.NOT_LEADER, 2, LeaderHint("b:1", 4)).endpoint == "a:1"
+    r.record_failure("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 5))
+    r.record_answer("b:1")
+    r.record_failure("b:1", FailureKind.OUTCOME_UNKNOWN, 1)
+    assert (
+        r.record_failure("c:1", FailureKind.NOT_LEADER, 2, LeaderHint("b:1", 4)).endpoint == "a:1"
+    )
 
 
 def test_hint_to_the_endpoint_that_gave_it_is_ignored() -> None:
-    step = router().failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("a:1", 5))
+    step = router().record_failure("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("a:1", 5))
     assert step.endpoint == "b:1"
     assert step.wait > 0
 
 
 def test_a_restarted_leader_is_trusted_again_once_it_answers() -> None:
     r = router()
-    r.failed("b:1", FailureKind.UNREACHABLE, 1)
-    r.answered("b:1")
-    assert r.failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 0)).endpoint == "b:1"
+    r.record_failure("b:1", FailureKind.UNREACHABLE, 1)
+    r.record_answer("b:1")
+    assert (
+        r.record_failure("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 0)).endpoint == "b:1"
+    )
 
 
 def test_leader_found_by_another_call_is_used_at_once() -> None:
     r = router()
-    r.answered("c:1")
-    step = r.failed("a:1", FailureKind.UNREACHABLE, 1)
+    r.record_answer("c:1")
+    step = r.record_failure("a:1", FailureKind.UNREACHABLE, 1)
     assert (step.endpoint, step.wait) == ("c:1", 0.0)
 
 
@@ -76,7 +84,7 @@ def test_dead_endpoints_are_tried_one_after_the_other_before_any_wait() -> None:
     at, seen, waits = r.first(), [], []
     for failures in range(1, 4):
         seen.append(at)
-        step = r.failed(at, FailureKind.UNREACHABLE, failures)
+        step = r.record_failure(at, FailureKind.UNREACHABLE, failures)
         at = step.endpoint
         waits.append(step.wait)
     assert sorted(seen) == ABC
@@ -87,11 +95,11 @@ def test_dead_endpoints_are_tried_one_after_the_other_before_any_wait() -> None:
 def asked_after_a_hang(rounds: int) -> list[str]:
     """Endpoints that a call asks after a:1 hung, while the others know no leader."""
     r = router()
-    r.answered("a:1")
-    at, asked = r.failed("a:1", FailureKind.TIMED_OUT, 1).endpoint, []
+    r.record_answer("a:1")
+    at, asked = r.record_failure("a:1", FailureKind.TIMED_OUT, 1).endpoint, []
     for failures in range(2, 2 + rounds * len(ABC)):
         asked.append(at)
-        at = r.failed(at, FailureKind.NOT_LEADER, failures, LeaderHint("a:1", 0)).endpoint
+        at = r.record_failure(at, FailureKind.NOT_LEADER, failures, LeaderHint("a:1", 0)).endpoint
     return asked
 
 
@@ -122,7 +130,7 @@ def test_waits_are_bounded_and_free_steps_are_few(
     at = r.first()
     for failures, (failure, raw) in enumerate(steps, start=1):
         hint = None if raw is None else LeaderHint(f"h{raw[0]}:1", raw[1])
-        step = r.failed(at, failure, failures, hint)
+        step = r.record_failure(at, failure, failures, hint)
         assert step.endpoint
         assert 0.0 <= step.wait <= REFUSAL_BACKOFF.longest
         assert step.wait > 0 or failures <= len(r.known) <= size + LEARNED_MAX
@@ -137,30 +145,33 @@ def test_useless_endpoints_are_refused(endpoints: list[str]) -> None:
 
 def test_a_leader_that_can_take_nothing_now_is_asked_again_after_growing_waits() -> None:
     r = router()
-    r.answered("b:1")
+    r.record_answer("b:1")
     waits = []
     for failures in range(1, LOOK_ROUND):
-        step = r.failed("b:1", FailureKind.NOT_NOW, failures)
+        step = r.record_failure("b:1", FailureKind.NOT_NOW, failures)
         assert step.endpoint == "b:1"
         waits.append(step.wait)
     assert min(waits) > 0
     assert r.leader == "b:1", "it leads all the same"
-    late = [r.failed("b:1", FailureKind.NOT_NOW, LOOK_ROUND * n + 1).wait for n in range(2, 40)]
+    late = [
+        r.record_failure("b:1", FailureKind.NOT_NOW, LOOK_ROUND * n + 1).wait for n in range(2, 40)
+    ]
     assert min(late) >= 0.5, "the waits have grown to what bounds the rate"
 
 
 def test_one_that_goes_on_refusing_does_not_hide_the_next_leader() -> None:
     """It may not have heard that it leads no more."""
     r = router()
-    r.answered("b:1")
-    step = r.failed("b:1", FailureKind.NOT_NOW, LOOK_ROUND)
+    r.record_answer("b:1")
+    step = r.record_failure("b:1", FailureKind.NOT_NOW, LOOK_ROUND)
     assert step.endpoint != "b:1"
     assert step.wait > 0
     assert (
-        r.failed(step.endpoint, FailureKind.NOT_LEADER, 5, LeaderHint("z:9", 9)).endpoint == "z:9"
+        r.record_failure(step.endpoint, FailureKind.NOT_LEADER, 5, LeaderHint("z:9", 9)).endpoint
+        == "z:9"
     )
-    r.answered("z:9")
-    assert r.failed("b:1", FailureKind.NOT_NOW, 1).endpoint == "z:9"
+    r.record_answer("z:9")
+    assert r.record_failure("b:1", FailureKind.NOT_NOW, 1).endpoint == "z:9"
 
 
 GONE = RpcFailure(grpc.StatusCode.UNAVAILABLE, "connection refused")
@@ -171,10 +182,10 @@ def test_a_search_follows_the_hint_in_a_refusal_and_forgets_once_it_is_answered(
     asked = search.endpoint
     hint = {"leader_endpoint": "z:9", "epoch": "5"}
     refused = RpcFailure(grpc.StatusCode.UNAVAILABLE, "not here", Reason.NOT_LEADER, hint)
-    assert search.failed(refused) == 0.0
+    assert search.record_failure(refused) == 0.0
     assert search.endpoint == "z:9"
     assert search.failures == {"z:9": "no answer yet", asked: "UNAVAILABLE not here"}
-    search.answered()
+    search.record_answer()
     assert search.failures == {"z:9": "no answer yet"}
 
 
@@ -191,7 +202,7 @@ def test_a_search_follows_the_hint_in_a_refusal_and_forgets_once_it_is_answered(
 )
 def test_a_search_gives_up_what_would_fail_again(failure: RpcFailure) -> None:
     search = LeaderSearch(router())
-    assert search.failed(failure) is None
+    assert search.record_failure(failure) is None
     assert not search.tried
 
 
@@ -200,21 +211,21 @@ def test_a_search_waits_as_long_as_a_controller_says(asked_s: float, waited_s: f
     search = LeaderSearch(router())
     exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
     rate = RpcFailure(exhausted, "too much", Reason.QUOTA_EXCEEDED, retry_after_s=asked_s)
-    assert search.failed(rate) == waited_s
+    assert search.record_failure(rate) == waited_s
     assert search.refusal == Reason.QUOTA_EXCEEDED
     count = RpcFailure(exhausted, "too many", Reason.QUOTA_EXCEEDED)
-    assert search.failed(count) is None, "waiting makes no room"
+    assert search.record_failure(count) is None, "waiting makes no room"
 
 
 def test_a_search_ends_at_a_failure_that_its_caller_does_not_repeat() -> None:
     search = LeaderSearch(router(), {FailureKind.UNREACHABLE})
-    assert search.failed(GONE) is not None
+    assert search.record_failure(GONE) is not None
     busy = RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", Reason.BUSY)
-    assert search.failed(busy) is None
+    assert search.record_failure(busy) is None
 
 
 def test_a_search_is_unreachable_once_every_endpoint_was_out_of_reach() -> None:
     search = LeaderSearch(router())
     for left in (2, 1, 0):
-        search.failed(GONE)
+        search.record_failure(GONE)
         assert search.is_unreachable == (left == 0)

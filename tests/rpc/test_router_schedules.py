@@ -70,21 +70,21 @@ class World:
         """Return the step after an attempt that may end in any way; None if it is answered."""
         outcome = self.rng.random()
         if outcome < 0.25 and endpoint == self.leader:
-            self.router.answered(endpoint)
+            self.router.record_answer(endpoint)
             return None
         if outcome < 0.45:
             self.clock.now += ATTEMPT_S
-            return self.router.failed(endpoint, FailureKind.TIMED_OUT, failures)
+            return self.router.record_failure(endpoint, FailureKind.TIMED_OUT, failures)
         if outcome < 0.65:
-            return self.router.failed(endpoint, FailureKind.UNREACHABLE, failures)
+            return self.router.record_failure(endpoint, FailureKind.UNREACHABLE, failures)
         if outcome < 0.75:
             kind = self.rng.choice((FailureKind.OUTCOME_UNKNOWN, FailureKind.NOT_NOW))
-            return self.router.failed(endpoint, kind, failures)
+            return self.router.record_failure(endpoint, kind, failures)
         hint = self.believed.get(endpoint)
         if outcome < 0.8:
             wrong = self.rng.choice((*self.controllers, "elsewhere:1"))
             hint = LeaderHint(wrong, self.epoch + self.rng.randint(-3, 1))
-        return self.router.failed(endpoint, FailureKind.NOT_LEADER, failures, hint)
+        return self.router.record_failure(endpoint, FailureKind.NOT_LEADER, failures, hint)
 
     def storm(self, calls: int) -> None:
         """Make calls while anything may happen."""
@@ -111,16 +111,16 @@ class World:
         endpoint = self.router.first()
         for failures in range(1, 10 * ATTEMPTS_MAX):
             if endpoint == self.leader:
-                self.router.answered(endpoint)
+                self.router.record_answer(endpoint)
                 return failures
             if endpoint not in self.controllers:
-                step = self.router.failed(endpoint, FailureKind.UNREACHABLE, failures)
+                step = self.router.record_failure(endpoint, FailureKind.UNREACHABLE, failures)
             elif endpoint in deaf:
                 self.clock.now += ATTEMPT_S
-                step = self.router.failed(endpoint, FailureKind.TIMED_OUT, failures)
+                step = self.router.record_failure(endpoint, FailureKind.TIMED_OUT, failures)
             else:
                 hint = self.believed[endpoint]
-                step = self.router.failed(endpoint, FailureKind.NOT_LEADER, failures, hint)
+                step = self.router.record_failure(endpoint, FailureKind.NOT_LEADER, failures, hint)
             self.clock.now += step.wait
             endpoint = step.endpoint
         raise AssertionError(f"the leader {self.leader} is not found; the last asked is {endpoint}")
@@ -142,8 +142,8 @@ HINT = LeaderHint(LEADER, 5)
 def found_by_hint(clock: Clock) -> LeaderRouter:
     """Return a router that was given one controller and has found the leader by its hint."""
     router = LeaderRouter([GIVEN], random.Random(0), clock=clock)
-    assert router.failed(GIVEN, FailureKind.NOT_LEADER, 1, HINT).endpoint == LEADER
-    router.answered(LEADER)
+    assert router.record_failure(GIVEN, FailureKind.NOT_LEADER, 1, HINT).endpoint == LEADER
+    router.record_answer(LEADER)
     return router
 
 
@@ -151,20 +151,22 @@ def found_by_hint(clock: Clock) -> LeaderRouter:
 def test_a_leader_that_failed_once_is_followed_again_without_an_election(kind: FailureKind) -> None:
     clock = Clock()
     router = found_by_hint(clock)
-    router.failed(LEADER, kind, 1)
+    router.record_failure(LEADER, kind, 1)
     clock.now += SUSPICION_S
-    step = router.failed(GIVEN, FailureKind.NOT_LEADER, 1, HINT)
+    step = router.record_failure(GIVEN, FailureKind.NOT_LEADER, 1, HINT)
     assert (step.endpoint, step.wait) == (LEADER, 0.0)
 
 
 def test_a_suspect_is_probed_by_one_call_and_not_by_all() -> None:
     clock = Clock()
     router = found_by_hint(clock)
-    router.failed(LEADER, FailureKind.TIMED_OUT, 1)
+    router.record_failure(LEADER, FailureKind.TIMED_OUT, 1)
     clock.now += SUSPICION_S
-    asked = [router.failed(GIVEN, FailureKind.NOT_LEADER, 1, HINT).endpoint for _ in range(5)]
+    asked = [
+        router.record_failure(GIVEN, FailureKind.NOT_LEADER, 1, HINT).endpoint for _ in range(5)
+    ]
     assert asked == [LEADER, GIVEN, GIVEN, GIVEN, GIVEN]
-    router.answered(LEADER)
+    router.record_answer(LEADER)
     assert router.first() == LEADER
 
 
@@ -174,14 +176,14 @@ def test_learned_controllers_join_the_rotation() -> None:
     assert router.known == (GIVEN, "b:2", LEADER)
     asked = [router.first()]
     for failures in (1, 2):
-        asked.append(router.failed(asked[-1], FailureKind.UNREACHABLE, failures).endpoint)
+        asked.append(router.record_failure(asked[-1], FailureKind.UNREACHABLE, failures).endpoint)
     assert asked == [GIVEN, "b:2", LEADER]
 
 
 def test_a_new_list_replaces_the_learned_ones_and_keeps_the_given_and_the_leader() -> None:
     router = LeaderRouter([GIVEN], random.Random(0), clock=Clock())
     router.learn(["b:2", LEADER])
-    router.answered(LEADER)
+    router.record_answer(LEADER)
     router.learn(["d:4"])
     assert router.known == (GIVEN, "d:4", LEADER)
     router.learn([""])
@@ -191,7 +193,7 @@ def test_a_new_list_replaces_the_learned_ones_and_keeps_the_given_and_the_leader
 def test_hints_do_not_grow_the_rotation_without_a_bound() -> None:
     router = LeaderRouter([GIVEN], random.Random(0), clock=Clock())
     for number in range(10 * LEARNED_MAX):
-        router.failed(GIVEN, FailureKind.NOT_LEADER, 1, LeaderHint(f"x{number}:1", number))
+        router.record_failure(GIVEN, FailureKind.NOT_LEADER, 1, LeaderHint(f"x{number}:1", number))
     assert len(router.known) == 1 + LEARNED_MAX
     assert GIVEN in router.known
 
@@ -202,39 +204,45 @@ def test_two_controllers_that_name_each_other_do_not_hide_a_third() -> None:
     endpoint, asked = "a:1", []
     for failures in range(1, 1 + LOOK_ROUND_OF_HINTS):
         hint = LeaderHint(named[endpoint], 5)
-        endpoint = router.failed(endpoint, FailureKind.NOT_LEADER, failures, hint).endpoint
+        endpoint = router.record_failure(endpoint, FailureKind.NOT_LEADER, failures, hint).endpoint
         asked.append(endpoint)
     assert asked[-1] == "c:1"
 
 
 def test_a_stale_hint_does_not_replace_a_leader_that_answers() -> None:
     router = LeaderRouter(["a:1", "b:1", "c:1"], random.Random(0), "a:1", Clock())
-    router.failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 5))
-    router.answered("c:1")
-    assert router.failed("a:1", FailureKind.NOT_LEADER, 2, LeaderHint("b:1", 5)).endpoint == "c:1"
-    assert router.failed("a:1", FailureKind.NOT_LEADER, 2, LeaderHint("b:1", 6)).endpoint == "b:1"
+    router.record_failure("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 5))
+    router.record_answer("c:1")
+    assert (
+        router.record_failure("a:1", FailureKind.NOT_LEADER, 2, LeaderHint("b:1", 5)).endpoint
+        == "c:1"
+    )
+    assert (
+        router.record_failure("a:1", FailureKind.NOT_LEADER, 2, LeaderHint("b:1", 6)).endpoint
+        == "b:1"
+    )
 
 
 def test_the_first_epochs_of_a_restored_cluster_are_believed_after_a_while() -> None:
     clock = Clock()
     router = LeaderRouter([GIVEN], random.Random(0), clock=clock)
-    router.failed(GIVEN, FailureKind.NOT_LEADER, 1, LeaderHint("b:2", 70))
-    router.failed("b:2", FailureKind.UNREACHABLE, 2)
+    router.record_failure(GIVEN, FailureKind.NOT_LEADER, 1, LeaderHint("b:2", 70))
+    router.record_failure("b:2", FailureKind.UNREACHABLE, 2)
     hint = LeaderHint(LEADER, 1)
-    assert router.failed(GIVEN, FailureKind.NOT_LEADER, 1, hint).endpoint != LEADER
+    assert router.record_failure(GIVEN, FailureKind.NOT_LEADER, 1, hint).endpoint != LEADER
     clock.now += EPOCH_KEPT_S + 1
-    assert router.failed(GIVEN, FailureKind.NOT_LEADER, 1, hint).endpoint == LEADER
+    assert router.record_failure(GIVEN, FailureKind.NOT_LEADER, 1, hint).endpoint == LEADER
 
 
 def test_a_leader_that_hangs_is_left_although_no_caller_waits_for_a_whole_attempt() -> None:
     router = LeaderRouter(["a:1", "b:1"], random.Random(0), "a:1", Clock())
-    router.answered("a:1")
-    router.given_up("a:1", GIVEN_UP_S_MAX / 2)
+    router.record_answer("a:1")
+    router.record_timeout("a:1", GIVEN_UP_S_MAX / 2)
     assert router.first() == "a:1", "a caller in a hurry proves nothing"
-    router.answered("a:1")
-    router.given_up("a:1", GIVEN_UP_S_MAX / 2)
+    router.record_answer("a:1")
+    router.record_timeout("a:1", GIVEN_UP_S_MAX / 2)
     assert router.first() == "a:1", "there was an answer in between"
-    router.given_up("a:1", GIVEN_UP_S_MAX / 2)
+    router.record_timeout("a:1", GIVEN_UP_S_MAX / 2)
     assert router.first() == "b:1"
 
 
@@ -243,8 +251,8 @@ def test_the_silence_of_the_leader_counts_from_the_first_failure_to_the_next_ans
     router = found_by_hint(clock)
     assert router.silent_s == 0.0
     for _ in range(3):
-        router.missed()
+        router.record_miss()
         clock.now += 5.0
     assert router.silent_s == 15.0
-    router.answered(LEADER)
+    router.record_answer(LEADER)
     assert router.silent_s == 0.0

@@ -129,7 +129,7 @@ class BlockingClient:
             except grpc.RpcError as error:
                 failure = read_failure(error, over_tls=self._tls is not None)
                 # The router learns of every failure, also of one that ends this call.
-                wait = search.failed(failure)
+                wait = search.record_failure(failure)
                 # Jobs wait for a cluster that is down. People want to know at once.
                 is_given_up = search.is_unreachable and not self._waits_for_cluster
                 if wait is None or is_given_up or not self._time_left(timeout_s):
@@ -139,7 +139,7 @@ class BlockingClient:
                 # Never beyond the limit, so that the caller's timeout holds.
                 time.sleep(min(wait, self._time_left(timeout_s)))
             else:
-                search.answered()
+                search.record_answer()
                 return answer
 
     def _time_left(self, timeout_s: float) -> float:

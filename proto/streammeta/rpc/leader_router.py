@@ -216,7 +216,7 @@ class LeaderRouter:
         """Return where a new call starts: at the believed leader, or in the rotation."""
         return self._leader or self._next_in_rotation(self._turn, 1)
 
-    def answered(self, endpoint: str) -> None:
+    def record_answer(self, endpoint: str) -> None:
         """Record that `endpoint` answered as the leader."""
         self._leader = endpoint
         self._is_proven = True
@@ -231,12 +231,12 @@ class LeaderRouter:
         self._suspects.pop(endpoint, None)
         self._waited_s.pop(endpoint, None)
 
-    def missed(self) -> None:
+    def record_miss(self) -> None:
         """Record that a call to the leader has no answer yet."""
         if self._silent_since is None:
             self._silent_since = self._clock()
 
-    def given_up(self, endpoint: str, waited_s: float) -> None:
+    def record_timeout(self, endpoint: str, waited_s: float) -> None:
         """Record that a caller waited `waited_s` seconds for `endpoint` and ran out of time.
 
         Callers with short timeouts never see an attempt time out. The sum of their waits without an
@@ -244,9 +244,9 @@ class LeaderRouter:
         """
         self._waited_s[endpoint] = self._waited_s.get(endpoint, 0.0) + waited_s
         if self._waited_s[endpoint] >= GIVEN_UP_S_MAX:
-            self.failed(endpoint, FailureKind.TIMED_OUT, 1)
+            self.record_failure(endpoint, FailureKind.TIMED_OUT, 1)
 
-    def failed(
+    def record_failure(
         self,
         endpoint: str,
         failure: FailureKind,
@@ -418,16 +418,16 @@ class LeaderSearch:
         seen = {endpoint: failure.text for endpoint, failure in self.tried.items()}
         return {self.endpoint: "no answer yet", **seen}
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """Record that `endpoint` answered as the leader. The search starts again."""
-        self._router.answered(self.endpoint)
+        self._router.record_answer(self.endpoint)
         self.restart()
 
-    def given_up(self, waited_s: float) -> None:
+    def record_timeout(self, waited_s: float) -> None:
         """Record that the caller waited `waited_s` seconds for `endpoint` and ran out of time."""
         if self._is_for_leader:
-            self._router.missed()
-        self._router.given_up(self.endpoint, waited_s)
+            self._router.record_miss()
+        self._router.record_timeout(self.endpoint, waited_s)
 
     def restart(self) -> None:
         """Forget all failures."""
@@ -435,7 +435,7 @@ class LeaderSearch:
         self.tried.clear()
         self.refusal = ""
 
-    def failed(self, failure: RpcFailure) -> float | None:
+    def record_failure(self, failure: RpcFailure) -> float | None:
         """Record that the attempt at `endpoint` failed, and choose the next one.
 
         Returns the wait before the next attempt, in seconds, None to stop because the same request
@@ -445,11 +445,13 @@ class LeaderSearch:
         if kind is None:
             return None
         if self._is_for_leader:
-            self._router.missed()
+            self._router.record_miss()
 
         self._failures += 1
         # The router learns of every failure, also of one that ends this search.
-        step = self._router.failed(self.endpoint, kind, self._failures, LeaderHint.of(failure))
+        step = self._router.record_failure(
+            self.endpoint, kind, self._failures, LeaderHint.of(failure)
+        )
         if kind not in self._repeats:
             return None
         if kind is FailureKind.NOT_NOW:

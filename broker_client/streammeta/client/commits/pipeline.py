@@ -201,7 +201,7 @@ class CommitPipeline(ClosedAtExit):
         except grpc.aio.AioRpcError as error:
             failure = self._client.failure(error)
 
-        wait = self._search.failed(failure)
+        wait = self._search.record_failure(failure)
         if wait is None:
             self._deliver(self._core.reject(rejection(_METHOD, failure)))
             return
@@ -231,7 +231,7 @@ class CommitPipeline(ClosedAtExit):
                     self._deliver(self._core.receive(data, loop.time()))
                     self._work.set()
                     self._set_timeout()
-                    self._search.answered()
+                    self._search.record_answer()
         finally:
             self._timeout = None
             sender.cancel()

@@ -419,7 +419,7 @@ class ControllerClient(ClosedAtExit):
                 answer = await self._send(search.endpoint, method, request)
             except asyncio.CancelledError:
                 # The router learns how long the endpoint was silent, even without an answer.
-                search.given_up(loop.time() - began)
+                search.record_timeout(loop.time() - began)
                 task = asyncio.current_task()
                 if self._is_closed and task is not None and not task.cancelling():
                     raise ClientClosedError(method.name) from None
@@ -427,13 +427,13 @@ class ControllerClient(ClosedAtExit):
 
             except grpc.aio.AioRpcError as error:
                 failure = self.failure(error)
-                wait = search.failed(failure)
+                wait = search.record_failure(failure)
                 if wait is None:
                     raise rejection(method.name, failure) from error
                 self.tally.count_failure(kind_of(failure))
             else:
                 if method.leader_only:
-                    search.answered()
+                    search.record_answer()
                 return answer
             await asyncio.sleep(wait)
 
