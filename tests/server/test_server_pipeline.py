@@ -337,7 +337,10 @@ class Rests:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.over = self.done = 0
-        over, answered = commit_rests.GroupCommitDelay.over, commit_rests.GroupCommitDelay.answered
+        over, answered = (
+            commit_rests.GroupCommitDelay.wait,
+            commit_rests.GroupCommitDelay.record_answer,
+        )
 
         async def counted(rests: commit_rests.GroupCommitDelay) -> None:
             self.asked += 1
@@ -348,9 +351,9 @@ class Rests:
             self.done += 1
             answered(rests, size)
 
-        monkeypatch.setattr(commit_rests.GroupCommitDelay, "answered", counted_answer)
+        monkeypatch.setattr(commit_rests.GroupCommitDelay, "record_answer", counted_answer)
         monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
-        monkeypatch.setattr(commit_rests.GroupCommitDelay, "over", counted)
+        monkeypatch.setattr(commit_rests.GroupCommitDelay, "wait", counted)
 
     async def begin(self, asked: int) -> None:
         """Wait until the last of so many batches rests."""

@@ -158,7 +158,7 @@ class _Ahead:
         self._undecided.append(data)
         if tracing.is_on():
             self._came.append(time.time_ns())
-        self._rests.arrived(len(data))
+        self._rests.record_arrival(len(data))
 
     def wake(self) -> None:
         """Resume the task that decides messages."""
@@ -185,7 +185,7 @@ class _Ahead:
         data = self._undecided.popleft()
         if self._came:
             self.came_ns = self._came.popleft()
-        self._rests.left(len(data))
+        self._rests.record_departure(len(data))
         return data
 
     def answered(self) -> None:
@@ -193,7 +193,7 @@ class _Ahead:
         size = self._sizes.popleft()
         self._bytes -= size
         self._memory.give_back(self._holder, size)
-        self._rests.answered(size)
+        self._rests.record_answer(size)
         self._fewer.set()
 
     def drop(self) -> None:
@@ -333,7 +333,7 @@ class CommitPipeline:
     async def _decide_all(self, ahead: _Ahead, taken: _Taken) -> None:
         try:
             while await ahead.wait():
-                await self._rests.over()
+                await self._rests.wait()
                 if not await self._decide_batch(ahead, taken):
                     return
                 await asyncio.sleep(0)
@@ -346,7 +346,7 @@ class CommitPipeline:
         A single message is replicated at once, since no other will join it.
         """
         refusal = await self._turn()
-        self._rests.began()
+        self._rests.start_batch()
         decided = await self._decide_waiting(ahead, refusal)
         if is_alone:
             self._controller.flush()

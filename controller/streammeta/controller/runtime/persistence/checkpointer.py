@@ -79,7 +79,7 @@ class CheckpointSchedule:
         self._not_before = now_ms
         self._is_requested = False
 
-    def committed(self, size: int) -> None:
+    def record_committed(self, size: int) -> None:
         """Count `size` bytes of committed payload."""
         self._bytes += size
 
@@ -88,17 +88,17 @@ class CheckpointSchedule:
         self._is_requested = True
         self._not_before = now_ms
 
-    def begun(self, now_ms: int) -> None:
+    def record_start(self, now_ms: int) -> None:
         """Reset the counts, because a checkpoint has begun or was loaded."""
         self._bytes = 0
         self._since = self._not_before = now_ms
         self._is_requested = False
 
-    def written(self, size: int) -> None:
+    def record_written(self, size: int) -> None:
         """Record the size in bytes of a completed or loaded checkpoint."""
         self._log_bytes = _log_bytes_after(size, self._limits.log_bytes)
 
-    def failed(self, now_ms: int) -> None:
+    def record_failure(self, now_ms: int) -> None:
         """Record that the checkpoint could not be written. It stays due after a pause."""
         self._is_requested = True
         self._not_before = now_ms + self._limits.retry_ms
@@ -240,16 +240,16 @@ class Checkpointer:
     def on_delivered(self, size: int) -> None:
         """Count `size` bytes of committed payload delivered to the state machine."""
         before = self._schedule.deadline()
-        self._schedule.committed(size)
+        self._schedule.record_committed(size)
         if self._schedule.deadline() != before:
             self._changed.set()  # rarely: most commits don't move the deadline
 
     def on_loaded(self, size: int) -> None:
         """Reset the schedule: a loaded snapshot of `size` bytes covers all counted bytes."""
         now = self._clock.monotonic_ms()
-        self._schedule.begun(now)
+        self._schedule.record_start(now)
         # Otherwise a restart would write a new checkpoint while it replays the log after this one.
-        self._schedule.written(size)
+        self._schedule.record_written(size)
         self.tally.note_newest(size, now)
         if self._asked:
             self._schedule.request(now)
@@ -322,7 +322,7 @@ class Checkpointer:
     async def _take_one(self) -> None:
         asked, self._asked = self._asked, []
         point = self._host.snapshot_point()
-        self._schedule.begun(self._clock.monotonic_ms())
+        self._schedule.record_start(self._clock.monotonic_ms())
         if point.snapshot_id.end_offset == 0:
             _answer(
                 asked,
@@ -355,7 +355,7 @@ class Checkpointer:
         asked: list[asyncio.Future[SnapshotId]],
     ) -> None:
         _log.error("checkpoint_put_off", end_offset=point.snapshot_id.end_offset, reason=str(error))
-        self._schedule.failed(self._clock.monotonic_ms())
+        self._schedule.record_failure(self._clock.monotonic_ms())
         self.tally.put_off += 1
         _answer(asked, NoDiskSpaceError(f"no room for a checkpoint, free disk space: {error}"))
 
@@ -383,7 +383,7 @@ class Checkpointer:
         finally:
             self._attempt = None
 
-        self._schedule.written(writer.size)
+        self._schedule.record_written(writer.size)
         now = self._clock.monotonic_ms()
         self.tally.note_newest(writer.size, now)
         self.tally.times.add((now - started) / 1000)

@@ -33,7 +33,7 @@ class GroupCommitDelay:
         self._over: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
-    def arrived(self, size: int) -> None:
+    def record_arrival(self, size: int) -> None:
         """Record a message that waits to be decided."""
         if self._unanswered:
             # An unanswered message is in flight, so messages do not come one at a time.
@@ -44,15 +44,15 @@ class GroupCommitDelay:
         if self._over is not None and self._is_enough():
             self._end()
 
-    def left(self, size: int) -> None:
+    def record_departure(self, size: int) -> None:
         """Record that a message no longer waits: it is decided, or its caller has disconnected."""
         self._waiting -= size
 
-    def answered(self, size: int) -> None:
+    def record_answer(self, size: int) -> None:
         """Record that a message is answered, or that its caller has disconnected."""
         self._unanswered -= size
 
-    def began(self) -> None:
+    def start_batch(self) -> None:
         """Record that a batch begins with the waiting messages."""
         self._began_at = asyncio.get_running_loop().time()
         self._most = self._unanswered
@@ -64,7 +64,7 @@ class GroupCommitDelay:
         # Two batches in a row must be free of overlap before a message counts as alone.
         return not (self._is_crowded or self._was_crowded)
 
-    async def over(self) -> None:
+    async def wait(self) -> None:
         """Return once a batch with the waiting messages may begin, within `REST_S`."""
         if self.is_alone or self._is_enough():
             return

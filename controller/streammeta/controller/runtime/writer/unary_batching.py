@@ -68,13 +68,13 @@ class CommitBatcher:
             return await self._write_alone(request, held_to)
         call = _Call(request, held_to, asyncio.get_running_loop().create_future())
         self._calls.append(call)
-        self._rests.arrived(_CALL_BYTES)
+        self._rests.record_arrival(_CALL_BYTES)
         if self._deciding is None:
             self._deciding = asyncio.create_task(self._decide_all())
         try:
             return await call.answered
         finally:
-            self._rests.answered(_CALL_BYTES)
+            self._rests.record_answer(_CALL_BYTES)
 
     def _is_alone(self) -> bool:
         """Whether no other call waits, is in flight, or is likely to arrive at the same time."""
@@ -114,13 +114,13 @@ class CommitBatcher:
         """
         with contextlib.suppress(OutcomeUnknownError):  # the next decision sees the new state
             await self._controller.settled()
-        await self._rests.over()
+        await self._rests.wait()
         await self._controller.turn()
-        self._rests.began()
+        self._rests.start_batch()
 
     def _fail_all(self, error: Exception) -> None:
         while self._calls:
-            self._rests.left(_CALL_BYTES)
+            self._rests.record_departure(_CALL_BYTES)
             self._calls.popleft().fail(error)
 
     def _decide_waiting(self) -> None:
@@ -140,7 +140,7 @@ class CommitBatcher:
             else:
                 left.append(call)
 
-        self._rests.left(_CALL_BYTES * (len(self._calls) - len(left)))
+        self._rests.record_departure(_CALL_BYTES * (len(self._calls) - len(left)))
         self._calls = left
         self._came_together = sum(map(len, taken.values()))
         for speaker, calls in taken.items():
