@@ -45,13 +45,13 @@ class Answering(grpc.GenericRpcHandler):
 def failures(monkeypatch: pytest.MonkeyPatch) -> list[FailureKind]:
     """Give the failures that the client's calls are repeated for."""
     seen: list[FailureKind] = []
-    failed = LeaderRouter.failed
+    failed = LeaderRouter.record_failure
 
     def noting(router: LeaderRouter, endpoint: str, kind: FailureKind, *more: Any) -> Any:
         seen.append(kind)
         return failed(router, endpoint, kind, *more)
 
-    monkeypatch.setattr(LeaderRouter, "failed", noting)
+    monkeypatch.setattr(LeaderRouter, "record_failure", noting)
     return seen
 
 
