@@ -74,6 +74,20 @@ async def test_a_stream_is_found_by_time_and_trimmed(client: StreamClient) -> No
     assert [record.payload async for record in stream] == [b"20"]
 
 
+async def test_streams_are_found_by_their_tags(client: StreamClient) -> None:
+    first = await client.create_stream(topic="bills", zone="a")
+    second = await client.create_stream({"topic": "bills", "zone": "b"})
+    found = await client.find_streams(topic="bills")
+    assert [(stream.id, stream.tags["zone"]) for stream in found] == [
+        (first.id, "a"),
+        (second.id, "b"),
+    ]
+    (only,) = await client.find_streams({"topic": "bills"}, zone="b")
+    assert await only.append(b"0") == 0  # a handle of a stream that is open here
+    with pytest.raises(errors.InvalidRequestError, match="tags"):
+        await client.find_streams()
+
+
 async def test_singular_calls_raise_where_batches_return_outcomes(client: StreamClient) -> None:
     missing = 10**6
     with pytest.raises(errors.StreamNotFoundError):

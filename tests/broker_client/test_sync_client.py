@@ -51,6 +51,7 @@ def test_streams_are_written_read_followed_and_deleted(client: sync.StreamClient
         assert stream.trim(2) == 2
         assert stream.describe().start_offset == 2
     assert stream.epoch is None
+    assert [found.id for found in client.find_streams(topic="orders")] == [stream.id]
     again = client.open_stream(stream.id)
     again.delete()
     with pytest.raises(errors.StreamNotFoundError):

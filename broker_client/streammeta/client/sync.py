@@ -296,6 +296,11 @@ class StreamClient(_Facade[stream_client.StreamClient]):
         """Create a stream with these tags and open it: `create_stream(topic="orders")`."""
         return Stream(self._loop, self._loop.run(self._part.create_stream(tags, **more)))
 
+    def find_streams(self, tags: Tags | None = None, /, **more: str) -> list[Stream]:
+        """Return the streams that have all of these tags, by id: `find_streams(topic="orders")`."""
+        found = self._loop.run(self._part.find_streams(tags, **more))
+        return [Stream(self._loop, stream) for stream in found]
+
     def open_stream(self, stream_id: int) -> Stream:
         """Open a stream for this node, under its next epoch, and accept appends to it."""
         return Stream(self._loop, self._loop.run(self._part.open_stream(stream_id)))

@@ -237,6 +237,11 @@ class StreamClient(StreamsById):
 
     # -- streams
 
+    async def find_streams(self, tags: Tags | None = None, /, **more: str) -> list[Stream]:
+        """Return the streams that have all of these tags, by id: `find_streams(topic="orders")`."""
+        found = self.controllers.find_streams({**(tags or {}), **more})
+        return [Stream(self, stream.stream_id, stream.tags) async for stream in found]
+
     async def create_stream(self, tags: Tags | None = None, /, **more: str) -> Stream:
         """Create a stream with these tags and open it: `create_stream(topic="orders")`."""
         all_tags = {**(tags or {}), **more}
