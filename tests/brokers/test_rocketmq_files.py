@@ -16,7 +16,6 @@ from streammeta.brokers.rocketmq.formats.message import (
     Message,
     decode_message,
     encode_message,
-    iterate_messages,
     store_timestamp_of,
 )
 from streammeta.brokers.rocketmq.formats.metadata import MetadataTable
@@ -100,9 +99,6 @@ def test_a_message_that_is_cut_anywhere_is_refused_with_its_place() -> None:
             decode_message(data[:size])
     with pytest.raises(PayloadError, match="magic"):
         decode_message(data[:4] + bytes(4) + data[8:])
-    assert list(iterate_messages(data * 2)) == [(0, len(data)), (len(data), len(data))]
-    with pytest.raises(PayloadError):
-        list(iterate_messages(data + b"garbage that is no message"))
 
 
 def test_fields_that_do_not_fit_are_refused_by_name() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -265,26 +265,6 @@ def is_message(data: bytes, at: int, size: int) -> bool:
         return False
     found, magic = struct.unpack_from(">iI", data, at)
     return found == size and magic in (Magic.V1, Magic.V2)
-
-
-def iterate_messages(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and size of consecutive messages, without codas.
-
-    Raises:
-        PayloadError: neither a message nor a coda follows.
-    """
-    at = 0
-    while at < len(data):
-        # Codas of sealed segments may lie between messages.
-        if is_coda(data, at):
-            at += CODA_SIZE
-            continue
-        size = int.from_bytes(data[at : at + 4], "big")
-        if not is_message(data, at, size):
-            raise PayloadError(at, "message", data[at : at + 8].hex(), "size and magic")
-
-        yield at, size
-        at += size
 
 
 def java_hash(text: str) -> int:

@@ -5,7 +5,7 @@ field's name in `proto/`, one over a limit `LimitExceededError`. Neither changes
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -51,6 +51,10 @@ NAME_BYTES_MAX = 512
 WAL_CONFIG_BYTES_MAX = 16_384
 PROCESS_ID_BYTES_MAX = 64
 _ID_DIGITS_MAX = len(str(INT64_MAX))
+
+_Stream: TypeAlias = (
+    requests.StreamToOpen | requests.StreamToClose | requests.StreamToTrim | requests.StreamToDelete
+)
 
 
 def validate(request: requests.WriteRequest | requests.ReadRequest) -> None:
@@ -135,30 +139,12 @@ def _check_create_streams(request: requests.CreateStreams) -> None:
         _check_tags(f"streams[{index}].tags", stream.tags)
 
 
-def _check_streams(
-    node: NodeIdentity,
-    streams: Sequence[
-        requests.StreamToOpen
-        | requests.StreamToClose
-        | requests.StreamToTrim
-        | requests.StreamToDelete
-    ],
-    epoch_min: int,
-) -> None:
+def _check_streams(node: NodeIdentity, streams: Sequence[_Stream], epoch_min: int) -> None:
     check_node(node)
     _check_stream_ids("streams", streams, epoch_min)
 
 
-def _check_stream_ids(
-    field: str,
-    streams: Sequence[
-        requests.StreamToOpen
-        | requests.StreamToClose
-        | requests.StreamToTrim
-        | requests.StreamToDelete
-    ],
-    epoch_min: int,
-) -> None:
+def _check_stream_ids(field: str, streams: Sequence[_Stream], epoch_min: int) -> None:
     for index, stream in enumerate(streams):
         if not 0 <= stream.stream_id <= INT64_MAX:
             raise fail(f"{field}[{index}].stream_id", stream.stream_id, ">= 0")
