@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import structlog
 
-from streammeta.controller.grpc_server.call_core import CallCore, CallRefusedError
+from streammeta.controller.grpc_server.call_core import OK, CallCore, CallRefusedError
 from streammeta.controller.grpc_server.frames import ErrorCode
 from streammeta.controller.grpc_server.headers import ANSWER_HEAD, Head, Metadata, metadata_block
 from streammeta.controller.grpc_server.http2_connection import Session
@@ -188,8 +188,8 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
     def start(self) -> None:
         """Let the handler run."""
         if not self._core.is_over:
-            if not self.method.request_streaming and (held := self._core.release()):
-                self._connection.hold(-held)
+            if self._core.held and not self.method.request_streaming:
+                self._connection.hold(-self._core.release())
             self._task = self._connection.loop.create_task(self._run())
 
     async def _run(self) -> None:
@@ -237,7 +237,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         serialize = self.method.serialize
         data: bytes = answer if serialize is None else serialize(answer)
         core = self._core
-        if core.code is grpc.StatusCode.OK and not core.has_ended:
+        if core.code is OK and not core.has_ended:
             if len(data) > self._limits.answer_bytes:
                 self._refuse_answer(len(data))
                 return

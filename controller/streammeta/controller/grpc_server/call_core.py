@@ -27,6 +27,9 @@ from streammeta.controller.grpc_server.messages import (
 )
 from streammeta.controller.grpc_server.refusals import over_limit
 
+# Each look-up in the enum costs as much as a call.
+OK = grpc.StatusCode.OK
+
 
 class CallRefusedError(Exception):
     """The request breaks a rule. The arguments are the code, details and trailers of the status."""
@@ -74,14 +77,11 @@ class CallCore:
         self._encoding = encoding
         self._request_streaming = request_streaming
         self._reader = MessageReader(limits.request_bytes)
-        self._kept = 0
-        self._consumed = 0
+        self._kept = self._consumed = self.held = 0
         self._granted = limits.lookahead_bytes
-        self._has_head = False
+        self._has_head = self.is_begun = False
         self.messages: deque[bytes] = deque()
         """Complete messages that the handler has not taken."""
-        self.held = 0
-        self.is_begun = False
         self.has_status = False
         """Whether the status is sent, or the call ended without one."""
         self.is_over = False
@@ -90,7 +90,7 @@ class CallCore:
         """Whether nothing more may be sent: it has the status, or is over."""
         self.is_given_up = False
         """Whether the client ended the call before its status."""
-        self.code, self.details = grpc.StatusCode.OK, ""
+        self.code, self.details = OK, ""
         self.trailing: Metadata = ()
 
     # -- the request
@@ -190,8 +190,9 @@ class CallCore:
         """End the call with a status. Return the block of headers that says so."""
         assert not self.has_ended, "a call ends twice"
         self.has_status = self.has_ended = True
-        self.code, self.details = code, details
-        if code is grpc.StatusCode.OK and not details and not trailing:
+        self.code = code
+        self.details = details
+        if code is OK and not details and not trailing:
             block = STATUS_OK
         else:
             block = status(int(code.value[0]), details, trailing)
