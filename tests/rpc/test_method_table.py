@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 
+from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.rpc.services.contract import service_handler
+from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.contract import SERVICES
 from streammeta.rpc.method_facts import (
     Access,
@@ -94,6 +97,17 @@ def test_a_method_without_a_row_fails() -> None:
 def test_a_row_without_a_method_fails() -> None:
     with pytest.raises(ValueError, match=NEW):
         complete({**METHODS, NEW: MethodFacts(**new_facts())}, SERVICES.values())
+
+
+def test_a_method_without_a_handler_fails_at_the_start() -> None:
+    with pytest.raises(ValueError, match="CopyKeys"):
+        service_handler(new_service(), CallPipeline(Authenticator("test")), {})
+
+
+def test_a_service_may_leave_out_methods_that_are_named() -> None:
+    entrance = CallPipeline(Authenticator("test"))
+    handler = service_handler(new_service(), entrance, {}, unserved=["CopyKeys"])
+    assert handler.service_name() == "example.v1.CopyService"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,12 @@ async def scene() -> AsyncIterator[Scene]:
     assert (await committed(log, controller.write(prepare))).answer.first_object_id == 0
     handle = CommitPipeline(controller, READ_AHEAD).handle
     services = service_handler(
-        SERVICE, CallPipeline(Authenticator("test")), {}, {}, {"CommitPipeline": handle}
+        SERVICE,
+        CallPipeline(Authenticator("test")),
+        {},
+        {},
+        {"CommitPipeline": handle},
+        unserved=[method.name for method in SERVICE.methods],
     )
     async with served(services) as endpoint, client_channel(endpoint) as channel:
         call: Any = channel.stream_stream(PATH)()

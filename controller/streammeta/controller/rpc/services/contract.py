@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Any, cast
 
 import grpc
@@ -79,12 +79,25 @@ def service_handler(
     unary: Mapping[str, UnaryHandler],
     streams: Mapping[str, StreamHandler] | None = None,
     pipelines: Mapping[str, PipelineHandler] | None = None,
+    *,
+    unserved: Collection[str] = (),
 ) -> grpc.GenericRpcHandler:
     """Return a handler for a service. `unary`, `streams` and `pipelines` are by method name.
 
-    Every call passes the `entrance` before its request is parsed.
+    Every call passes the `entrance` before its request is parsed. Calls of the methods `unserved`
+    end with UNIMPLEMENTED.
+
+    Raises:
+        ValueError: a method of the service has no handler and is not named in `unserved`.
     """
     streams, pipelines = streams or {}, pipelines or {}
+    names = {method.name for method in service.methods}
+    # A forgotten handler fails here, at the start, and not only when the method is called.
+    if missing := names - {*unary, *streams, *pipelines, *unserved}:
+        raise ValueError(
+            f"methods of {service.full_name} without a handler: {', '.join(sorted(missing))}"
+        )
+
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in service.methods:
         request_class = message_factory.GetMessageClass(method.input_type)

@@ -21,7 +21,14 @@ def health_handler(
     servicer: health.aio.HealthServicer, entrance: CallPipeline
 ) -> grpc.GenericRpcHandler:
     """Return a handler for the states that are set on `servicer`."""
-    return service_handler(_HEALTH, entrance, {"Check": servicer.Check}, {"Watch": servicer.Watch})
+    # Probes ask for one service by Check. No tool of ours lists them.
+    return service_handler(
+        _HEALTH,
+        entrance,
+        {"Check": servicer.Check},
+        {"Watch": servicer.Watch},
+        unserved=("List",),
+    )
 
 
 def reflection_handler(entrance: CallPipeline) -> grpc.GenericRpcHandler:
