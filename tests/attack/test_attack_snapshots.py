@@ -9,7 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.controller.rpc.services import contract as services
+from streammeta.controller.rpc.services import contract
 from streammeta.controller.rpc.services.snapshot_spool import CHECKED_EVERY_BYTES, SnapshotSpool
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
@@ -68,7 +68,7 @@ def names_in(folder: Path) -> list[str]:
 
 async def test_unread_snapshots_leave_no_names_and_are_few(rpcs: Rpcs, tmp_path: Path) -> None:
     await fill(rpcs, 10)
-    unread = [snapshot(rpcs.channel) for _ in range(services.SNAPSHOTS_MAX)]
+    unread = [snapshot(rpcs.channel) for _ in range(contract.SNAPSHOTS_MAX)]
     for call in unread:
         assert (await call.read()).total_bytes > 10 * _MIB
     refused = await refusal(snapshot(rpcs.channel))
@@ -98,14 +98,14 @@ async def test_a_principal_has_one_snapshot_under_way_and_another_has_its_own(
 async def test_a_reader_that_takes_nothing_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "SNAPSHOTS_MAX", 1)
+    monkeypatch.setattr(contract, "SNAPSHOTS_MAX", 1)
     async with serving(spool=SnapshotSpool(tmp_path)) as rpcs:
         await fill(rpcs, 10)
-        monkeypatch.setattr(services, "SNAPSHOT_S_MIN", 0.2)
-        monkeypatch.setattr(services, "SNAPSHOT_BYTES_PER_S_MIN", 1 << 40)
+        monkeypatch.setattr(contract, "SNAPSHOT_S_MIN", 0.2)
+        monkeypatch.setattr(contract, "SNAPSHOT_BYTES_PER_S_MIN", 1 << 40)
         call = snapshot(rpcs.channel)
         await call.read()
-        monkeypatch.setattr(services, "SNAPSHOT_S_MIN", 60.0)
+        monkeypatch.setattr(contract, "SNAPSHOT_S_MIN", 60.0)
         await served_again(rpcs)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await read_to_end(call)
@@ -144,6 +144,6 @@ def test_what_a_crash_has_left_is_removed_and_nothing_else(tmp_path: Path) -> No
 
 async def test_a_place_is_free_again_when_its_caller_has_gone(rpcs: Rpcs) -> None:
     await fill(rpcs, 3)
-    for _ in range(services.SNAPSHOTS_MAX + 2):
+    for _ in range(contract.SNAPSHOTS_MAX + 2):
         async for _ in snapshot(rpcs.channel):
             pass

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.backup.chains import newest_chain
 from streammeta.controller.backup.replaying import replay
-from streammeta.controller.lifecycle import backup_gate as backup_wait
+from streammeta.controller.lifecycle import backup_gate
 from streammeta.controller.lifecycle.backup_gate import BackupWait
 from streammeta.controller.lifecycle.deletion import LONG_WAIT_MS, Deletion
 from streammeta.controller.metadata.api.requests import CheckObjects
@@ -171,7 +171,7 @@ def states_in_backup(world: UploadWorld, ids: Sequence[int]) -> set[ObjectState]
 
 
 def test_objects_wait_each_for_an_end_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup_wait, "WAITING_MAX", 3)
+    monkeypatch.setattr(backup_gate, "WAITING_MAX", 3)
     end = 10
     wait = BackupWait(lambda: end)
     assert wait.release_covered([1, 2], metadata_end=11, now_ms=100, choose=at_most(9)) == []

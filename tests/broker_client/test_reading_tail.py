@@ -14,7 +14,7 @@ import pytest
 from streammeta.client import ReaderConfig, StreamTail, errors
 from streammeta.client.controllers.methods import GET_OBJECTS
 from streammeta.client.parts import StreamReader
-from streammeta.client.reading import metadata_follower as map_follower
+from streammeta.client.reading import metadata_follower
 from streammeta.storage.errors import (
     AccessDeniedError,
     StorageError,
@@ -84,7 +84,7 @@ async def test_idle_tails_ask_nothing_and_share_one_watch() -> None:
 
 async def test_more_streams_than_a_filter_takes_are_watched_without_one() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(map_follower, "MAX_FILTERED_STREAMS", 2)
+        patch.setattr(metadata_follower, "MAX_FILTERED_STREAMS", 2)
         async with tailing(streams=5) as (place, reader):
             tails = [reader.tail(each, 10) for each in range(5)]
             waiting = [asyncio.create_task(take(tail, 1)) for tail in tails]
@@ -264,8 +264,8 @@ async def test_changes_that_are_gone_everywhere_lose_nothing() -> None:
 async def test_a_watch_that_lags_behind_the_leader_is_given_up() -> None:
     """A controller that is cut off goes on saying that it has everything."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(map_follower, "_LAG_CHECK_S", 0.05)
-        patch.setattr(map_follower, "_LAG_ALLOWED_S", 0.3)
+        patch.setattr(metadata_follower, "_LAG_CHECK_S", 0.05)
+        patch.setattr(metadata_follower, "_LAG_ALLOWED_S", 0.3)
         async with tailing() as (place, reader):
             await take(reader.tail(0, 0), 10)
             await until(lambda: place.cluster.calls["Watch"] >= 1, "watch")

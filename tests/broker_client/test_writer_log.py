@@ -29,7 +29,7 @@ from streammeta.client.errors import WriteAheadLogBrokenError, WriteAheadLogFull
 from streammeta.client.parts import BrokerSession, StreamWriter
 from streammeta.client.wal.disk.config import LogConfig, LogIdentity
 from streammeta.client.wal.disk.log import WriteAheadLog
-from streammeta.client.writing import wal_acks as writer_log
+from streammeta.client.writing import wal_acks
 from streammeta.client.writing.batch import BatchUpload
 from streammeta.client.writing.uploader import Uploader
 from streammeta.storage.backoff import Backoff
@@ -296,7 +296,7 @@ async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
 async def test_a_store_that_fails_for_a_while_does_not_end_trimming(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(writer_log, "_PATIENCE", Patience(Backoff(0.001, 0.002)))
+    monkeypatch.setattr(wal_acks, "_PATIENCE", Patience(Backoff(0.001, 0.002)))
     log = FakeLog()
     async with writing(2, log=log, durability="wal", upload_bytes=1) as (b, writer):
         await b.steal(1)

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.client.compaction import sso_planning as set_object_planning
-from streammeta.client.compaction import sso_run as set_object_run
+from streammeta.client.compaction import sso_planning, sso_run
 from streammeta.client.compaction.report import CompactionReport, Figures
 from streammeta.client.compaction.sso_compactor import SetObjectCompactor
 from streammeta.client.errors import NodeEpochExpiredError
@@ -187,7 +186,7 @@ async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
 
 
 async def test_nothing_made_of_a_damaged_source_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_object_planning, "SET_ASIDE_S", 0.0)  # it is tried again at once
+    monkeypatch.setattr(sso_planning, "SET_ASIDE_S", 0.0)  # it is tried again at once
 
     world, ids = await world_of(5)
     key = key_for(ids[2], NAMESPACE)
@@ -241,7 +240,7 @@ async def test_a_group_that_meets_what_should_not_happen_does_not_stop_the_other
             raise error
         check_coverage(sources, outputs)
 
-    monkeypatch.setattr(set_object_run, "check_coverage", check_or_fail)
+    monkeypatch.setattr(sso_run, "check_coverage", check_or_fail)
     with compactor(world, NODE, Steps(), PAIRS) as made:
         report = await cycle(made, world)
         assert str(error) in report.failures[0]

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from scripts.benchmarks.http2 import request_headers
-from streammeta.controller.grpc_server import http2_connection as session
+from streammeta.controller.grpc_server import http2_connection
 from streammeta.controller.grpc_server.frames import ErrorCode, Flag, Kind, frame
 from streammeta.controller.grpc_server.headers import literal
 from streammeta.controller.grpc_server.limits import DEFAULT, Limits
@@ -261,7 +261,7 @@ async def test_calls_that_end_by_a_broken_message_count_as_resets(
     broken: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their handlers have begun, and are cancelled as if the client had reset the stream."""
-    monkeypatch.setattr(session, "RESETS", (5, 0.0))
+    monkeypatch.setattr(http2_connection, "RESETS", (5, 0.0))
     async with handling(Limits(request_bytes=100)) as (_, _, endpoint), Raw.to(endpoint) as raw:
         for stream_id in range(1, 21, 2):
             raw.say(opened("Take", stream_id))
@@ -275,7 +275,7 @@ async def test_requests_that_were_never_begun_are_refused_however_many_are_broke
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client that compresses learns from each refusal that it must not, and is not cut off."""
-    monkeypatch.setattr(session, "RESETS", (5, 0.0))
+    monkeypatch.setattr(http2_connection, "RESETS", (5, 0.0))
     async with serving() as (_, service, endpoint), Raw.to(endpoint) as raw:
         for stream_id in range(1, 41, 2):
             raw.say(opened("Echo", stream_id))

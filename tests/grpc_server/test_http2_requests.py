@@ -2,7 +2,7 @@
 
 import pytest
 
-from streammeta.controller.grpc_server import http2_connection as sessions
+from streammeta.controller.grpc_server import http2_connection
 from streammeta.controller.grpc_server.frames import ErrorCode, Flag, Kind, frame
 from streammeta.controller.grpc_server.headers import STATUS_OK
 from tests.grpc_server.session_client import (
@@ -109,7 +109,7 @@ def test_frames_are_passed_over_until_their_client_has_ended_the_stream(
 def test_only_the_newest_streams_that_ended_here_are_remembered(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "LEFT_OPEN_MAX", 2)
+    monkeypatch.setattr(http2_connection, "LEFT_OPEN_MAX", 2)
     for stream_id in (1, 3, 5):
         client.say(opened(stream_id))
         client.session.end(client.stream(stream_id), STATUS_OK)

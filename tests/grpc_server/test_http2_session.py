@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.controller.grpc_server import http2_connection as sessions
+from streammeta.controller.grpc_server import http2_connection
 from streammeta.controller.grpc_server.frames import (
     FRAME_BYTES_MAX,
     PREFACE,
@@ -193,10 +193,10 @@ def test_no_more_is_given_out_than_a_burst_until_the_transport_takes_more(client
 def test_data_of_all_streams_is_granted_anew_and_no_more_is_taken(client: Client) -> None:
     client.say(opened(1))
     stream = client.stream(1)
-    for _ in range(sessions.CONNECTION_WINDOW // 4 // WINDOW + 1):
+    for _ in range(http2_connection.CONNECTION_WINDOW // 4 // WINDOW + 1):
         client.say(frame(Kind.DATA, 0, 1, bytes(WINDOW)))
         client.session.grant(stream, WINDOW)
-    assert len(client.data[1]) > sessions.CONNECTION_WINDOW // 4
+    assert len(client.data[1]) > http2_connection.CONNECTION_WINDOW // 4
     client.session._granted = WINDOW - 1
     over = frame(Kind.DATA, 0, 1, bytes(WINDOW))
     assert refused(client, over) is ErrorCode.FLOW_CONTROL_ERROR
@@ -219,7 +219,7 @@ def test_the_window_of_the_connection_comes_back_whatever_becomes_of_its_data(
     stream, granted, sent = client.stream(1), 0, 0
     if not is_open:
         client.session.reset(stream, ErrorCode.CANCEL)
-    while sent < sessions.CONNECTION_WINDOW + sessions.CONNECTION_WINDOW // 2:
+    while sent < http2_connection.CONNECTION_WINDOW + http2_connection.CONNECTION_WINDOW // 2:
         size = WINDOW if is_open else FRAME_BYTES_MAX
         sent += size
         granted += granted_to(0, client.say(frame(Kind.DATA, 0, 1, bytes(size))))
@@ -227,7 +227,7 @@ def test_the_window_of_the_connection_comes_back_whatever_becomes_of_its_data(
         if is_open:
             client.session.grant(stream, WINDOW)
         client.data.clear()  # which is joined with all that came before
-    assert sent - sessions.CONNECTION_WINDOW // 4 <= granted <= sent
+    assert sent - http2_connection.CONNECTION_WINDOW // 4 <= granted <= sent
 
 
 def test_a_stream_has_no_more_than_was_granted_however_it_is_torn(client: Client) -> None:
@@ -254,7 +254,7 @@ def test_padding_is_granted_anew(client: Client) -> None:
 def test_streams_that_are_reset_at_once_are_waste(
     client: Client, made: Callable[[int], bytes]
 ) -> None:
-    most, _ = sessions.RESETS
+    most, _ = http2_connection.RESETS
     many = b"".join(made(2 * number + 1) for number in range(most + STREAMS_MAX + 1))
     with pytest.raises(Http2Error, match="too many"):
         client.say(many)
@@ -272,13 +272,13 @@ def test_headers_that_are_passed_over_take_the_work_of_many_frames(client: Clien
 @pytest.mark.parametrize(
     ("bound", "made"),
     [
-        (sessions.RESETS, lambda number: opened(2 * number + 1) + reset(2 * number + 1)),
-        (sessions.SETTINGS_CHANGES, lambda _: frame(Kind.SETTINGS, 0, 0)),
-        (sessions.WASTED_FRAMES, lambda _: frame(Kind.PRIORITY, 0, 1, bytes(5))),
-        (sessions.WASTED_FRAMES, lambda _: frame(200, 0, 0, b"new")),
-        (sessions.WASTED_FRAMES, lambda _: frame(Kind.SETTINGS, Flag.ACK, 0)),
-        (sessions.WASTED_FRAMES, lambda _: frame(Kind.PING, Flag.ACK, 0, bytes(8))),
-        (sessions.PINGS, lambda _: frame(Kind.PING, 0, 0, bytes(8))),
+        (http2_connection.RESETS, lambda number: opened(2 * number + 1) + reset(2 * number + 1)),
+        (http2_connection.SETTINGS_CHANGES, lambda _: frame(Kind.SETTINGS, 0, 0)),
+        (http2_connection.WASTED_FRAMES, lambda _: frame(Kind.PRIORITY, 0, 1, bytes(5))),
+        (http2_connection.WASTED_FRAMES, lambda _: frame(200, 0, 0, b"new")),
+        (http2_connection.WASTED_FRAMES, lambda _: frame(Kind.SETTINGS, Flag.ACK, 0)),
+        (http2_connection.WASTED_FRAMES, lambda _: frame(Kind.PING, Flag.ACK, 0, bytes(8))),
+        (http2_connection.PINGS, lambda _: frame(Kind.PING, 0, 0, bytes(8))),
     ],
     ids=[
         *("resets", "settings", "priorities", "unknown"),
@@ -302,7 +302,7 @@ def test_pings_by_which_a_client_measures_what_it_is_sent_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Go's clients send one for each piece of an answer, thousands a second on a short way."""
-    monkeypatch.setattr(sessions, "PINGS", (3, 0.0))
+    monkeypatch.setattr(http2_connection, "PINGS", (3, 0.0))
     client, ping = greeted(), frame(Kind.PING, 0, 0, bytes(8))
     client.say(opened(1), ping)
     for _ in range(20):
@@ -343,7 +343,7 @@ def test_streams_that_a_client_has_the_server_reset_count_as_its_own_resets(
     client: Client, made: Callable[[int], bytes]
 ) -> None:
     """Each begins work that is thrown away; found as MadeYouReset, CVE-2025-8671."""
-    most = sessions.RESETS[0]
+    most = http2_connection.RESETS[0]
     client.say(b"".join(made(number) for number in range(most // 2)))
     assert len(client.heads) == most // 2
     with pytest.raises(Http2Error) as raised:
@@ -354,7 +354,7 @@ def test_streams_that_a_client_has_the_server_reset_count_as_its_own_resets(
 def test_empty_data_is_waste(client: Client) -> None:
     client.say(opened(1))
     with pytest.raises(Http2Error):
-        client.say(frame(Kind.DATA, 0, 1) * (sessions.WASTED_FRAMES[0] + 1))
+        client.say(frame(Kind.DATA, 0, 1) * (http2_connection.WASTED_FRAMES[0] + 1))
 
 
 @pytest.mark.parametrize("size", [0, 1_024])
@@ -413,7 +413,7 @@ def test_an_end_is_announced_before_it_is_final(client: Client) -> None:
 
 def test_streams_after_the_last_one_are_waste(client: Client) -> None:
     client.session.take_no_more()
-    late = range(1, 2 * sessions.WASTED_FRAMES[0] + 4, 2)
+    late = range(1, 2 * http2_connection.WASTED_FRAMES[0] + 4, 2)
     assert client.say(opened(1), frame(Kind.DATA, Flag.END_STREAM, 1, b"a"))[1:] == []
     with pytest.raises(Http2Error, match="too many"):
         client.say(b"".join(opened(stream_id, is_last=True) for stream_id in late[1:]))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-import streammeta.controller.metadata.registries.stream_decisions as stream_decisions
 from streammeta.controller.errors import (
     FeatureLevelError,
     InvalidRequestError,
@@ -22,6 +21,7 @@ from streammeta.controller.errors import (
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.answers import ObjectLists, ObjectSlices
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.registries import stream_decisions
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata
 from streammeta.controller.metadata.tables.values import (
     ObjectKind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streammeta.controller.rpc.calls import error_mapping as request_guard
+from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.runtime.writer.commit_tally import CommitTally
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.server.rpc_server import NODE, serving
@@ -35,8 +35,8 @@ async def test_single_commits_are_counted_by_verdict() -> None:
 
 
 async def test_calls_that_end_with_an_error_are_counted_by_reason() -> None:
-    before = request_guard.refused["INVALID_FIELD"]
+    before = error_mapping.refused["INVALID_FIELD"]
     async with serving() as rpcs:
         refused = await rpcs.refusal("StreamService/CreateStreams", b"\xff\xff\xff")
     assert refused[1] == "INVALID_FIELD"
-    assert request_guard.refused["INVALID_FIELD"] == before + 1
+    assert error_mapping.refused["INVALID_FIELD"] == before + 1

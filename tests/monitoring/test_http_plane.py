@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from streammeta.controller.monitoring.http import http_listener as plane
+from streammeta.controller.monitoring.http import http_listener
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
 from streammeta.controller.tls.manager import TlsManager
 from streammeta.controller.trust.access_rules import HTTP_RULES
@@ -167,7 +167,7 @@ async def test_replaced_certificates_are_shown_and_broken_ones_are_not(
 async def test_a_connection_ends_soon_whatever_it_sends_or_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plane, "CONNECTION_AGE_S", 0.3)
+    monkeypatch.setattr(http_listener, "CONNECTION_AGE_S", 0.3)
     async with serving() as (served, at):
         host, _, port = at.partition(":")
         for said in (
@@ -207,7 +207,7 @@ async def test_the_library_writes_nothing_itself(
 
 @pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "CONNECTIONS_MAX_PER_HOST"])
 async def test_there_are_so_many_connections(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(plane, limit, 2)
+    monkeypatch.setattr(http_listener, limit, 2)
     async with serving() as (served, at):
         host, _, port = at.partition(":")
         opened = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
@@ -258,7 +258,7 @@ async def test_a_connection_that_sends_too_much_is_ended(request_: bytes) -> Non
             for _ in range(2):
                 reader, writer = await asyncio.open_connection(host, int(port))
                 with closing(writer), suppress(ConnectionError):
-                    writer.write(request_ + bytes(plane.REQUEST_BYTES_MAX))
+                    writer.write(request_ + bytes(http_listener.REQUEST_BYTES_MAX))
                     await reader.read()
             await until(lambda: served.connections == 0, "they are ended")
             assert served.refused == {"connection_broken": 2}

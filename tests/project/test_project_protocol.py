@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from streammeta.controller.quorum.messages import QuorumError
-from streammeta.controller.rpc.calls import error_mapping as request_guard
+from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.runtime.quorum_errors import VoterChangeError
 from streammeta.rpc.failures import Reason
 from streammeta.v1.common_pb2 import ErrorCode
@@ -27,7 +27,7 @@ def documented() -> list[Row]:
 
 def written() -> Iterator[Row]:
     """What the functions of `request_guard` return, read from their source."""
-    tree = ast.parse(Path(request_guard.__file__).read_text())
+    tree = ast.parse(Path(error_mapping.__file__).read_text())
     for case in (one for one in ast.walk(tree) if isinstance(one, ast.match_case)):
         names = {
             ast.unparse(one.targets[0]): one.value
@@ -63,7 +63,7 @@ def voter_changes() -> Iterator[Row]:
         if isinstance(one, ast.Attribute) and ast.unparse(one.value).endswith("QuorumError")
     }
     for name in named - {"NONE", "NOT_LEADER"}:
-        code, reason, metadata = request_guard.classify(VoterChangeError(QuorumError[name], ""))
+        code, reason, metadata = error_mapping.classify(VoterChangeError(QuorumError[name], ""))
         yield code.name, reason, frozenset(metadata)
 
 
@@ -80,7 +80,7 @@ def test_the_reader_of_the_code_finds_what_it_is_to_find() -> None:
         ("ALREADY_EXISTS", "DUPLICATE_VOTER", frozenset()),
         ("RESOURCE_EXHAUSTED", "DISK_FULL", frozenset()),
     }
-    nodes = list(ast.walk(ast.parse(Path(request_guard.__file__).read_text())))
+    nodes = list(ast.walk(ast.parse(Path(error_mapping.__file__).read_text())))
     returns = [one for one in nodes if _returns_tuple(one)]
     cases = [one for one in nodes if isinstance(one, ast.match_case)]
     ends = sum(_returns_tuple(one.body[-1]) for one in cases)

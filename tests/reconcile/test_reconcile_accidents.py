@@ -22,12 +22,10 @@ import pytest
 from streammeta.reconcile.cluster.lease import Lease
 from streammeta.reconcile.deletion.order import Candidate, DeletionOrder, Outcome
 from streammeta.reconcile.deletion.tasks import Deleter
-from streammeta.reconcile.engines import local_engine
-from streammeta.reconcile.engines import local_verdicts as local_judging
-from streammeta.reconcile.engines import metadata_join as map_join
+from streammeta.reconcile.engines import local_engine, local_verdicts, metadata_join
 from streammeta.reconcile.engines.local_engine import LocalEngine
 from streammeta.reconcile.engines.metadata_join import MetadataJoin
-from streammeta.reconcile.listing import shards as listing
+from streammeta.reconcile.listing import shards
 from streammeta.reconcile.listing.shards import Shard, shards_of
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT
@@ -104,8 +102,8 @@ def test_memory_does_not_grow_with_the_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = partial(MetadataJoin, objects_a_partition=1_000, kept_bytes=100_000)
-    monkeypatch.setattr(local_judging, "MetadataJoin", small)
-    monkeypatch.setattr(map_join, "_ROWS_A_RUN", 10_000)
+    monkeypatch.setattr(local_verdicts, "MetadataJoin", small)
+    monkeypatch.setattr(metadata_join, "_ROWS_A_RUN", 10_000)
     peaks = {}
     for objects in (100_000, 500_000):
         write_world(tmp_path / str(objects), objects)
@@ -143,7 +141,7 @@ def test_shards_are_listed_at_once(
         bucket.put(own(object_id))
     together = threading.Barrier(8, timeout=60)
     arrived: list[Shard] = []
-    real = listing.listed_rows
+    real = shards.listed_rows
 
     def wait_for_others(
         store: ObjectStore, shard: Shard, namespace: str

@@ -13,7 +13,7 @@ import pytest
 from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.reconcile.apply import AHEAD_ADVICE, ApplyConfig, apply
-from streammeta.reconcile.deletion import ahead_of_metadata as ahead_of_map
+from streammeta.reconcile.deletion import ahead_of_metadata
 from streammeta.reconcile.deletion.order import Candidate, Outcome
 from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig
@@ -228,7 +228,7 @@ def test_the_leader_is_asked_once_for_a_batch(bench: ContentBench) -> None:
 def test_the_leader_is_asked_before_too_many_entries_are_in_memory(
     bench: ContentBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead_of_map, "_ENTRIES_A_CALL", 100)
+    monkeypatch.setattr(ahead_of_metadata, "_ENTRIES_A_CALL", 100)
     bench.hold(*(uploaded((1, one, one + 1)) for one in range(150)))
     assert bench.outcomes() == [AHEAD if one + 1 > 10 else DELETED for one in range(150)]
     assert bench.leader.asked_streams == [[1], [1]]

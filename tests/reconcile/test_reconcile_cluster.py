@@ -15,7 +15,7 @@ import pytest
 
 from streammeta.cli import main
 from streammeta.cli.local.local_cluster import free_ports
-from streammeta.reconcile.engines import spark_session as session
+from streammeta.reconcile.engines import spark_session
 from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.engines.java_runtime import find_java_home
 from streammeta.reconcile.engines.spark_session import SparkConfig
@@ -45,23 +45,23 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr(session, "find_java_home", lambda: Path("/some/java"))
+    monkeypatch.setattr(spark_session, "find_java_home", lambda: Path("/some/java"))
     monkeypatch.setenv("JAVA_HOME", "")
 
 
 @pytest.mark.usefixtures("settings")
 def test_a_driver_of_a_cluster_is_not_told_to_be_on_the_loopback_interface() -> None:
     master = "spark://elsewhere:7077"
-    session._prepare_environment(master)
+    spark_session._prepare_environment(master)
     assert "SPARK_LOCAL_IP" not in os.environ
-    assert "spark.driver.host" not in session._driver_options(SparkConfig(), master)
+    assert "spark.driver.host" not in spark_session._driver_options(SparkConfig(), master)
 
 
 @pytest.mark.usefixtures("settings")
 def test_a_driver_that_runs_all_tasks_listens_on_the_loopback_interface_alone() -> None:
-    session._prepare_environment("local[2]")
+    spark_session._prepare_environment("local[2]")
     assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
-    options = session._driver_options(SparkConfig(), "local[2]")
+    options = spark_session._driver_options(SparkConfig(), "local[2]")
     assert options["spark.driver.bindAddress"] == "127.0.0.1"
 
 
@@ -70,7 +70,7 @@ def test_an_interpreter_that_was_chosen_for_executors_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
-    session._prepare_environment("yarn")
+    spark_session._prepare_environment("yarn")
     assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"
     assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
 

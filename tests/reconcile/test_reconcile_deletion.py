@@ -12,7 +12,7 @@ import pytest
 
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.cluster.lease import Lease, is_lease_key
-from streammeta.reconcile.deletion import tasks as deletion
+from streammeta.reconcile.deletion import tasks
 from streammeta.reconcile.deletion.audit_trail import AuditTrail
 from streammeta.reconcile.deletion.order import Candidate, DeletionOrder, Judged, Outcome
 from streammeta.reconcile.deletion.tasks import Deleter
@@ -166,7 +166,7 @@ class Bench:
 @pytest.fixture
 def heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let candidates lie so far apart that each is looked up by a HEAD request."""
-    monkeypatch.setattr(deletion, "find_by_listing", lambda *_: ({}, 0))
+    monkeypatch.setattr(tasks, "find_by_listing", lambda *_: ({}, 0))
 
 
 @pytest.fixture(params=["listing", "heads"])

@@ -27,7 +27,7 @@ from streammeta.reconcile.engines.engine_choice import AUTO_KEYS, open_engine
 from streammeta.reconcile.engines.local_engine import LocalEngine
 from streammeta.reconcile.engines.metadata_join import MetadataJoin
 from streammeta.reconcile.engines.spark_session import SparkConfig
-from streammeta.reconcile.listing import shards as listing
+from streammeta.reconcile.listing import shards
 from streammeta.reconcile.listing.shards import Shard, shards_of
 from streammeta.reconcile.metadata.export import write_objects
 from streammeta.reconcile.plan import PlanConfig, plan
@@ -188,7 +188,7 @@ def test_a_shard_that_fails_ends_the_listing_with_its_error(
 ) -> None:
     for object_id in range(40):
         bucket.put(own(object_id))
-    real = listing.listed_rows
+    real = shards.listed_rows
 
     def refuse_one(store: ObjectStore, shard: Shard, namespace: str) -> Iterator[pa.RecordBatch]:
         if shard.after == "7":

@@ -26,7 +26,7 @@ import pytest
 from streammeta.controller.metadata.api.requests import ListStreamSetObjects
 from streammeta.reconcile.apply import ApplyConfig, ApplyResult, apply
 from streammeta.reconcile.cluster import identity, lease
-from streammeta.reconcile.deletion import tasks as deletion
+from streammeta.reconcile.deletion import tasks
 from streammeta.reconcile.deletion.order import Outcome
 from streammeta.reconcile.engines import local_engine
 from streammeta.reconcile.engines.engine import EngineName
@@ -235,13 +235,13 @@ def new_scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
     def now_ms() -> int:
         return shown["scene"].world.now_ms + shown["scene"].skew_ms
 
-    for module in (identity, local_engine, deletion):
+    for module in (identity, local_engine, tasks):
         monkeypatch.setattr(module, "open_object_store", lambda _uri: shown["scene"].opened)
     monkeypatch.setattr(planning, "_now_ms", now_ms)
     monkeypatch.setattr(applying, "time", SimpleNamespace(time_ns=lambda: now_ms() * 1_000_000))
     monkeypatch.setattr(local_engine, "_LISTINGS_AT_ONCE", 1)  # the seed is all there is
-    monkeypatch.setattr(deletion, "_HEADS_AT_ONCE", 1)
-    monkeypatch.setattr(deletion, "_PAUSES_S", (0.001,) * 5)
+    monkeypatch.setattr(tasks, "_HEADS_AT_ONCE", 1)
+    monkeypatch.setattr(tasks, "_PAUSES_S", (0.001,) * 5)
     monkeypatch.setattr(lease, "_has_ended", lambda _term: not shown["scene"].is_shared)
     served: list[Any] = []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.reconcile.engines import spark_session as session
+from streammeta.reconcile.engines import spark_session
 from streammeta.reconcile.engines.java_runtime import find_java_home
 from streammeta.reconcile.vocabulary.errors import ConfigurationError, SparkJobError
 
@@ -99,7 +99,7 @@ def test_the_jvm_is_started_without_a_plain_fork(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JAVA_HOME", "/some/java")
     monkeypatch.setattr(java_gateway, "Popen", refuse)
     with pytest.raises(SparkJobError, match="/some/java"):
-        session._launch_jvm(SparkConf(loadDefaults=False))
+        spark_session._launch_jvm(SparkConf(loadDefaults=False))
     assert given["start_new_session"] is True
     assert "preexec_fn" not in given
 

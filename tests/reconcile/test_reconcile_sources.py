@@ -312,11 +312,11 @@ def test_a_copy_that_breaks_off_leaves_no_file(
 
 
 def test_runs_of_batches_are_whole_and_none_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    from streammeta.reconcile.metadata import source as map_source
+    from streammeta.reconcile.metadata import source as source_module
 
-    monkeypatch.setattr(map_source, "_PARTITION_ROWS", 10)
+    monkeypatch.setattr(source_module, "_PARTITION_ROWS", 10)
     for counts in ([], [3], [11], [4, 4, 4], [10, 10], [1, 12, 1], [0, 0, 10, 1]):
-        runs = [(one.first, one.end) for one in map_source._runs(counts)]  # type: ignore[attr-defined]
+        runs = [(one.first, one.end) for one in source_module._runs(counts)]  # type: ignore[attr-defined]
         assert [at for first, end in runs for at in range(first, end)] == list(range(len(counts)))
         assert all(sum(counts[a:b]) <= 10 or b - a == 1 for a, b in runs)
 

@@ -28,7 +28,7 @@ from streammeta.controller.metadata.tables.values import (
     RangeColumns,
     StreamObjectColumns,
 )
-from streammeta.controller.runtime.writer import group_commit as commit_rests
+from streammeta.controller.runtime.writer import group_commit
 from streammeta.controller.runtime.writer.controller import Answered, MetadataController
 from streammeta.controller.runtime.writer.unary_batching import CommitBatcher
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
@@ -115,7 +115,7 @@ async def test_few_calls_behind_many_rest_until_most_have_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A commit may be quicker than its callers come again; each batch would hold one or two."""
-    monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+    monkeypatch.setattr(group_commit, "REST_S", 3600.0)
     controller, log = await prepared()
     joiner = CommitBatcher(controller)
 

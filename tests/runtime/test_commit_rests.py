@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from streammeta.controller.runtime.writer import group_commit as commit_rests
+from streammeta.controller.runtime.writer import group_commit
 from streammeta.controller.runtime.writer.group_commit import ENOUGH_BYTES, GroupCommitDelay
 from tests.kit.waiting import PATIENCE_S
 
@@ -14,7 +14,7 @@ SIZE = ENOUGH_BYTES // 8
 
 @pytest.fixture(autouse=True)
 def _rests_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
+    monkeypatch.setattr(group_commit, "REST_S", 3600.0)
 
 
 async def is_over(rests: GroupCommitDelay) -> bool:
@@ -60,7 +60,7 @@ async def test_a_message_behind_another_rests() -> None:
 
 
 async def test_a_rest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_rests, "REST_S", 0.001)
+    monkeypatch.setattr(group_commit, "REST_S", 0.001)
     rests = await begun(SIZE)
     rests.record_arrival(1)
     await asyncio.wait_for(rests.wait(), PATIENCE_S)

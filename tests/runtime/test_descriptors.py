@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from streammeta.controller.monitoring.http import http_listener as plane
+from streammeta.controller.monitoring.http import http_listener
 from streammeta.controller.peers import server as peers
 from streammeta.controller.runtime.load import descriptors
 from streammeta.controller.runtime.load.descriptors import connections_within, raise_limit
@@ -46,7 +46,7 @@ def test_connections_leave_room_for_those_of_http_too() -> None:
 
 
 def test_what_is_kept_is_more_than_the_other_listeners_take() -> None:
-    of_http = plane.CONNECTIONS_MAX + listener.HANDSHAKES_MAX
+    of_http = http_listener.CONNECTIONS_MAX + listener.HANDSHAKES_MAX
     of_peers = peers.CONNECTIONS_MAX + listener.HANDSHAKES_MAX
     assert of_http <= descriptors.KEPT_FOR_HTTP
     assert of_peers + 64 <= descriptors.KEPT, "64 are for files, the bucket and calls of peers"

@@ -23,7 +23,7 @@ from streammeta.controller.quorum.messages import (
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.services.contract import service_handler
 from streammeta.controller.rpc.services.quorum import QuorumServicer
-from streammeta.controller.runtime.persistence import flush_scheduling as flush_place
+from streammeta.controller.runtime.persistence import flush_scheduling
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
 from streammeta.controller.runtime.replication.peer_versions import PeerVersions
 from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
@@ -81,8 +81,8 @@ async def test_a_flush_begins_the_batch_in_the_same_turn(lone: MemoryCluster) ->
 
 def flush_on_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no flush be too slow for the event loop."""
-    monkeypatch.setattr(flush_place, "QUICK_S", float("inf"))
-    monkeypatch.setattr(flush_place, "SLOW_S", float("inf"))
+    monkeypatch.setattr(flush_scheduling, "QUICK_S", float("inf"))
+    monkeypatch.setattr(flush_scheduling, "SLOW_S", float("inf"))
 
 
 async def test_a_follower_acknowledges_what_an_answer_brings_in_the_turn_of_that_answer(

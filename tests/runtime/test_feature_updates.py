@@ -21,7 +21,7 @@ from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.services.contract import service_handler
 from streammeta.controller.rpc.services.quorum import QuorumServicer
-from streammeta.controller.runtime.persistence import metadata_checkpoint as map_checkpoint
+from streammeta.controller.runtime.persistence import metadata_checkpoint
 from streammeta.controller.runtime.replication.peer_versions import PeerVersions
 from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
 from streammeta.controller.trust.authenticator import Authenticator
@@ -203,7 +203,7 @@ async def test_an_older_replica_that_is_sent_a_snapshot_of_the_level_stops_witho
         await until(
             lambda: driver.describe().log_start_offset == taken.end_offset, "the log is trimmed"
         )
-        monkeypatch.setattr(map_checkpoint, "SUPPORTED", OLD.levels)
+        monkeypatch.setattr(metadata_checkpoint, "SUPPORTED", OLD.levels)
         older = await cluster.start(cluster.size)
         await until(older.driver.fatal.done, "the older one stops")
         assert isinstance(older.driver.fatal.exception(), NewerVersionError)

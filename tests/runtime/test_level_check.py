@@ -8,7 +8,7 @@ from streammeta.controller.features import SUPPORTED
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, NewerVersionError
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import FeatureLevelSet, KVsPut
-from streammeta.controller.runtime.replication import feature_check as level_check
+from streammeta.controller.runtime.replication import feature_check
 from streammeta.controller.runtime.replication.feature_check import check_levels
 from tests.journal.journal_tools import batch, make, open_journal
 
@@ -42,7 +42,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_a_level_beyond_this_version_is_found_wherever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(level_check, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(feature_check, "_PIECE_BYTES", piece_bytes)
     payloads = (ORDINARY, level(2), level(BEYOND), ORDINARY)
     written(tmp_path, *payloads, segment_bytes=segment_bytes)
     before = contents(tmp_path)

@@ -25,7 +25,7 @@ from streammeta.controller.metadata.tables.values import (
     column,
 )
 from streammeta.controller.rpc.calls.error_mapping import OFFSET_KEY
-from streammeta.controller.rpc.services import routes as map_routes
+from streammeta.controller.rpc.services import routes as routes_module
 from streammeta.controller.rpc.services.routes import LeaderView, routes
 from streammeta.v1 import objects_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
@@ -201,7 +201,7 @@ def test_pieces_of_a_list_are_the_whole(method: str, monkeypatch: pytest.MonkeyP
     answer = lists().map.query(LISTS[method])
     whole = route.encode(answer)
     assert isinstance(whole, Message), "it is short"
-    monkeypatch.setattr(map_routes, "PIECE_ITEMS", 1)
+    monkeypatch.setattr(routes_module, "PIECE_ITEMS", 1)
     pieces = route.encode(answer)
     assert isinstance(pieces, Iterator)
     encoded = [piece.SerializeToString() for piece in pieces]

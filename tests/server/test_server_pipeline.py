@@ -18,7 +18,7 @@ from streammeta.controller.rpc.services.commit_pipeline import (
     CommitPipeline,
 )
 from streammeta.controller.rpc.services.contract import service_handler
-from streammeta.controller.runtime.writer import group_commit as commit_rests
+from streammeta.controller.runtime.writer import group_commit
 from streammeta.controller.runtime.writer.commit_tally import CommitTally
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.trust.authenticator import Authenticator
@@ -343,22 +343,22 @@ class Rests:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.over = self.done = 0
         over, answered = (
-            commit_rests.GroupCommitDelay.wait,
-            commit_rests.GroupCommitDelay.record_answer,
+            group_commit.GroupCommitDelay.wait,
+            group_commit.GroupCommitDelay.record_answer,
         )
 
-        async def counted(rests: commit_rests.GroupCommitDelay) -> None:
+        async def counted(rests: group_commit.GroupCommitDelay) -> None:
             self.asked += 1
             await over(rests)
             self.over += 1
 
-        def counted_answer(rests: commit_rests.GroupCommitDelay, size: int) -> None:
+        def counted_answer(rests: group_commit.GroupCommitDelay, size: int) -> None:
             self.done += 1
             answered(rests, size)
 
-        monkeypatch.setattr(commit_rests.GroupCommitDelay, "record_answer", counted_answer)
-        monkeypatch.setattr(commit_rests, "REST_S", 3600.0)
-        monkeypatch.setattr(commit_rests.GroupCommitDelay, "wait", counted)
+        monkeypatch.setattr(group_commit.GroupCommitDelay, "record_answer", counted_answer)
+        monkeypatch.setattr(group_commit, "REST_S", 3600.0)
+        monkeypatch.setattr(group_commit.GroupCommitDelay, "wait", counted)
 
     async def begin(self, asked: int) -> None:
         """Wait until the last of so many batches rests."""

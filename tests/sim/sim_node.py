@@ -23,7 +23,7 @@ from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import Event
 from streammeta.controller.quorum.messages import Batch, Message
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.runtime.replication import feature_check as level_check
+from streammeta.controller.runtime.replication import feature_check
 from tests.sim.sim_backup import SimBackup
 from tests.sim.sim_disk import SimDisk
 from tests.sim.sim_driver import SimDriver
@@ -125,8 +125,8 @@ class SimNode:
         world = self.world
         self.life += 1
         if self.levels != SUPPORTED:
-            with patch.object(level_check, "SUPPORTED", self.levels):
-                level_check.check_levels(DIRECTORY, self.disk)
+            with patch.object(feature_check, "SUPPORTED", self.levels):
+                feature_check.check_levels(DIRECTORY, self.disk)
         self.recover()
         self.watch = Watch(self, self.journal.quorum_state)
         self._tick_due: int | None = None

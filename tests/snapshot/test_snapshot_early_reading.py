@@ -16,7 +16,7 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.metadata.tables.values import NodeIdentity
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.persistence import metadata_checkpoint as map_checkpoint
+from streammeta.controller.runtime.persistence import metadata_checkpoint
 from streammeta.controller.runtime.persistence.metadata_checkpoint import (
     EarlyReading,
     FrozenCheckpoint,
@@ -56,7 +56,7 @@ def counted() -> Iterator[list[LoadedMetadata]]:
         read.append(read_metadata(file, snapshot_id))
         return read[-1]
 
-    with patch.object(map_checkpoint, "read_metadata", noted):
+    with patch.object(metadata_checkpoint, "read_metadata", noted):
         yield read
 
 

@@ -8,7 +8,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from streammeta.controller.monitoring.status.peer_status import Answer
-from streammeta.controller.process import audit_anchoring as anchoring
+from streammeta.controller.process import audit_anchoring
 from streammeta.controller.process.audit_anchoring import AuditAnchors, read_heads
 from streammeta.controller.trust.audit.anchors import NAMESPACE, expected_lines, read_anchor
 from streammeta.controller.trust.audit.lines import Chain
@@ -97,7 +97,7 @@ async def test_a_defect_is_logged_and_anchoring_goes_on(
         asked.set()
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(anchoring, "ANCHOR_INTERVAL_S", 0)
+    monkeypatch.setattr(audit_anchoring, "ANCHOR_INTERVAL_S", 0)
     asked = asyncio.Event()
     anchors = AuditAnchors(scene.rpcs.controller, CLUSTER_ID, lambda: 1, fail)
     with capture_logs() as logs:

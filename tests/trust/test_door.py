@@ -10,7 +10,7 @@ import pytest
 
 from streammeta.controller.rpc.calls.error_mapping import classify
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
-from streammeta.controller.trust import authenticator as doors
+from streammeta.controller.trust import authenticator as authenticator_module
 from streammeta.controller.trust.authenticator import (
     ANONYMOUS,
     Authenticator,
@@ -141,7 +141,7 @@ def test_a_caller_that_was_let_in_is_judged_again_by_another_policy() -> None:
 
 
 def test_what_is_known_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "_KNOWN_MAX", 3)
+    monkeypatch.setattr(authenticator_module, "_KNOWN_MAX", 3)
     authenticator = Authenticator(CLUSTER)
     for number in range(20):
         authenticator.authenticate(HEALTH, shown(MONITOR, certificate=b"%d" % number))

@@ -33,7 +33,7 @@ from streammeta.controller.monitoring.pages.pages import StatusPages
 from streammeta.controller.monitoring.status.status_api import StatusApi, StatusParts
 from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.transport import TcpPeerTransport
-from streammeta.controller.rpc.calls import error_mapping as request_guard
+from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
 from streammeta.controller.rpc.calls.tally import RequestTally
 from streammeta.controller.runtime.clock import SystemClock
@@ -149,7 +149,7 @@ class Monitoring:
             connections=self._connections,
             refused_connections={"peers": parts.peers.refused, "http": self._plane.refused},
             handshakes=lambda: parts.tls.handshakes,
-            refused_calls=request_guard.refused,
+            refused_calls=error_mapping.refused,
             commits=parts.controller.commits,
             request_bytes=lambda: parts.request_memory.total,
             request_bytes_max=parts.request_memory.limit,
