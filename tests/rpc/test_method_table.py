@@ -106,7 +106,7 @@ def test_a_method_without_a_handler_fails_at_the_start() -> None:
 
 def test_a_service_may_leave_out_methods_that_are_named() -> None:
     entrance = CallPipeline(Authenticator("test"))
-    handler = service_handler(new_service(), entrance, {}, unserved=["CopyKeys"])
+    handler: Any = service_handler(new_service(), entrance, {}, unserved=["CopyKeys"])
     assert handler.service_name() == "example.v1.CopyService"
 
 
