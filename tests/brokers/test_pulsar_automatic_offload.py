@@ -201,13 +201,21 @@ async def test_policies_that_can_not_be_read_end_no_loop(caplog: pytest.LogCaptu
 # ---- deletion of sources ----
 
 
-async def test_no_jump_of_a_wall_clock_deletes_a_source() -> None:
-    topic, timer = Topic(closed=2), [0]
-    policies = Policies(TopicPolicies(offload_above_bytes=0, delete_source_after_s=3600))
+async def offload(
+    topic: Topic, timer: list[int], *, delete_source_after_s: int | None
+) -> tuple[AutomaticOffload, ManagedLedger]:
+    """Offload all closed ledgers of a topic, by a clock that the test sets."""
+    policies = TopicPolicies(offload_above_bytes=0, delete_source_after_s=delete_source_after_s)
     managed = await topic.open()
-    work = AutomaticOffload(policies, timer_ms=lambda: timer[0])
+    work = AutomaticOffload(Policies(policies), timer_ms=lambda: timer[0])
     work.add("n", "t", managed)
     await work.run_once()
+    return work, managed
+
+
+async def test_no_jump_of_a_wall_clock_deletes_a_source() -> None:
+    topic, timer = Topic(closed=2), [0]
+    work, _ = await offload(topic, timer, delete_source_after_s=3600)
     topic.now_ms += 400 * DAY_MS
     await work.run_once()
     timer[0] += 3_599_999
@@ -220,11 +228,7 @@ async def test_no_jump_of_a_wall_clock_deletes_a_source() -> None:
 
 async def test_a_clock_that_was_set_back_deletes_no_source_early() -> None:
     topic, timer = Topic(closed=1), [0]
-    policies = Policies(TopicPolicies(offload_above_bytes=0, delete_source_after_s=3600))
-    managed = await topic.open()
-    work = AutomaticOffload(policies, timer_ms=lambda: timer[0])
-    work.add("n", "t", managed)
-    await work.run_once()
+    work, _ = await offload(topic, timer, delete_source_after_s=3600)
     timer[0] += DAY_MS
     await work.run_once()
     assert set(topic.sources.kept) == {0}
@@ -232,11 +236,7 @@ async def test_a_clock_that_was_set_back_deletes_no_source_early() -> None:
 
 async def test_a_copy_that_was_made_again_is_watched_from_then_on() -> None:
     topic, timer = Topic(closed=1), [0]
-    policies = Policies(TopicPolicies(offload_above_bytes=0, delete_source_after_s=10))
-    managed = await topic.open()
-    work = AutomaticOffload(policies, timer_ms=lambda: timer[0])
-    work.add("n", "t", managed)
-    await work.run_once()
+    work, managed = await offload(topic, timer, delete_source_after_s=10)
     timer[0] += 60_000
     topic.now_ms += 60_000
     info = managed.ledgers[0]
@@ -250,11 +250,7 @@ async def test_a_copy_that_was_made_again_is_watched_from_then_on() -> None:
 
 async def test_sources_stay_without_a_policy_for_them() -> None:
     topic, timer = Topic(closed=1), [0]
-    policies = Policies(TopicPolicies(offload_above_bytes=0))
-    managed = await topic.open()
-    work = AutomaticOffload(policies, timer_ms=lambda: timer[0])
-    work.add("n", "t", managed)
-    await work.run_once()
+    work, _ = await offload(topic, timer, delete_source_after_s=None)
     timer[0] += DAY_MS
     topic.now_ms += DAY_MS
     await work.run_once()

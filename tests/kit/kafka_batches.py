@@ -34,14 +34,15 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _sized(data: bytes | None) -> bytes:
+def sized(data: bytes | None) -> bytes:
+    """Encode bytes behind their length, which is -1 without any."""
     return varint(-1) if data is None else varint(len(data)) + data
 
 
 def _record(rec: Rec, base_time: int, delta: int) -> bytes:
-    headers = b"".join(_sized(name.encode()) + _sized(value) for name, value in rec.headers)
+    headers = b"".join(sized(name.encode()) + sized(value) for name, value in rec.headers)
     body = b"\x00" + varint(rec.timestamp - base_time) + varint(delta)
-    body += _sized(rec.key) + _sized(rec.value) + varint(len(rec.headers)) + headers
+    body += sized(rec.key) + sized(rec.value) + varint(len(rec.headers)) + headers
     return varint(len(body)) + body
 
 

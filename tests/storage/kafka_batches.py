@@ -9,25 +9,13 @@ from collections.abc import Mapping, Sequence
 import google_crc32c
 import pyarrow as pa
 
+from tests.kit.kafka_batches import sized, varint
+
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 NO_PRODUCER = (-1, -1, -1)
 TIME_MS = 1_712_451_146_370
 
 Headers = Sequence[tuple[str, bytes | None]]
-
-
-def zigzag(value: int) -> bytes:
-    """A signed number in as few groups of 7 bits as it takes."""
-    left = value << 1 if value >= 0 else (-value << 1) - 1
-    out = bytearray()
-    while left > 0x7F:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    return bytes([*out, left])
-
-
-def sized(value: bytes | None) -> bytes:
-    return zigzag(-1) if value is None else zigzag(len(value)) + value
 
 
 def kafka_record(
@@ -37,11 +25,11 @@ def kafka_record(
     headers: Headers = (),
     time_delta: int = 0,
 ) -> bytes:
-    body = b"\x00" + zigzag(time_delta) + zigzag(offset_delta) + sized(key) + sized(value)
-    body += zigzag(len(headers))
+    body = b"\x00" + varint(time_delta) + varint(offset_delta) + sized(key) + sized(value)
+    body += varint(len(headers))
     for name, header in headers:
         body += sized(name.encode()) + sized(header)
-    return zigzag(len(body)) + body
+    return varint(len(body)) + body
 
 
 def compressed(codec: int, data: bytes, *, framed: bool = False) -> bytes:
