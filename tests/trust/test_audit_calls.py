@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,15 +73,28 @@ class Scene:
         """Return what the lines of a method say."""
         return [line.members() for line in self.writer.of(call)]
 
+    def pipeline(self, *messages: Iterator[objects_pb2.CommitPipelineRequest]) -> Any:
+        """Call CommitPipeline."""
+        return self.rpcs.channel.stream_stream(
+            "/streammeta.v1.ObjectService/CommitPipeline",
+            request_serializer=objects_pb2.CommitPipelineRequest.SerializeToString,
+            response_deserializer=objects_pb2.CommitPipelineResponse.FromString,
+        )(*messages)
+
+
+def record_in_memory(
+    on_failure: AuditFailure = AuditFailure.BLOCK_ADMIN, *, leads: bool = True
+) -> tuple[MemoryWriter, Auditor]:
+    writer = MemoryWriter()
+    state = LeadershipState(3, EPOCH, leads=leads)
+    return writer, Auditor(writer, ManualClock(), lambda: state, on_failure)
+
 
 @asynccontextmanager
 async def audited(on_failure: AuditFailure = AuditFailure.BLOCK_ADMIN) -> AsyncIterator[Scene]:
     """Yield a server whose calls are recorded; lines are durable at once."""
-    writer = MemoryWriter()
+    writer, auditor = record_in_memory(on_failure)
     writer.durable.set()
-    auditor = Auditor(
-        writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=True), on_failure
-    )
     async with serving(auditor) as rpcs:
         yield Scene(rpcs, writer, auditor)
 
@@ -222,11 +235,7 @@ async def test_commits_and_reads_are_summed_by_the_minute() -> None:
 async def test_a_pipeline_is_recorded_at_its_begin_and_end_and_summed_meanwhile() -> None:
     async with audited() as scene:
         (stream,), first = await scene.rpcs.begin(1, 3)
-        call: Any = scene.rpcs.channel.stream_stream(
-            "/streammeta.v1.ObjectService/CommitPipeline",
-            request_serializer=objects_pb2.CommitPipelineRequest.SerializeToString,
-            response_deserializer=objects_pb2.CommitPipelineResponse.FromString,
-        )()
+        call = scene.pipeline()
         for number in range(3):
             message = [commit(first + number, stream, 5 * number)]
             await call.write(objects_pb2.CommitPipelineRequest(sequence=number, commits=message))
@@ -254,11 +263,7 @@ async def test_commits_that_put_values_or_trim_streams_are_recorded_each() -> No
         taken.kv_puts.add(namespace="n", key="k", value=b"hidden")
         await scene.rpcs.ask(put)
         message = objects_pb2.CommitPipelineRequest(sequence=1, commits=[trim, taken])
-        call: Any = scene.rpcs.channel.stream_stream(
-            "/streammeta.v1.ObjectService/CommitPipeline",
-            request_serializer=objects_pb2.CommitPipelineRequest.SerializeToString,
-            response_deserializer=objects_pb2.CommitPipelineResponse.FromString,
-        )(iter([message]))
+        call = scene.pipeline(iter([message]))
         async for _ in call:
             pass
         (unary,) = scene.members("CommitStreamSetObject")
@@ -330,24 +335,19 @@ async def test_guarded_calls_are_refused_and_others_go_on() -> None:
     assert (line["verdict"], line["reason"]) == ("FAILED", "AUDIT_UNAVAILABLE")
 
 
-async def test_a_call_whose_line_before_fails_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("durable_lines", "effect"), [(0, "nothing was changed"), (1, "may have taken effect")]
+)
+async def test_a_call_whose_line_fails_says_whether_it_may_have_taken_effect(
+    durable_lines: int, effect: str
+) -> None:
     async with audited() as scene:
         await scene.rpcs.register()
-        scene.writer.fails_after = 0
+        scene.writer.fails_after = durable_lines
         code, reason, message = await refused(scene, lock())
         assert (code, reason) == UNAVAILABLE
-        assert "nothing was changed" in message
-        assert not await is_locked(scene)
-
-
-async def test_a_call_whose_line_after_fails_says_that_it_may_have_taken_effect() -> None:
-    async with audited() as scene:
-        await scene.rpcs.register()
-        scene.writer.fails_after = 1
-        code, reason, message = await refused(scene, lock())
-        assert (code, reason) == UNAVAILABLE
-        assert "may have taken effect" in message
-        assert await is_locked(scene)
+        assert effect in message
+        assert await is_locked(scene) == bool(durable_lines)
 
 
 @pytest.mark.parametrize(
@@ -370,10 +370,7 @@ async def test_all_calls_are_refused_if_that_is_wanted(request_: Any) -> None:
 async def test_an_open_pipeline_is_refused_too_if_all_calls_are() -> None:
     async with audited(AuditFailure.BLOCK_ALL) as scene:
         (stream,), first = await scene.rpcs.begin(1, 1)
-        call: Any = scene.rpcs.channel.stream_stream(
-            "/streammeta.v1.ObjectService/CommitPipeline",
-            request_serializer=objects_pb2.CommitPipelineRequest.SerializeToString,
-        )()
+        call = scene.pipeline()
         await call.write(objects_pb2.CommitPipelineRequest(sequence=1))
         await call.read()
         scene.writer.problem = "no room"
@@ -397,8 +394,7 @@ async def test_no_call_is_refused_if_that_is_wanted() -> None:
 
 
 async def test_denials_are_recorded_with_who_was_denied_up_to_a_number_a_minute() -> None:
-    writer = MemoryWriter()
-    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=True))
+    writer, auditor = record_in_memory()
     controller = Controller(auditor)
     (method,) = (one for one in METHODS if one.name == "LockNode")
     for _ in range(DENIALS_A_MINUTE + 5):
@@ -414,8 +410,7 @@ async def test_denials_are_recorded_with_who_was_denied_up_to_a_number_a_minute(
 
 
 async def test_a_stranger_is_recorded_with_its_certificate() -> None:
-    writer = MemoryWriter()
-    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=True))
+    writer, auditor = record_in_memory()
     (method,) = (one for one in METHODS if one.name == "GetNodes")
     context = DirectContext(shown("spiffe://elsewhere/x"))
     await Controller(auditor).call(method, b"", context)
@@ -425,8 +420,7 @@ async def test_a_stranger_is_recorded_with_its_certificate() -> None:
 
 
 def test_events_of_the_process_are_recorded() -> None:
-    writer = MemoryWriter()
-    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=False))
+    writer, auditor = record_in_memory(leads=False)
     auditor.begin()
     auditor.event("policy.reload", reason="line 3: no such role", target={"hash": "ab"})
     auditor.end()
@@ -442,8 +436,7 @@ def test_events_of_the_process_are_recorded() -> None:
 
 def test_many_sums_end_the_minute_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streammeta.controller.trust.audit.auditor.SUMS_MAX", 3)
-    writer = MemoryWriter()
-    auditor = Auditor(writer, ManualClock(), lambda: LeadershipState(3, EPOCH, leads=True))
+    writer, auditor = record_in_memory()
     counted: Sequence[str] = [f"broker/{number}" for number in range(7)]
     for principal in counted:
         auditor.count(principal, "ObjectService.GetObjects", 1, 0, 0, -1)
