@@ -24,7 +24,7 @@ from streammeta.brokers.kafka.protocol.wire import write_response
 from streammeta.brokers.kafka.service.server import _calls
 from streammeta.v1 import kv_pb2
 from tests.kit.kafka_batches import plain
-from tests.kit.kafka_cluster import Cluster, opened, request_of
+from tests.kit.kafka_cluster import Cluster, lead_topic, opened, request_of
 from tests.kit.kafka_wire import read_answer
 
 _TOPIC, _BROKER = 2, 4
@@ -149,10 +149,7 @@ class Place:
 
 @pytest.fixture
 async def place() -> Place:
-    cluster = Cluster()
-    await cluster.make_topic(partitions=2)
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic(partitions=2)
     return Place(cluster, broker)
 
 

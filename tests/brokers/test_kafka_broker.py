@@ -22,7 +22,7 @@ from streammeta.storage.cluster_files.wal_config import NO_LOG
 from streammeta.v1 import kv_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NODE_EPOCH_EXPIRED
 from tests.kit.kafka_batches import plain
-from tests.kit.kafka_cluster import Client, Cluster, asked, node, opened
+from tests.kit.kafka_cluster import Client, Cluster, asked, lead_topic, node, opened
 from tests.kit.memory_keys import MemoryControllers
 
 _FENCED = nodes_pb2.NODE_STATE_FENCED
@@ -141,10 +141,7 @@ async def test_streams_of_all_pages_and_nodes_are_closed_in_the_name_of_the_reco
 
 
 async def test_a_broker_leads_what_it_is_appointed_to_and_gives_up_what_it_lost() -> None:
-    cluster = Cluster()
-    topic = await cluster.make_topic()
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, topic, broker = await lead_topic()
     log = broker.log_of("t", 0)
     assert log.epoch == 0
     await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(2, 1).document()})
@@ -158,10 +155,7 @@ async def test_a_broker_leads_what_it_is_appointed_to_and_gives_up_what_it_lost(
 
 
 async def test_a_leader_is_replaced_by_itself_under_another_epoch() -> None:
-    cluster = Cluster()
-    topic = await cluster.make_topic()
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, topic, broker = await lead_topic()
     former = broker.log_of("t", 0)
     await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(1, 5).document()})
     await opened(broker)
@@ -170,10 +164,7 @@ async def test_a_leader_is_replaced_by_itself_under_another_epoch() -> None:
 
 
 async def test_a_failed_log_is_opened_again_one_epoch_on_without_what_failed() -> None:
-    cluster = Cluster()
-    await cluster.make_topic()
-    broker = await cluster.join(1)
-    await opened(broker)
+    _, _, broker = await lead_topic()
     log, client = broker.log_of("t", 0), cast(Client, broker.client)
     await (await log.append(plain("kept"))).durable
     client.holds_back = True
@@ -233,10 +224,7 @@ async def test_only_one_broker_names_leaders() -> None:
 
 
 async def test_a_replaced_broker_answers_nothing_as_leader_and_leaves_keys_and_streams() -> None:
-    cluster = Cluster()
-    await cluster.make_topic()
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic()
     log, names = broker.log_of("t", 0), cluster.controllers.names()
     await broker.abandon()
     assert not log.is_writable
@@ -245,10 +233,7 @@ async def test_a_replaced_broker_answers_nothing_as_leader_and_leaves_keys_and_s
 
 
 async def test_a_broker_that_closes_leaves_the_view_after_its_streams_are_closed() -> None:
-    cluster = Cluster()
-    await cluster.make_topic()
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic()
     log = broker.log_of("t", 0)
 
     def look() -> None:
@@ -271,10 +256,7 @@ async def _delete(broker: Broker, name: str = "t") -> Code:
 
 
 async def test_a_deletion_is_noted_before_the_topic_goes() -> None:
-    cluster = Cluster()
-    topic = await cluster.make_topic(partitions=2)
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, topic, broker = await lead_topic(partitions=2)
     seen: list[bool] = []
     noted = deleted_key(topic.topic_id)
     cluster.controllers.before["DeleteKVs"] = lambda: seen.append(

@@ -13,7 +13,7 @@ from streammeta.brokers.kafka.cluster.keys import leader_key
 from streammeta.client.errors import ControllerUnavailableError
 from streammeta.v1 import nodes_pb2
 from tests.kit.kafka_batches import plain
-from tests.kit.kafka_cluster import Client, Cluster, node, opened
+from tests.kit.kafka_cluster import Client, Cluster, lead_topic, node, opened
 
 _FENCED = nodes_pb2.NODE_STATE_FENCED
 
@@ -23,10 +23,7 @@ async def test_a_broker_ends_without_its_controllers_and_names_what_is_not_commi
     controllers: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
-    cluster = Cluster()
-    await cluster.make_topic(partitions=2)
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic(partitions=2)
     logs = [broker.log_of("t", partition) for partition in range(2)]
     client = cast(Client, broker.client)
     client.holds_back = True  # nothing is committed any more
@@ -45,10 +42,7 @@ async def test_a_broker_ends_without_its_controllers_and_names_what_is_not_commi
 async def test_a_broker_that_closes_in_good_order_names_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cluster = Cluster()
-    await cluster.make_topic(partitions=3)
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic(partitions=3)
     await broker.close()
     assert not caplog.records
     assert "broker/1" not in cluster.controllers.names()
@@ -58,10 +52,7 @@ async def test_one_partition_that_can_not_be_closed_does_not_hold_up_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.2)
-    cluster = Cluster()
-    await cluster.make_topic(partitions=3)
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic(partitions=3)
     stuck, *others = (broker.log_of("t", partition) for partition in range(3))
     await stuck._appending.acquire()
     await broker.close()
@@ -76,10 +67,7 @@ async def test_one_partition_that_can_not_be_closed_does_not_hold_up_the_others(
 
 async def test_a_broker_that_was_silent_keeps_what_nobody_took_over() -> None:
     """It reads the view before its next heartbeat is answered: it is fenced there by time alone."""
-    cluster = Cluster()
-    await cluster.make_topic()
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic()
     log = broker.log_of("t", 0)
     cluster.controllers.nodes = [node(1, state=_FENCED)]
     await opened(broker)
@@ -90,10 +78,7 @@ async def test_a_broker_that_was_silent_keeps_what_nobody_took_over() -> None:
 
 
 async def test_a_broker_that_was_silent_gives_up_what_others_were_appointed_to() -> None:
-    cluster = Cluster()
-    topic = await cluster.make_topic()
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, topic, broker = await lead_topic()
     log = broker.log_of("t", 0)
     await cluster.join(2)
     cluster.controllers.nodes = [node(1, state=_FENCED), node(2)]
@@ -107,10 +92,7 @@ async def test_a_broker_that_was_silent_gives_up_what_others_were_appointed_to()
     "said", [{"failover": True}, {"departed": True}, {"node_epoch": 2, "state": _FENCED}]
 )
 async def test_a_process_that_was_released_or_replaced_does_not_resume(said: Any) -> None:
-    cluster = Cluster()
-    await cluster.make_topic()
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic()
     cluster.controllers.nodes = [node(1, **said)]
     await broker.refresh()
     assert not broker.view.brokers

@@ -15,7 +15,7 @@ from streammeta.brokers.kafka.cluster.keys import leader_key, topic_key
 from streammeta.brokers.kafka.groups.group_calls import Groups
 from streammeta.brokers.kafka.protocol.codes import Code
 from streammeta.client.errors import ControllerUnavailableError
-from tests.kit.kafka_cluster import Cluster, asked, opened, request_of
+from tests.kit.kafka_cluster import Cluster, asked, lead_topic, opened, request_of
 
 _GONE = ControllerUnavailableError("ListKVs", 30.0, {})
 
@@ -96,10 +96,7 @@ def outage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 async def test_metadata_is_answered_from_the_last_view_while_controllers_are_gone(
     outage: Any,
 ) -> None:
-    cluster = Cluster()
-    await cluster.make_topic("known")
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic("known")
     outage(cluster)
     answer = await _metadata(broker, "known", "unknown")
     assert _codes(answer) == {"known": Code.NONE, "unknown": Code.LEADER_NOT_AVAILABLE}
@@ -118,10 +115,7 @@ async def test_a_failure_of_one_new_topic_is_not_the_failure_of_another() -> Non
 
 
 async def test_changes_of_topics_are_answered_while_controllers_are_gone(outage: Any) -> None:
-    cluster = Cluster()
-    await cluster.make_topic("known")
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic("known")
     outage(cluster)
     new = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
     bounds = {"timeout": 1000, "validate_only": False}
@@ -145,10 +139,7 @@ async def test_changes_of_topics_are_answered_while_controllers_are_gone(outage:
 
 
 async def test_offsets_are_answered_while_controllers_are_gone(outage: Any) -> None:
-    cluster = Cluster()
-    await cluster.make_topic("t")
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, _, broker = await lead_topic("t")
     outage(cluster)
     groups = Groups(broker)
     item = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1}
@@ -234,10 +225,7 @@ async def test_callers_share_a_reading_that_has_not_begun() -> None:
 
 async def test_a_caller_that_gives_up_does_not_stop_the_reading() -> None:
     """A stop in the middle would drop logs from the map of open ones, and leave them open."""
-    cluster = Cluster()
-    topic = await cluster.make_topic("t")
-    broker = await cluster.join(1)
-    await opened(broker)
+    cluster, topic, broker = await lead_topic("t")
     log = broker.log_of("t", 0)
     await cluster.keys.put({leader_key(topic.topic_id, 0): Leader(2, 1).document()})
     await cluster.join(2)

@@ -62,6 +62,15 @@ async def opened(broker: Broker) -> None:
         await asyncio.wait(tuple(broker._opening.values()))
 
 
+async def lead_topic(name: str = "t", partitions: int = 1) -> tuple[Cluster, Topic, Broker]:
+    """Return a cluster whose only broker leads every partition of its only topic."""
+    cluster = Cluster()
+    topic = await cluster.make_topic(name, partitions)
+    broker = await cluster.join(1)
+    await opened(broker)
+    return cluster, topic, broker
+
+
 def request_of(api: tuple[int, int], tree: Any) -> Request:
     """Return a request as a connection would read it."""
     return read_request(request_bytes(*api, tree))
