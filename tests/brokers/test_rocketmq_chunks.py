@@ -103,6 +103,13 @@ async def append(file: MessageFile, count: int) -> None:
         assert await file.commit()
 
 
+async def begin_with(count: int) -> tuple[Process, MessageFile]:
+    process = Process()
+    file = await process.open()
+    await append(file, count)
+    return process, file
+
+
 async def assert_whole(file: MessageFile, count: int) -> None:
     found: list[int] = []
     while messages := await file.read(len(found), 100):
@@ -127,9 +134,7 @@ async def test_sealed_segments_are_merged_and_unsealed_ones_are_not() -> None:
 
 
 async def test_what_was_not_merged_is_merged_after_a_restart() -> None:
-    process = Process()
-    file = await process.open()
-    await append(file, 22)
+    process, _ = await begin_with(22)
     assert process.chunks_of_sealed()
     again = await process.crash()
     upload = process.bucket.start_multipart(chunk_prefix("c", QUEUE.path, SegmentType.INDEX, 0))
@@ -143,9 +148,9 @@ async def test_what_was_not_merged_is_merged_after_a_restart() -> None:
 
 
 async def test_a_full_segment_that_was_not_sealed_is_sealed_and_merged_at_start() -> None:
-    process = Process()
-    file = await process.open()
-    await append(file, 4)  # a full segment of items, and one of messages without room for another
+    process, _ = await begin_with(
+        4
+    )  # a full segment of items, and one of messages without room for another
     assert not process.chunks_of_sealed()
     again = await process.crash()
     closed = {
@@ -163,9 +168,7 @@ async def test_a_full_segment_that_was_not_sealed_is_sealed_and_merged_at_start(
 
 
 async def test_a_segment_that_is_not_full_goes_on_after_a_restart() -> None:
-    process = Process()
-    file = await process.open()
-    await append(file, 2)
+    process, _ = await begin_with(2)
     again = await process.crash()
     await append(again.file, 1)
     assert [one.base_offset for one in again.file.consume_queue.segments] == [0]
@@ -192,9 +195,7 @@ async def test_merges_can_be_switched_off_and_are_made_up_for_later() -> None:
 async def test_a_merge_that_fails_is_repeated_and_holds_up_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    process = Process()
-    file = await process.open()
-    await append(file, 22)
+    process, _ = await begin_with(22)
     process.bucket.fail_next("complete_multipart", _DOWN, times=3)
     again = await process.crash()
     process.bucket.fail_next("list_objects", _DOWN)
@@ -237,9 +238,7 @@ async def test_expired_and_destroyed_segments_leave_no_object() -> None:
 
 
 async def test_a_bucket_that_lost_a_chunk_is_not_taken_for_a_shorter_queue() -> None:
-    process = Process()
-    file = await process.open()
-    await append(file, 2)
+    process, _ = await begin_with(2)
     key = chunk_prefix("c", QUEUE.path, SegmentType.CONSUME_QUEUE, 0) + "/chunk/chunk-20"
     process.bucket.delete_many([key])
     again = Process(process.bucket, process.keeper.after_restart())
@@ -508,9 +507,7 @@ async def test_a_chunk_of_a_replaced_process_holds_no_queue_up(kind: str) -> Non
 
 
 async def test_a_process_that_knows_that_it_was_replaced_writes_no_chunk() -> None:
-    process = Process()
-    file = await process.open()
-    await append(file, 1)
+    process, file = await begin_with(1)
     before = process.bucket.objects()
 
     def replaced() -> None:

@@ -69,6 +69,15 @@ def a_world() -> tuple[FileWorld, FailingKeeper, SegmentsThatFail]:
     return FileWorld(store=store, keeper=keeper), keeper, store
 
 
+async def begin_file() -> tuple[FileWorld, FlatFile]:
+    """Return a file of segments of 10 bytes, of which 4 wait for their commit."""
+    world, _, _ = a_world()
+    file = world.flat_file(10)
+    await file.init_offset(0)
+    await file.append(b"1234", 1)
+    return world, file
+
+
 def backend_of(file: FlatFile) -> FailingSegment:
     storage = file.writable().storage
     assert isinstance(storage, FailingSegment)
@@ -105,10 +114,7 @@ async def test_a_full_segment_that_can_not_be_committed_is_followed_by_none() ->
 
 
 async def test_bytes_larger_than_any_segment_change_nothing() -> None:
-    world, _, _ = a_world()
-    file = world.flat_file(10)
-    await file.init_offset(0)
-    await file.append(b"1234", 1)
+    _, file = await begin_file()
     assert await file.append(b"x" * 11, 2) is AppendResult.FILE_FULL
     assert await file.append(b"x" * 10, 2) is AppendResult.SUCCESS
     assert [one.base_offset for one in file.segments] == [0, 4]
@@ -149,10 +155,7 @@ async def test_every_segment_and_its_size_are_durable_after_a_restart() -> None:
 
 
 async def test_a_segment_of_unknown_size_is_not_taken_for_an_empty_one() -> None:
-    world, _, _ = a_world()
-    file = world.flat_file(10)
-    await file.init_offset(0)
-    await file.append(b"1234", 1)
+    world, file = await begin_file()
     await file.commit()
     backend_of(file).size_known = False
     with pytest.raises(SizeUnknownError):
@@ -160,10 +163,7 @@ async def test_a_segment_of_unknown_size_is_not_taken_for_an_empty_one() -> None
 
 
 async def test_a_segment_never_overlaps_the_one_before() -> None:
-    world, _, _ = a_world()
-    file = world.flat_file(10)
-    await file.init_offset(0)
-    await file.append(b"1234", 1)
+    _, file = await begin_file()
     with pytest.raises(ValueError, match=r"3.*4"):
         await file.roll(3)
     assert len(file.segments) == 1
@@ -190,10 +190,7 @@ async def test_a_segment_that_can_not_be_deleted_stays_in_the_metadata_and_goes_
 
 
 async def test_what_waits_for_a_commit_does_not_expire() -> None:
-    world, _, _ = a_world()
-    file = world.flat_file(10)
-    await file.init_offset(0)
-    await file.append(b"1234", 1)
+    _, file = await begin_file()
     assert await file.expire(NOW_MS) == 0
     await file.commit()
     assert await file.expire(1) == 0, "not older, but as old"
@@ -418,6 +415,13 @@ def fill(index: KeyIndexService, count: int, first: int = 0) -> None:
         index.put(QUEUE.topic, 1, 0, [f"k{at}"], at, 10, NOW_MS)
 
 
+async def begin_index() -> tuple[MemoryShelf, MemorySegmentStore, KeyIndexService]:
+    shelf, store = MemoryShelf(), MemorySegmentStore()
+    index = await an_index(shelf, store)
+    fill(index, 9)
+    return shelf, store, index
+
+
 async def found_in(index: KeyIndexService, count: int) -> list[int]:
     return [len(await index.query(QUEUE.topic, f"k{at}", 9)) for at in range(count)]
 
@@ -442,9 +446,7 @@ async def test_an_index_file_is_found_wherever_its_upload_ends(failing: str) -> 
 
 
 async def test_an_index_file_whose_upload_fails_stays_local_and_goes_later() -> None:
-    shelf, store = MemoryShelf(), MemorySegmentStore()
-    index = await an_index(shelf, store)
-    fill(index, 9)
+    shelf, store, index = await begin_index()
     await index.flush()
     (oldest, *_) = index.begins_ms
     backend = FailingSegment()
@@ -461,9 +463,7 @@ async def test_an_index_file_whose_upload_fails_stays_local_and_goes_later() -> 
 
 
 async def test_index_files_begin_apart_though_the_clock_is_set_back() -> None:
-    shelf, store = MemoryShelf(), MemorySegmentStore()
-    index = await an_index(shelf, store)
-    fill(index, 9)
+    shelf, store, index = await begin_index()
     await index.flush()
     again = await an_index(shelf, store, NOW_MS - 1000)
     fill(again, 9, first=9)
@@ -473,9 +473,7 @@ async def test_index_files_begin_apart_though_the_clock_is_set_back() -> None:
 
 
 async def test_remains_of_a_killed_upload_are_not_a_part_of_the_next() -> None:
-    shelf, store = MemoryShelf(), MemorySegmentStore()
-    index = await an_index(shelf, store)
-    fill(index, 9)
+    shelf, store, index = await begin_index()
     (oldest, *_) = index.begins_ms
     store.segments[PATH, SegmentType.INDEX, oldest] = MemorySegment(b"half of an upload")
     assert await index.compact_oldest()
@@ -484,9 +482,7 @@ async def test_remains_of_a_killed_upload_are_not_a_part_of_the_next() -> None:
 
 
 async def test_puts_during_an_upload_are_not_lost() -> None:
-    shelf, store = MemoryShelf(), MemorySegmentStore()
-    index = await an_index(shelf, store)
-    fill(index, 9)
+    _, store, index = await begin_index()
     backend = FailingSegment()
     backend.waits = asyncio.Event()
     store.segments[PATH, SegmentType.INDEX, index.begins_ms[0]] = backend

@@ -165,6 +165,13 @@ async def fill(file: MessageFile, count: int, first_ms: int, step_ms: int = HOUR
         assert await file.commit()
 
 
+async def begin_with(count: int, first_ms: int = NOW_MS) -> tuple[World, MessageFile]:
+    world = World()
+    file = await world.file()
+    await fill(file, count, first_ms)
+    return world, file
+
+
 async def offsets(file: MessageFile) -> list[int]:
     found: list[int] = []
     at = await file.first_offset()
@@ -272,9 +279,7 @@ async def test_the_time_of_a_check_is_noted() -> None:
 
 
 async def test_messages_stored_with_a_slow_clock_are_kept_as_long() -> None:
-    world = World()
-    file = await world.file()
-    await fill(file, 8, first_ms=1)
+    world, file = await begin_with(8, first_ms=1)
     expiry = await world.expiry()
     world.now_ms += 72 * HOUR_MS
     assert await expiry.expire_due() == 0
@@ -290,9 +295,7 @@ async def test_messages_stored_with_a_slow_clock_are_kept_as_long() -> None:
 async def test_a_crash_at_any_step_loses_nothing_and_is_finished(is_done_first: bool) -> None:
     step = 0
     while True:
-        world = World()
-        file = await world.file()
-        await fill(file, 12, NOW_MS)
+        world, file = await begin_with(12)
         end, log_end = file.commit_offset, file.commit_log.commit_offset
         world.now_ms += 200 * HOUR_MS
         expiry = await world.expiry()
@@ -323,9 +326,7 @@ async def test_a_crash_at_any_step_loses_nothing_and_is_finished(is_done_first: 
 
 
 async def test_a_process_that_was_replaced_deletes_nothing() -> None:
-    world = World()
-    file = await world.file()
-    await fill(file, 8, NOW_MS)
+    world, _ = await begin_with(8)
     world.now_ms += 200 * HOUR_MS
 
     async def fenced() -> None:
@@ -366,9 +367,7 @@ async def test_an_empty_segment_holds_up_no_expiry() -> None:
 
 async def test_a_queue_of_an_older_version_goes_on_behind_its_last_item() -> None:
     """It noted no end of the commit log, and the log may have expired alone."""
-    world = World()
-    file = await world.file()
-    await fill(file, 8, NOW_MS)
+    world, file = await begin_with(8)
     log_end = file.commit_log.commit_offset
     await file.expire(0)
     await file.commit_log.expire(NOW_MS + 100 * HOUR_MS)
@@ -386,9 +385,7 @@ async def test_a_queue_of_an_older_version_goes_on_behind_its_last_item() -> Non
 
 
 async def test_a_deletion_waits_for_the_reads_under_way() -> None:
-    world = World()
-    file = await world.file()
-    await fill(file, 8, NOW_MS)
+    world, file = await begin_with(8)
     world.store.reads, world.store.gated_read = 0, 1
     reading = asyncio.create_task(file.consume_queue.read(0, 20))
     await until(lambda: world.store.reads == 1, "the read")
@@ -402,9 +399,7 @@ async def test_a_deletion_waits_for_the_reads_under_way() -> None:
 
 @pytest.mark.parametrize("gated_read", range(1, 9))
 async def test_a_read_that_an_expiry_overtakes_ends_well(gated_read: int) -> None:
-    world = World()
-    file = await world.file()
-    await fill(file, 16, NOW_MS)
+    world, file = await begin_with(16)
     fetcher = Fetcher({QUEUE: file}, (await world.expiry())._index, lambda: NOW_MS)
     world.store.reads, world.store.gated_read = 0, gated_read
     fetching = asyncio.create_task(fetcher.fetch(QUEUE, 0, 32))
@@ -428,9 +423,7 @@ async def test_a_read_that_an_expiry_overtakes_ends_well(gated_read: int) -> Non
 
 
 async def test_what_is_appended_while_the_last_segment_goes_is_kept() -> None:
-    world = World()
-    file = await world.file()
-    await fill(file, 2, NOW_MS)
+    world, file = await begin_with(2)
     world.now_ms += 200 * HOUR_MS
     appended = False
     save = world.keeper.save
