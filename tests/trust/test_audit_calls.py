@@ -73,13 +73,13 @@ class Scene:
         """Return what the lines of a method say."""
         return [line.members() for line in self.writer.of(call)]
 
-    def pipeline(self, *messages: Iterator[objects_pb2.CommitPipelineRequest]) -> Any:
+    def pipeline(self, messages: Iterator[objects_pb2.CommitPipelineRequest] | None = None) -> Any:
         """Call CommitPipeline."""
         return self.rpcs.channel.stream_stream(
             "/streammeta.v1.ObjectService/CommitPipeline",
             request_serializer=objects_pb2.CommitPipelineRequest.SerializeToString,
             response_deserializer=objects_pb2.CommitPipelineResponse.FromString,
-        )(*messages)
+        )(messages)
 
 
 def record_in_memory(
