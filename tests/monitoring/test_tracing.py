@@ -137,10 +137,10 @@ def test_work_for_several_spans_is_a_child_of_the_first_and_linked_to_the_others
 ) -> None:
     with tracing.span("first"):
         work = tracing.begin("work")
-        assert work.shared("work") is work
+        assert work.share("work") is work
     for name in ("second", "third"):
         with tracing.span(name):
-            assert work.shared("work").shared("work") is work
+            assert work.share("work").share("work") is work
     work.end()
     spans = exported.get_finished_spans()
     first, second, third = (only(spans, name) for name in ("first", "second", "third"))
@@ -154,9 +154,9 @@ def test_work_for_several_spans_is_a_child_of_the_first_and_linked_to_the_others
 def test_work_is_traced_from_the_first_sampled_span_that_it_is_for() -> None:
     with exporting(ParentBased(ALWAYS_OFF)) as exported:
         work = tracing.begin("work")
-        assert work.shared("work") is work
+        assert work.share("work") is work
         with tracing.serving("call", PARENT):
-            work = work.shared("work")
+            work = work.share("work")
         work.end()
         done, call = exported.get_finished_spans()[::-1]
         assert (done.name, parents(done)) == ("work", [ids(call)[1]])

@@ -88,7 +88,7 @@ class SimStorage:
         """
         if (shortage := self._shortage_at_start) is not None:
             self._is_full, self._full_since = True, shortage
-            self._place.returned(0, is_disk_full=True)
+            self._place.record_results(0, is_disk_full=True)
             self._node.later(0, lambda: self._on_full(shortage))
             self._retry_later()
 
@@ -147,7 +147,7 @@ class SimStorage:
         took = node.disk_delay() if is_slow else 0
         world.count("flushes on the event loop")
         progress = self._worker.run(work, may_refill=False)
-        self._place.flushed_on_loop(took / 1000, (world.timeline.now + took) / 1000)
+        self._place.record_loop_flush(took / 1000, (world.timeline.now + took) / 1000)
         if progress.full is not None:
             self._give(progress.left)
         if took:
@@ -164,7 +164,7 @@ class SimStorage:
     # -- working
 
     def _give(self, work: Sequence[quorum_disk.Work]) -> None:
-        self._place.given()
+        self._place.record_work()
         self._given += 1
         self._queue.extend(work)
         self._begin()
@@ -196,7 +196,7 @@ class SimStorage:
             self._take(progress, progress.full, given)
 
     def _take(self, progress: quorum_disk.Progress, full: DiskFullError | None, given: int) -> None:
-        self._place.returned(given, is_disk_full=full is not None)
+        self._place.record_results(given, is_disk_full=full is not None)
         if (full is not None) != self._is_full:
             self._is_full = full is not None
             self._on_full(full)

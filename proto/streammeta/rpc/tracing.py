@@ -83,7 +83,7 @@ class OpenSpan:
         """Remove the span from its trace. It must have no children."""
         self._span = None
 
-    def shared(self, name: str) -> OpenSpan:
+    def share(self, name: str) -> OpenSpan:
         """Return the span, called `name`, of work that also serves the current span.
 
         Its parent is the first sampled span that the work serves. It and each later one are linked

@@ -468,7 +468,7 @@ class StreamWriter(ClosedAtExit):
         """
         loop = self._loop or self._start()
         if tracing.is_on():
-            self._open_span = self._open_span.shared(APPEND_SPAN)
+            self._open_span = self._open_span.share(APPEND_SPAN)
         if to_log:
             self._tally.count_append(run.end_offset - base_offset, size)
 

@@ -45,11 +45,11 @@ class FlushPlace:
 
     # -- work of the thread
 
-    def given(self) -> None:
+    def record_work(self) -> None:
         """Record that the thread was given work, and with it the journal."""
         self._at_thread += 1
 
-    def returned(self, count: int, *, is_disk_full: bool) -> None:
+    def record_results(self, count: int, *, is_disk_full: bool) -> None:
         """Record that the thread has finished and reported `count` items of work.
 
         On a full disk it continues by itself as soon as there is room.
@@ -66,7 +66,7 @@ class FlushPlace:
         is_quick = self._sum_s <= QUICK_S * len(self._last) or not self._last
         return is_quick and size <= SMALL_BYTES and now >= self._thread_until
 
-    def flushed(self, took_s: float) -> None:
+    def record_flush(self, took_s: float) -> None:
         """Record the duration of a flush in either place."""
         if len(self._last) == REMEMBERED:
             self._sum_s -= self._last[0]
@@ -75,12 +75,12 @@ class FlushPlace:
         self._last.append(took_s)
         self._sum_s += took_s
 
-    def flushed_on_loop(self, took_s: float, now: float) -> None:
+    def record_loop_flush(self, took_s: float, now: float) -> None:
         """Record a flush that just ended on the loop.
 
         After a slow one the thread flushes for a while.
         """
-        self.flushed(took_s)
+        self.record_flush(took_s)
         if took_s < SLOW_S:
             return
         has_recovered = now - self._thread_until > self._backoff_s

@@ -373,7 +373,7 @@ class JournalThread:
 
     def _give(self, work: Sequence[Work]) -> None:
         # From here on the journal belongs to the thread, until it has reported everything.
-        self._place.given()
+        self._place.record_work()
         self._queue.put(work)
 
     def _write_here(self) -> None:
@@ -389,7 +389,7 @@ class JournalThread:
             return
 
         now = time.monotonic()
-        self._place.flushed_on_loop(now - began, now)
+        self._place.record_loop_flush(now - began, now)
         if progress.full is not None:
             self._give(progress.left)  # the thread retries, and reports the full disk
         for report in progress.reports:
@@ -398,9 +398,9 @@ class JournalThread:
     def _take(self, done: _Round) -> None:
         """Pass on the thread's results. The journal belongs to the loop again if they are all."""
         full = done.progress.full
-        self._place.returned(done.given, is_disk_full=full is not None)
+        self._place.record_results(done.given, is_disk_full=full is not None)
         if done.flush_s is not None:
-            self._place.flushed(done.flush_s)
+            self._place.record_flush(done.flush_s)
         if (full is not None) != self._is_full:
             self._is_full = full is not None
             self._on_full(full)

@@ -107,7 +107,7 @@ class AwaitedViews:
             if entry in self._awaited:
                 self._awaited.remove(entry)
 
-    def reached(self, end_offset: int) -> None:
+    def freeze_up_to(self, end_offset: int) -> None:
         """Freeze a view for each request that waits for an offset up to `end_offset`.
 
         Must be called while no entry at or above the awaited offset has been applied: before the
@@ -121,7 +121,7 @@ class AwaitedViews:
             if not future.done():
                 future.set_result(self._freeze(offset))
 
-    def passed(self, end_offset: int) -> None:
+    def reject_below(self, end_offset: int) -> None:
         """Reject requests that wait for an offset below `end_offset`, which was skipped."""
         for offset, future in [entry for entry in self._awaited if entry[0] < end_offset]:
             self._awaited.remove((offset, future))

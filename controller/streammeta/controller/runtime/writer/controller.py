@@ -366,7 +366,7 @@ class MetadataController:
                 self._replay(batch)
         self._metadata.forget_undo(high_watermark)
         self._log_hash.forget_undo(high_watermark)
-        self._awaited_views.reached(high_watermark)
+        self._awaited_views.freeze_up_to(high_watermark)
         self._advance(high_watermark)
         self._changes.extend(batches, high_watermark)
 
@@ -439,7 +439,7 @@ class MetadataController:
         # Apply first: a record that can't be applied must never be replicated.
         payload = encode_records(records)
         require_entry(len(payload))
-        self._awaited_views.reached(offset)
+        self._awaited_views.freeze_up_to(offset)
         self._metadata.apply(offset, records)
         try:
             end_offset = log.append([payload], required_base_offset=offset)
@@ -448,7 +448,7 @@ class MetadataController:
             raise
         self._uncommitted.append((offset, records))
         self._log_hash.extend(offset, payload)
-        self._awaited_views.reached(end_offset)
+        self._awaited_views.freeze_up_to(end_offset)
         return end_offset
 
     def _replay(self, batch: Batch) -> None:
@@ -461,7 +461,7 @@ class MetadataController:
                     f"the record at offset {offset} is committed, but this leader has only "
                     f"replayed its log below {self._metadata.applied_end_offset}"
                 )
-            self._awaited_views.reached(offset)
+            self._awaited_views.freeze_up_to(offset)
             self._metadata.apply(offset, decode_records(payload))
             self._log_hash.extend(offset, payload)
 
@@ -588,8 +588,8 @@ class MetadataController:
         self._metadata = loaded.cluster_metadata
         self._log_hash = RollingHash(loaded.log_hash)
         end_offset = self._metadata.applied_end_offset
-        self._awaited_views.passed(end_offset)
-        self._awaited_views.reached(end_offset)
+        self._awaited_views.reject_below(end_offset)
+        self._awaited_views.freeze_up_to(end_offset)
         self._advance(end_offset)
         self._changes.restart(end_offset)
 
