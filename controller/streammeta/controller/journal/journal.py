@@ -177,6 +177,8 @@ class Journal:
 
     def sync(self) -> None:
         """Make everything appended durable."""
+        # A larger end would vouch to the leader for entries that no disk has.
+        assert self.flushed_end <= self.end_offset, "flushed entries are in the log"
         if self.flushed_end == self.end_offset:
             return
         began = time.perf_counter()
