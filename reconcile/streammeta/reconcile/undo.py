@@ -99,6 +99,7 @@ def undo(
             found = _in_quarantine(store, namespace, candidates)
             while batch := list(itertools.islice(found, _BATCH)):
                 if is_ending():
+                    # An upper bound: some candidates may not be in quarantine.
                     left = len(candidates) - counts.total()
                     break
                 # Per batch: after a lost lease another run may delete the objects that undo

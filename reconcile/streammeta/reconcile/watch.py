@@ -139,6 +139,7 @@ def watch(
         for draft in folder.iterdir():
             if _DRAFT.fullmatch(draft.name):  # left by a killed process
                 shutil.rmtree(draft, ignore_errors=True)
+        # From the status of the previous process, so that a restart does not reset the metric.
         last_success_ms = _last_success_ms(folder)
         for number in itertools.count(1):
             last = _run_round(config, ending, last_success_ms, progress)

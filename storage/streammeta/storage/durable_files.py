@@ -342,6 +342,7 @@ class _NamingFile:
         """Nothing to prepare."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        # Calls on a descriptor raise errors without a file name, which an operator needs.
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(self._path)
 

@@ -152,6 +152,7 @@ class FrameReader:
 
     def _read(self, position: int, size: int) -> bytes:
         start = position - self._window_start
+        # Sequential reads hit the window, one read of the file per megabyte.
         if start + size > len(self._window):
             # A frame larger than the window is read as a whole.
             self._window = self._file.read(position, max(size, WINDOW_BYTES))
@@ -278,6 +279,7 @@ class SlotFile:
         slot = self.encode(self._log_id, self._layout.pack(sequence, *values))
         # A slot torn by a full disk is written again before the other one, which is whole.
         self._file.write(self._positions[sequence % 2], slot)
+        # Only after the write: a failed one is repeated with the same slot.
         self._sequence = sequence
 
     @staticmethod

@@ -64,8 +64,10 @@ def place_of(uri: str) -> str:
     """
     try:
         if urlsplit(uri).scheme == "file":
+            # Links to one folder are one place.
             return Path(unquote(urlsplit(uri).path)).resolve().as_uri()
         config = S3Config.from_uri(uri)
+        # The order of botocore: the variable of the service overrides the general one.
         from_environment = (os.environ.get(name) for name in _ENDPOINT_VARIABLES)
         endpoint = config.endpoint_url or next(filter(None, from_environment), None)
         return f"s3://{config.bucket} at {_AMAZON if endpoint is None else _normal(endpoint)}"

@@ -193,6 +193,7 @@ def _write_part(part: _Part, path: Path, budget: _Budget, keys: KeyNumbers) -> i
         with closing(part), table_writer(path, LISTING_COLUMNS) as writer:
             for rows in gather_batches(budget.count(part), ROWS_A_GROUP):
                 writer.write_batch(rows)
+                # After the write, so that a failed part does not count.
                 keys.add(rows)
                 total += rows.num_rows
     except BaseException:

@@ -61,6 +61,7 @@ def judge_locally(draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict,
     """See `Engine.judge`."""
     counts = _Counts()
     with ExitStack() as stack:
+        # Unbuffered, because other threads read it by position.
         scratch = stack.enter_context(tempfile.TemporaryFile(dir=draft, buffering=0))
         spread = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=draft)))
         metadata = MetadataJoin(draft / plan_folder.MAP, scratch)
@@ -195,6 +196,7 @@ class _Report:
         first = 0
         named: list[pa.Table] = []
         for group, count in zip(piece.groups, piece.rows_of_groups(), strict=True):
+            # Orphans ascend, so the rows of a group are a slice.
             rows = orphans[slice(*np.searchsorted(orphans, (first, first + count)))] - first
             first += count
             if len(rows):

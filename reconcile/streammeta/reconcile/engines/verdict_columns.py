@@ -1,6 +1,6 @@
-"""Rows of the report as expressions of Spark, which its JVM computes: no row passes through Python.
+"""Rows of the report as Spark expressions, computed in the JVM without passing through Python.
 
-The ladder of verdicts is that of `verdicts`.
+Uses the rules of `verdicts`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _verdict(rules: Rules) -> Column:
 
 
 def _key_of(object_id: str, namespace: str) -> Column:
-    """The key that an object should have, as `key_for` makes it."""
+    """Return the key of an object, like `key_for`."""
     from pyspark.sql import functions as sql
 
     digits = sql.lower(sql.hex(sql.col(object_id)))

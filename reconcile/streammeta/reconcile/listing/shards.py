@@ -82,6 +82,7 @@ def shards_of_content(store: ObjectStore, namespace: str) -> tuple[Shard, ...]:
         for info in first
         if owner_of(info.key, namespace)[0] is Owner.OWN
     ]
+    # An estimate from few keys would be far off.
     if len(prefixes) < _SAMPLE // 2:
         return shards_of(1)  # few keys, or other keys come first
     # Share of the key space that the sample covers, if ids are spread evenly.

@@ -1,7 +1,7 @@
 """Start of Arrow without pandas, and the return of memory that it and numpy have freed.
 
-Arrow looks for pandas once, at its first conversion, and takes more than a second of one core to
-import it if it is installed, as it is beside Spark. What needs pandas later, still gets it.
+Arrow imports pandas once, at its first conversion, if it is installed, as with Spark. That takes
+more than a second of one core. Later imports of pandas work as usual.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ _PANDAS = "pandas"
 
 
 class _Hiding(MetaPathFinder):
-    """Says of pandas, and of nothing else, that it is not installed."""
+    """Import hook that hides pandas and no other module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise `ModuleNotFoundError` for pandas; leave every other name to the next finder."""
+        """Raise `ModuleNotFoundError` for pandas. Other names are left to the next finder."""
         if fullname == _PANDAS:
             raise ModuleNotFoundError("pandas is hidden while Arrow starts", name=_PANDAS)
         return None
 
 
 def start_arrow() -> None:
-    """Have Arrow make its first conversion with pandas hidden from it.
+    """Make Arrow's first conversion while pandas is hidden.
 
-    For the start of a program: another thread that imported pandas at this moment would fail.
+    Call it at the start of a program: another thread that imports pandas meanwhile would fail.
     """
     import pyarrow as pa
 
+    # Imported already, so there is nothing to save.
     if _PANDAS in sys.modules:
         return
     hiding = _Hiding()
@@ -45,10 +46,9 @@ def start_arrow() -> None:
 
 
 def return_memory() -> None:
-    """Give memory that is free back to the system, for the end of a stage of the work.
+    """Return free memory to the system, at the end of a stage of the work.
 
-    Allocators keep what was freed for the thread that had it, and each stage has threads of its
-    own.
+    Allocators keep freed memory for the thread that had it, and each stage has other threads.
     """
     import pyarrow as pa
 

@@ -46,7 +46,7 @@ class Readable(Protocol):
         ...
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill a buffer, or a part of it; returns the number of bytes, 0 at the end."""
+        """Fill a buffer or a part of it, and return the number of bytes, 0 at the end."""
         ...
 
 
@@ -60,7 +60,7 @@ class SplicePart:
 
 
 class Splice:
-    """A Parquet file under way. See `open_splice`."""
+    """A Parquet file under construction. See `open_splice`."""
 
     def __init__(self, file: BufferedWriter, schema: pa.Schema) -> None:
         self._file = file
@@ -72,9 +72,9 @@ class Splice:
         self._buffer = bytearray(_COPY_BYTES)
 
     def add(self, part: SplicePart, made: Mapping[str, Pages]) -> None:
-        """Add a row group with the columns that were `made` for it; the others are copied.
+        """Add a row group. The columns in `made` are new, the others are copied.
 
-        One without rows is left out.
+        A group without rows is left out.
 
         Raises:
             SpliceError: a column is missing, is of another type, or has other rows than others.
@@ -109,10 +109,11 @@ class Splice:
         self._file.write(footer(self._schema, self._rows, self._groups))
 
     def _copy(self, source: Readable, chunks: Iterable[_Placed]) -> int:
-        """Copy these chunks and all between them; returns how far they have moved."""
+        """Copy these chunks and all between them, and return the distance that they moved."""
         places = [(start, start + chunk.size) for chunk, start in chunks]
         at, end = min(start for start, _ in places), max(end for _, end in places)
         moved = self._end - at
+        # One pass over adjacent columns, including the gaps, is faster than a read per column.
         source.seek(at)
         view = memoryview(self._buffer)
         while at < end:

@@ -39,10 +39,10 @@ SHOWN_VERDICTS = (
     Verdict.UNKNOWN_STATE,
     Verdict.FOREIGN,
 )
-"""Verdicts of which the report names keys."""
+"""Verdicts whose keys the report names."""
 
 FIGURE_COLUMNS = "key string, verdict string, size long, modified_ms long, map_node long"
-"""The columns of verdicts that figures are made of."""
+"""Columns of verdicts from which figures are computed."""
 
 KEYS_SHOWN = 20
 PREFIXES_SHOWN = 20
@@ -68,7 +68,7 @@ class Figures:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums under way."""
+    """Sums under construction."""
 
     ages: list[Tally] = field(default_factory=lambda: [Tally(0, 0)] * len(AGES))
     nodes: dict[int, Tally] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Sums:
 
 
 def figures_of(verdicts: Iterable[pa.RecordBatch], at_ms: int) -> Figures:
-    """Read rows with `FIGURE_COLUMNS`; ages are those at `at_ms`, in Unix milliseconds."""
+    """Return the figures of rows with `FIGURE_COLUMNS`. Ages are at `at_ms`, in Unix ms."""
     sums = _Sums()
     for rows in verdicts:
         _add_ages(sums, _of(rows, Verdict.ORPHAN), at_ms)
@@ -87,6 +87,7 @@ def figures_of(verdicts: Iterable[pa.RecordBatch], at_ms: int) -> Figures:
         _add_prefixes(sums, _of(rows, *unowned))
         for verdict in SHOWN_VERDICTS:
             keys = sums.examples.setdefault(verdict, [])
+            # Stops reading keys early: most batches have no more to show.
             if len(keys) < KEYS_SHOWN:
                 keys += (
                     _of(rows, verdict).column("key").slice(0, KEYS_SHOWN - len(keys)).to_pylist()
@@ -144,7 +145,7 @@ def _add_prefixes(sums: _Sums, others: pa.RecordBatch) -> None:
 
 
 def _grouped(rows: pa.RecordBatch) -> list[tuple[Any, Tally]]:
-    """Keys and bytes for each value of the first column; the other is `size`."""
+    """Return keys and bytes by the value of the first column. The other column is `size`."""
     (name, _) = rows.schema.names
     table = pa.Table.from_batches([rows]).group_by(name)
     counted = table.aggregate([([], "count_all"), ("size", "sum")]).to_pylist()

@@ -177,6 +177,7 @@ def _agreed_paths(known: Mapping[int, StreamPaths], needed: set[int]) -> dict[in
         if not torn and not missed:
             return paths
         out = (out | torn) - missed
+        # Pinned permanently, so an object leaves and returns at most once.
         pinned |= missed
         paths = {stream_id: paths_.find(out, pinned) for stream_id, paths_ in known.items()}
 
@@ -208,6 +209,7 @@ def _list_pieces(path: StreamPath, end_offset: int) -> list[_Piece]:
     for run, entry in path.entries:
         at = pieces[-1].records[-1].end if pieces else -1
         start = entry[0].start
+        # Adjacent entries of one object form one range.
         if at == start and pieces[-1].run is run:
             pieces[-1].records += entry
             continue

@@ -163,6 +163,7 @@ class Inventory:
 
 def parse_key(key: str) -> tuple[Folder, FileName, bool] | None:
     """Return folder, file and whether the key is a manifest, or None for a foreign key."""
+    # Manifest and file have one pattern, so a key can't match only as a manifest.
     found = _FOLDER.fullmatch(key.removesuffix(MANIFEST_SUFFIX))
     if found is None:
         return None

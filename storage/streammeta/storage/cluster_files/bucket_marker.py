@@ -217,6 +217,7 @@ def read_ownership(store: ObjectStore, namespace: str) -> Ownership:
     # One listing before any read: marks that appear in between count at the next read.
     keys = [info.key for info in store.list_objects(generations_prefix(namespace))]
     generations = _read_generations(store, namespace, keys)
+    # Listings are in key order, and the numbers have a fixed width, so the last is the newest.
     newest = generations[-1].marker if generations else _read_first_marker(store, namespace)
     return Ownership(
         marker=newest,

@@ -191,6 +191,7 @@ class _Limits:
 
     def __init__(self, ordered: StreamSetObjects, config: SelectionConfig) -> None:
         self._ids = ordered.object_id
+        # Sums of any span in constant time: the difference of two cumulative sums.
         self._bytes = np.concatenate(([0], np.cumsum(ordered.object_size)))
         self._ranges = np.concatenate(([0], np.cumsum(ordered.range_count)))
         self._config = config
@@ -311,5 +312,6 @@ def _without(spans: Iterable[_Span], mask: Mask) -> Mask:
 
 def _runs(mask: Mask) -> list[_Span]:
     """Return the half-open runs of rows where the mask is set."""
+    # A run begins where the mask rises and ends where it falls.
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -353,6 +353,7 @@ def first_turns(stream_id: int, now_s: float, schedule: StreamSchedule) -> Strea
 
     Stream ids spread the streams over the intervals, so that their turns do not coincide.
     """
+    # Fraction of the interval that counts as passed already, 0..1.
     part = (stream_id * _GOLDEN % 2**64) / 2**64
     return StreamTurns(
         opened_s=now_s,

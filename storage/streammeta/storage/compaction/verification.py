@@ -133,6 +133,7 @@ def check_blocks(
     for start in range(0, len(entries), _ENTRIES_AT_A_TIME):
         some = entries.span(start, start + _ENTRIES_AT_A_TIME)
         at = places[start : start + _ENTRIES_AT_A_TIME]
+        # Gathers one header per entry from anywhere in the buffer.
         heads = octets[at[:, None] + np.arange(_HEAD_SIZE)]
         streams, offsets = (
             _decode_numbers(heads[:, _STREAM_ID]),
@@ -224,6 +225,7 @@ class SourceChecks:
         for object_id, pieces in self._pieces.items():
             recorded = self._recorded[object_id]
             crc32c = _combine(pieces, recorded)
+            # Sources without complete reads are not counted as verified.
             self.checked += crc32c is not None
             if crc32c is not None and crc32c != recorded.crc32c:
                 found[object_id] = (

@@ -81,9 +81,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Limit of S3 for one DeleteObjects request.
 DELETE_BATCH = 1000
-# Name in the object's user metadata, stored by the server as x-amz-meta-put-id.
 _PUT_ID = "put-id"
 
 
@@ -106,7 +104,6 @@ class S3ObjectStore:
 
     def check(self) -> None:
         """See `ObjectStore.check`. Unlike HEAD, a listing returns the reason of a rejection."""
-        # HEAD has no body, so a rejected HEAD request would not explain itself.
         self._call("check", lambda: self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1))
 
     def until(self, deadline: float) -> S3ObjectStore:
@@ -136,7 +133,6 @@ class S3ObjectStore:
         options = {**self._checksum.of(body), **tagging(tags)}
         put_id = uuid.uuid4().hex
         if if_absent:
-            # Only conditional puts carry the id: it costs bytes in every later HEAD.
             options |= {"IfNoneMatch": "*", "Metadata": {_PUT_ID: put_id}}
 
         def put() -> None:
@@ -154,7 +150,6 @@ class S3ObjectStore:
         # A range of an empty object is an error, reading the whole object is not.
         options: Any = {} if whole else {"Range": f"bytes={start}-{last}"}
         if whole and self._checksum.is_stored:
-            # The server returns a stored checksum only on request, and only for whole objects.
             options["ChecksumMode"] = "ENABLED"
 
         def read() -> bytes:
@@ -216,7 +211,6 @@ class S3ObjectStore:
             yield from page.entries
             if page.next_options is None:
                 return
-            # Such a server would keep the listing in a loop that never ends.
             if page.next_options == options:
                 raise invalid_page("it names itself as the next page")
             options = page.next_options
@@ -232,10 +226,8 @@ class S3ObjectStore:
         found = source or self.head(source_key)
         if found.size <= COPIED_AT_ONCE:
             try:
-                # Some servers reject single copies of objects that were uploaded by parts.
                 self._copy_whole(found, source_key, target_key)
             except StoreRejectedError:
-                # An empty object has no range, so it can't be copied by parts.
                 if not found.size:
                     raise
             else:
@@ -313,8 +305,6 @@ class S3ObjectStore:
                 failed[key] = f"{code}: {error.get('Message', '')}"
                 if code == "AccessDenied":
                     failed[key] += f"; {required_right('DeleteObjects')}"
-                    # A key may be denied alone, as by a policy on a prefix, so the others still
-                    # count as deleted.
                     denied.add(key)
                 if code in THROTTLED_CODES:
                     throttled.add(key)
@@ -334,7 +324,6 @@ class S3ObjectStore:
         """See `PartCopies.start_upload`."""
         options = {**fields, **tagging(tags)}
         if self._checksum.is_stored:
-            # S3 keeps checksums of parts only if the upload named the algorithm at its start.
             options["ChecksumAlgorithm"] = self._checksum.algorithm
         answer = self._call(
             "start_multipart",
@@ -415,7 +404,6 @@ class S3ObjectStore:
                     upload_id=upload.upload_id,
                 )
             except UploadNotFoundError:
-                # The first request may have completed the upload before its response was lost.
                 if not self._is_made_of(upload.key, parts):
                     raise
 
@@ -424,13 +412,11 @@ class S3ObjectStore:
     def abort_multipart(self, upload: MultipartUpload) -> None:
         """See `ObjectStore.abort_multipart`."""
         view = copy.copy(self)
-        # Parts of an unfinished upload cost money until someone aborts it, so this call gets time
-        # even if the deadline of the caller has passed.
+        # Parts of an unfinished upload cost money until someone aborts it.
         view._deadline = with_clean_up(self._deadline)
         target = self._target(upload)
 
         def abort() -> None:
-            # Completed or aborted already, which is the goal of the call.
             with suppress(UploadNotFoundError):
                 self._translated(
                     lambda: self._client.abort_multipart_upload(**target),
@@ -467,8 +453,7 @@ class S3ObjectStore:
         Puts a few bytes under `key`. The caller has to delete it.
         """
         check_key(key)
-        # The second put sends other bytes of the same digest: a server that accepts them verifies
-        # nothing.
+        # A server that accepts the second put, other bytes of the same digest, verifies nothing.
         body = b"checked by the server, or not"
         return self._accepts(key, body, checksum.of(body)) and not self._accepts(
             key, body[1:], checksum.of(body)
@@ -528,7 +513,6 @@ class S3ObjectStore:
                 start=start,
                 upload_id=upload_id,
             )
-            # Keys may have been rotated. The retry, if the caller makes one, uses the new ones.
             if isinstance(failure, AccessDeniedError):
                 self._connection.renew()
             raise failure from error
@@ -545,8 +529,6 @@ class S3ObjectStore:
         except StoreRejectedError:
             if was_md5:
                 raise
-            # The rejection may have another reason. MD5 stays only if the server accepts this
-            # request.
             digests.are_md5 = True
         try:
             return self._translated(request, key=key)
@@ -556,8 +538,7 @@ class S3ObjectStore:
 
     def _once(self, put: Callable[[], None], key: str, put_id: str) -> Callable[[], None]:
         """Return a conditional put that recognizes its own object after a lost response."""
-        # Only an attempt without a response can have created the object. Without one, an existing
-        # object belongs to somebody else, even if its bytes are equal.
+        # Without an attempt that lost its response, an existing object is somebody else's.
         may_be_ours = False
 
         def attempt() -> None:
@@ -577,8 +558,6 @@ class S3ObjectStore:
         try:
             found = self._head_once(key)
         except ObjectNotFoundError as error:
-            # The put saw an object and HEAD did not. Only another attempt can tell who is first
-            # now.
             raise StoreUnavailableError(
                 f"object {key!r} was deleted after the put found it. Retry"
             ) from error
@@ -590,8 +569,6 @@ class S3ObjectStore:
         except ObjectNotFoundError:
             return False
         _, dash, count = found["ETag"].strip('"').rpartition("-")
-        # S3 appends the number of parts to the etag. Other servers may not, and then only sizes are
-        # compared.
         of_as_many = not (dash and count.isdecimal()) or int(count) == len(parts)
         return of_as_many and found["ContentLength"] == sum(part.size for part in parts)
 
@@ -619,7 +596,5 @@ class S3ObjectStore:
                 Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
             )
 
-        # S3 requires a digest of this body: a damaged list would delete other objects.
         answer = self._call("delete_many", lambda: self._digested(delete))
-        # A key that is absent is deleted. Most servers report success for it, a few an error.
         return [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
