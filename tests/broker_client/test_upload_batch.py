@@ -159,12 +159,14 @@ async def test_the_first_outcome_of_a_run_is_everybodys() -> None:
     good, bad = run_of(1, [1, 1]), run_of(2, [1])
     acks = [loop.create_future() for _ in range(4)]
     good.add_ack(acks[0], 7)
-    good.succeed()
-    good.fail(ValueError("too late"))
+    good.settle(None)
+    good.settle(ValueError("too late"))
+    good.answer()
     good.add_ack(acks[1], 8)
     bad.add_ack(acks[2], 14)
-    bad.fail(ValueError("first"))
-    bad.fail(ValueError("second"))
+    bad.settle(ValueError("first"))
+    bad.settle(ValueError("second"))
+    bad.answer()
     bad.add_ack(acks[3], 15)
     assert [acks[0].result(), acks[1].result()] == [7, 8]
     assert [str(ack.exception()) for ack in acks[2:]] == ["first", "first"]

@@ -1,17 +1,15 @@
-"""A batch in flight: its objects, its commit request and verdicts, and its turn.
+"""A batch in flight: its objects, its commit request and verdicts, and its stage.
 
-Rows of a commit are the runs of the stream set object, then one run for each stream object. Batches
-are submitted one after the other, without waiting for answers, and completed in the same order. If
-a batch has to be committed again, the controller rejected the later ones because it was missing. No
-other batch is submitted until all of them are completed. No I/O but the clock.
+Rows of a commit are the runs of the stream set object, then one run for each stream object. `core`
+decides when a batch enters a stage. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
 
 from streammeta.client.errors import ProtocolViolationError
 from streammeta.client.writing.object_encoder import EncodedObject
@@ -142,13 +140,35 @@ def _stream_objects(alone: Sequence[UploadedObject]) -> objects_pb2.StreamObject
     return columns
 
 
+class Waiter(Protocol):
+    """A caller that waits for its turn, such as an `asyncio.Event`."""
+
+    def set(self) -> None:
+        """Let the caller continue."""
+
+
+class Stage(IntEnum):
+    """Stages of a batch, in order."""
+
+    SEALED = 0
+    ENCODE = 1
+    UPLOAD = 2
+    SUBMIT = 3
+    FINISH = 4
+
+
 @dataclass(slots=True, eq=False)
 class BatchUpload:
-    """State of one batch: its objects, which of them are stored and committed, and failures."""
+    """State of one batch: its objects, which of them are stored and committed, and failures.
+
+    `stage` is the one that it entered last. `turn` waits for the next one.
+    """
 
     runs: list[StreamRun]
     encoded_bytes: int
-    before: BatchUpload | None = None
+    number: int
+    stage: Stage = Stage.SEALED
+    turn: Waiter | None = None
     log_end: int | None = None
     objects: list[EncodedObject] = field(default_factory=list)
     uploaded: list[UploadedObject] = field(default_factory=list)
@@ -158,14 +178,8 @@ class BatchUpload:
     submission: int = -1
     span: OpenSpan = NOT_TRACED
     """From the first append of the batch until it is settled."""
-    submitted: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    closed_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def age_s(self) -> float:
-        """Time since the batch was closed, in seconds."""
-        return time.monotonic() - self.closed_at
+    sealed_at: float = 0.0
+    """Monotonic time, in seconds."""
 
     def open_runs(self, content: EncodedObject) -> list[StreamRun]:
         """Return the runs of an object that are neither committed nor failed."""
@@ -173,58 +187,8 @@ class BatchUpload:
             run for run in content.runs if run not in self.committed and run not in self.failures
         ]
 
-    async def wait_settled_or(self, other: asyncio.Event) -> None:
-        """Wait until the batch is settled or `other` is set."""
-        waits = [asyncio.create_task(event.wait()) for event in (self.settled, other)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
     def exclude_failed_streams(self) -> None:
         """Fail the runs of streams that failed earlier: committing them would leave a gap."""
         for run in self.runs:
             if run.stream.failure is not None:
                 self.failures.setdefault(run, run.stream.error_after_failure())
-
-
-class CommitOrder:
-    """Turns of the batches. `BatchUpload.before` is the predecessor of a batch."""
-
-    def __init__(self) -> None:
-        self._newest: BatchUpload | None = None
-        # Cleared while a batch is committed again; set when the newest submitted batch is settled.
-        self._may_submit = asyncio.Event()
-        self._may_submit.set()
-
-    async def wait_to_submit(self, batch: BatchUpload) -> None:
-        """Wait until `batch` may be submitted."""
-        if batch.before is not None:
-            await batch.before.submitted.wait()
-        await self._may_submit.wait()
-
-    def mark_submitted(self, batch: BatchUpload) -> None:
-        """Let the next batch be submitted."""
-        self._newest = batch
-        batch.submitted.set()
-
-    async def wait_to_settle(self, batch: BatchUpload) -> None:
-        """Wait until all batches before `batch` are settled."""
-        if batch.before is not None:
-            await batch.before.settled.wait()
-
-    def hold(self) -> None:
-        """Submit no other batch until all submitted ones are settled."""
-        self._may_submit.clear()
-
-    def mark_settled(self, batch: BatchUpload) -> None:
-        """Let the next batch be settled, whether `batch` was committed or not."""
-        # A batch that ended before its submission must not block its successors.
-        batch.submitted.set()
-        batch.settled.set()
-        # Without the reference a long row of batches would stay in memory.
-        batch.before = None
-        if self._newest is batch:
-            self._newest = None
-            self._may_submit.set()

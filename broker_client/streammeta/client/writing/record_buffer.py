@@ -7,11 +7,11 @@ object, and a single stream always gets a stream object. Pure: no I/O, no clock,
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from streammeta.client.arguments import INT64_MAX, as_payload, check_int, check_items
 from streammeta.client.errors import StreamFailedError, WriterClosedError
@@ -58,9 +58,22 @@ class WriterStream:
         return error
 
 
+class Ack(Protocol):
+    """The answer to an append, such as an `asyncio.Future` of its base offset."""
+
+    def done(self) -> bool:
+        """Return whether it has its result, or its caller cancelled it."""
+
+    def set_result(self, result: int, /) -> None:
+        """Answer the append with its base offset."""
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """Fail the append."""
+
+
 @dataclass(slots=True, eq=False)
 class StreamRun:
-    """Consecutive encoded records of one stream, and the futures of their appends.
+    """Consecutive encoded records of one stream, and the answers to their appends.
 
     `segments` has the records back to back until they are moved into an object. `lengths` and
     `offsets` are the payload size and base offset of each record. `cost` is the run's share of the
@@ -75,7 +88,7 @@ class StreamRun:
     segments: deque[bytearray] = field(default_factory=lambda: deque([bytearray()]))
     lengths: array[int] = field(default_factory=lambda: array("I"))
     offsets: array[int] = field(default_factory=lambda: array("q"))
-    acks: list[asyncio.Future[int]] = field(default_factory=list)
+    acks: list[Ack] = field(default_factory=list)
     ack_offsets: array[int] = field(default_factory=lambda: array("q"))
     min_timestamp_ms: int = UNKNOWN_TIME
     max_timestamp_ms: int = UNKNOWN_TIME
@@ -117,12 +130,12 @@ class StreamRun:
                 f" expected {self.end_offset}"
             )
 
-    def add_ack(self, ack: asyncio.Future[int], base_offset: int) -> None:
-        """Complete `ack` when the run is settled, or now if it is."""
+    def add_ack(self, ack: Ack, base_offset: int) -> None:
+        """Complete `ack` when the run is answered, or now if it is settled."""
         self.acks.append(ack)
         self.ack_offsets.append(base_offset)
         if self.is_settled:
-            self._answer()
+            self.answer()
 
     def cover(self, times: tuple[int, int]) -> None:
         """Widen the time bounds for the next record. A record without a time makes them unknown."""
@@ -137,17 +150,11 @@ class StreamRun:
             elif latest_ms > self.max_timestamp_ms:
                 self.max_timestamp_ms = latest_ms
 
-    def succeed(self) -> None:
-        """Complete every append with its base offset."""
-        self.is_settled = True
-        self._answer()
-
-    def fail(self, error: Exception) -> None:
-        """Fail every append that is not known to be committed. The first error stays."""
+    def settle(self, error: Exception | None) -> None:
+        """Set the outcome, which `answer` reports to the appends. The first one stays."""
         # A later failure is only a consequence of the first one.
         if not self.is_settled:
             self.is_settled, self.outcome = True, error
-        self._answer()
 
     def cut_short(self, *, was_submitted: bool) -> WriterClosedError:
         """Build the error of a run whose upload was cancelled."""
@@ -161,7 +168,8 @@ class StreamRun:
             f" {self.end_offset}) was cancelled. {end}"
         )
 
-    def _answer(self) -> None:
+    def answer(self) -> None:
+        """Complete every append with its base offset, or with the error of the settled run."""
         error = self.outcome
         for base_offset, ack in zip(self.ack_offsets, self.acks, strict=True):
             # The caller may have cancelled its append.

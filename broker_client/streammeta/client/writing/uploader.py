@@ -27,8 +27,6 @@ from streammeta.client.deprecations import find_rejection_callback
 from streammeta.client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
-    NodeFencedError,
-    NodeNotRegisteredError,
     ObjectExpiredError,
     OffsetMismatchError,
     OutcomeUnknownError,
@@ -104,7 +102,6 @@ class Uploader:
         )
         # One thread: two would encode no faster, and memory may hold only one object twice.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        self._encoding = asyncio.Lock()
         self._preparing = asyncio.Lock()
         # The controllers reject a stream set object with an id below the node's last committed one.
         self._newest_shared_id = -1
@@ -125,9 +122,8 @@ class Uploader:
         def build() -> list[EncodedObject]:
             return [encode_object(plan, block_bytes) for plan in plans]
 
-        async with self._encoding:
-            loop = asyncio.get_running_loop()
-            batch.objects = await loop.run_in_executor(self._encoder, build)
+        loop = asyncio.get_running_loop()
+        batch.objects = await loop.run_in_executor(self._encoder, build)
 
     async def upload(self, batch: BatchUpload) -> None:
         """Put the objects of `batch` that have open runs into the store under fresh ids.
@@ -424,11 +420,6 @@ class Uploader:
             await notification
         except Exception:  # noqa: BLE001 - an observer is foreign code; it is logged in full
             _log.exception("an upload observer failed, the upload continues")
-
-
-def is_fencing(error: Exception) -> bool:
-    """Return whether `error` fences the whole node, not only one stream or object."""
-    return isinstance(error, NodeFencedError | NodeNotRegisteredError)
 
 
 def _has(late: Late, kind: type[Exception]) -> bool:
