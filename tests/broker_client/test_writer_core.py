@@ -13,8 +13,8 @@ from streammeta.client.config import ACK_OVERHEAD, RECORD_OVERHEAD
 from streammeta.client.errors import (
     BrokerClientError,
     WriterClosedError,
-    refusal,
 )
+from  import refusal
 from streammeta.client.writing.attached_streams import AttachedStreams
 from streammeta.client.writing.batch import BatchUpload, Stage
 from streammeta.client.writing.core import (
