@@ -12,9 +12,9 @@ from streammeta.client import OpenedStream, WriterConfig
 from streammeta.client.config import ACK_OVERHEAD, RECORD_OVERHEAD
 from streammeta.client.errors import (
     BrokerClientError,
+    NodeFencedError,
     WriterClosedError,
 )
-from  import refusal
 from streammeta.client.writing.attached_streams import AttachedStreams
 from streammeta.client.writing.batch import BatchUpload, Stage
 from streammeta.client.writing.core import (
@@ -25,7 +25,6 @@ from streammeta.client.writing.core import (
 )
 from streammeta.client.writing.record_buffer import StreamRun
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
-from streammeta.v1.common_pb2 import ERROR_CODE_NODE_FENCED
 
 _STREAMS = 4
 _CONFIG = WriterConfig(
@@ -268,7 +267,7 @@ class WriterSimulation:
 
 
 def _fencing() -> Exception:
-    return refusal(ERROR_CODE_NODE_FENCED, "the test")
+    return NodeFencedError("the test")
 
 
 @pytest.mark.parametrize("seed", range(150))
