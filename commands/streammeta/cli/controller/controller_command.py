@@ -292,9 +292,9 @@ def controller(
     """Run one controller of a cluster.
 
     Create the data directory first with `streammeta storage format`, which also names the voters.
-    Once the controller serves, it prints one line starting with `ready` on standard output. Logs
-    go to standard error. Ctrl-C or SIGTERM ends it: a leader first transfers leadership to another
-    controller. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are the credentials of the bucket.
+    Once the controller serves, it prints one line starting with `ready`. Logs go to standard
+    error. Ctrl-C or SIGTERM ends it: a leader first transfers leadership. AWS_ACCESS_KEY_ID and
+    AWS_SECRET_ACCESS_KEY are the credentials of the bucket.
 
     \b
     Example, a cluster of one:
@@ -337,7 +337,6 @@ def controller(
         check(config)
         click.echo("the configuration is valid")
         return
-    # Only a controller that runs writes logs.
     configure_logging(log_level)
     _run(config)
 

@@ -48,15 +48,18 @@ def _refuse_anchors(request: object) -> None:
 
 
 def _namespaces(request: object) -> Iterable[str]:
+    # In the order of the request, so that every repeat names the same namespace in its error.
     match request:
         case requests.PutKVs():
-            return {item.namespace for item in request.items}
+            return dict.fromkeys(item.namespace for item in request.items)
         case requests.CommitStreamSetObject() | requests.CommitStreamObject():
-            return {item.namespace for item in request.kv_puts}
+            return dict.fromkeys(item.namespace for item in request.kv_puts)
         case requests.CommitNamedObjects():
-            return {item.owner_key.namespace for item in request.objects if item.owner_key}
+            return dict.fromkeys(
+                item.owner_key.namespace for item in request.objects if item.owner_key
+            )
         case requests.GetKVs() | requests.DeleteKVs():
-            return {key.namespace for key in request.keys}
+            return dict.fromkeys(key.namespace for key in request.keys)
         case requests.ListKVs() if not request.namespaces:
             return (request.namespace,)
         case _:

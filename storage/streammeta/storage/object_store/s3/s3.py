@@ -1,7 +1,6 @@
 """S3 object store, through botocore.
 
-Owns the requests and their retries. Botocore's own retries are off, because it neither retries an
-interrupted body nor treats every 429 as throttling. `s3_client` translates errors.
+Owns the requests. `s3_calls` retries them, and `s3_client` translates errors.
 """
 
 from __future__ import annotations
@@ -15,18 +14,14 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from streammeta.storage.errors import (
-    AccessDeniedError,
-    ObjectChangedError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreRejectedError,
     StoreUnavailableError,
     UploadNotFoundError,
 )
-from streammeta.storage.object_store.protocol.address import Checksum, S3Config
+from streammeta.storage.object_store.protocol.address import Checksum
 from streammeta.storage.object_store.protocol.base import (
     Body,
     DeleteResult,
@@ -42,26 +37,22 @@ from streammeta.storage.object_store.protocol.base import (
     check_tags,
 )
 from streammeta.storage.object_store.protocol.calls import (
-    Meter,
     StoreMetrics,
     earlier,
-    received_bytes,
     with_clean_up,
 )
 from streammeta.storage.object_store.protocol.reads import Scatter
-from streammeta.storage.object_store.protocol.retry import Retrier, RetryPolicy
 from streammeta.storage.object_store.s3.listing_page import ListingPage, invalid_page, to_ms
+from streammeta.storage.object_store.s3.s3_calls import S3Calls
 from streammeta.storage.object_store.s3.s3_client import (
     LISTING_PAGE,
     THROTTLED_CODES,
-    S3Connection,
     as_view,
     check_part,
     check_whole,
     required_right,
     sendable,
     tagging,
-    translate,
 )
 from streammeta.storage.object_store.s3.s3_copies import (
     COPIED_AT_ONCE,
@@ -71,7 +62,6 @@ from streammeta.storage.object_store.s3.s3_copies import (
 )
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import (
         CompletedPartTypeDef,
         DeleteObjectsOutputTypeDef,
@@ -85,22 +75,8 @@ DELETE_BATCH = 1000
 _PUT_ID = "put-id"
 
 
-class S3ObjectStore:
+class S3ObjectStore(S3Calls):
     """An `ObjectStore` in a bucket. It opens no connection before the first call."""
-
-    def __init__(self, config: S3Config, retry: RetryPolicy | None = None) -> None:
-        policy = retry or RetryPolicy()
-        self._bucket = config.bucket
-        self._endpoint = config.endpoint_url or "Amazon S3"
-        self._checksum = config.checksum
-        self._retrier = Retrier(policy)
-        self._meter = Meter()
-        self._deadline: float | None = None
-        self._connection = S3Connection(config, policy)
-
-    @property
-    def _client(self) -> S3Client:
-        return self._connection.client
 
     def check(self) -> None:
         """See `ObjectStore.check`. Unlike HEAD, a listing returns the reason of a rejection."""
@@ -473,68 +449,6 @@ class S3ObjectStore:
     def close(self) -> None:
         """See `ObjectStore.close`."""
         self._connection.client.close()
-
-    def _call(
-        self,
-        operation: str,
-        request: Callable[[], T],
-        *,
-        key: str = "",
-        start: int = 0,
-        upload_id: str = "",
-        sent: int = 0,
-        is_copy: bool = False,
-    ) -> T:
-        def translated() -> T:
-            try:
-                return self._translated(request, key=key, start=start, upload_id=upload_id)
-            except ObjectExistsError:
-                if is_copy:  # a copy's only condition is the etag of its source
-                    raise ObjectChangedError(key) from None
-                raise
-
-        with self._meter.call(operation, self._deadline) as tally:
-            result = self._retrier.call(translated, deadline=self._deadline, tally=tally)
-            tally.bytes_sent = sent
-            tally.bytes_received = received_bytes(result)
-        return result
-
-    def _translated(
-        self, request: Callable[[], T], *, key: str, start: int = 0, upload_id: str = ""
-    ) -> T:
-        try:
-            return request()
-        except (ClientError, BotoCoreError) as error:
-            failure = translate(
-                error,
-                bucket=self._bucket,
-                endpoint=self._endpoint,
-                key=key,
-                start=start,
-                upload_id=upload_id,
-            )
-            if isinstance(failure, AccessDeniedError):
-                self._connection.renew()
-            raise failure from error
-
-    def _digested(self, request: Callable[[], T], key: str = "") -> T:
-        """Send a request with a digest of its body, with Content-MD5 if the server rejects CRC32.
-
-        Older servers know only MD5. Once a server accepted it, later requests start with it.
-        """
-        digests = self._connection.digests
-        was_md5 = digests.are_md5  # other threads may switch it during this request
-        try:
-            return self._translated(request, key=key)
-        except StoreRejectedError:
-            if was_md5:
-                raise
-            digests.are_md5 = True
-        try:
-            return self._translated(request, key=key)
-        except StoreRejectedError:
-            digests.are_md5 = False
-            raise
 
     def _once(self, put: Callable[[], None], key: str, put_id: str) -> Callable[[], None]:
         """Return a conditional put that recognizes its own object after a lost response."""
