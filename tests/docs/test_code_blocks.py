@@ -10,7 +10,9 @@ import re
 import subprocess
 import tomllib
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -72,8 +74,13 @@ def check_python(block: Block) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streammeta"):
             module = importlib.import_module(node.module or "")
-            missing = [name.name for name in node.names if not hasattr(module, name.name)]
+            missing = [name.name for name in node.names if not _has(module, name.name)]
             assert not missing, f"{node.module} has no {missing}"
+
+
+def _has(module: ModuleType, name: str) -> bool:
+    """Whether a module has a name, perhaps that of a submodule which is not imported yet."""
+    return hasattr(module, name) or find_spec(f"{module.__name__}.{name}") is not None
 
 
 def check_shell(block: Block) -> None:
