@@ -84,6 +84,7 @@ class Monitoring:
             "/readyz": Route("readyz", self._readyz),
             "/metrics": Route("metrics", self._metrics),
         }
+        # The dict is completed below. The listener reads it only after start.
         self._plane = HttpPlane(parts.tls.http, authenticator, pages)
         sources = self._sources()
         registry = new_registry(ControllerCollector(sources))
@@ -109,6 +110,7 @@ class Monitoring:
         Raises:
             OSError: the address is in use, or does not belong to this host.
         """
+        # First, because a failure to listen must leave no task behind.
         port = await self._plane.start(address)
         self._measuring.append(asyncio.create_task(self._loop_lag.run()))
         if self._status is not None:
@@ -117,6 +119,7 @@ class Monitoring:
 
     async def stop(self) -> None:
         """Stop listening after the pending answers are sent."""
+        # Before the listener stops, so that no sample reads a part that is being closed.
         for task in self._measuring:
             task.cancel()
         await self._plane.stop()
@@ -124,6 +127,7 @@ class Monitoring:
             await self._status.close()
 
     async def _livez(self, _: Mapping[str, str]) -> Page:
+        # That the event loop answers is the whole proof. More would restart healthy processes.
         return Page(b"ok\n")
 
     async def _readyz(self, _: Mapping[str, str]) -> Page:
@@ -165,6 +169,7 @@ class Monitoring:
 
     def _work(self) -> WorkSources:
         parts, leaderships = self._parts, Leaderships()
+        # Registered once, here, so that terms are counted also without a scrape.
         parts.controller.on_leadership(leaderships.changed)
         return WorkSources(
             requests=parts.requests,
@@ -174,6 +179,7 @@ class Monitoring:
             flushes=parts.journal.flush_times,
             appended_bytes=lambda: parts.journal.appended_bytes,
             log_bytes=lambda: parts.journal.size,
+            # Called at a scrape, because the value changes with other users of the disk.
             free_bytes=lambda: disk_usage(parts.data_dir).free,
             checkpoints=parts.driver.checkpointer.tally,
             now_ms=SystemClock().monotonic_ms,
@@ -197,6 +203,7 @@ class Monitoring:
 
     def _connections(self) -> Mapping[str, int]:
         return {
+            # The count belongs to the process: all listeners for clients share it.
             "clients": open_connections(),
             "peers": self._parts.peers.connections,
             "http": self._plane.connections,

@@ -159,7 +159,9 @@ class TlsManager:
             opened = CertificateSet(WatchedTls(files, option))
         except TlsError as error:
             raise ConfigError(str(error)) from error
+        # A foreign certificate would start and then be rejected by all peers.
         _check_own(option, files, opened.contents, self._config)
+        # Warns at the start of a certificate that ends soon.
         opened.look(self._now())
         return opened
 
@@ -168,6 +170,7 @@ class TlsManager:
         used.users.append(self.clients.replace)
 
     def _use_for_peers(self, used: CertificateSet) -> None:
+        # During a migration peers of the older configuration accept plain text only.
         is_plain = self._config.peer_plain_text is PeerPlainText.SPOKEN
         use = partial(self.peers.replace, dials_plain_text=is_plain)
         use(used.contents)
@@ -177,6 +180,7 @@ class TlsManager:
         def use(contents: TlsContents) -> None:
             self.http.listening = contents.context(ssl.PROTOCOL_TLS_SERVER)
 
+        # Probes in plain text would bypass the authentication of certificates.
         self.http.takes_plain_text = False
         use(used.contents)
         used.users.append(use)
@@ -211,9 +215,12 @@ class CertificateSet:
     def look(self, now: datetime) -> None:
         """Use replaced files and log their errors."""
         try:
+            # Contents are complete and validated here. A half-written set raises and changes
+            # nothing.
             if self._watched.look():
                 for use in self.users:
                     use(self.contents)
+                # The new certificate has its own end, so its warning does not wait for the old one.
                 self._told_at = None
                 self.replaced += 1
                 _log.info("certificate_replaced", **self._named())
@@ -234,6 +241,7 @@ class CertificateSet:
             return
         event = "certificate_expired" if now > facts.not_after else "certificate_expires_soon"
         is_due = self._told_at is None or now - self._told_at >= timedelta(days=1)
+        # Once a day while it lasts, and at once when the certificate expires.
         if is_due or event != self._told_event:
             self._told_at, self._told_event = now, event
             _log.warning(event, days_left=facts.days_left(now), **self._named())
@@ -295,6 +303,7 @@ def _sets(config: ControllerConfig) -> Sequence[tuple[str, TlsFiles]]:
 
 def _planes(config: ControllerConfig) -> Sequence[tuple[str, str]]:
     """Return the planes that may be protected, each with the option of its files."""
+    # Files of a plane of its own come first, and the common set is the default.
     planes = [("clients", "tls"), ("peers", "peer-tls" if config.peer_tls else "tls")]
     if config.http_listen is not None and not config.http_plain_text:
         planes.append(("http", "http-tls" if config.http_tls else "tls"))

@@ -35,6 +35,7 @@ class PeerTls(ListenerTls):
 
     def replace(self, contents: TlsContents, *, dials_plain_text: bool = False) -> None:
         """Use other certificates from now on."""
+        # The former dialling context stays None while a migration still speaks plain text.
         if not dials_plain_text:
             self.dialling = contents.context(ssl.PROTOCOL_TLS_CLIENT)
         self.listening = contents.context(ssl.PROTOCOL_TLS_SERVER)
@@ -49,12 +50,14 @@ class PeerTls(ListenerTls):
             return None
 
         shown = transport.get_extra_info("peercert") or {}
+        # Only URI names count: a DNS name says where a host is, not who it is.
         uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
         try:
             principal = principal_of(uris)
         except IdentityError as error:
             raise StrangerError(f"its certificate is of no use: {error}") from None
 
+        # Checked after TLS, because the authority may sign for several clusters.
         accepted = KnownClusters(cluster_id, self.former_id).accept(principal)
         is_controller = accepted is not None and accepted.role is Role.CONTROLLER
         node_id = principal.node_id if is_controller else None
@@ -64,6 +67,7 @@ class PeerTls(ListenerTls):
             )
 
         certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        # The policy can change while connections live, so this runs for each new one.
         if self.denials.cover(accepted, certificate or b""):
             raise StrangerError(f"its certificate, that of {accepted}, is denied by the policy")
 

@@ -103,7 +103,9 @@ def fingerprint_shown(context: CallContext) -> str:
     """Return the fingerprint of a call's certificate, empty without one that can be read."""
     pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
     try:
+        # The fingerprint is of the DER form, as `openssl` and the deny list of the policy have it.
         return hashlib.sha256(_der(pem)).hexdigest() if pem else ""
+    # Used for the audit line of a rejected call, which must not fail because of it.
     except NoIdentityError:
         return ""
 
@@ -129,6 +131,7 @@ class LongCall:
         """Clear the cancellation of the current task, so that it can end by itself."""
         task = asyncio.current_task()
         assert task is not None
+        # The task ends by an answer of its own, which a pending cancellation would interrupt.
         task.uncancel()
 
 
@@ -231,12 +234,14 @@ class Authenticator:
         try:
             self._check(call.method, call.context)
         except ApiError as error:
+            # Before the cancellation, so that the call knows the reason when it is resumed.
             call.ended_by = error
             task.cancel()
 
     def _schedule_end(self, task: asyncio.Task[Any], call: LongCall) -> asyncio.TimerHandle | None:
         """Arrange the end of a call when the token of its caller expires."""
         expires_at = _caller.get(ANONYMOUS).expires_at
+        # Certificates are not limited here: the connection ends at its maximum age.
         if expires_at is None or self._tokens is None:
             return None
         left_s = self._tokens.seconds_until(expires_at)
@@ -244,12 +249,15 @@ class Authenticator:
 
     def _check(self, method: str, context: CallContext) -> Caller:
         proven = context.auth_context()
+        # Exactly this value. A missing or unknown one must not open the way for anonymous callers.
         if list(proven.get("transport_security_type", ())) == [_PLAIN_TEXT]:
             return ANONYMOUS
 
         pem = b"".join(proven.get("x509_pem_cert", ()))
         # Only a listener for tokens takes connections without a certificate.
         proof = None if pem or self._tokens is None else self._tokens.verified(_token(context))
+        # The whole proof is the key: two certificates may name the same principal, and one be
+        # denied.
         known_by = (method, pem if proof is None else proof.digest)
         caller = self._known.get(known_by)
         if caller is None:
@@ -257,6 +265,7 @@ class Authenticator:
                 caller = self._authenticate_certificate(method, pem, proven)
             else:
                 caller = self._authenticate_token(method, proof)
+            # Cleared as a whole: the cost is one more check for each caller, and no order is kept.
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
             self._known[known_by] = caller
@@ -269,6 +278,7 @@ class Authenticator:
         except IdentityError as error:
             raise BadTokenError(str(error)) from None
 
+        # Denials come before roles, so that no grant can outweigh them.
         if self._policy.denials.cover(principal):
             raise BadTokenError(f"{principal} is denied by the policy")
 
@@ -294,9 +304,11 @@ class Authenticator:
         is_new = principal.role is Role.BROKER and principal.node_id is None
         allowing = roles & rule.roles if rule is not None else frozenset[Role]()
         if is_new:
+            # A new broker has no node id, so nothing it names could be its own node.
             allowing -= {Role.BROKER}
         if rule is None or not (allowing or (is_new and rule.new_brokers)):
             raise RoleLacksCallError(str(principal), _short(method), _needs(rule))
+        # A second role that may make the call frees the caller from its node.
         is_held = rule.binds_brokers and allowing == {Role.BROKER}
         held_to = principal if is_held else None
         fingerprint = hashlib.sha256(certificate).hexdigest()
@@ -353,6 +365,7 @@ def _named(roles: Iterable[Role], *more: str) -> str:
 
 def _token(context: CallContext) -> str:
     """Return the token of a call. Raises BadTokenError."""
+    # Two tokens are ambiguous: which one counts must not depend on the order of the metadata.
     given = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
     scheme, _, token = str(given[0]).partition(" ") if len(given) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not token:

@@ -78,8 +78,10 @@ class KeysAddress:
             issuer, address = found["issuer"], found["jwks_uri"]
         except (ValueError, KeyError, TypeError):
             raise KeysError(f"{place}: must be a JSON object with issuer and jwks_uri") from None
+        # A document of another issuer would let its keys sign for this one.
         if issuer != self._issuer:
             raise KeysError(f"{place}: names the issuer {issuer!r}, must name {self._issuer!r}")
+        # Keys from an unprotected address could be replaced on the way.
         if not isinstance(address, str) or not is_protected(address):
             raise KeysError(f"{place}: jwks_uri: {address!r}, must begin with https://")
         return address
@@ -108,6 +110,7 @@ class IssuerKeys:
         """Read time and again, until cancelled."""
         try:
             while True:
+                # Cleared before the read, so that a request during it leads to another read.
                 self._asked.clear()
                 await self._read()
                 with contextlib.suppress(TimeoutError):
@@ -119,6 +122,8 @@ class IssuerKeys:
 
     async def read_again(self) -> None:
         """Read for the sake of an unknown key, unless that was done a moment ago."""
+        # A read in flight may have begun before the key was published, but a second one would let a
+        # flood of tokens reach the issuer.
         if self._reading is not None or time.monotonic() - self._read_at >= READ_AGAIN_S:
             await self._read()
 
@@ -126,9 +131,11 @@ class IssuerKeys:
         """Read the keys, or wait for the read under way."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._take())
+        # Others wait for the same read, so a cancelled caller must not cancel it.
         await asyncio.shield(self._reading)
 
     async def _take(self) -> None:
+        # Before the read, so that failed ones are limited too.
         self._read_at = time.monotonic()
         try:
             text = await asyncio.to_thread(self._source.read)
@@ -150,6 +157,7 @@ class IssuerKeys:
         self._use(keys)
 
     def _tell(self, problem: str) -> None:
+        # The source is read repeatedly, and one line for each problem is enough.
         if problem != self._problem:
             _log.error("token_keys_not_read", reason=problem)
         self._problem = problem
@@ -165,6 +173,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _fetched(address: str) -> bytes:
     """Return the body at a URL that `is_protected`. Raises KeysError."""
     opener = urllib.request.build_opener(_NoRedirect)
+    # The timeout of a socket restarts with every byte. This bounds the whole answer.
     ends_at = time.monotonic() + 2 * TIMEOUT_S
     body = b""
     try:

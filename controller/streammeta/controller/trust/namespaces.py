@@ -23,6 +23,7 @@ def require_namespaces(caller: Caller, request: object) -> None:
         NotYourNamespaceError: it may not use one of them.
         InvalidRequestError: it would change anchors of audit logs, which no caller may.
     """
+    # Before the exemption of admins: anchors exist to show what an administrator has removed.
     _refuse_anchors(request)
     if caller.principal is None or Role.ADMIN in caller.roles:
         return
@@ -30,6 +31,7 @@ def require_namespaces(caller: Caller, request: object) -> None:
     for namespace in _namespaces(request):
         if namespace in of_roles:
             continue
+        # All roles that allow the call are bound to their own namespace.
         if caller.allowed_by <= NAMESPACE_OF.keys():
             raise NotYourNamespaceError(caller.name, namespace, "role admin or broker")
         owners = caller.policy.owners_of(namespace)

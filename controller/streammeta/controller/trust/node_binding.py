@@ -68,6 +68,8 @@ class NodeBinding:
         """
         for request in asked:
             node: NodeIdentity = _spoken_for(request)
+            # Epochs decide whether the process is the current one. Only the node id is checked
+            # here.
             if node.node_id != held_to.node_id:
                 self._require_assigned(held_to, request, node, node_of(node.node_id))
 

@@ -27,6 +27,7 @@ NAME_CLAIM = "sub"
 _KINDS = ("uri:", "dns:", "cn:")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _SERIAL = re.compile(r"[0-9a-f]{1,42}")
+# Roles of cluster members come from certificates only: a policy must not turn a user into one.
 _GRANTABLE = tuple(role for role in Role if role not in (Role.CONTROLLER, Role.BROKER, Role.USER))
 
 TOKEN_ROLES = frozenset((Role.READER, Role.RECONCILER, Role.BACKUP, Role.ADMIN, Role.MONITOR))
@@ -77,6 +78,7 @@ class Denials:
 
         try:
             return serial_of(certificate) in self.serials
+        # A serial that cannot be read may be a denied one, so the certificate is denied.
         except CertificateError:
             return True
 
@@ -132,6 +134,7 @@ class Policy:
         Raises:
             IdentityError: it is of none, or of several.
         """
+        # A stated identity wins, so that a policy can never rename a member of the cluster.
         if any(uri.startswith(f"{SCHEME}://") for uri in uris) or not self.principals:
             return principal_of(uris)
 
@@ -141,6 +144,7 @@ class Policy:
             for name in (*names, f"cn:{common_name}")
             if name in self.principals
         }
+        # Several entries for one certificate would make its roles depend on their order.
         if len(found) != 1:
             several = ", ".join(sorted(map(str, found))) or "none"
             raise IdentityError(
@@ -170,6 +174,7 @@ class Policy:
         """Return the roles of a token's caller: by its claims and by its name, of `TOKEN_ROLES`."""
         granted = (grant.roles for grant in self.claim_grants if grant.covers(claims))
         roles = self.roles_of(principal).union(*granted)
+        # A grant to a principal by name may contain roles that a token must not have.
         return roles & (TOKEN_ROLES | {Role.USER})
 
     def owners_of(self, namespace: str) -> Sequence[Selector] | None:
@@ -177,6 +182,7 @@ class Policy:
 
         None: all callers that may use keys.
         """
+        # Before the prefixes of the policy, of which an empty one would cover these too.
         if namespace.startswith(RESERVED_NAMESPACES):
             return ()
         return next(
@@ -222,6 +228,7 @@ class _Reader:
             name_claim=self._name_claim(content),
             claim_grants=tuple(self._claim_grants(content)),
             denials=self._denials(content),
+            # The longest prefix comes first, because the first match decides.
             namespaces=sorted(self._namespaces(content), key=lambda one: -len(one[0])),
             quotas=dict(self._quotas(content)),
             digest=hashlib.sha256(self._text.encode()).hexdigest(),
@@ -302,6 +309,7 @@ class _Reader:
     ) -> Iterator[str]:
         at = ("deny", 0, key)
         for text in self._texts(at, key, table.get(key, [])):
+            # Tools print fingerprints with colons and in capitals.
             digits = text.replace(":", "").lower()
             if not form.fullmatch(digits):
                 self._fail(at, key, f"{text!r}; must be {what}, see `streammeta certs show`")
@@ -326,6 +334,7 @@ class _Reader:
             selector = self._selector((*at, "principal"), "principal", table["principal"])
             limits = {key: value for key, value in table.items() if key != "principal"}
             for key, value in limits.items():
+                # A TOML boolean is an int in Python.
                 if type(value) is not int or value < 0:
                     self._fail((*at, key), key, f"{value!r}, must be a number, 0 or more")
             yield f"{selector.role}/{selector.name}", Quota(**limits)
@@ -374,6 +383,8 @@ class _Reader:
 
     def _line(self, table: str, index: int = 0, key: str = "") -> int:
         """Return the line of a key, else the line of its table's header, counted from 1."""
+        # tomllib gives no positions, so the line is searched in the text. It is only used in
+        # errors.
         header = re.compile(
             rf"\s*\[{{1,2}}\s*[\"']?{re.escape(table)}[\"']?\s*\]|\s*{re.escape(table)}\s*[.=]"
         )

@@ -66,6 +66,7 @@ class PolicyFile:
     def take(self, text: str | PolicyError) -> None:
         """Bring the policy of a text into force, if it is another and good."""
         if text == self._text:
+            # The file is back to the policy in force. The same wrong content would be news again.
             self._refused = None
             return
 
@@ -84,6 +85,7 @@ class PolicyFile:
         self._text, self._refused, self.current = text, None, policy
         self.loaded_ms = _now_ms()
         _log.info("policy_loaded", file=str(self._path), sha256=policy.digest)
+        # Recorded before the listeners end calls that the new policy rejects.
         self._tell("")
         for listener in self._listeners:
             listener(policy)

@@ -36,6 +36,7 @@ class Places:
         """
         if holder is not None and self._held[holder] >= per_holder:
             raise self._refusal(f"{holder} has", self._held[holder])
+        # After the own limit, so that a caller at its limit is told so, and not to wait for others.
         if self._count >= in_all:
             raise self._refusal("callers have", self._count)
         key = holder or ""
@@ -47,6 +48,7 @@ class Places:
             self._count -= 1
             self._held[key] -= 1
             if not self._held[key]:
+                # Names of holders come from callers. Zero counts must not pile up.
                 del self._held[key]
 
     def _refusal(self, who: str, count: int) -> BusyError:

@@ -42,6 +42,8 @@ class TokenBucket:
         gained = (now_s - self.filled_at_s) * self.rate
         self.tokens = min(self.tokens + max(0.0, gained), self.rate * BURST_S)
         self.filled_at_s = now_s
+        # One token above zero is enough, so that a request larger than the bucket passes at some
+        # time.
         return 0.0 if self.tokens > 0 else (1 - self.tokens) / self.rate
 
 
@@ -72,6 +74,7 @@ class Rates:
             wait_s = bucket.wait_s(now_s)
             if wait_s > 0:
                 raise RateExceededError(holder, name, rate, max(_WAIT_MS_MIN, int(wait_s * 1000)))
+            # Charged after all limits passed: a rejected request costs nothing.
             costs.append((bucket, cost))
 
         for bucket, cost in costs:
@@ -79,6 +82,7 @@ class Rates:
 
     def _bucket(self, holder: str, name: str, rate: int, now_s: float) -> TokenBucket:
         bucket = self._buckets.get((holder, name))
+        # A changed quota begins with a full bucket. Old tokens have no meaning at another rate.
         if bucket is None or bucket.rate != rate:
             if len(self._buckets) >= _BUCKETS_MAX:
                 self._buckets.clear()

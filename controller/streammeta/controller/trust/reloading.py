@@ -33,6 +33,7 @@ class Reloading:
                 async with asyncio.timeout(self._interval_s):
                     await self._asked.wait()
             self._asked.clear()
+            # Each on its own, so that one broken file does not hide the changes of others.
             for look in self._looks:
                 try:
                     await asyncio.to_thread(look)

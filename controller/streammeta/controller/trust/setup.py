@@ -71,6 +71,7 @@ def _token_keys(config: ControllerConfig, authenticator: Authenticator) -> Issue
     from streammeta.controller.trust.tokens import KeysError, TokenVerifier
 
     given = config.oidc_keys
+    # A path has no scheme. An empty setting means the address that the issuer publishes.
     is_file = bool(given) and "://" not in given
     source = (
         KeysFile(Path(given), config.tls_reload_ms / 1000)

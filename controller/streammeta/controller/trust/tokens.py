@@ -72,6 +72,7 @@ def parse_keys(text: bytes, name: str) -> Mapping[str, IssuerKey]:
         raise KeysError(f"{name}: must be a JSON Web Key Set") from None
 
     keys: dict[str, IssuerKey] = {}
+    # The set comes from outside, and every key costs memory and time.
     for entry in found[:_KEYS_MAX]:
         key_id, key = entry.get("kid"), _usable(entry)
         if key is None or not isinstance(key_id, str):
@@ -99,6 +100,7 @@ def _usable(found: Mapping[str, Any]) -> IssuerKey | None:
         curve = found.get("crv")
         algorithms = [known for name, known in _OF_CURVE.items() if name == curve]
 
+    # A key may be limited to one algorithm, and then verifies no other.
     algorithms = [name for name in algorithms if found.get("alg", name) == name]
     if not algorithms:
         return None
@@ -110,6 +112,7 @@ def _usable(found: Mapping[str, Any]) -> IssuerKey | None:
     if hasattr(public, "private_numbers") or hasattr(public, "private_bytes"):
         return None  # a signer's: its owner has lost it
 
+    # The length is known only after parsing.
     is_weak = found["kty"] == "RSA" and public.key_size < KEY_BITS_MIN
     return None if is_weak else IssuerKey(public, algorithms)
 
@@ -157,6 +160,7 @@ class TokenVerifier:
         """
         if len(token) > TOKEN_BYTES_MAX:
             raise BadTokenError(f"it has {len(token)} bytes; may have {TOKEN_BYTES_MAX}")
+        # Known by hash, so that no valid token stays in memory.
         digest = hashlib.sha256(token.encode()).digest()
         proof = self._known.get(digest)
         if proof is None:
@@ -164,6 +168,7 @@ class TokenVerifier:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
             self._known[digest] = proof
+        # Also for known tokens: validity ends while they are in the cache.
         if proof.expires_at <= self._now():
             del self._known[digest]
             raise BadTokenError("it has expired")
@@ -179,6 +184,7 @@ class TokenVerifier:
             claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key=key.public,
+                # The algorithms of the key, never that of the token, which its sender chose.
                 algorithms=key.algorithms,
                 issuer=self._issuer,
                 audience=self._audience,

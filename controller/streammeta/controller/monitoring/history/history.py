@@ -77,6 +77,7 @@ class Ring:
         """Return times and values of the samples later than `time_s`, in order."""
         length = len(self._times)
         first = max(0, self._added - length)
+        # The oldest sample may be anywhere in the array, so places follow the order of addition.
         places = np.arange(first, self._added) % length
         places = places[self._times[places] > time_s]
         return self._times[places], self._values[:, places]
@@ -95,10 +96,12 @@ class _Steps:
     def add(self, time_s: float, sample: npt.NDArray[np.float64]) -> None:
         """Add a sample. The first one of a new step completes the previous step."""
         begin_s = time_s // self._step_s * self._step_s
+        # Steps begin at multiples of their length, so that charts of several controllers align.
         if self._under_way and begin_s != self._begin_s:
             self.ring.add(self._begin_s, self._folded())
             self._under_way.clear()
         self._begin_s = begin_s
+        # Kept apart until the step ends: a maximum cannot be continued from merged means.
         self._under_way.append(sample)
 
     def clear(self) -> None:
@@ -112,6 +115,7 @@ class _Steps:
         is_known = ~np.isnan(samples)
         # Not nanmean and nanmax: they warn about series without any value in the step.
         counts = is_known.sum(axis=0)
+        # At least 1 avoids a division by zero. The last line turns such means into NaN.
         means = np.where(is_known, samples, 0).sum(axis=0) / np.maximum(counts, 1)
         highest = np.where(is_known, samples, -np.inf).max(axis=0)
         folded: npt.NDArray[np.float64] = np.where(self._takes_max, highest, means)
@@ -131,6 +135,7 @@ class History:
             for step_s, length in lengths.items()
             if step_s > 1
         }
+        # Any first sample is later, whatever the clock says.
         self._last_s = -np.inf
 
     @property

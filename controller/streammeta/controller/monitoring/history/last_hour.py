@@ -32,8 +32,10 @@ def last_hour(history: History, now_s: float) -> Sequence[Mapping[str, float | N
     1.
     """
     window = history.since(now_s - HOUR_S, _NAMES, STEP_S)
+    # Rows at fixed times, so that a row keeps its label between two requests.
     begins = window.times // ROW_S * ROW_S
     rows = []
+    # Unique values are sorted. Reversed, the newest row comes first.
     for begin_s in np.unique(begins)[::-1]:
         part = {name: values[begins == begin_s] for name, values in window.columns.items()}
         rows.append(
@@ -63,4 +65,5 @@ def highest(values: npt.NDArray[np.float32]) -> float | None:
 
 
 def _count(rates: npt.NDArray[np.float32]) -> int:
+    # Rates are means over a step, so their sum times its length gives the count back.
     return round(float(np.nansum(rates)) * STEP_S)

@@ -27,6 +27,7 @@ class LoopLag:
 
     def take_worst_s(self) -> float:
         """Return the largest lag since the last call, in seconds."""
+        # Reset with each sample, so that every second of the history has its own maximum.
         worst, self._worst_s = self._worst_s, 0.0
         return worst
 
@@ -34,6 +35,7 @@ class LoopLag:
         """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
+            # Due times do not accumulate: after a long stall the next measurement begins afresh.
             due = loop.time() + INTERVAL_S
             await asyncio.sleep(INTERVAL_S)
             late_s = max(0.0, loop.time() - due)

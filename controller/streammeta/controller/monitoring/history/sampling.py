@@ -82,6 +82,7 @@ class Sampler:
         self._loop_lag = loop_lag
         self._memory = memory
         self._wall_s = wall_s
+        # Rates start now. Counters from before would show as one huge first sample.
         self._before = self._totals()
 
     async def run(self) -> None:
@@ -93,6 +94,7 @@ class Sampler:
     def sample(self) -> None:
         """Add a sample of the current values."""
         now = self._totals()
+        # No await in between, so that rates and states are of the same time.
         values = {**_rates(self._before, now), **self._state()}
         self.history.add(self._wall_s(), values)
         self._before = now
@@ -100,6 +102,7 @@ class Sampler:
     def _totals(self) -> Totals:
         sources = self._sources
         return Totals(
+            # The wall clock may be set back, and rates need a positive interval.
             time_s=time.monotonic(),
             accepted=sources.commits.accepted,
             refused=sources.commits.refused,
@@ -131,6 +134,7 @@ class Sampler:
             "deletions_in_flight": deletion.in_flight,
             "deletions_stuck": deletion.stuck,
             "deletions_unbacked": deletion.unbacked,
+            # Zero would claim that the backup is complete.
             "backup_lag": math.nan if backup is None else backup.behind_ms / 1000,
             "loop_lag": 1000 * self._loop_lag(),
             "memory": self._memory(),
@@ -142,17 +146,20 @@ def voter_lag(quorum: QuorumDescription) -> float:
     """Return how many entries the slowest voter is missing, NaN unless this node leads."""
     if quorum.role != "leader":
         return math.nan
+    # A new leader has not heard of every voter yet.
     ends = [voter.end_offset for voter in quorum.voters if voter.end_offset is not None]
     return max((quorum.end_offset - end for end in ends), default=math.nan)
 
 
 def _rates(before: Totals, now: Totals) -> Mapping[str, float]:
+    # Two samples of a stalled loop may follow each other at once.
     passed_s = max(now.time_s - before.time_s, 1e-3)
     times = [late - early for late, early in zip(now.times, before.times, strict=True)]
     return {
         "commits_accepted": (now.accepted - before.accepted) / passed_s,
         "commits_refused": (now.refused - before.refused) / passed_s,
         "calls_refused": (now.calls_refused - before.calls_refused) / passed_s,
+        # A node that begins with a snapshot or a restore may report a lower end than before.
         "entries_committed": max(0, now.high_watermark - before.high_watermark) / passed_s,
         "cpu": 100 * (now.cpu_s - before.cpu_s) / passed_s,
         "commit_p50": 1000 * quantile_s(times, 0.5),

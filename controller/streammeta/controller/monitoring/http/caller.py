@@ -20,9 +20,11 @@ class HttpContext:
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """Return the facts that the handshake has proven, under gRPC's names."""
         wrapped = self.transport.get_extra_info("ssl_object")
+        # gRPC's name for plain text, so that one authenticator serves both listeners.
         if wrapped is None:
             return {"transport_security_type": [b"insecure"]}
         shown = wrapped.getpeercert() or {}
+        # The authenticator reads PEM, which gRPC passes.
         pem = ssl.DER_cert_to_PEM_cert(wrapped.getpeercert(binary_form=True) or b"")
         names = shown.get("subjectAltName", ())
         subject = (pair for part in shown.get("subject", ()) for pair in part)

@@ -113,11 +113,13 @@ class HttpPlane:
         if self._listener is not None:
             await self._listener.stop()
         if self._server is not None:
+            # After the listener, so that no connection is accepted while others end.
             await self._server.shutdown(STOP_TIMEOUT_S)
 
     def _connected(self, host: str) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
         assert self._server is not None
+        # At most 64 connections are open, so counting is cheaper than a second table.
         from_host = sum(other == host for other in self._open.values())
         if len(self._open) >= CONNECTIONS_MAX or from_host >= CONNECTIONS_MAX_PER_HOST:
             reason = f"{len(self._open)} connections are open, {from_host} of this host"
@@ -125,6 +127,7 @@ class HttpPlane:
             return _Refused()
         made = _Connection(self._server, partial(self._complain, host, "connection_broken"))
         self._open[made] = host
+        # From the accept, so that a slow TLS handshake counts too.
         asyncio.get_running_loop().call_later(CONNECTION_AGE_S, self._end, made)
         return made
 
@@ -132,6 +135,7 @@ class HttpPlane:
         """Close a connection that is too old. After a failed handshake there is only its record."""
         self._lost(connection)
         if connection.transport is not None:
+            # Not close: a peer that does not read would keep the buffers until its TCP timeout.
             connection.transport.abort()
 
     def _lost(self, connection: web.RequestHandler) -> None:
@@ -140,6 +144,7 @@ class HttpPlane:
     def _complain(self, host: str, event: str, reason: str) -> None:
         """Count an event, and log the first of each kind from each host."""
         self.refused[event] += 1
+        # Hosts are chosen by callers, so the table is bounded and later ones are only counted.
         if (host, event) not in self._said and len(self._said) < _SAID_MAX:
             self._said.add((host, event))
             _log.warning(f"http_{event}", host=host, reason=reason)
@@ -162,6 +167,7 @@ class HttpPlane:
         return response
 
     async def _page(self, request: web.BaseRequest) -> Page:
+        # Before the route: no page may change anything, whatever its path.
         if request.method not in ("GET", "HEAD"):
             return Page(b"this listener is read only: GET and HEAD\n", 405)
 
@@ -170,6 +176,7 @@ class HttpPlane:
             return Page(f"not found, available paths: {', '.join(self._pages)}\n".encode(), 404)
 
         assert request.transport is not None
+        # Names of HTTP rules look like methods, so that audit and policy treat both alike.
         rule, context = f"streammeta.http.{route.rule}", HttpContext(request.transport)
         try:
             self._authenticator.authenticate(rule, context)
@@ -219,6 +226,7 @@ class _Connection(web.RequestHandler):
             max_line_size=HEADER_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
             max_headers=HEADERS_MAX,
+            # aiohttp would read the rest of a rejected body for 10 s.
             lingering_time=0,
         )
         self._complain = complain
@@ -226,6 +234,7 @@ class _Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes up to the limit, then close the connection."""
+        # Counted before parsing, because the parser buffers unfinished headers.
         self._left -= len(data)
         if self._left >= 0:
             super().data_received(data)

@@ -38,10 +38,12 @@ class Condition:
 def unready(condition: Condition) -> Mapping[str, str]:
     """Return each readiness check with its failure, empty if it passes."""
     quorum = condition.quorum
+    # A short lag is normal under load, and must not take the controller out of service.
     behind = quorum.high_watermark - condition.applied
     return {
         "serving": condition.phase.value,
         "leader": "" if quorum.has_leader else "no leader answers",
+        # Its reads would be old until the lost entries are back.
         "repair": (
             "its log lost entries, which are copied from the others" if quorum.is_repairing else ""
         ),

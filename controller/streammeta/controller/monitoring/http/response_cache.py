@@ -36,18 +36,23 @@ class ResponseCache(Generic[_T]):
         Its exception is raised to all of them and is not cached.
         """
         found = self._answers.get(asked)
+        # An answer in flight is shared even when it is older than the limit.
         if found is None or (found[1].done() and time.monotonic() >= found[0] + self._kept_s):
             self._answers.pop(asked, None)
+            # Queries are chosen by callers. The oldest entry goes first: dicts keep the order of
+            # insertion.
             while len(self._answers) >= ANSWERS_MAX:
                 self._answers.pop(next(iter(self._answers)))
             found = (time.monotonic(), asyncio.ensure_future(self._made(asked, make)))
             self._answers[asked] = found
+        # A caller that leaves must not cancel the answer for the others.
         return await asyncio.shield(found[1])
 
     async def _made(self, asked: Hashable, make: Callable[[], Awaitable[_T]]) -> _T:
         try:
             async with self._turns:
                 return await make()
+        # Also on cancellation, or the key would return a cancelled future for a second.
         except BaseException:
             self._answers.pop(asked, None)
             raise

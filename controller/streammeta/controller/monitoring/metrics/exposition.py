@@ -22,6 +22,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 def new_registry(collector: Collector) -> CollectorRegistry:
     """Return a registry of a collector's metrics and those of the process and the interpreter."""
+    # A `_created` series for each counter would double the number of series.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     registry.register(collector)
@@ -42,12 +43,14 @@ class Exposition:
         """Return all metrics as of now, in the format that `CONTENT_TYPE` names."""
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
+        # A scrape that times out must not cancel the text that others wait for.
         return await asyncio.shield(self._writing)
 
     async def _write(self) -> bytes:
         parts = []
         for metric in self._registry.collect():
             parts.append(generate_latest(_One(metric)))
+            # Lets commits and heartbeats run between two families.
             await asyncio.sleep(0)
         return b"".join(parts)
 

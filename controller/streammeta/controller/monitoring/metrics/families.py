@@ -64,7 +64,9 @@ def histogram(
 def _buckets(counts: Sequence[int], ends: Sequence[int]) -> list[tuple[str, float]]:
     sums, below, begin = [], 0, 0
     for end in ends:
+        # Buckets of Prometheus are cumulative, and each class is summed only once.
         below += sum(counts[begin : end + 1])
         begin = end + 1
+        # Six digits: a bound printed differently by another version would be a new series.
         sums.append((f"{bound_s(end):.6g}", float(below)))
     return [*sums, ("+Inf", float(sum(counts)))]

@@ -111,6 +111,7 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
         "quorum_state",
         "1 for the role of this controller in the quorum, else 0.",
         ["state"],
+        # All roles, so that a query for a role never finds a gap.
         [([role], seen.role == role) for role in ROLES],
     )
     yield value("quorum_is_leader", "1 while this controller leads.", seen.role == "leader")
@@ -121,6 +122,7 @@ def _of_quorum(seen: QuorumDescription, applied: int) -> Iterator[Metric]:
     )
     yield gauge(
         "quorum_leader_id",
+        # 0 is a valid id, so no leader means no series.
         "Id of the leader, without a value while it is unknown.",
         [],
         [] if seen.leader_id is None else [([], seen.leader_id)],
@@ -155,6 +157,7 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
         "quorum_uncommitted_offsets",
         "Entries that are appended and not known to be committed. Only at the leader.",
         [],
+        # A follower cannot know which of its entries will be committed.
         [([], seen.end_offset - seen.high_watermark)] if leads else [],
     )
 
@@ -165,6 +168,7 @@ def _of_replicas(seen: QuorumDescription) -> Iterator[Metric]:
         [
             ([peer], seen.end_offset - replica.end_offset)
             for peer, replica in replicas
+            # A former leader has old numbers, which would show a lag that is no longer true.
             if leads and replica.end_offset is not None
         ],
     )
@@ -246,6 +250,7 @@ def _of_connections(sources: Sources) -> Iterator[Metric]:
         "protocol.",
         ["plane", "cause"],
         [
+            # Zeros are stated, so that a rate includes the first event.
             ([plane, cause], sources.refused_connections[plane].get(cause, 0))
             for plane, causes in CAUSES.items()
             for cause in causes
@@ -373,6 +378,7 @@ def _of_reconcile(reported: ReportedRuns) -> Iterator[Metric]:
         "reconcile_last_success_timestamp_seconds",
         "End of the last reconciliation run that left no finding unsettled.",
         [],
+        # 0 would be 1970, and an alarm on its age would fire before the first run.
         [([], runs.last_success_ms / 1000)] if runs.last_success_ms else [],
     )
 

@@ -25,5 +25,6 @@ def read_told(value: bytes | None) -> ReportedRuns:
         return ReportedRuns()
     try:
         return ReportedRuns(decode(value))
+    # A scrape must not fail because of a value that another program wrote.
     except RunsError as error:
         return ReportedRuns(problem=str(error))

@@ -95,6 +95,7 @@ def _of_requests(sources: WorkSources) -> Iterator[Metric]:
         [
             ([method, result], tally.ended[result])
             for method, tally in methods.items()
+            # Every result from the start, so that a rate includes the first failure.
             for result in RESULTS
         ],
     )
@@ -182,6 +183,7 @@ def _of_log(sources: WorkSources) -> Iterator[Metric]:
 
 def _of_checkpoints(sources: WorkSources) -> Iterator[Metric]:
     tally = sources.checkpoints
+    # Without a checkpoint neither a size nor an age of 0 would be true.
     newest = [] if tally.newest_bytes is None else [tally.newest_bytes]
     yield histogram(
         "checkpoint_duration_seconds",
@@ -227,6 +229,7 @@ def _of_limits(sources: WorkSources) -> Iterator[Metric]:
 
 
 def _of_bucket(bucket: StoreMetrics) -> Iterator[Metric]:
+    # Known operations exist from the start, and others appear with their first call.
     names = sorted({*OPERATIONS, *bucket.operations})
     operations = [(name, bucket.of(name)) for name in names]
 
@@ -260,6 +263,7 @@ def _of_nodes(sources: WorkSources) -> Iterator[Metric]:
         "node_sessions",
         "Brokers that send heartbeats, by state of their session. Only at the leader.",
         ["state"],
+        # States without a broker are 0 and not absent, or sums over states would have gaps.
         [([state.name.lower()], sessions.get(state, 0)) for state in NodeState],
     )
 

@@ -41,6 +41,7 @@ def new_environment() -> Environment:
     made = Environment(
         loader=PackageLoader(__package__),
         autoescape=True,
+        # A misspelled field fails in the tests and does not show as an empty cell.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -52,6 +53,7 @@ def new_environment() -> Environment:
 
 def static_page(name: str) -> Page:
     """Return a file of `STATIC`."""
+    # Only listed names reach the file system, never a path of a caller.
     kind, kept_s = STATIC[name]
     body = resources.files(__package__).joinpath("static", name).read_bytes()
     return Page(body, content_type=kind, kept_s=kept_s)
@@ -67,11 +69,13 @@ def cell(value: Any) -> str | Markup:
     match value:
         case None | "":
             return NOTHING
+        # Before int, because a bool is an int.
         case bool():
             return "yes" if value else "no"
         case int():
             return grouped(value)
         case Link(text, path):
+            # Markup.format escapes its arguments, as the text of a link is from callers too.
             return Markup('<a href="{}">{}</a>').format(path, cell(text))
         case dict():
             return escape(", ".join(f"{key}={field}" for key, field in value.items()) or NOTHING)
@@ -81,6 +85,7 @@ def cell(value: Any) -> str | Markup:
 
 def grouped(number: int) -> str:
     """Format a number in groups of three digits."""
+    # A narrow space cannot be mistaken for a decimal point in any locale.
     return f"{number:,}".replace(",", "\u202f")
 
 
@@ -102,6 +107,7 @@ def in_age(age_ms: int | None) -> str | None:
         return None
     seconds = age_ms // 1000
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        # From two units on, so that rounding hides less than half of the value.
         if seconds >= 2 * size:
             return f"{seconds // size} {unit} ago"
     return f"{seconds} s ago"

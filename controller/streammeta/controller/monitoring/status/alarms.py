@@ -51,6 +51,7 @@ def alarms(document: Document) -> Sequence[Alarm]:
         *_of_data(document),
         *_of_process(document),
     ]
+    # `critical` sorts before `warning`, and the sort keeps the order within each.
     return sorted(found, key=lambda alarm: alarm.severity)
 
 
@@ -66,8 +67,10 @@ def _of_quorum(document: Document) -> Iterator[Alarm]:
 
 
 def _of_controllers(controllers: Sequence[Document]) -> Iterator[Alarm]:
+    # Observers do not vote, so their silence does not endanger the quorum.
     voters = [controller for controller in controllers if controller["votes"]]
     silent = [voter for voter in voters if not voter["answers"]]
+    # Without a majority nothing can commit, so the same silence is critical.
     has_majority = 2 * len(silent) < len(voters)
     for controller in silent:
         severity = "warning" if has_majority else "critical"
@@ -111,17 +114,20 @@ def _of_data(document: Document) -> Iterator[Alarm]:
     backup = document["backup"]
     if backup is not None and backup["problem"]:
         yield Alarm("critical", "backup_failing", f"The backup fails: {backup['problem']}")
+    # A failing backup is also late, and one alarm is enough.
     elif backup is not None and backup["behind_s"] > BACKUP_LATE_S:
         text = f"The backup is {backup['behind_s']:.0f} s late."
         yield Alarm("warning", "backup_late", text)
 
 
 def _of_brokers(silent: Sequence[Document]) -> Iterator[Alarm]:
+    # A failed rack would otherwise bury all other alarms.
     for broker in silent[:BROKERS_NAMED]:
         node_id = broker["node_id"]
         since = datetime.fromtimestamp(broker["since_s"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         when = f"since {since}" if broker["is_exact"] else f"since before {since}"
         text = f"Broker {node_id} has been silent {when}, and is fenced: {broker['owes']}."
+        # Pages begin after an id, so the one before shows the broker first.
         path = f"/nodes?after={node_id - 1}" if node_id > 1 else "/nodes"
         yield Alarm("warning", "brokers_fenced", text, path)
     if (more := len(silent) - BROKERS_NAMED) > 0:

@@ -41,6 +41,7 @@ class PeerStatusClient:
 
     async def ask(self, endpoints: Mapping[int, str]) -> Mapping[int, Answer]:
         """Ask all given controllers concurrently. They are given by id and address."""
+        # Addresses change with the membership, and channels would pile up.
         await self._forget_channels(set(endpoints.values()))
         answers = await asyncio.gather(*(self._one(endpoint) for endpoint in endpoints.values()))
         return dict(zip(endpoints, answers, strict=True))
@@ -52,6 +53,7 @@ class PeerStatusClient:
     async def _forget_channels(self, needed: set[str]) -> None:
         """Close unused channels, or all of them if the certificate has changed."""
         tls = self._tls()
+        # A channel keeps the certificate it was made with, so all are made again.
         is_renewed, self._made_with = tls is not self._made_with, tls
         await self._close(set(self._channels) if is_renewed else self._channels.keys() - needed)
 
@@ -61,6 +63,7 @@ class PeerStatusClient:
             await channel.close()
 
     async def _one(self, endpoint: str) -> Answer:
+        # A voter that has never registered has no address for clients.
         if not endpoint:
             return Answer(endpoint, None, "its address for clients is not known")
         channel = self._channels.get(endpoint)
@@ -68,6 +71,8 @@ class PeerStatusClient:
             channel = self._channels[endpoint] = client_channel(endpoint, self._made_with)
         stub = QuorumServiceStub(channel)
         try:
+            # The timeout is per controller, and all are asked at once, so the page waits 1 s at
+            # most.
             view = await stub.DescribeQuorum(pb.DescribeQuorumRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             failure = read_failure(error, over_tls=self._made_with is not None)

@@ -27,6 +27,7 @@ class Anchor:
 
     def encoded(self) -> bytes:
         """Return the value of the key."""
+        # Sorted, so that equal anchors have equal bytes.
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     def is_passed_by(self, chain: Chain, cluster_id: str) -> bool:
@@ -38,10 +39,12 @@ def read_anchor(value: bytes) -> Anchor | None:
     """Return the anchor that a key's value holds, None if it holds none of this version."""
     try:
         found = parse_json(value)
+        # An unknown member raises TypeError: anchors of other versions prove nothing here.
         anchor = Anchor(**found)
     except (DocumentError, TypeError):
         return None
     kinds = {"cluster_id": str, "seq": int, "head": str, "at_ms": int}
+    # `type` and not isinstance: a bool is an int for isinstance, and never a line number.
     is_whole = all(type(getattr(anchor, name)) is kind for name, kind in kinds.items())
     return anchor if is_whole else None
 
@@ -51,6 +54,7 @@ def expected_lines(values: Mapping[str, bytes], cluster_id: str) -> dict[int, di
     found: dict[int, dict[int, str]] = {}
     for key, value in values.items():
         anchor = read_anchor(value)
+        # After a restore the cluster has a new id, and the anchored chain belongs to the old one.
         if anchor is not None and anchor.cluster_id == cluster_id and key.isdecimal():
             found[int(key)] = {anchor.seq: anchor.head}
     return found

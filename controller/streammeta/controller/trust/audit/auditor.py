@@ -35,6 +35,7 @@ from streammeta.rpc.methods import PACKAGE, SERVED_METHODS
 
 MINUTE_S = 60.0
 
+# These calls may still take effect: the entry can be in the log when the wait for it ends.
 _UNKNOWN_REASONS = frozenset({"OUTCOME_UNKNOWN", "DEADLINE", "REQUEST_TIMED_OUT"})
 _DENIED_CODES = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
 
@@ -96,6 +97,7 @@ class CallRecord:
         self._auditor = auditor
         self._call = call
         self._rule = rule
+        # Frequent calls are only counted, so they do not pay for reading the clock.
         self._began_ms = -1 if rule.recorded is Recorded.SUMMED else auditor.clock.monotonic_ms()
         self._request: Message | None = None
         self._code = self._reason = ""
@@ -113,6 +115,7 @@ class CallRecord:
         Raises:
             AuditUnavailableError: it must be on record, and can't be.
         """
+        # Some rules depend on fields of the request, so the method alone does not decide.
         self._rule = self._rule.of(request)
         self.require()
         if self._rule.recorded is Recorded.SUMMED:
@@ -120,9 +123,11 @@ class CallRecord:
                 self.counted(1, 0, 0, -1)
             return
         self._request = request
+        # The rule was SUMMED before the request was parsed, so no time was taken at arrival.
         if self._began_ms < 0:
             self._began_ms = self._auditor.clock.monotonic_ms()
         if self._rule.is_guarded:
+            # Durable before the handler runs: a crash in between must leave a trace of the attempt.
             await self._auditor.written(self._line(Verdict.BEGUN))
             self._has_begun = True
 
@@ -171,6 +176,8 @@ class CallRecord:
         elif self._rule.recorded is Recorded.SUMMED:
             self._summed(refused=1 if self._code else 0)
         else:
+            # Without a status the caller has left, and the handler may have changed the metadata
+            # before.
             left = not self._code
             is_unknown = left or self._reason in _UNKNOWN_REASONS
             verdict = Verdict.UNKNOWN if is_unknown else Verdict.FAILED
@@ -201,9 +208,12 @@ class CallRecord:
         try:
             await self._auditor.written(line)
         except AuditUnavailableError as error:
+            # The change is committed and cannot be undone, so the caller must not take this for a
+            # rejection.
             raise AuditUnavailableError(error.why, took_effect=True) from None
 
     def _denied(self) -> None:
+        # A flood of rejected calls must not fill the disk. Further ones are only counted.
         if self._auditor.denials.has_room(self.principal, self._call, self._reason):
             self._auditor.put(self._line(Verdict.DENIED, reason=self._reason))
         else:
@@ -213,6 +223,7 @@ class CallRecord:
         if self._has_begun:
             verdict = Verdict.OK if not refused else Verdict.FAILED
             self._auditor.put(self._line(verdict, reason=self._reason))
+        # Messages of a stream have been counted one by one as they arrived.
         if not self._counted or refused:
             self._auditor.count(self.principal, self._call, 1, self.rows, refused, self.offset)
 
@@ -220,6 +231,7 @@ class CallRecord:
         self, verdict: Verdict, *, reason: str = "", answer: Message | None = None, refused: int = 0
     ) -> AuditLine:
         found = targets(self._rule, self._request, answer)
+        # A single refused item is already stated by the verdict and the reason.
         if refused > 1:
             found["refused"] = refused
 
@@ -250,6 +262,7 @@ def current_record() -> CallRecord | None:
 def note_caller(principal: str, cert: str) -> None:
     """Note the caller of the call under way: principal, and fingerprint of its certificate."""
     if (record := _current.get()) is not None:
+        # A certificate that names nobody still has a fingerprint worth recording.
         record.principal = principal or record.principal
         record.cert = cert
 
@@ -318,6 +331,8 @@ class Auditor:
         """Write and reset the sums, and log the chain's end."""
         self._write_sums()
         self.denials.begin_minute()
+        # The controller log is usually shipped elsewhere, so a cut end of the audit log shows
+        # there.
         self.tell_head()
 
     def tell_head(self) -> None:
@@ -332,6 +347,7 @@ class Auditor:
     def end(self) -> None:
         """Record the end of the process, and all counts until then."""
         self._write_sums()
+        # Last, so that a chain that ends without it shows a killed process.
         self.event("audit.stop")
 
     # -- for records
@@ -353,6 +369,7 @@ class Auditor:
         self, principal: str, call: str, calls: int, rows: int, refused: int, offset: int
     ) -> None:
         """Count calls for the minute's line."""
+        # Principals are chosen by callers, so the table needs a bound.
         if len(self._sums) >= SUMS_MAX:
             self._write_sums()
         self._sums.add(principal, call, calls=calls, rows=rows, refusals=refused, offset=offset)
@@ -360,6 +377,7 @@ class Auditor:
     def require(self, rule: AuditRule) -> None:
         """Raise AuditUnavailableError if a call must be recorded and can't be."""
         is_refused = self._on_failure is AuditFailure.BLOCK_ALL and not rule.is_always_answered
+        # Traffic of brokers continues: losing commits would be worse than losing their sums.
         if self._on_failure is AuditFailure.BLOCK_ADMIN:
             is_refused = rule.is_guarded
         if is_refused and (problem := self._writer.problem):
@@ -377,6 +395,7 @@ class Auditor:
             await self._writer.written(line)
 
     def _write_sums(self) -> None:
+        # Swapped before the lines are written, so that consecutive sums leave no gap in time.
         since_ms, self._sums_since_ms = self._sums_since_ms, self.clock.wall_ms()
         for principal, call, counted, offset in self._sums.drain(since_ms):
             origin = Origin(principal)

@@ -86,9 +86,12 @@ def verify(
     by_node: dict[int, list[tuple[float, AuditFileLines]]] = {}
     begun: list[AuditFileLines] = []
     for file in files:
+        # A file may begin with a torn line, so the first readable line tells whose it is.
         begins = next(filter(None, map(parse, file.lines)), None)
         if begins is not None:
             by_node.setdefault(begins.get("node", -1), []).append((begins["seq"], file))
+        # The controller may have just rotated: this file is new, and its first line is being
+        # written.
         elif not file.lines or (len(file.lines) == 1 and file.is_unfinished):
             begun.append(file)
         else:
@@ -104,6 +107,7 @@ def verify(
         for file in ordered:
             check.file(file)
         check.end()
+        # Without a number there is nothing to compare with anchors, which would pass unnoticed.
         if node < 0 and anchored:
             problem = "it holds no whole line, and every anchored log has some"
             check.verified.breaks.append(Break(ordered[0].name, 1, problem))
@@ -119,6 +123,7 @@ def _append_begun(
     for of_node in by_node.values():
         if any(name_of_log(other.name) == file.name for _, other in of_node):
             if file.lines:
+                # It has no sequence number yet, and it is always the newest.
                 of_node.append((float("inf"), file))
             return
     by_node.setdefault(-1, []).append((0, file))
@@ -145,6 +150,7 @@ class _Check:
         for number, line in enumerate(file.lines, start=1):
             for problem in self._problems(line):
                 self._note(file.name, number, problem)
+            # The raw bytes, also of a torn line, because the next line names their hash.
             self._before = line
             if parse(line) is None:
                 self._torn = Break(file.name, number, "it is not a line of an audit log")
@@ -157,6 +163,7 @@ class _Check:
         found = self.verified
         if self._before is not None:
             found.head = line_hash(self._before)
+        # The writer may be in the middle of this line, which is not a break.
         if self._torn is not None and self._is_unfinished:
             found.torn += 1
         elif self._torn is not None:
@@ -175,6 +182,7 @@ class _Check:
         yield from self._misplaced(seq, prev)
         if members.get("node", -1) != found.node:
             yield f"it is of controller {members.get('node')}, among lines of {found.node}"
+        # Removed when found. The expected lines that remain at the end are missing.
         known = self._expected.pop(seq, None)
         if known is not None and known != line_hash(line):
             yield f"line {seq} is not the one known from elsewhere: it was changed, or those before"
@@ -186,6 +194,7 @@ class _Check:
         found = self.verified
         if self._before is None or not found.first_seq:
             found.first_seq = seq
+            # Older files may have been archived, so only line 1 must begin the chain.
             if seq == 1 and prev != GENESIS and self._before is None:
                 yield "line 1 names a line before it: it was changed"
             return
@@ -209,6 +218,7 @@ class _Check:
         if torn is None or self._before is None:
             return
         is_start = members.get("call") == START_CALL
+        # Only a killed process leaves a torn line, and then the next line is of a new process.
         if is_start and members["prev"] == line_hash(self._before):
             self.verified.torn += 1
         else:

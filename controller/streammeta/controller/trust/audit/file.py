@@ -72,6 +72,7 @@ class AuditFile:
         files.make_directory(path.parent)
         self._chain, is_unfinished = _found(files, path)
         self._file = self._opened()
+        # A new line must not be glued to the torn one, which would make both unreadable.
         if is_unfinished:
             self._write(b"\n")
         if self._size:
@@ -86,6 +87,7 @@ class AuditFile:
         """Append lines. The next write overwrites a failed one."""
         if self._size >= self._bytes_max:
             self._rotate()
+        # A copy, so that a failed write leaves number and hash of the last written line.
         chain = replace(self._chain)
         self._write(b"".join(chain.link(entry.line, entry.dropped) for entry in entries))
         self._chain = chain
@@ -96,6 +98,7 @@ class AuditFile:
 
     def reopen(self) -> None:
         """Close the file, its lines durable, and open the one of its name."""
+        # Whoever renamed the file may archive it at once, and lines in it must be complete.
         self.sync()
         file = self._opened()
         self._file.close()
@@ -107,15 +110,18 @@ class AuditFile:
 
     def _opened(self) -> File:
         file = self._files.open(self._path, create=True)
+        # A created file survives a power loss only when its directory entry is durable.
         self._files.sync_directory(self._path.parent)
         self._size = file.size()
         return file
 
     def _write(self, data: bytes) -> None:
         self._file.write(self._size, data)
+        # Only after success: the next write begins at the same place and replaces partial data.
         self._size += len(data)
 
     def _rotate(self) -> None:
+        # A rename that succeeded is not repeated when opening the new file failed.
         if not self._is_renamed:
             self._file.sync()
             # Nothing is there to rename if another program has just done so.
@@ -123,6 +129,7 @@ class AuditFile:
                 self._files.rename(self._path, _full_file(self._path, self._chain.seq))
             self._is_renamed = True
         self.reopen()
+        # Only after the new file is open, so that a retry continues here.
         self._is_renamed = False
 
 
@@ -139,6 +146,7 @@ class StandardOutput:
             chain = replace(self.chain)
             rest = memoryview(chain.link(entry.line, entry.dropped))
             while rest:
+                # A pipe may accept part of a line.
                 rest = rest[os.write(self._descriptor, rest) :]
             self.chain = chain
 
@@ -164,6 +172,7 @@ def _found(files: FileSystem, path: Path) -> tuple[Chain, bool]:
         for name in files.names(path.parent)
         if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
     ]
+    # Numbers have a fixed width, so names sort by age.
     newest_first = [path.name, *sorted(full, reverse=True)]
     tails = [
         tail for name in newest_first[:_FILES_READ] if (tail := _tail(files, path.with_name(name)))
@@ -174,6 +183,7 @@ def _found(files: FileSystem, path: Path) -> tuple[Chain, bool]:
     lines = [line for tail in tails for line in reversed(_lines(tail))]
     # A torn line has no number, but its bytes are part of the chain: they can't be changed later.
     seqs = (number for line in lines if (number := _seq(line)) is not None)
+    # Only the growing file can be continued. Full files end with a newline or stay as they are.
     is_unfinished = not (_tail(files, path) or b"\n").endswith(b"\n")
     return Chain(next(seqs, 0), line_hash(lines[0])), is_unfinished
 
@@ -189,6 +199,7 @@ def _tail(files: FileSystem, path: Path) -> bytes:
         return b""
     try:
         size = file.size()
+        # Files have up to 128 MiB, and a start must not read all of it.
         start = max(0, size - _TAIL_BYTES)
         return file.read(start, size - start)
     finally:

@@ -114,6 +114,7 @@ class AuditLine:
             "sum": None if self.sum is None else _sum(self.sum),
         }
 
+        # Lines are many. Absent members mean their defaults.
         return {name: value for name, value in said.items() if value not in (None, "", {})}
 
 
@@ -195,6 +196,7 @@ class Sums:
 
     def drain(self, since_ms: int) -> Iterator[tuple[str, str, Sum, int | None]]:
         """Yield (principal, call, sum, last offset) of each sum, and reset all."""
+        # Calls counted while the caller writes lines belong to the next minute.
         drained, self._sums = self._sums, {}
         for (principal, call), (calls, rows, refusals, offset) in sorted(drained.items()):
             counted = Sum(calls, rows, refusals, since_ms)
@@ -212,6 +214,7 @@ class DenialLimit:
         """Return whether one more denial has its own line."""
         key = (principal, call, reason)
         seen = self._seen.get(key, 0)
+        # Known keys pass the second limit: only new ones would make the table larger.
         if seen >= self._a_minute or (not seen and len(self._seen) >= SUMS_MAX):
             return False
         self._seen[key] = seen + 1

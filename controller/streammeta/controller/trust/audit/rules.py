@@ -40,6 +40,7 @@ def _errors(answer: Any) -> Iterator[ErrorCode.ValueType]:
             yield answer.error
         elif found.name == "errors":
             yield from answer.errors
+        # Batch methods have an error in every item. The descriptor finds them for new methods too.
         elif found.message_type is not None and "error" in found.message_type.fields_by_name:
             yield from (item.error for item in getattr(answer, found.name))
 
@@ -59,6 +60,7 @@ def targets(rule: AuditRule, request: Message | None, answer: Message | None) ->
 
 def listed(values: Sequence[Any], *, all_ids: bool) -> Any:
     """Return ids for a line: all of few, else their number, first, last and a digest of all."""
+    # Lines of sums and samples stay small. One id is enough to find the call elsewhere.
     if not all_ids:
         return {"count": len(values), **({"first": _shown(values[0])} if values else {})}
     encoded = json.dumps(values).encode()
@@ -68,6 +70,7 @@ def listed(values: Sequence[Any], *, all_ids: bool) -> Any:
         "count": len(values),
         "first": _shown(values[0]),
         "last": _shown(values[-1]),
+        # Proves later which ids were meant, without writing all of them.
         "digest": f"blake2b:{blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()}",
     }
 
@@ -88,6 +91,7 @@ def _at(message: Any, path: Sequence[str]) -> Iterator[Any]:
         yield [getattr(message, part) for part in name.split("/")]
         return
     found = message.DESCRIPTOR.fields_by_name[name]
+    # An absent message has default values, which the caller did not send.
     if found.has_presence and not message.HasField(name):
         return
     value = getattr(message, name)

@@ -59,6 +59,7 @@ class AuditWriter:
         self._durable_head = self._head
         self.failure = ""
         """Reason why lines can't be written at the moment, empty if they can."""
+        # Daemon, so that a hanging disk does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
 
@@ -97,11 +98,14 @@ class AuditWriter:
 
     def _put(self, line: AuditLine, durable: asyncio.Future[None] | None) -> bool:
         with self._changed:
+            # Lines kept after a failed write count too, or an outage of the disk would fill the
+            # memory.
             if self._is_stopping or len(self._queue) + len(self._taken) >= self._capacity:
                 self._dropped += 1
                 self.lost += 1
                 return False
             self._queue.append(_Waiting(Entry(line, self._dropped), durable))
+            # The line in the queue now states the number, so it is not reported twice.
             self._dropped = 0
             self._changed.notify()
         return True
@@ -117,6 +121,7 @@ class AuditWriter:
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
+        # Joined outside of the event loop, because the thread settles futures through the loop.
         await asyncio.to_thread(self._thread.join)
         self._log.close()
 
@@ -130,6 +135,7 @@ class AuditWriter:
                 self._tell_recovered()
             except OSError as error:
                 self._tell_failed(error)
+            # A failing disk gets one last attempt. Waiting longer would block the stop.
             if is_stopping and (self.failure or not self._has_work()):
                 return
 
@@ -144,6 +150,8 @@ class AuditWriter:
         with self._changed:
             while not self._is_stopping:
                 if self.failure:
+                    # New lines must not shorten the pause, or a full disk would be tried for every
+                    # call.
                     self._changed.wait(self._sync_every_s)
                     break
                 if self._queue or self._wants_reopening or self._is_sync_due():
@@ -169,13 +177,16 @@ class AuditWriter:
 
         self._unsynced += [queued.durable for queued in self._taken if queued.durable is not None]
         self._taken = []
+        # A waiting caller is the reason for an early flush. Other lines share one flush a second.
         if self._unsynced or self._is_stopping or self._is_sync_due():
             self._log.sync()
             self._is_unsynced, self._synced_at = False, time.monotonic()
+            # Anchors name this line only: a crash must not take back an anchored line.
             self._durable_head = self._head
 
         _settle(self._unsynced, None)
         self._unsynced = []
+        # After the lines are durable: the old file is complete when its owner moves it.
         if self._wants_reopening:
             self._log.reopen()
             self._wants_reopening = False
@@ -198,10 +209,12 @@ class AuditWriter:
 
 def _settle(waiting: list[asyncio.Future[None]], error: OSError | None) -> None:
     for future in waiting:
+        # Futures of asyncio are not thread safe.
         future.get_loop().call_soon_threadsafe(_end, future, error)
 
 
 def _end(future: asyncio.Future[None], error: OSError | None) -> None:
+    # The caller may have been cancelled while the line was written.
     if future.done():
         return
     if error is None:
