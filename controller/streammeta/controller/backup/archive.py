@@ -39,6 +39,7 @@ class Archive:
     def inventory(self) -> Inventory:
         """List the files in the folder."""
         found = inventories(self._store.list_objects(self.folder.prefix))
+        # A backup that has not begun is an empty one and no error.
         return found.get(self.folder, Inventory((), (), (), {}))
 
     # -- reading
@@ -105,6 +106,7 @@ class Archive:
         except CorruptObjectError as error:
             raise BackupDamagedError(name, f"manifest: {error.problem}") from error
 
+        # A file copied to another name or folder would restore a wrong history.
         if (manifest.name, manifest.cluster_id, manifest.cluster_uuid) != (
             name,
             self.folder.cluster_id,

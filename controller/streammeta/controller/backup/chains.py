@@ -66,6 +66,7 @@ def newest_chain(inventory: Inventory) -> Chain | None:
     bases = [(reach.of(end), end, base) for end, base in _bases(inventory)]
     if not bases:
         return None
+    # With equal reach the newest base wins: fewer segments have to be replayed.
     *_, base = max(bases, key=lambda entry: entry[:2])
     return chain_from(base, inventory.segments)
 
@@ -98,6 +99,7 @@ def find_unreachable(inventory: Inventory) -> tuple[SegmentName, ...]:
     ends = [end for end, _ in _bases(inventory)]
     found = []
     for segment in inventory.segments:
+        # The nearest base below suffices: an older one reaches this segment only through it.
         at = bisect_right(ends, segment.end_offset) - 1
         if at < 0 or reach.of(ends[at]) < segment.end_offset:
             found.append(segment)
@@ -115,6 +117,7 @@ def file_ages(inventory: Inventory, gap_max_ms: int) -> dict[FileName, int]:
     for file in sorted(inventory.files, key=lambda name: name.end_offset, reverse=True):
         written_ms = inventory.written_ms[file]
         if found:
+            # A clock that was set back counts as no time, so that files never get older by it.
             age_ms += min(max(0, later_ms - written_ms), gap_max_ms)
         found[file], later_ms = age_ms, written_ms
     return found
@@ -132,6 +135,7 @@ def find_dispensable(inventory: Inventory, keep_ms: int) -> tuple[FileName, ...]
         return ()
 
     age_ms = file_ages(inventory, keep_ms // JUMPS_MIN + 1)
+    # Neither the newest chain nor the newest checkpoints may lose their base.
     last_end = min(newest.start_offset, inventory.checkpoints[-KEPT_MIN].end_offset)
     old = [
         name.end_offset

@@ -23,6 +23,7 @@ def checkpoint_file(
     data = file.read()
     try:
         reader = CheckpointReader(io.BytesIO(data))
+        # A damaged file must not enter the backup, where it would replace older intact ones.
         reader.verify()
         state_hash, log_hash = state_hash_of(reader), log_hash_of(reader)
     except CheckpointError as error:

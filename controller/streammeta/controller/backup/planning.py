@@ -55,6 +55,7 @@ def next_step(progress: Progress) -> Step | None:
     """Return the next upload, None if everything committed is in the backup."""
     newest, position = progress.newest, progress.position
     if position is None:
+        # The log before a checkpoint may be trimmed, so a chain can only begin there.
         if newest is not None:
             return PutCheckpoint(newest)
         position = ORIGIN

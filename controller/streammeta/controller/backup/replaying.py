@@ -106,6 +106,7 @@ def replay(
     replayed = _base(chain, files)
     for name in chain.segments:
         data, manifest = files.segment(name)
+        # Before decoding, because a gap makes the rest of the file useless.
         _check_start(manifest, replayed.position)
         batches = [
             batch
@@ -148,6 +149,7 @@ def _check_start(manifest: SegmentManifest, before: Position) -> None:
 
 
 def _apply(cluster_metadata: ClusterMetadata, batch: Batch, name: SegmentName) -> None:
+    # Control batches belong to the quorum and do not change the metadata.
     if batch.kind is not BatchKind.DATA:
         return
     for index, payload in enumerate(batch.payloads):
@@ -155,6 +157,7 @@ def _apply(cluster_metadata: ClusterMetadata, batch: Batch, name: SegmentName) -
             cluster_metadata.apply(batch.base_offset + index, decode_records(payload))
         except (InvariantError, RecordCodecError) as error:
             raise BackupDamagedError(name, str(error)) from error
+    # A backup has committed entries only, and undo information would fill the memory.
     cluster_metadata.forget_undo(batch.end_offset)
 
 

@@ -105,6 +105,7 @@ def first_undecided_id(view: FrozenMetadata, next_object_id: int) -> int:
     ]
     first = int(prepared.min()) if len(prepared) else next_object_id
     if "recovery" in sections:
+        # An earlier restore may not have been finished, and its undecided ids stay undecided.
         first = min(first, int(sections["recovery"]["undecided_from"][0]))
     return first
 
@@ -121,6 +122,7 @@ def restore_sections(view: FrozenMetadata, plan: RestorePlan) -> Mapping[str, An
             "counters": lambda section: _counters(section, view, plan),
             "objects": _without_prepared,
             "nodes": lambda section: _nodes(section, plan.created_ms),
+            # Freed ids may have been issued again since the backup.
             "free_node_ids": lambda _: {"node_id": column()},
             "bucket_claim": lambda _: {
                 "cluster_uuid": [plan.cluster_uuid],

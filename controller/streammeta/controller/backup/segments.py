@@ -46,6 +46,7 @@ def advance_position(position: Position, batches: Sequence[Batch]) -> Position:
         if batch.kind is BatchKind.DATA:
             for index, payload in enumerate(batch.payloads):
                 rolling.extend(batch.base_offset + index, payload)
+        # Nothing is undone here, and the former values would pile up.
         rolling.forget_undo(batch.end_offset)
     return Position(batches[-1].end_offset if batches else position.end_offset, rolling.value)
 
@@ -110,6 +111,7 @@ def decode(data: bytes, manifest: SegmentManifest) -> tuple[Batch, ...]:
     batches = []
     end, epoch = manifest.start_offset, manifest.first_epoch
     for batch in _batches(data, manifest):
+        # A batch may be intact by itself and still be in the wrong place.
         if batch.base_offset != end or batch.epoch < epoch:
             raise _damaged(
                 manifest,

@@ -39,6 +39,7 @@ class SingleFile:
                 f"{path.name}: its cluster had no bucket yet, so it contains no objects"
             )
         self.folder = Folder(reader.cluster_id, cluster_uuid)
+        # A checkpoint has no time of its own.
         created_ms = path.stat().st_mtime_ns // 1_000_000
         self._data, self._manifest = checkpoint_file(
             io.BytesIO(data), self.folder, created_ms=created_ms, feature_level=0, writer_version=""

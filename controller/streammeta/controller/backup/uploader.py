@@ -168,10 +168,12 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
 
     async def step(self) -> None:
         """Copy everything committed so far. Failures are retried in the next interval."""
+        # Without a UUID there is no folder: two clusters of one name must not share one.
         if self._leads and self._cluster_uuid():
             await self._work()
 
     def _on_leadership(self, leads: bool) -> None:
+        # Knowledge of an earlier term is outdated: another leader may have continued the backup.
         self._leads, self._term = leads, None
 
     # -- one interval
@@ -185,6 +187,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             if not term.is_begun:
                 await self._begin(term)
             await self._copy(term)
+        # The next leader continues. A failure of this term is not its problem.
         except TermOverError:
             return
         except (StorageError, BackupError, OSError) as error:
@@ -202,6 +205,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
                     await self._put_segment(term, step)
                 case PutCheckpoint(snapshot_id=snapshot_id):
                     await self._put_checkpoint(term, snapshot_id)
+                    # Only a new checkpoint can make older files dispensable.
                     await self._remove_old(term)
         term.copied_at_ms = now_ms
 
@@ -249,6 +253,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
                 is_own = await self._holds_point(term, newest)
         except _OtherBoundsError:
             is_own = False
+        # The entries that could prove it are gone. Its end is known not to be ahead of this log.
         except _TrimmedError:
             return
         if not is_own:
@@ -375,9 +380,11 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         at, size = start_offset, 0
         while at < end_offset and size < max_bytes:
             read = await self._source.read(at, READ_BYTES)
+            # The term may have ended during the read.
             self._require(term)
             if not read:
                 raise _TrimmedError
+            # Batches are never split, so a segment ends at the end of a batch.
             fit = [batch for batch in read if batch.end_offset <= end_offset]
             if not fit or fit[0].base_offset != at:
                 raise _OtherBoundsError

@@ -80,6 +80,7 @@ def newest_file(inventory: Inventory, files: DescribedFiles) -> Manifest | None:
 def _missing(inventory: Inventory, chain: Chain | None) -> Iterator[BackupDamagedError]:
     """Yield the gap that keeps the newest chain from reaching the newest segment."""
     end = 0 if chain is None else chain.end_offset
+    # Older unreachable files do not limit the newest point.
     unreached = [name for name in find_unreachable(inventory) if name.end_offset > end]
     if unreached:
         first = unreached[0]

@@ -66,6 +66,7 @@ class AuditAnchors:
         try:
             await self._put(await self._heads())
             self._problem = ""
+        # Leadership ended meanwhile. The next leader writes the anchors.
         except NotLeaderError:
             return
         except Exception as error:  # noqa: BLE001 - nobody waits for this task, or sees it end
@@ -79,6 +80,7 @@ class AuditAnchors:
         if not keys:
             return
 
+        # Read first: an unchanged chain causes no entry in the log.
         answered = await self._controller.read(GetKVs(keys=keys))
         assert isinstance(answered.answer, KVResultsAnswer)
         items = []
@@ -92,6 +94,7 @@ class AuditAnchors:
                         key=key.key,
                         value=anchor.encoded(),
                         overwrite=True,
+                        # A key that changed since the read has a newer anchor, which must stay.
                         expected_version=result.version,
                     )
                 )

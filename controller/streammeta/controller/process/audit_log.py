@@ -52,6 +52,7 @@ class Auditing:
         self._tasks: list[asyncio.Task[None]] = []
         self._node_id, self._cluster_id = config.node_id, config.cluster_id
         self._driver = driver
+        # A function, because certificates are replaced while the process runs.
         self._others = PeerStatusClient(lambda: tls.contents_for_calls)
         self._anchors = AuditAnchors(controller, config.cluster_id, clock.wall_ms, self._heads)
         self.auditor: Auditor | None = None
@@ -83,6 +84,7 @@ class Auditing:
 
     async def _heads(self) -> Mapping[int, Chain]:
         """Return the ends of the controllers' logs, as far as they answer, while this one leads."""
+        # Only the leader writes anchors, and asking everyone costs a call each.
         if not self._leadership().leads:
             return {}
         seen = self._driver.describe()
@@ -112,11 +114,14 @@ class Auditing:
     ) -> None:
         for task in self._tasks:
             task.cancel()
+        # Ended before the log is closed, because they write to it.
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._others.close()
         if self.auditor is not None and self.writer is not None:
+            # Before the writer stops, so that the line of the end is the last one written.
             self.auditor.end()
             await self.writer.stop()
+            # After the stop, because only then is the head final.
             self.auditor.tell_head()
 
 
@@ -132,6 +137,7 @@ def check_audit_log(config: ControllerConfig) -> None:
     if path.exists():
         problem = _lacking(path, os.R_OK | os.W_OK)
     else:
+        # The start creates missing folders, so the nearest existing one decides.
         folder = next(folder for folder in path.parents if folder.exists())
         is_folder = folder.is_dir()
         problem = (

@@ -37,6 +37,7 @@ class ServiceManager:
             await asyncio.sleep(START_BEAT_S)
         while self._address and self._watchdog_s is not None:
             self._tell("WATCHDOG=1")
+            # sd_notify(3) recommends half of the interval.
             await asyncio.sleep(self._watchdog_s / 2)
 
     def ready(self, status: str) -> None:
@@ -55,8 +56,10 @@ class ServiceManager:
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+                # A service manager that does not read must not block the event loop.
                 channel.setblocking(False)
                 channel.sendto(lines.encode(), address)
+        # A controller runs without its service manager too.
         except OSError as error:
             _log.warning("service_manager_not_told", lines=lines, error=str(error))
 
@@ -64,6 +67,7 @@ class ServiceManager:
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
     """Return the time that the service manager waits for a word, None if it does not watch us."""
     told = environment.get("WATCHDOG_USEC", "")
+    # The variables are inherited, and a child of the watched process is not watched.
     process = environment.get("WATCHDOG_PID") or str(os.getpid())
     if not told.isdecimal() or int(told) == 0 or process != str(os.getpid()):
         return None

@@ -19,9 +19,12 @@ _log = structlog.get_logger(component="server")
 def log_start(config: ControllerConfig) -> None:
     """Log version and settings, the store's address without its secrets, and open files."""
     settings = asdict(config)
+    # Logged as fields of their own, below.
     del settings["node_id"], settings["cluster_id"]
+    # Logs are shipped to systems with other readers than the secrets.
     settings["store_uri"] = without_secrets(config.store_uri)
     settings["backup_store"] = config.backup_store and without_secrets(config.backup_store)
+    # Paths have no form in JSON.
     settings["data_dir"] = str(config.data_dir)
     settings["audit_log"] = config.audit_log and str(config.audit_log)
     settings["policy"] = config.policy and str(config.policy)

@@ -31,6 +31,7 @@ class StopSignals:
         self._came = 0
         self._loop = asyncio.get_running_loop()
         for number in NUMBERS:
+            # Not the event loop's handlers: they would run only after a long call has ended.
             signal.signal(number, self._on_signal)
 
     @property
@@ -40,9 +41,11 @@ class StopSignals:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._came += 1
+        # From the third signal on the kernel ends the process, even if the event loop hangs.
         if self._came == 2:
             for number in NUMBERS:
                 signal.signal(number, signal.SIG_DFL)
+        # The plain call_soon would not wake a loop that sleeps.
         self._loop.call_soon_threadsafe(self._tell, self._came, signal.Signals(number).name)
 
     def _tell(self, count: int, name: str) -> None:

@@ -57,6 +57,7 @@ class Application:
 
     def is_done(self) -> bool:
         """Whether the directory already belongs to the recovered cluster."""
+        # Its absence means that an exchange is in progress.
         if META_NAME not in self.files.names(self.directory):
             return False
         return read_identity(self.directory, self.files).directory_id == self.plan.directory_id
@@ -70,6 +71,7 @@ class Application:
         names = self.files.names(self.directory)
         if META_NAME in names:
             return False
+        # A different plan would complete the exchange with other contents.
         if evidence_name(self.plan.generation) not in names or self._evidence() != self.plan_fields:
             others = [name for name in names if is_evidence(name)]
             raise RecoveryError(
@@ -113,6 +115,7 @@ class Application:
             return
         if not self.is_begun():
             survivor = self.survivor()
+            # Before anything moves, so that an interrupted run finds its plan again.
             self._put_evidence()
             self._stage(survivor)
             # Before the exchange: from here on no earlier controller may acknowledge changes.
@@ -137,6 +140,7 @@ class Application:
 
     def _stage(self, survivor: Survivor) -> None:
         """Write the new contents, from the beginning after an interruption."""
+        # Files of an interrupted run may be incomplete.
         for name in self.files.names(self.staging):
             self.files.remove(self.staging / name)
         checkpoint = io.BytesIO()
@@ -160,6 +164,7 @@ class Application:
             # A name that was already moved out and is here again belongs to the new contents.
             if _is_content(name) and name not in moved and name != new_checkpoint:
                 self._move(name, self.directory, self.before)
+        # The lock belongs to the directory itself, which has its own.
         new = set(self.files.names(self.staging)) - {LOCK_NAME}
         for name in sorted(new, key=lambda name: name == META_NAME):
             self._move(name, self.staging, self.directory)
@@ -172,6 +177,7 @@ class Application:
 
     def _tidy(self) -> None:
         if self.staging.name in self.files.names(self.staging.parent):
+            # Formatting has locked the staging directory, which is removed now.
             if LOCK_NAME in self.files.names(self.staging):
                 self.files.remove(self.staging / LOCK_NAME)
             self.files.remove_directory(self.staging)
@@ -179,6 +185,7 @@ class Application:
 
 def _is_content(name: str) -> bool:
     """Whether a file belongs to the log and its state, unlike the reserve and the lock."""
+    # Files set aside as damaged belong to the old contents too.
     whole = name.removesuffix(_ASIDE)
     is_log = segment_base(whole, ".log") is not None or parse_snapshot_name(whole) is not None
     return is_log or name in _OTHERS

@@ -23,7 +23,9 @@ OBSERVERS_MAX = 1_000
 def described(driver: QuorumDriver) -> QuorumDescription:
     """Return the quorum with addresses that the current caller can use. Unknown ones are empty."""
     seen = driver.describe()
+    # Anyone with a directory may observe, and an answer must stay within a message.
     seen = replace(seen, observers=seen.observers[:OBSERVERS_MAX])
+    # Callers with certificates use the addresses that the quorum itself publishes.
     if not came_by_token():
         return seen
 

@@ -43,13 +43,17 @@ class UncalledConnections:
         if peer in self._known:
             return
         self._called += 1
+        # Address and port identify one connection, and its later calls must not count.
         self._known[peer] = None
         if len(self._known) > KNOWN_MAX:
+            # Dicts keep the order of insertion. A dropped connection that calls again counts twice,
+            # which only hides one.
             del self._known[next(iter(self._known))]
 
     def look(self) -> int:
         """Return the number of uncalled connections that are new since the last look."""
         uncalled = self._begun() - self._called
+        # A call may be counted after the look in which its handshake was reported.
         new = max(0, uncalled - self._told)
         self._told += new
         return new

@@ -63,6 +63,7 @@ async def abort(
 ) -> NoReturn:
     """End the call with the status of `error`. `extra` is added to the status's metadata."""
     code, reason, metadata = classify(error)
+    # Before anything can fail, so that the audit line has the reason.
     note_failure(code.name, reason)
     refused[reason] += 1
     metadata = {
@@ -84,6 +85,7 @@ async def abort(
 
     details = details_trailer(code, message, reason, metadata, retry_after_ms)
     await context.abort(code, message, details)
+    # gRPC raises in abort. This tells the type checker that the call ends here.
     raise AssertionError("abort returned")
 
 
@@ -92,12 +94,14 @@ def _shorten(text: str, bytes_max: int) -> str:
     raw = text.encode("utf-8", "replace")
     if len(raw) <= bytes_max:
         return text
+    # Cut as bytes, because the limit of a trailer is in bytes. Half a character is dropped.
     part = (bytes_max - 3) // 2
     return f"{raw[:part].decode(errors='ignore')}...{raw[-part:].decode(errors='ignore')}"
 
 
 def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     """Map an exception to (status code, stable reason, metadata for programs)."""
+    # Specific errors first: many of them derive from those below.
     if (known := _classify_elsewhere(error)) is not None:
         return known
     match error:
@@ -117,10 +121,12 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
             blocked_by = ",".join(map(str, error.blocked_by))
             lacking = {"level": str(error.level), "blocked_by": blocked_by}
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.FEATURE_LEVEL, lacking
+        # ABORTED and not UNAVAILABLE: generic clients repeat the latter without looking.
         case errors.OutcomeUnknownError():
             return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
         case errors.ApiError():
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.REFUSED, {}
+        # The caller sees its own deadline. This one comes slightly earlier and has a reason.
         case TimeoutError():
             return grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE, {}
         case _:
@@ -165,6 +171,7 @@ def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
     match error:
         case NoDiskSpaceError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.DISK_FULL, {}
+        # Leadership was lost after the change was appended, so the next leader may commit it.
         case VoterChangeError() if error.error is QuorumError.NOT_LEADER:
             return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
         case VoterChangeError():
@@ -248,6 +255,7 @@ def guarded(handler: UnaryHandler) -> UnaryHandler:
         remaining = context.time_remaining()
         timeout_s = TIMEOUT_S_MAX
         if remaining is not None:
+            # Long deadlines keep 50 ms for the answer, and short ones 5 percent.
             answer_by = max(remaining - _ANSWER_BEFORE_S, remaining * _SHARE_OF_DEADLINE)
             timeout_s = min(answer_by, TIMEOUT_S_MAX)
         try:
@@ -272,6 +280,7 @@ def parsed(
             await abort(context, errors.InvalidRequestError("message", malformed))
         except errors.InvalidRequestError as error:
             await abort(context, error)
+        # After parsing, because the audit line names the objects of the request.
         if (record := current_record()) is not None:
             try:
                 await record.parsed(message)
@@ -304,12 +313,14 @@ def read_after(context: Context) -> int | None:
         InvalidRequestError: the value is not an offset, or is given twice.
     """
     metadata = context.invocation_metadata() or ()
+    # gRPC joins nothing: a repeated key arrives as several pairs.
     values = [value for key, value in metadata if key == READ_AFTER_KEY]
     if not values:
         return None
     text = str(values[0])
     if len(values) > 1:
         raise errors.InvalidRequestError(READ_AFTER_KEY, f"given {len(values)} times; give it once")
+    # Python accepts digits of other scripts, and numbers of any length cost time to parse.
     if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= OFFSET_MAX):
         raise errors.InvalidRequestError(
             READ_AFTER_KEY,

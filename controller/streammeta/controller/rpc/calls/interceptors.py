@@ -52,6 +52,7 @@ def unread_answers(bytes_max: int = ANSWER_MEMORY_BYTES) -> MemoryBudget:
 
 def _traced(method: str, handler: Handler[_Input, _Result]) -> Handler[_Input, _Result]:
     """Trace the calls that come with a trace, if this controller traces at all."""
+    # Decided once, at the start, so that calls without tracing cost nothing.
     if not tracing.is_on():
         return handler
 
@@ -110,13 +111,17 @@ class CallPipeline:
             try:
                 try:
                     caller = self._authenticator.authenticate(method, context)
+                # The issuer may have rotated its keys a moment ago. One fetch and one more attempt.
                 except UnknownKeyError:
                     await self._authenticator.learn_keys()
                     caller = self._authenticator.authenticate(method, context)
             except ApiError as error:
                 if connections is not None:
+                    # A rejected caller has made a call, so its connection is not one without calls.
                     connections.called(context.peer())
                 if self._auditor is not None:
+                    # The principal of an authenticated caller without the role belongs into the
+                    # audit line.
                     note_caller(getattr(error, "principal", ""), fingerprint_shown(context))
                 await abort(context, error)
 
@@ -124,17 +129,21 @@ class CallPipeline:
                 connections.called(context.peer())
 
             note_caller(caller.name, caller.fingerprint)
+            # Before the handler, because its work would be wasted on a caller that does not read.
             if answers_much:
                 await self._require_read(caller, context)
+            # Memory before rates: a call that is rejected for memory must not use up the quota.
             if guard is not None and not guard.is_easy:
                 await _guarded(guard, facts.memory, data, context)
             if caller.policy.quotas and is_rated and isinstance(data, bytes):
                 await self._rated(data, context, caller)
+            # A stream counts its own messages as they arrive.
             if isinstance(data, bytes) and len(data) > SMALL_BYTES:
                 return await self._in_memory(handle, data, context, caller)
 
             return await handle(data, context)
 
+        # Outside of authentication, so that rejected calls are recorded too.
         recorded = call if self._auditor is None else _recorded(self._auditor, method, call)
         whole = self._counted(recorded) if answers_much else recorded
         return self._tally.wrap(method, whole if lasts else _traced(method, whole), lasts=lasts)
@@ -209,6 +218,7 @@ def _until_denied(
             try:
                 return await handler(data, context)
             except asyncio.CancelledError:
+                # The caller left or the controller stops. Nobody would read a status.
                 if call.ended_by is None:
                     raise
                 call.uncancel()
@@ -226,6 +236,7 @@ def _recorded(
         record = auditor.arrived(method, context.peer())
         try:
             answer = await call(data, context)
+        # Cancellation is an end too, and its outcome is unknown.
         except BaseException:
             record.failed()
             raise

@@ -71,6 +71,7 @@ class MemoryBudget:
             (held, self._share, f"{self._what} of {holder}"),
             (self._total, self._bytes_max, self._what),
         ):
+            # A single message may be larger than the limit, or it could never be accepted.
             if count and count + size > limit:
                 raise BusyError(
                     f"{whose} in flight use {count} of {limit} bytes, {size} more do not fit: "
@@ -83,6 +84,7 @@ class MemoryBudget:
         """Count bytes that have arrived, however many are held."""
         self._held[holder] += size
         self._total += size
+        # Large messages move the memory of the process faster than its timer looks.
         self._on_taken(size)
 
     def give_back(self, holder: str, size: int) -> None:
@@ -90,7 +92,9 @@ class MemoryBudget:
         self._total -= size
         self._held[holder] -= size
         if not self._held[holder]:
+            # Holders in plain text are connections, which come and go.
             del self._held[holder]
+        # Wakes all: each checks its own share again.
         self._fewer.set()
 
     def require_room(self, holder: str) -> None:

@@ -32,8 +32,10 @@ class MemoryGuard:
             MemoryHighError: calls of this class and size are rejected at present.
         """
         pressure = self._memory.pressure
+        # Heartbeats and calls that free memory pass always: rejecting them would make it worse.
         if pressure is Pressure.NONE or memory is MemoryClass.VITAL:
             return
+        # Small ordinary calls still pass under high pressure, since they hardly allocate.
         is_large = memory is MemoryClass.ORDINARY and size > SMALL_BYTES
         if pressure is Pressure.FULL or memory is MemoryClass.BULK or is_large:
             raise MemoryHighError(self._memory.limit_bytes, self._memory.rss_bytes, RETRY_AFTER_MS)

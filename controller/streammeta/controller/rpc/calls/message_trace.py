@@ -24,6 +24,7 @@ class MessageTrace:
     def decided(self, submissions: Sequence[Submission]) -> Self:
         """Note the decision, and the flush of the last submission when it comes."""
         self._phases.pass_on("decided")
+        # The log is flushed in order, so the last one covers the others.
         for last in submissions[-1:]:
             last.tell_flushed(partial(self._phases.pass_on, "flushed"))
         return self

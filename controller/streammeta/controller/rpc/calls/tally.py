@@ -43,10 +43,12 @@ class RequestTally:
         self, method: str, handler: _Handler[_Input, _Result], *, lasts: bool
     ) -> _Handler[_Input, _Result]:
         """Return a handler whose calls are counted. With `lasts` they are not timed."""
+        # A watch lasts for hours, and its duration says nothing about latency.
         tally = MethodTally(times=None if lasts else Times())
         self._methods[".".join(method.split(".")[-2:])] = tally
 
         async def counted(data: _Input, context: Any) -> _Result:
+            # Assumed until the handler returns, so that every exception counts as a failure.
             result, began = "failed", time.perf_counter()
             tally.under_way += 1
             try:

@@ -24,6 +24,7 @@ def adoption_in(message: admin_pb2.AdoptObjectsRequest) -> AdoptObjects:
         InvalidRequestError: an id or an epoch is not set, or an object is named without ranges.
     """
     for index, item in enumerate(message.objects):
+        # An id of 0 must be stated. The default of a missing field would adopt a wrong object.
         _require_set(item, f"objects[{index}]", "object_id")
         if not item.ranges:
             raise InvalidRequestError(f"objects[{index}].ranges", "empty, must have one or more")
@@ -52,6 +53,7 @@ def adoption_out(
 ) -> admin_pb2.AdoptObjectsResponse:
     """Write the answer to a request whose objects have so many ranges each."""
     response = admin_pb2.AdoptObjectsResponse()
+    # Errors of all ranges are one column. The counts of the request divide it again.
     parts = np.split(answer.range_errors, np.cumsum(range_count)[:-1])
     for error, rows in zip(answer.errors.tolist(), parts, strict=True):
         response.results.add(error=error, range_errors=rows.tolist())

@@ -71,9 +71,11 @@ class Conversion:
         Raises:
             TypeError: a field of either has no counterpart.
         """
+        # Planned once, because resolving hints for each message would cost more than reading it.
         hints = get_type_hints(kind)
         defaults = {part.name: part.default for part in fields(kind) if part.name not in given}
         wire = _fields(message_class)
+        # A field added to the contract alone would be ignored silently, so this fails at import.
         if unmatched := set(wire) - set(unread) ^ set(defaults):
             raise TypeError(f"{kind.__name__} and {message_class.__name__} differ in {unmatched}")
         steps = [
@@ -111,6 +113,7 @@ class Conversion:
         def write(value: Any, **content: Any) -> Any:
             for name, convert, may_be_absent in steps:
                 part = getattr(value, name)
+                # -1 stands for absence inside, and must not appear on the wire.
                 if part is None or (may_be_absent and part == NONE_ID):
                     continue
                 content[name] = part if convert is None else convert(part)
@@ -126,6 +129,7 @@ class Conversion:
         convert = self._value_reader(field, get_args(hint)[0] if is_optional else hint)
         if convert is None:
             if not field.has_presence:
+                # The most frequent case, without presence and conversion, is one attribute access.
                 return lambda message, _: getattr(message, name)
             convert = _as_it_is
         if not field.has_presence or (field.message_type is not None and not is_optional):
@@ -135,6 +139,7 @@ class Conversion:
         def read(message: Message, prefix: str) -> Any:
             if message.HasField(name):
                 value = convert(getattr(message, name), f"{prefix}{name}")
+                # A caller that sends -1 would otherwise be understood as having sent nothing.
                 if absent == NONE_ID and value < 0:
                     wanted = "expected 0 or more, or no value"
                     raise InvalidRequestError(f"{prefix}{name}", f"{value}; {wanted}")
@@ -147,6 +152,7 @@ class Conversion:
 
     def _list_reader(self, field: FieldDescriptor, hint: Any) -> Read:
         name = field.name
+        # A rule for the whole list, such as a column, replaces the conversion of each item.
         if (whole := self._reads.get(hint)) is not None:
             return lambda message, prefix: whole(getattr(message, name), f"{prefix}{name}")
         convert = self._value_reader(field, get_args(hint)[0])
@@ -158,6 +164,7 @@ class Conversion:
         )
 
     def _value_reader(self, field: FieldDescriptor, kind: Any) -> Read | None:
+        # Special rules come before the planned ones, so that they can replace these.
         if kind in self._reads:
             return self._reads[kind]
         if field.message_type is not None:

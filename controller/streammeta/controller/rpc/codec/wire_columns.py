@@ -46,6 +46,7 @@ def parse_commit(data: bytes) -> pb.PackedCommitStreamSetObjectRequest:
     message = _parse(pb.PackedCommitStreamSetObjectRequest, data)
     if not _is_unpacked(message):
         return message
+    # Encoding it again packs the columns and drops the fields that this version does not know.
     packed = _parse(objects_pb2.CommitStreamSetObjectRequest, data).SerializeToString()
     return pb.PackedCommitStreamSetObjectRequest.FromString(packed)
 
@@ -109,12 +110,14 @@ def commit_stream_set_object_out(
     answer: answers.CommitStreamSetObjectAnswer,
 ) -> pb.PackedCommitStreamSetObjectResponse:
     """Write the answer to CommitStreamSetObject."""
+    # Lazy: both branches below consume it once.
     results = map(_result_out, answer.kv_results)
     if answer.error is ErrorCode.NONE and not (
         np.count_nonzero(answer.range_errors) or np.count_nonzero(answer.stream_object_errors)
     ):
         return pb.PackedCommitStreamSetObjectResponse(
             error=_error(answer.error),
+            # NONE is 0, and a varint of 0 is one zero byte. Nearly all answers take this way.
             range_errors=bytes(len(answer.range_errors)),
             stream_object_errors=bytes(len(answer.stream_object_errors)),
             kv_results=results,
@@ -135,6 +138,7 @@ def commit_stream_set_object_out(
 
 def uploads_out(answer: answers.CommitUploadsAnswer, message: objects_pb2.UploadErrors) -> None:
     """Encode the answer to the uploads of a CommitBatchRequest. All-NONE columns are omitted."""
+    # Present even when both columns are omitted: the caller must see that its uploads were decided.
     message.SetInParent()
     if np.count_nonzero(answer.errors):
         message.errors.extend(answer.errors.tolist())
@@ -204,7 +208,9 @@ def _column(pieces: Sequence[bytes], prefix: str, name: str) -> values.Int64Colu
     """
     if not pieces:
         return values.EMPTY_COLUMN
+    # Encoders may split a packed field, and a column has to be contiguous.
     data = pieces[0] if len(pieces) == 1 else _joined(pieces)
+    # frombuffer would raise an error that names no field.
     if len(data) % _ROW_BYTES:
         raise InvalidRequestError(
             f"{prefix}{name}",
@@ -229,6 +235,7 @@ def _list_in(read: Any, messages: Sequence[Message], field: str) -> tuple[Any, .
 def _optional(message: Message, field: str) -> int:
     """Return an optional field's value, or -1 if it is absent, which no number may say."""
     value: int = getattr(message, field)
+    # Presence is only asked for the rare values, because the question costs as much as the read.
     if value > 0:
         return value
     if not message.HasField(field):

@@ -68,6 +68,7 @@ PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 """Handler of messages as bytes that answers by `context.write`, also in bytes."""
 
 
+# This method is parsed into columns, since its messages may have thousands of rows.
 _PARSERS: Mapping[str, Callable[[bytes], Message]] = {
     "streammeta.v1.ObjectService.CommitStreamSetObject": parse_commit
 }
@@ -215,6 +216,7 @@ class AdminHandlers:
         self, request: admin_pb2.TransferLeadershipRequest, context: Context
     ) -> admin_pb2.TransferLeadershipResponse:
         successor = None
+        # 0 is a valid id, so a missing field is what leaves the choice to the leader.
         if request.HasField("to_node_id"):
             successor = NodeId(checked(check_controller_id, request.to_node_id, "to_node_id"))
         await self._driver.transfer_leadership(successor, TRANSFER_TIMEOUT_MS)
@@ -243,6 +245,7 @@ class AdminHandlers:
     async def _finish_restore(
         self, _: admin_pb2.FinishRestoreRequest, context: Context
     ) -> admin_pb2.FinishRestoreResponse:
+        # Replicated, because all later leaders must leave the recovery mode too.
         answered = await self._controller.write(FinishRestore())
         quote_offset(context, answered.offset)
         answer = cast(FinishRestoreAnswer, answered.answer)
@@ -302,8 +305,10 @@ class NodeHandlers:
             _class_of("NodeService.Heartbeat"), context.time_remaining()
         ):
             node = _read_node(request.node, "node")
+            # A heartbeat for another node would keep a dead broker alive.
             if (held_to := current_caller().held_to) is not None:
                 require_own_node(held_to, node.node_id)
+            # 0 is the default of the field and means the configured timeout.
             if request.session_timeout_ms < 0:
                 raise InvalidRequestError(
                     "session_timeout_ms", f"{request.session_timeout_ms}, must not be negative"
@@ -393,13 +398,18 @@ class MetadataHandlers:
         async with gate.admitted(
             _class_of("MetadataService.GetSnapshot"), context.time_remaining()
         ):
+            # Before the hold: a rejected call must leave nothing behind in the log.
             await self._require_offset(request.not_before_offset)
             await self._hold_deletions(request)
+            # After the hold, so that its entry is part of the snapshot.
             frozen = await self._controller.frozen()
             note_offset(frozen.id.end_offset)
+            # A copy outlives this controller, so ids issued from now on must be claimed soon.
             self._on_copied()
+            # To the disk first: a slow reader must not keep the frozen view in memory.
             total = await asyncio.to_thread(frozen.write, file)
 
+        # Grows with the size, so that a large cluster is not cut off on a slow link.
         patience_s = SNAPSHOT_S_MIN + total / SNAPSHOT_BYTES_PER_S_MIN
         try:
             async with asyncio.timeout(patience_s):
@@ -419,6 +429,7 @@ class MetadataHandlers:
 
     async def _require_offset(self, wanted: int) -> None:
         """Validate the offset first, so that a rejected call leaves no hold."""
+        # Known here already, which saves the round trip to a majority.
         if wanted <= self._controller.committed_end:
             return
         end_offset = (await self._controller.frozen()).id.end_offset  # the newest, by a majority

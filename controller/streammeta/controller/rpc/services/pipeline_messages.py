@@ -37,6 +37,7 @@ class PipelineMessage(NamedTuple):
     @property
     def uploads(self) -> CommitUploads | None:
         """Its uploads, which come last."""
+        # Parsing puts uploads behind the commits, as the contract decides them last.
         last = self.commits[-1] if self.commits else None
         return last if isinstance(last, CommitUploads) else None
 
@@ -73,6 +74,7 @@ class DecidedMessage(NamedTuple):
         if self.uploads is not None:
             rows += len(cast(CommitUploadsAnswer, self.uploads).range_errors)
 
+        # An answer is valid as of the last of its entries.
         end = max((submission.offset for submission in self.submissions), default=-1)
         return calls, rows, refused, end
 
@@ -87,6 +89,7 @@ class DecidedMessage(NamedTuple):
         for answer in self.commits:
             commit = commit_stream_set_object_out(cast(CommitStreamSetObjectAnswer, answer))
             response.commits.append(commit)
+        # Before the wait, so that encoding overlaps the flush and the round trip of the followers.
         encoded = response.SerializeToString()
 
         for submission in self.submissions:

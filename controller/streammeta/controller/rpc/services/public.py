@@ -34,10 +34,12 @@ def health_handler(
 def reflection_handler(entrance: CallPipeline) -> grpc.GenericRpcHandler:
     """Return a handler that describes the services of the contract, health and itself."""
     contract = (service.full_name for service in SERVICES.values())
+    # Without their names the tool could not find health and reflection themselves.
     names = (*contract, health.SERVICE_NAME, reflection.SERVICE_NAME)
     servicer = reflection.aio.ReflectionServicer(names)
 
     async def answer(messages: AsyncIterator[bytes], context: Context) -> None:
+        # The pipeline passes bytes, because callers are authenticated before anything is parsed.
         requests = _parsed(messages)
         async for response in servicer.ServerReflectionInfo(requests, context):
             await context.write(response.SerializeToString())

@@ -97,13 +97,16 @@ class QuorumServicer:
         """Make an observer a voter, and wait until that is committed."""
         try:
             with self._operators.one():
+                # First: a command meant for another cluster must change nothing here.
                 self._require_cluster(request.cluster_id)
                 voter = _read_voter(request.voter, "voter")
+                # Without it a replaced disk of the same node would count as the same voter.
                 if voter.key.directory_id is None:
                     raise InvalidRequestError(
                         "voter.key.directory_id",
                         "empty, must be the observer's directory id as in DescribeQuorum",
                     )
+                # A voter with an older version could not apply entries of the current level.
                 self._features.check_voter(voter.key.node_id)
                 timeout_ms = _change_timeout_ms(request.timeout_ms, context)
                 end_offset = await self._driver.add_voter(voter, timeout_ms)
@@ -130,6 +133,7 @@ class QuorumServicer:
         self, request: pb.DescribeQuorumRequest, context: Context
     ) -> pb.DescribeQuorumResponse:
         """Return the quorum as this node knows it."""
+        # A follower only knows its own progress, not the lag of the others.
         if request.leader_only and not self._driver.is_leader:
             await abort(context, self._driver.leader_hint())
 
@@ -161,6 +165,7 @@ def _change_timeout_ms(asked: int, context: Context) -> int:
         raise InvalidRequestError("timeout_ms", f"{asked}, must be 0 to {CHANGE_TIMEOUT_MS_MAX}")
     timeout_ms = asked or CHANGE_TIMEOUT_MS_DEFAULT
     remaining_s = context.time_remaining()
+    # A change that outlives its caller would surprise the operator who gave up.
     return timeout_ms if remaining_s is None else min(timeout_ms, int(remaining_s * 1000))
 
 

@@ -120,10 +120,12 @@ class Admission:
             BusyError: too many calls of its class are waiting.
             TimeoutError: its deadline has passed.
         """
+        # The caller has given up, so any work for it would be lost.
         if deadline_ms is not None and deadline_ms <= now_ms:
             raise TimeoutError("the call's deadline had passed when it arrived")
 
         ticket, queue = Ticket(kind, deadline_ms), self._waiting[kind]
+        # Behind waiting calls of its class, or an overload would starve the oldest.
         if not queue and self._has_room(kind):
             self._start(ticket)
             return ticket
@@ -153,6 +155,7 @@ class Admission:
         If `is_running`, the call runs from now on. Otherwise its deadline has passed and it never
         runs.
         """
+        # In the order of RequestClass: heartbeats and commits come before scans.
         for kind, queue in self._waiting.items():
             # A late ticket is returned first, so that its caller learns of the timeout immediately.
             if queue and self._is_late(queue[0], now_ms):
@@ -203,6 +206,7 @@ class Gate:
             if kind in _PATIENT:
                 for _ in range(ROUNDS_BEFORE_SCAN):
                     await asyncio.sleep(0)
+        # Also on cancellation, or the slot would be lost for good.
         except BaseException:
             self.leave(ticket)
             raise
@@ -211,6 +215,7 @@ class Gate:
     def leave(self, ticket: Ticket) -> None:
         """Release the slot of a call that has ended, and admit waiting calls."""
         self.admission.leave(ticket)
+        # Nearly always nobody waits, and scheduling costs a turn.
         if self._waiters:
             self._schedule()
 
@@ -255,6 +260,7 @@ class Gate:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(_late())
+        # More may be waiting than one turn admits.
         self._schedule()
 
 
@@ -299,6 +305,7 @@ class TurnBudget:
             self._left -= cost
             self._schedule()
             return
+        # In order, also behind cheaper work, so that large messages are not starved.
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((cost, granted))
         await granted

@@ -37,4 +37,5 @@ def connections_within(limit: int, most: int, listeners: int, *, serves_http: bo
     This is `most` if that leaves the reserved descriptors free, including those for HTTP if served.
     """
     kept = KEPT + KEPT_FOR_HTTP if serves_http else KEPT
+    # Divided by the listeners, because each enforces its own limit.
     return max(CONNECTIONS_MIN, min(most, limit - kept) // max(1, listeners))

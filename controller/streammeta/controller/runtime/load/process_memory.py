@@ -60,6 +60,7 @@ def _statm() -> int:
 
 def usable_bytes(root: Path = Path("/")) -> int:
     """Return the memory available to this process: its control groups' limit, or the machine's."""
+    # Control groups may allow more than there is.
     machine = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
     return min((machine, *_group_limits(root)))
 
@@ -107,9 +108,11 @@ class ProcessMemory:
 
     def look(self) -> None:
         """Measure memory now."""
+        # Counted from each measurement, whatever caused it.
         self._taken = 0
         self.rss_bytes = self._measure()
         pressure = self._pressure_now()
+        # Only changes are logged: measurements come several times a second.
         if pressure != self.pressure:
             log = _log.warning if pressure > self.pressure else _log.info
             log(

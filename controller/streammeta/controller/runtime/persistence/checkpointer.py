@@ -90,6 +90,7 @@ class CheckpointSchedule:
 
     def record_start(self, now_ms: int) -> None:
         """Reset the counts, because a checkpoint has begun or was loaded."""
+        # The bytes that arrive while it is written belong to the next one.
         self._bytes = 0
         self._since = self._not_before = now_ms
         self._is_requested = False
@@ -100,6 +101,7 @@ class CheckpointSchedule:
 
     def record_failure(self, now_ms: int) -> None:
         """Record that the checkpoint could not be written. It stays due after a pause."""
+        # The counts were reset at its start, so the failed one would be forgotten.
         self._is_requested = True
         self._not_before = now_ms + self._limits.retry_ms
 
@@ -251,6 +253,8 @@ class Checkpointer:
         # Otherwise a restart would write a new checkpoint while it replays the log after this one.
         self._schedule.record_written(size)
         self.tally.note_newest(size, now)
+        # Callers wait for a checkpoint of the loaded state, which the loading itself does not
+        # write.
         if self._asked:
             self._schedule.request(now)
         self._changed.set()
@@ -310,7 +314,9 @@ class Checkpointer:
         """Wait until a checkpoint is due. Returns False when the replica stops."""
         while not self._is_stopping:
             now = self._clock.monotonic_ms()
+            # Cleared before the deadline is read, so that no change in between is lost.
             self._changed.clear()
+            # The state is about to be replaced, and its view would be out of date.
             deadline = None if self._host.is_loading else self._schedule.deadline()
             if deadline is not None and deadline <= now:
                 return True
@@ -332,6 +338,7 @@ class Checkpointer:
             )
             return
 
+        # Nothing was committed since, and a file of the same name exists.
         if point.snapshot_id == self._newest:
             _answer(asked, self._newest)
             return
@@ -377,6 +384,7 @@ class Checkpointer:
             try:
                 await self._seal(attempt, writer, committed)
             except BaseException:
+                # Removes the temporary file, which may be large.
                 await asyncio.to_thread(writer.abandon)
                 raise
             await self._publish(attempt, writer)
@@ -408,6 +416,7 @@ class Checkpointer:
     async def _seal(
         self, attempt: _Attempt, writer: SnapshotWriter, committed: asyncio.Future[None]
     ) -> None:
+        # The flush comes before the commit is awaited, so that both take place together.
         await asyncio.to_thread(writer.seal)
         try:
             await committed

@@ -55,6 +55,7 @@ class DiskSpace:
     def require(self) -> None:
         """Raise NoDiskSpaceError while writes can't be accepted."""
         # A full majority is reported first: the next leader could not write either.
+        # Its own full disk alone is reported below, with the error of the write.
         if set(self._full_voters) - {self._node_id}:
             full = ", ".join(map(str, self._full_voters))
             raise NoDiskSpaceError(
@@ -104,7 +105,9 @@ class DiskSpace:
             self.close()
             self._timer = None
             return
+        # At once, for reads: they must not wait for entries without a disk.
         self._on_short()
+        # The first shortage counts. A change of the full voters must not restart the patience.
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._patience_s, self._on_impatient)

@@ -54,6 +54,7 @@ class FlushPlace:
 
         On a full disk it continues by itself as soon as there is room.
         """
+        # Results come in rounds that may cover several items.
         self._at_thread -= count
         self._is_disk_full = is_disk_full
 
@@ -83,7 +84,9 @@ class FlushPlace:
         self.record_flush(took_s)
         if took_s < SLOW_S:
             return
+        # The loop has flushed long enough without a stall, so an earlier one counts no more.
         has_recovered = now - self._thread_until > self._backoff_s
         longer_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
         self._backoff_s = FIRST_BACKOFF_S if has_recovered else longer_s
+        # A flush of seconds must not repeat on the loop after half a second.
         self._thread_until = now + max(self._backoff_s, STALL_SHARE * took_s)

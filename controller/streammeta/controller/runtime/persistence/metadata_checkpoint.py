@@ -123,6 +123,7 @@ class _TableBuffers(ColumnBuffers):
     def zeros(self, section: str, column: str, rows: int, dtype: np.dtype[Any]) -> Array:
         """Implement `ColumnBuffers.zeros`."""
         zeros = roomy_zeros(rows, self._TYPES.get((section, column), dtype))
+        # Kept for the comparison with `ranges`, whose last rows repeat them.
         if section == "streams":
             self._streams[column] = zeros
         return zeros
@@ -163,6 +164,7 @@ class EarlyReading:
 
     def __init__(self, directory: Path) -> None:
         """Begin, if `directory` has a checkpoint."""
+        # Names begin with the end offset in fixed width, so the largest is the newest.
         self._path = max(directory.glob("*.checkpoint"), default=None)
         self._thread = ThreadPoolExecutor(1, "early-reading")
         self._early: Future[tuple[bytes, LoadedMetadata]] | None = None
@@ -189,8 +191,10 @@ class EarlyReading:
             digest = CheckpointReader(file, snapshot_id.file_name).digest
             with contextlib.suppress(Exception):  # reading the file below reports it again
                 read_digest, loaded = early.result()
+                # Equal digests mean equal contents, even if the file was replaced meanwhile.
                 if read_digest == digest:
                     return loaded
+            # Frees a large result before the file is read once more.
             del early
         return read_metadata(file, snapshot_id)
 

@@ -144,8 +144,11 @@ class DiskWorker:
             try:
                 self._carry_out(item)
             except DiskFullError as error:
+                # What was written before the disk filled up becomes durable and is acknowledged.
                 self._flush()
                 reports = self._take_reports()
+                # Votes and reads must continue on a full disk, or the node would be lost to the
+                # quorum.
                 served = self.serve(work[index:])
                 return Progress((*reports, *served.reports), served.left, error)
         self._flush()
@@ -184,6 +187,7 @@ class DiskWorker:
         if not states:
             return work
         try:
+            # Each state replaces the former one, so only the last is written.
             self._journal.write_quorum_state(states[-1].state)
         except DiskFullError:
             return work
@@ -232,6 +236,7 @@ class DiskWorker:
         if item is self._begun:
             # A full disk interrupted this append, and some batches are already written.
             batches = tuple(b for b in batches if b.base_offset >= self._journal.end_offset)
+        # Set before the write, because a full disk raises in the middle of it.
         self._begun = item
         self._journal.append(batches)
         self._begun = None
@@ -266,6 +271,7 @@ class DiskWorker:
 
     def _may_trim(self, item: events.TrimLog) -> bool:
         kept = self._journal.snapshots.kept
+        # Without a snapshot that covers them, the entries have no other copy here.
         return bool(kept) and kept[-1].end_offset >= item.start_offset
 
     def _flush(self) -> None:
@@ -337,6 +343,7 @@ class JournalThread:
         """
         if self._is_stopping:
             return
+        # Large and independent of the log, so it must not delay a flush.
         if isinstance(work, events.ReadSnapshot):
             self._snapshot_threads.submit(self._read_snapshot, work)
         elif isinstance(work, events.AppendLog) and self._is_here(work):
@@ -348,6 +355,7 @@ class JournalThread:
                 # In the next turn, so that this turn's messages reach the network first.
                 self._loop.call_soon(self._write_here)
         else:
+            # Appends of the loop go first, since the work may depend on them.
             self._give((*self._take_here(), work))
 
     async def stop(self) -> None:
@@ -440,6 +448,7 @@ class JournalThread:
             while item is not None:
                 given.append(item)
                 item = self._queue.get_nowait()
+            # None was the last item. The work before it is still done.
             self._is_ending = True
         return None if self._is_ending and not given else given
 
@@ -472,5 +481,6 @@ class JournalThread:
 
     def _post(self, callback: Callable[..., None], argument: object) -> None:
         assert self._loop is not None
+        # A thread may finish after the process has given up on it.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, argument)

@@ -64,6 +64,7 @@ class RollingHash:
         """Add the entry at `offset`."""
         # The previous value allows an undo without hashing the log again.
         self._before.append((offset, self.value))
+        # A hash of a part of the log would look like that of another history.
         if self.value != UNKNOWN_LOG_HASH:
             entry = _ENTRY.pack(offset, len(payload), google_crc32c.value(payload))
             self.value = blake2b(self.value + entry, digest_size=LOG_HASH_BYTES).digest()
@@ -96,6 +97,7 @@ class AwaitedViews:
             BusyError: too many views are pending.
             OffsetPassedError: a snapshot moved the metadata past `offset`.
         """
+        # Each view keeps old versions of changed columns in memory.
         if len(self._awaited) >= WAITING_MAX:
             raise BusyError(f"{len(self._awaited)} hashes of the metadata are pending, retry later")
         future: asyncio.Future[ViewAt] = asyncio.get_running_loop().create_future()

@@ -34,6 +34,7 @@ class AppendTurns:
 
     async def wait(self, batches_under_way: int) -> None:
         """Return immediately, or together with all other waiting callers after the next `give`."""
+        # Not ahead of callers that already wait.
         if batches_under_way < BATCHES_UNDER_WAY_MAX and not self._waiting:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -47,6 +48,7 @@ class AppendTurns:
 
     def give(self) -> None:
         """Release all waiting callers."""
+        # Only those that wait now: a caller that comes back waits for the next batch.
         self._given = len(self._waiting)
         if not self._is_scheduled:
             self._give_some()
@@ -59,6 +61,7 @@ class AppendTurns:
             self._given -= 1
             if not turn.done():
                 turn.set_result(None)
+                # Cancelled callers append nothing, so they do not count.
                 awake += 1
         if self._given:
             self._is_scheduled = True
@@ -147,6 +150,7 @@ def _split(payloads: Sequence[bytes], max_bytes: int) -> list[tuple[bytes, ...]]
     size = 0
     for payload in payloads:
         length = len(payload) + PAYLOAD_OVERHEAD_BYTES
+        # An entry is never divided, because replicas apply whole payloads.
         if chunk and size + length > max_bytes:
             chunks.append(tuple(chunk))
             chunk, size = [], 0

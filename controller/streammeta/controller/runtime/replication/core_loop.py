@@ -122,6 +122,7 @@ class CoreLoop:
             return
         lost_ms = self._clock.monotonic_ms() - self._timer_at
         if lost_ms > _LATE_MS and self.is_running:
+            # The timer is still late, and the same time must not be reported twice.
             self._timer_at += lost_ms
             self._step(TimeLost(lost_ms))
 
@@ -135,6 +136,8 @@ class CoreLoop:
         if deadline is None or not self.is_running:
             return
         if self._timer is not None:
+            # An early wake-up costs one turn, and replacing the timer costs as much for every
+            # message.
             if self._timer_at <= deadline:
                 return
             self._timer.cancel()
@@ -178,7 +181,9 @@ class Outbox:
             self._replace_held_fetch(effect.to)
         if self._must_wait(effect):
             self._delayed.append(effect)
+        # A newer epoch was announced meanwhile, so this message could only mislead.
         elif message.header.epoch < self._epoch:
+            # The peer still waits, and learns at once that there is no answer.
             if isinstance(message, Response):
                 self._end(message, None)
         else:
@@ -204,6 +209,7 @@ class Outbox:
     def forget(self, request: Request, reply: Reply) -> None:
         """Drop `reply`, because its request no longer waits for an answer."""
         key = _call_key(request.header.sender.node_id, request.header)
+        # A repeated request may have replaced it.
         if self._replies.get(key) is reply:
             del self._replies[key]
 
@@ -236,6 +242,7 @@ class Outbox:
         return effect.after > self._durable_token and not is_state_durable
 
     def _send_delayed(self) -> None:
+        # send puts messages that still wait back, in their order.
         held, self._delayed = self._delayed, deque()
         for effect in held:
             self.send(effect)
