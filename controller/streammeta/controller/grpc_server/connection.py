@@ -102,18 +102,23 @@ class Connection(asyncio.Protocol):
             socket.AF_INET,
             socket.AF_INET6,
         ):
+            # Answers are small, and the Nagle algorithm would hold them back for the next
+            # acknowledgement.
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
         self.peer = _name_of(transport.get_extra_info("peername"))
         self.proven = proven_by(transport)
+        # Certificates before hosts: many clients behind one address must not share one turn.
         self.caller = next(iter(self.proven.get("x509_pem_cert", ())), self.caller)
         limits = self.limits
         self.server.connections.add(self)
         self.share.connections += 1
+        # A client that connects and says nothing would keep its slot.
         self._after(limits.handshake_s, self._require_word)
         self._pulse = self.loop.call_later(limits.keepalive_s, self._ask)
         if limits.age_s is not None:
             self._after(limits.age_s * (1.0 + _AGE_SPREAD * (2 * random() - 1)), self.retire)
+        # Accepted while the listener closed, so no call of it has begun.
         if self.server.is_stopping:
             self.abort()
         else:
@@ -133,6 +138,7 @@ class Connection(asyncio.Protocol):
         """Give up all calls."""
         self._transport = None
         self._is_closing = self._is_lost = True
+        # Timers hold a reference, which would keep the connection in memory until they fire.
         for timer in (*self._timers, *((self._pulse,) if self._pulse else ())):
             timer.cancel()
         self._timers.clear()
@@ -264,17 +270,20 @@ class Connection(asyncio.Protocol):
             session.end(stream, refusal_head(head.http_status))
             return
 
+        # A head that was not decoded completely has no path.
         method = None if head.is_too_large else server.method(head.path)
         if head.is_too_large:
             most = self.limits.header_list_bytes
             self._refuse(stream, *over_limit("headers", most, "the headers are too large"))
         elif method is None:
             self._refuse(stream, grpc.StatusCode.UNIMPLEMENTED, "method not found")
+        # Before the handler is found for it, so that an overload costs one frame for each call.
         elif self.share.calls >= self.share.calls_max:
             self._refuse(stream, *busy(TOO_MANY_CALLS))
         else:
             self.share.calls += 1
             call = stream.call = Call(self, stream, head, method)
+            # A unary call begins once its request is complete.
             if method.request_streaming:
                 call.begin()
             if stream.is_ended_there:
@@ -297,6 +306,7 @@ class Connection(asyncio.Protocol):
 
     def on_closed(self, stream: Stream, *, by_client: bool) -> None:
         """End a call."""
+        # Cleared first, so that the call cannot reach its closed stream.
         call, stream.call = stream.call, None
         if call is not None:
             self.share.calls -= 1
@@ -367,12 +377,14 @@ class Connection(asyncio.Protocol):
         self.session.out.clear()
 
     def _require_word(self) -> None:
+        # A client begins with SETTINGS (RFC 9113, 3.4).
         if not self.session.has_settings:
             self.abort()
 
     def _ask(self) -> None:
         """Ping a client that has said nothing for long."""
         limits = self.limits
+        # Any frame proves life, so that busy clients are never pinged.
         if self._is_heard:
             self._is_heard = False
             self._pulse = self.loop.call_later(limits.keepalive_s, self._ask)
@@ -395,4 +407,5 @@ def _name_of(address: object) -> str:
     if not isinstance(address, tuple) or len(address) < 2:
         return "unix:"
     host, port = str(address[0]), address[1]
+    # gRPC escapes the brackets, and audit lines have its form.
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -138,7 +138,10 @@ class FrameParser:
 
         word, flags, stream_id = _HEADER.unpack_from(data, at)
         length, kind = word >> 8, word & 0xFF
+        # The highest bit is reserved and must be ignored (RFC 9113, 4.1).
         stream_id &= STREAM_ID_MAX
+        # DATA is the most frequent frame, and with a valid length and stream it needs no further
+        # check.
         if kind or length > FRAME_BYTES_MAX or not stream_id:
             _check(kind, flags, length, stream_id)
 
@@ -151,6 +154,7 @@ class FrameParser:
 
     def _take_preface(self) -> bool:
         have = self._data[: len(PREFACE)]
+        # Compared as it comes, so that another protocol is rejected at once.
         if not PREFACE.startswith(have):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "no preface of HTTP/2")
         if len(have) < len(PREFACE):
@@ -166,6 +170,7 @@ def _check(kind: int, flags: int, length: int, stream_id: int) -> None:
         )
 
     wanted = _LENGTHS.get(kind, length)
+    # Settings have 6 bytes each, and an acknowledgement has none (RFC 9113, 6.5).
     if kind == Kind.SETTINGS and (length % 6 or (flags & Flag.ACK and length)):
         wanted = -1
     if kind == Kind.GOAWAY and length < 8:
@@ -174,6 +179,7 @@ def _check(kind: int, flags: int, length: int, stream_id: int) -> None:
         raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} and {length} bytes")
     if (kind in _OF_STREAMS and not stream_id) or (kind in _OF_CONNECTIONS and stream_id):
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {stream_id}")
+    # Only servers push (RFC 9113, 8.4).
     if kind == Kind.PUSH_PROMISE:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client that pushes")
 
@@ -186,6 +192,7 @@ def unpadded(flags: int, payload: bytes) -> bytes:
     """
     if not flags & Flag.PADDED:
         return payload
+    # Padding of the whole payload is a connection error (RFC 9113, 6.1).
     if not payload or payload[0] >= len(payload):
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "more padding than payload")
     return payload[1 : len(payload) - payload[0]]

@@ -151,6 +151,7 @@ class HeaderDecoder:
 
     def skipper(self) -> BlockSkipper:
         """Return a skipper for the next block, which is too long to be decoded."""
+        # Skipping may change the table without the comparison that `decode` makes.
         self._kept.clear()
         return BlockSkipper(self, self._decoder)
 
@@ -241,6 +242,7 @@ class BlockSkipper:
         None if the end is still unknown.
         """
         first = data[at]
+        # Indexed: the whole header is a number, and the table does not change (RFC 7541, 6.1).
         if first & 0x80:
             return _after(_read_integer(data, at, 7))
 
@@ -265,6 +267,7 @@ class BlockSkipper:
             return None
 
         end = valued[0] + valued[1]
+        # Literals without indexing leave the table alone, so their bytes need not be kept.
         if not adds:
             return end
         if valued[0] > _ENTRY_BYTES_MAX:
@@ -320,6 +323,7 @@ def _head(headers: Sequence[tuple[bytes, bytes]], list_bytes_max: int) -> Head:
         return Head(is_too_large=True)
 
     for name, value in headers:
+        # Pseudo-headers come first and once (RFC 9113, 8.3).
         if name[:1] == b":":
             if name in pseudo or own or metadata or not _is_pseudo(name, value):
                 return _MALFORMED
@@ -343,6 +347,7 @@ def _is_pseudo(name: bytes, value: bytes) -> bool:
 def _is_valid(name: bytes, value: bytes) -> bool:
     if not name or not _has_only(_NAME_BYTES, name) or name in _HOP_BY_HOP:
         return False
+    # HTTP/2 allows no other value (RFC 9113, 8.2.2).
     if name == b"te" and value != b"trailers":
         return False
     has_blank_ends = value[:1] in _BLANKS or value[-1:] in _BLANKS
@@ -358,6 +363,7 @@ def _decode_metadata(name: bytes, value: bytes) -> tuple[str, MetadataValue]:
     if not name.endswith(b"-bin"):
         return name.decode("ascii"), value.decode("latin-1")
     try:
+        # gRPC lets senders omit the padding.
         decoded = base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
     except binascii.Error as error:
         raise ValueError(str(error)) from None
@@ -371,6 +377,7 @@ def _validate(
     if not method or not pseudo.get(b":scheme") or not _is_path(method, path):
         return _MALFORMED
 
+    # Two different hosts would let a proxy and this server see different requests.
     authority = pseudo.get(b":authority")
     if authority is not None and own.get(b"host", authority).lower() != authority.lower():
         return _MALFORMED

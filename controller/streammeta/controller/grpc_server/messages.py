@@ -58,6 +58,7 @@ class MessageReader:
             UnknownFlagsError: a message has other flags.
         """
         buffer = self._buffer
+        # Nearly every message arrives as one frame, and is then copied only once.
         if not buffer and len(data) >= PREFIX_BYTES:
             end = PREFIX_BYTES + self._length(data, 0)
             if len(data) == end:
@@ -74,6 +75,7 @@ class MessageReader:
             found.append(bytes(buffer[at + PREFIX_BYTES : end]))
             at = end
 
+        # One deletion for all messages, because each moves the rest of the buffer.
         if at:
             del buffer[:at]
 
@@ -86,6 +88,7 @@ class MessageReader:
         if flags:
             raise UnknownFlagsError(f"a message begins with the unknown flags {flags:#x}")
         length = int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
+        # Before the bytes arrive, so that a wrong length reserves no memory.
         if length > self._bytes_max:
             raise MessageTooLargeError(
                 f"a message of {length} bytes; at most {self._bytes_max} are taken"

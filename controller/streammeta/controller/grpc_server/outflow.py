@@ -91,6 +91,7 @@ class Outflow(ABC):
 
     def end(self, stream: Stream, block: bytes) -> None:
         """Send the headers that end a stream, after its unsent bytes."""
+        # The headers that end a stream follow its data.
         if stream.unsent:
             stream.last = block
         else:
@@ -113,6 +114,7 @@ class Outflow(ABC):
             self._ready[stream.id] = stream
 
     def _change_initial_window(self, value: int) -> None:
+        # A smaller window frees nobody. Streams stall by themselves when they are visited.
         grew = value > self._initial_window
         self._initial_window = value
         if grew and self._stalled:
@@ -176,6 +178,7 @@ class Outflow(ABC):
     def _put_headers(self, stream_id: int, block: bytes, flags: int) -> None:
         self.has_answered = True
         if self._table_notice:
+            # Size updates must begin the next block (RFC 7541, 4.2).
             block, self._table_notice = self._table_notice + block, b""
         if len(block) <= FRAME_BYTES_MAX:
             self.out.append(
@@ -184,6 +187,7 @@ class Outflow(ABC):
             return
 
         kind = Kind.HEADERS
+        # No other frame may come between the parts (RFC 9113, 6.10).
         for at in range(0, len(block), FRAME_BYTES_MAX):
             part = block[at : at + FRAME_BYTES_MAX]
             is_last = at + FRAME_BYTES_MAX >= len(block)

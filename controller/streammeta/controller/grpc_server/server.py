@@ -106,6 +106,7 @@ class Server:
         """Return the method at a path, None if there is none."""
         found = self._methods.get(path)
         if found is None and (handler := self._handler(path)) is not None:
+            # Only existing methods are kept: paths come from callers.
             found = self._methods[path] = Method.of(handler)
         return found
 
@@ -156,6 +157,7 @@ class Server:
     def add_share(self) -> Share:
         """Return an equal part of the limits for one more listener."""
         self._shares.append(Share(self.limits))
+        # Shares of the listeners before become smaller.
         for share in self._shares:
             share.divide(len(self._shares))
         return self._shares[-1]
@@ -179,6 +181,7 @@ class Server:
         """
         self.is_stopping = True
         for listener in self._listeners:
+            # First, so that no connection arrives after the others were told to end.
             await listener.stop()
         for connection in tuple(self.connections):
             connection.retire()
@@ -200,6 +203,7 @@ class Server:
         """Begin a call now, in a later turn, or never."""
         limits, waiting = self.limits, len(share.waiting)
         if call.method.is_priority:
+            # Behind those that wait, so that priority calls keep their order.
             if share.priority or self._begun_priority >= limits.begun_a_turn:
                 share.priority.append(call)
                 self._do_calls_wait = True
@@ -224,6 +228,7 @@ class Server:
 
     def ask(self, connection: Connection) -> None:
         """Do a connection's work now if the turn has room for it, else in a later one."""
+        # Not ahead of connections that wait already.
         if self._queue or self.budget.is_spent:
             self.wait_turn(connection)
         else:

@@ -90,6 +90,7 @@ class Budget:
 
     def renew(self) -> None:
         """Begin another turn, which pays for excess work of the previous one."""
+        # Only the debt is carried over. Unused work would allow a burst later.
         self.units = min(0, self.units) + self._units
         self._left_s = min(0.0, self._left_s) + self._seconds
 
@@ -101,6 +102,7 @@ class Budget:
     def spend(self, units: int, seconds: float = 0.0) -> bool:
         """Count work. Return whether the next turn must be renewed."""
         self.units -= units
+        # Bounded, because a pause of the process is not the work of a client.
         self._left_s = max(self._left_s - seconds, -_DEBT_TURNS * self._seconds)
         return self.units < self._low_units or self._left_s < self._low_s
 
@@ -128,6 +130,7 @@ class TurnQueue(Generic[_C]):
         caller, waiting = _take_first(callers)
         connection = waiting.popleft()
         if waiting:
+            # Inserted at the end again, which makes it the last of the round.
             callers[caller] = waiting
         if callers:
             self._shares[share] = callers
@@ -144,6 +147,7 @@ def take_calls(lines: Iterable[deque[WaitingCall]], most: int) -> Iterator[Waiti
     waiting = [line for line in lines if line]
     while waiting and most:
         for line in tuple(waiting):
+            # Calls that were cancelled while waiting use up no turn.
             while line and line[0].is_over:
                 line.popleft()
             if line and most:

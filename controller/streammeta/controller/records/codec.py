@@ -96,6 +96,7 @@ def _decode(index: int, message: Any) -> rec.Record:
     except ValueError as error:
         raise RecordCodecError(f"record {index} ({name}) has a broken column: {error}") from error
 
+    # Replay slices the ranges by these counts, so a wrong one would shift all later objects.
     if type(record) is rec.StreamSetObjectsCommitted:
         _check_range_counts(index, record)
     return record
@@ -103,6 +104,7 @@ def _decode(index: int, message: Any) -> rec.Record:
 
 def _check_range_counts(index: int, record: rec.StreamSetObjectsCommitted) -> None:
     counts = record.range_count
+    # A single commit is the usual case, and a reduction would cost more than the rest.
     counted = int(counts[0]) if len(counts) == 1 else int(np.add.reduce(counts))
     rows = len(record.ranges.stream_id)
     if counted != rows:
@@ -184,6 +186,7 @@ class _Layout:
         self._others = [
             (name, *_CODECS[hints[name]]) for name in names if name not in self._columns
         ]
+        # Columns added by a later level are absent in older records.
         self._may_be_empty = _MAY_BE_EMPTY.get(cls, ())
 
         parallel = [name for name in names if hints[name] in _PARALLEL_TYPES]
@@ -204,6 +207,7 @@ class _Layout:
         values = {name: decode(getattr(body, name)) for name, _, decode in self._others}
         for name in self._columns:
             column = getattr(body, name)
+            # numpy rejects an empty buffer.
             values[name] = np.frombuffer(column, _COLUMN_DTYPE) if column else rec.EMPTY_COLUMN
 
         lengths = [len(values[name]) for name in self._parallel]

@@ -131,6 +131,7 @@ def choose_survivor(
     """
     _require_one_cluster(reports)
     _require_whole(reports)
+    # The order of votes: a log that wins it contains every acknowledged entry of the others.
     best = max(reports, key=lambda report: (report.progress, -report.node_id))
     _require_all_voters(best, reports, set(dead))
     _require_no_majority(best, reports)
@@ -154,6 +155,7 @@ def plan_recovery(
     # `choose_survivor` has checked that the survivor is one of these voters.
     voter = voters_of(survivor.voters).find(NodeId(survivor.node_id))
     assert voter is not None
+    # Claimed ids may have been issued after the last entry of this log.
     issued_below = max(survivor.next_object_id, survivor.issued_below)
 
     return RecoveryPlan(
@@ -171,6 +173,7 @@ def plan_recovery(
         cluster_uuid=circumstances.cluster_uuid,
         directory_id=circumstances.directory_id,
         end_offset=next_era(survivor.end_offset),
+        # Above any epoch in which a lost node may still have voted.
         epoch=max(report.epoch for report in reports) + EPOCH_JUMP,
         next_object_id=jump_object_id(issued_below, circumstances.claimed_below),
         undecided_from=survivor.undecided_from,
@@ -259,6 +262,7 @@ def _require_all_voters(best: Report, reports: Sequence[Report], dead: set[int])
 
 def _require_no_majority(best: Report, reports: Sequence[Report]) -> None:
     count = len(voters_of(best.voters))
+    # A recovery fences the old cluster, which a majority does not need.
     if len(reports) >= majority(count):
         raise RecoveryError(
             "MAJORITY_IS_THERE",

@@ -61,6 +61,7 @@ def voters_of(text: str) -> VoterSet:
     """Parse the result of `voters_text`. Raises ValueError."""
     voters = VoterSet()
     for entry in filter(None, text.split(",")):
+        # Host names and addresses have no slash.
         place, _, directory = entry.partition("/")
         node_id, _, endpoint = place.partition("@")
         key = ReplicaKey(NodeId(int(node_id)), DirectoryId(directory) if directory else None)

@@ -62,6 +62,7 @@ def read_survivor(path: Path, files: FileSystem, identity: DirectoryIdentity) ->
     replayed, voters = _base(inspection, base)
     for batch in _batches(inspection, base):
         if batch.kind is BatchKind.CONTROL:
+            # The last voters of the log count, committed or not, as in the quorum itself.
             voters = decode_voters(batch) or voters
         _replay(replayed, batch)
     return Survivor(_report(inspection, replayed, voters, base), replayed)
@@ -74,6 +75,7 @@ def _base(inspection: Inspection, base: SnapshotId) -> tuple[Replayed, VoterSet]
     path = inspection.path / base.file_name
     with as_binary_io(inspection.files.open(path)) as file:
         named = snapshot_check(inspection.identity.cluster_id)(base, file) or first
+        # The check has read the file to its end.
         file.seek(0)
         loaded = read_metadata(file, base)
     position = Position(base.end_offset, loaded.log_hash)

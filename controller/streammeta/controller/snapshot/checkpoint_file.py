@@ -135,6 +135,7 @@ def write_checkpoint(
         start = output.position - body.size
         entries.append(SectionEntry(name, start, body.size, table.num_rows, body.crc))
 
+    # After the sections, whose sizes and checksums are known only now.
     index = json.dumps({"sections": [asdict(entry) for entry in entries]}).encode()
     output.write(index)
     # The digest is final once the index is written: it covers every byte before the footer.
@@ -252,6 +253,7 @@ class CheckpointReader:
         try:
             return cls(file, path.name)
         except CheckpointError:
+            # The caller gets no reader that could close it.
             file.close()
             raise
 
@@ -403,6 +405,7 @@ class CheckpointReader:
 
         name = self._read(HEADER.size, name_length)
         (crc,) = CHECKSUM.unpack(self._read(HEADER.size + name_length, CHECKSUM.size))
+        # Before the version: a damaged version must not be reported as a newer one.
         if google_crc32c.value(fixed + name) != crc:
             raise self._error("the header does not match its checksum")
         # Every version keeps the layout of the header, so an intact one can be trusted.

@@ -93,6 +93,7 @@ def export_parquet(
         target.write(file.file, data)
         written.append(replace(file, bytes=len(data)))
         progress(written[-1])
+    # After the new files, so that an interruption never leaves less than one export.
     for file in left:
         target.delete(file.file)
 
@@ -108,6 +109,7 @@ def _check_target(target: ExportTarget, overwrite: bool, planned: set[str]) -> s
             f"the target contains {len(names)} files, such as {min(names)!r}: choose an empty one, "
             "or use --overwrite to replace an export"
         )
+    # Without a manifest no file there is known to be of an export.
     ours = _files_of(target.read(MANIFEST)) if MANIFEST in names else set()
     # Only files listed by an earlier export may be overwritten.
     foreign = (planned & names) - ours

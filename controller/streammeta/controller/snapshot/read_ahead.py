@@ -45,6 +45,7 @@ class ReadAhead(Mapping[str, Columns]):
 
     def __getitem__(self, name: str) -> Columns:
         """Return a section. Raises as `CheckpointReader.columns` does."""
+        # One thread reads all sections, because they share the position of the file.
         section = self._ahead.pop(name, None) or self._thread.submit(self._read, name)
         self._read_next()
         return section.result()

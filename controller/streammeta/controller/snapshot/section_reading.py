@@ -59,6 +59,7 @@ class SectionBody(io.RawIOBase):
 
     def rest_crc(self) -> int:
         """Read the remaining bytes and return the checksum of the section."""
+        # Arrow need not read to the end, and the checksum covers all bytes.
         while len(self._next(CHUNK_BYTES)):
             pass
         return self._crc

@@ -25,6 +25,7 @@ def voters_section(voters: VoterSet) -> dict[str, Any]:
         "directory_id": [voter.key.directory_id or "" for voter in voters],
         "endpoint": [voter.endpoint for voter in voters],
     }
+    # Older versions reject a column that they do not know.
     if any(voter.client_endpoint for voter in voters):
         columns["client_endpoint"] = [voter.client_endpoint or "" for voter in voters]
     return columns
