@@ -230,6 +230,7 @@ class Reads:
         node_id, size = request.node_id, page_size(request.page)
         if self._nodes.get(node_id) is None:
             return answers.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        # A full page of the largest descriptions must fit into one answer.
         size = min(size, budget.ANSWER_BYTES // budget.STREAM_SET_OBJECT_BYTES)
         ids = self._objects.stream_set_objects_of(node_id, first_id(request.page) - 1, size + 1)
         return answers.ListStreamSetObjectsAnswer(
@@ -293,6 +294,7 @@ class Reads:
                 found.setdefault(cells[0], []).append(answers.PendingUpload(node_id, *cells))
 
         for uploads in found.values():
+            # Uploads come node by node, and a stream may have some of a former owner.
             uploads.sort(key=lambda upload: upload.start_offset)
         return found
 

@@ -160,6 +160,7 @@ class Nodes:
         node = self._nodes.get(identity.node_id)
         if node is None or node.node_epoch < identity.node_epoch:
             return ErrorCode.NODE_EPOCH_NOT_EXIST
+        # A larger registered epoch means that a newer process has replaced this one.
         newest = node.node_epoch == identity.node_epoch
         return ErrorCode.NONE if newest else ErrorCode.NODE_EPOCH_EXPIRED
 
@@ -344,6 +345,7 @@ class Nodes:
             node,
             node_epoch=node_epoch,
             failover=False,
+            # A broker that returns takes its stream set objects back.
             departed=False,
             recovered_by=-1,
             process_id="",

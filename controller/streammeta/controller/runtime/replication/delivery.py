@@ -229,6 +229,7 @@ class Deliverer:
         if self._next_turn is not None:
             if after_s or not self._is_put_off:
                 return
+            # A caller waits now, so the pause that saved work for the replay ends.
             self._next_turn.cancel()
             self._next_turn = None
         if self.is_caught_up():
@@ -252,11 +253,13 @@ class Deliverer:
         """Record that the snapshot was installed, or rejected without any change."""
         self._is_installing = False
         if is_installed:
+            # Only after the log was replaced, because the file is complete then.
             self._delivery.installed(snapshot_id)
 
     async def stop(self) -> None:
         """Wait for a load in progress and discard its result."""
         if self._loading is not None:
+            # The thread reads a file of the journal, which is closed next.
             await asyncio.gather(self._loading, return_exceptions=True)
 
     def _deliver_batches(self, step: HandOn) -> None:
@@ -275,6 +278,7 @@ class Deliverer:
         self._host.enter(work)
 
     def _begin_loading(self, snapshot_id: SnapshotId) -> None:
+        # A leader has applied entries above any snapshot, and loading one would undo them.
         if self._host.is_leader:
             raise InvariantError(f"a leader must not load the snapshot {snapshot_id}")
         self._loading = asyncio.get_running_loop().create_task(self._load(snapshot_id))

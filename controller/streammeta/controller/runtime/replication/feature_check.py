@@ -54,6 +54,7 @@ def _has_mark(file: File) -> bool:
 
 
 def _check_segment(segment: JournalSegment) -> None:
+    # Damage and torn tails are the business of recovery, which may change files.
     with contextlib.suppress(BadFrameError):
         for batch in segment.scan():
             if batch.kind is BatchKind.DATA:
@@ -62,6 +63,7 @@ def _check_segment(segment: JournalSegment) -> None:
 
 def _check_batch(path: Path, batch: Batch) -> None:
     for payload in batch.payloads:
+        # Decoding all entries would delay a start by as long as their replay.
         if _MARK not in payload:
             continue
         try:

@@ -24,6 +24,7 @@ class LogSource:
         future: asyncio.Future[tuple[Batch, ...]] = asyncio.get_running_loop().create_future()
 
         def done(batches: tuple[Batch, ...]) -> None:
+            # The reader may have been cancelled while the disk worked.
             if not future.done():
                 future.set_result(batches)
 

@@ -30,6 +30,7 @@ class LogTime:
         """Start from the wall clock, because this node begins to lead."""
         self.began_ms = self._clock.wall_ms()
         """Log time at which the term began."""
+        # Kept apart from log time, since slewing would distort intervals.
         self._term_ms = self._clock.monotonic_ms()
         self._steady = SteadyTime(
             self._clock.monotonic_ms,

@@ -56,6 +56,7 @@ class Operations:
                 f"not committed within {timeout_ms} ms, and it still may be: check the voters",
             ) from None
         finally:
+            # A late outcome finds no caller and is dropped.
             self._changes.forget(change_id, future)
 
     async def transfer(self, to: NodeId | None, timeout_ms: int) -> None:
@@ -64,6 +65,7 @@ class Operations:
         Raises:
             TransferRefusedError: leadership stays, or did not end in time.
         """
+        # Two successors would compete, and each could end the term of the other.
         if self._transfers:
             raise TransferRefusedError(
                 "a leadership transfer is already in progress: wait for its end"
@@ -156,6 +158,7 @@ def describe_quorum(
     `endpoints` returns observers' addresses.
     """
     described = {voter.key: _describe(core, config.local, voter, now_ms) for voter in core.voters}
+    # Only a leader hears of observers, by their fetches.
     others = core.role.progress if isinstance(core.role, Leader) else {}
     observers = tuple(
         _describe(core, config.local, _as_voter(key, endpoints(key.node_id)), now_ms)
@@ -187,6 +190,7 @@ def _has_leader(core: QuorumCore) -> bool:
         case Leader():
             return True
         case Follower() as follower:
+            # A node that only voted does not know yet whether the candidate won.
             return follower.has_fetched and not follower.leader_ended
         case _:
             return False

@@ -38,6 +38,7 @@ class PeerVersions:
         if node_id == self._local:
             return self._own
         known = self._connected.get(node_id)
+        # The newest connection is of the process that runs now.
         return known[-1] if known else None
 
     def blocking(self, level: int, voters: Iterable[NodeId]) -> dict[NodeId, str]:
@@ -45,6 +46,7 @@ class PeerVersions:
 
         These are voters, connected or not, and connected observers.
         """
+        # Observers count as well: they apply the same log and would stop at an unknown record.
         asked = {self._local, *self._connected, *voters}
         reasons = {node_id: self._missing(level, node_id) for node_id in sorted(asked)}
         return {node_id: reason for node_id, reason in reasons.items() if reason is not None}

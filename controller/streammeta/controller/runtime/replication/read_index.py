@@ -47,6 +47,8 @@ class ReadIndex:
     def proven(self, done: events.ReadIndexReady) -> None:
         """Release the reads of a round."""
         self._rounds.proven(done.read_id, done.index)
+        # Reads that arrived during the round wait for the next one, because this proof began before
+        # them.
         self._schedule_round()
 
     def refused(self, done: events.ReadIndexRejected, error: NotLeaderError) -> None:
@@ -67,6 +69,7 @@ class ReadIndex:
         rest_ms = self._rounds.rest_ms(self._clock.monotonic_ms())
         if rest_ms == 0:
             self._schedule()
+        # One timer serves all reads that arrive during the pause.
         elif rest_ms is not None and not self._rests:
             self._rests = True
             asyncio.get_running_loop().call_later(rest_ms / 1000, self._end_rest)

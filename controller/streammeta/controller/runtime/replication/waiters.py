@@ -87,6 +87,7 @@ class OffsetWaiters:
 
     def forget(self, future: asyncio.Future[None]) -> None:
         """Remove a future, in time proportional to the number of futures."""
+        # Rare: only callers whose deadline passes before the commit leave early.
         self._waiting = [entry for entry in self._waiting if entry[2] is not future]
         heapify(self._waiting)
 
@@ -102,6 +103,7 @@ class OffsetWaiters:
         failed = sorted(entry for entry in self._waiting if entry[0] > self._reached)
         self._waiting = [entry for entry in self._waiting if entry[0] <= self._reached]
         heapify(self._waiting)
+        # In turns as well, because a failed caller also has work to do.
         self._failed.extend((future, error) for _, _, future in failed)
         self._complete_if_idle()
 
@@ -159,6 +161,7 @@ class FlushWaiters:
         """Run the callbacks for offsets up to `flushed_end`."""
         if not self._waiting:
             return
+        # A callback may register another one.
         waiting, self._waiting = self._waiting, []
         for end_offset, told in waiting:
             if end_offset > flushed_end:
@@ -215,6 +218,7 @@ class ReadRounds:
             TooManyReadsError: too many reads are waiting.
         """
         waiting = len(self._forming) + len(self._under_way) + len(self._proven)
+        # Without a majority no round ends, and reads would pile up.
         if waiting >= self._max_waiting:
             raise TooManyReadsError(
                 f"{waiting} reads wait for a majority of the voters, and the limit is "
@@ -229,6 +233,7 @@ class ReadRounds:
         if self.rest_ms(now_ms) != 0:
             return None
         self._under_way, self._forming = self._forming, []
+        # A lone read gains nothing from a pause.
         if (count := len(self._under_way)) > 1:
             self._rests_until = now_ms + min(ROUND_REST_MS, int(count * REST_A_READ_MS))
         self._last += 1
@@ -266,6 +271,7 @@ class ReadRounds:
 
     def _end(self, round_: int) -> list[asyncio.Future[EndOffset]]:
         """Return the reads of a round that has ended, none if it had ended before."""
+        # An answer for an earlier round says nothing about the reads of this one.
         if round_ != self._last:
             return []
         ended, self._under_way = self._under_way, []

@@ -70,6 +70,7 @@ class ChangeFeed:
     def extend(self, batches: Sequence[Batch], end_offset: int) -> None:
         """Add committed batches. Everything below `end_offset` is committed with them."""
         for batch in batches:
+            # Control batches contain no records, and watchers only know records.
             if batch.kind is BatchKind.DATA:
                 for place, payload in enumerate(batch.payloads):
                     self._append(batch.base_offset + place, payload)
@@ -82,6 +83,7 @@ class ChangeFeed:
         """Start again at `end_offset`, because a snapshot replaced everything below."""
         self._offsets, self._payloads, self._first, self._bytes = array("Q"), [], 0, 0
         self.start_offset = self.end_offset = end_offset
+        # Offsets alone do not show the break, since the new end may be just where a cursor waits.
         self._generation += 1
         self._notify()
 
@@ -117,6 +119,7 @@ class ChangeFeed:
             listener()
 
     def _next(self, from_offset: int) -> Change | None:
+        # By offset and not by count: control batches leave gaps in the offsets.
         place = bisect_left(self._offsets, from_offset, lo=self._first)
         if place == len(self._offsets):
             return None

@@ -24,6 +24,7 @@ class CommitTally:
         """Count commits answered together after `took_s` seconds, `refused` of them rejected."""
         if accepted := commits - refused:
             self.accepted += accepted
+            # Commits of one message share its duration, so they are added at once.
             self.accepted_times.add(took_s, accepted)
         if refused:
             self.refused += refused

@@ -49,6 +49,7 @@ class FeatureUpdates:
         before = self.level
         if level != before:
             _check_direction(before, level, is_lower=is_lower)
+            # After the direction, whose error does not depend on who is connected.
             self._check_versions(level)
         if dry_run:
             return Answered(SetFeatureLevelAnswer(before=before, level=level), offset)
@@ -63,6 +64,7 @@ class FeatureUpdates:
             FeatureLevelError: the replica can't run at the level.
         """
         software = self.versions.of(node_id)
+        # An unknown one cannot be compared here.
         if software is not None and not software.levels.include(self.level):
             raise FeatureLevelError(
                 self.level,
@@ -88,6 +90,7 @@ def _check_direction(before: int, level: int, *, is_lower: bool) -> None:
         raise FeatureLevelError(level, f"level {level} is not below the current level {before}")
     if not is_lower and level < before:
         raise FeatureLevelError(level, f"level {level} is below the current level {before}")
+    # Lowering is safe only while nothing of the higher level was written.
     if changes := data_changes(level, before):
         names = ", ".join(map(str, changes))
         raise FeatureLevelError(

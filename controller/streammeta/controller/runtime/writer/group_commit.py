@@ -55,6 +55,7 @@ class GroupCommitDelay:
     def start_batch(self) -> None:
         """Record that a batch begins with the waiting messages."""
         self._began_at = asyncio.get_running_loop().time()
+        # The peak is counted anew for each batch, so that it follows a changing load.
         self._most = self._unanswered
         self._was_crowded, self._is_crowded = self._is_crowded, False
 
@@ -71,6 +72,7 @@ class GroupCommitDelay:
         if self._over is None:
             loop = asyncio.get_running_loop()
             ends_at = self._began_at + REST_S
+            # The last batch is old enough, so nothing is gained by waiting.
             if loop.time() >= ends_at:
                 return
             self._over = loop.create_future()

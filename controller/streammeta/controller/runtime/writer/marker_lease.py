@@ -76,6 +76,7 @@ class MarkerLease:
 
     def refuse(self, began_ms: int, refusal: ApiError) -> None:
         """End the lease: a check that began then found that this cluster may not use the bucket."""
+        # The time is kept, so that an earlier check that ends later cannot revive the lease.
         self._refused_ms, self._refusal = began_ms, refusal
         self._decided.set()
 
@@ -116,6 +117,7 @@ class MarkerLease:
     def _error(self) -> ApiError:
         if self._refusal is not None:
             return self._refusal
+        # A wrong bucket does not get right by waiting, so callers are not told to retry.
         if isinstance(self._failure, BucketRejectedError):
             return self._failure
         # The age tells operators how long the bucket has been unreachable.
@@ -126,5 +128,6 @@ class MarkerLease:
 def unbounded_lease() -> MarkerLease:
     """Return a lease that never ends."""
     lease = MarkerLease(lambda: 0)
+    # With a clock that stands still the proof never ages.
     lease.renew(0)
     return lease

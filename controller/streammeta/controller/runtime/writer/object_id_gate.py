@@ -44,11 +44,13 @@ class ObjectIdGate:
         if is_final:
             self._decided.set()
         else:
+            # A new leader claims soon, so requests wait a moment for it.
             self._decided.clear()
 
     def fail(self, why: str) -> None:
         """Record why no more ids can be claimed now. Ids already claimed can be issued."""
         refusal = ObjectIdsNotReadyError(why)
+        # A failing bucket must not stop ids that are already claimed there.
         if self._bound:
             self._refusal = refusal
         else:
