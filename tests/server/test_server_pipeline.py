@@ -11,13 +11,10 @@ import pytest_asyncio
 
 from streammeta.controller.metadata.api.requests import OpenStreams, PrepareObjects, StreamToOpen
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
-from streammeta.controller.rpc.services import commit_pipeline
-from streammeta.controller.rpc.services.commit_pipeline import (
-    ROWS_A_COMMIT,
-    ROWS_A_PART,
-    CommitPipeline,
-)
+from streammeta.controller.rpc.services import pipeline_core
+from streammeta.controller.rpc.services.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.services.contract import service_handler
+from streammeta.controller.rpc.services.pipeline_core import ROWS_A_COMMIT, ROWS_A_PART
 from streammeta.controller.runtime.writer import group_commit
 from streammeta.controller.runtime.writer.commit_tally import CommitTally
 from streammeta.controller.runtime.writer.controller import MetadataController
@@ -284,7 +281,7 @@ async def test_the_stream_ends_well_when_the_caller_is_done(scene: Scene) -> Non
 async def test_open_pipelines_are_limited_and_those_that_are_open_stay(
     scene: Scene, limit: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_pipeline, limit, 1)
+    monkeypatch.setattr(pipeline_core, limit, 1)
     await scene.send(uploads(1, (0, 0, 0)))
     assert (await scene.committed_answer()).sequence == 1
     second = scene.another().call

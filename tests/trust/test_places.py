@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from streammeta.controller.errors import BusyError
-from streammeta.controller.rpc.services.commit_pipeline import PIPELINES_PER_PRINCIPAL
+from streammeta.controller.rpc.services.pipeline_core import PIPELINES_PER_PRINCIPAL
 from streammeta.controller.rpc.watch.service import WATCHERS_PER_PRINCIPAL
 from streammeta.controller.trust.quotas import Places
 from streammeta.rpc.failures import read_failure

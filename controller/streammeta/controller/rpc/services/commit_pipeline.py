@@ -9,10 +9,8 @@ idempotent by object id.
 """
 
 import asyncio
-import contextlib
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 from streammeta.controller.errors import (
@@ -39,6 +37,13 @@ from streammeta.controller.rpc.codec.wire_columns import (
     parse_batch,
     uploads_in,
 )
+from streammeta.controller.rpc.services.pipeline_core import (
+    ROWS_A_PART,
+    OpenPipelines,
+    PipelineCore,
+    count_rows,
+    split_message,
+)
 from streammeta.controller.rpc.services.pipeline_messages import (
     DecidedMessage,
     PipelineCommit,
@@ -63,16 +68,7 @@ from streammeta.rpc.method_facts import MemoryClass
 from streammeta.tls.identity import Principal
 from streammeta.v1 import columns_pb2 as pb
 
-BYTES_AHEAD = 4 << 20
-"""Maximum size of the messages read and not yet answered, in bytes; one message may be larger."""
-
 MESSAGES_AHEAD = 256
-
-ROWS_A_PART = 20_000
-"""Rows that all pipelines decide in one turn of the event loop: as many as a commit may hold."""
-
-ROWS_A_COMMIT = 300
-"""Cost of a commit in addition to its rows, in rows."""
 
 ROWS_A_MESSAGE = 700
 """Minimum cost of a message, in rows."""
@@ -80,128 +76,89 @@ ROWS_A_MESSAGE = 700
 BYTES_A_ROW = 32
 """Size of a row in a message, for the cost of parsing it."""
 
-PIPELINES_MAX = 1_000
-"""Maximum number of pipelines open on one controller."""
 
-PIPELINES_PER_PRINCIPAL = 4
-"""Maximum number of pipelines that one principal has open on a controller."""
+class _Stream:
+    """Tasks of one pipeline that wait for its messages, and the counts of all pipelines.
 
-PIPELINES_PER_CONNECTION = 100
-"""Maximum number of pipelines open on one connection."""
-
-
-class _Taken:
-    """Decided and rejected messages in order, for the task that answers them. None is the end.
-
-    An `asyncio.Queue` needs three times as many calls per message.
+    Futures and an event, because an `asyncio.Queue` needs three times as many calls per message.
     """
 
-    def __init__(self) -> None:
-        self._messages: deque[DecidedMessage | RejectedMessage | None] = deque()
-        self._arrival: asyncio.Future[None] | None = None
-
-    def put(self, message: DecidedMessage | RejectedMessage | None) -> None:
-        """Add a message."""
-        self._messages.append(message)
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    async def get(self) -> DecidedMessage | RejectedMessage | None:
-        """Return the next message when there is one."""
-        if not self._messages:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        return self._messages.popleft()
-
-
-class _Ahead:
-    """Messages that are read and not answered. Undecided ones are queued in order."""
-
     def __init__(
-        self,
-        messages_max: int,
-        rests: GroupCommitDelay,
-        memory: MemoryBudget,
-        holder: str,
-        held_to: Principal | None = None,
+        self, core: PipelineCore, rests: GroupCommitDelay, memory: MemoryBudget, holder: str
     ) -> None:
-        """`held_to` is the broker whose messages they are, if it is held to its node."""
-        self.held_to = held_to
-        self._messages_max = messages_max
+        self.core = core
         self._rests = rests
         self._memory = memory
         self._holder = holder
-        self._sizes: deque[int] = deque()
-        self._bytes = 0
-        self._undecided: deque[bytes] = deque()
-        self._came: deque[int] = deque()
-        self.came_ns = 0
-        """Time when the last message was read, in ns since 1970. 0: tracing is off."""
-        self._is_over = False
-        self.is_awaited = False
-        """Whether the task that decides messages waits for one."""
         self._fewer = asyncio.Event()
         self._more = asyncio.Event()
+        self._decided: asyncio.Future[None] | None = None
 
     async def room(self) -> None:
         """Wait until another message may be read."""
-        while len(self._sizes) >= self._messages_max or self._bytes >= BYTES_AHEAD:
+        while not self.core.has_room:
             self._fewer.clear()
             await self._fewer.wait()
         await self._memory.room(self._holder)
 
-    def put(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """Add a message that was read."""
-        self._sizes.append(len(data))
-        self._bytes += len(data)
+        self.core.receive(data, time.time_ns() if tracing.is_on() else 0)
         self._memory.take(self._holder, len(data))
-        self._undecided.append(data)
-        if tracing.is_on():
-            self._came.append(time.time_ns())
         self._rests.record_arrival(len(data))
 
     def wake(self) -> None:
         """Resume the task that decides messages."""
-        self.is_awaited = False
+        self.core.is_awaited = False
         self._more.set()
 
     def end(self) -> None:
         """Signal the end of the messages."""
-        self._is_over = True
+        self.core.has_ended = True
         self.wake()
 
     async def wait(self) -> bool:
         """Wait for a message to decide. Return False at the end."""
-        while not (self._undecided or self._is_over):
+        core = self.core
+        while not (core.waiting or core.has_ended):
             self._more.clear()
-            self.is_awaited = True
+            core.is_awaited = True
             await self._more.wait()
-        return bool(self._undecided)
+        return bool(core.waiting)
 
-    def take(self) -> bytes | None:
-        """Return the next message to decide, None if there is none now."""
-        if not self._undecided:
-            return None
-        data = self._undecided.popleft()
-        if self._came:
-            self.came_ns = self._came.popleft()
-        self._rests.record_departure(len(data))
-        return data
+    def read_batch(self, refusal: Exception | None) -> None:
+        """Begin a batch, and parse its messages."""
+        core = self.core
+        core.begin_batch()
+        while (data := core.take()) is not None:
+            self._rests.record_departure(len(data))
+            core.add(_read(data, refusal, core.came_ns))
 
-    def answered(self) -> None:
+    async def next_answer(self) -> DecidedMessage | RejectedMessage | None:
+        """Wait for a message to answer. Return None at the end."""
+        answers = self.core.answers
+        if not answers:
+            self._decided = asyncio.get_running_loop().create_future()
+            await self._decided
+        return answers.popleft()
+
+    def wake_answers(self) -> None:
+        """Resume the task that answers messages."""
+        if self._decided is not None and not self._decided.done():
+            self._decided.set_result(None)
+
+    def mark_answered(self) -> None:
         """Note that the oldest message is answered."""
-        size = self._sizes.popleft()
-        self._bytes -= size
+        size = self.core.mark_answered()
         self._memory.give_back(self._holder, size)
         self._rests.record_answer(size)
         self._fewer.set()
 
     def drop(self) -> None:
         """Forget all messages: their caller has gone."""
-        while self.take() is not None:
-            pass
-        while self._sizes:
-            self.answered()
+        self._rests.record_departure(self.core.drop_waiting())
+        while self.core.sizes:
+            self.mark_answered()
 
 
 class CommitPipeline:
@@ -222,70 +179,39 @@ class CommitPipeline:
         self._messages_ahead = messages_ahead
         self._budget = TurnBudget(ROWS_A_PART)
         self._rests = GroupCommitDelay()
-        self._open: Counter[str] = Counter()
-        self._open_of: Counter[str] = Counter()
+        self._open = OpenPipelines()
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
         """Serve one stream until its caller ends it, or a message fails."""
+        connection, principal = context.peer(), current_holder() or ""
         try:
-            opened = self._counted(context.peer(), current_holder())
+            self._open.require_room(connection, principal, current_quota().pipelines)
             if (record := current_record()) is not None:
                 record.began()
         except (TooManyPipelinesError, AuditUnavailableError) as error:
             await abort(context, error)
-        with opened:
-            await self._serve(messages, context)
 
-    def _counted(
-        self, connection: str, holder: str | None
-    ) -> contextlib.AbstractContextManager[None]:
-        """Count a pipeline as open until the context ends.
-
-        The pipelines of a principal have a limit.
-        """
-        name, given = f"of {holder}", current_quota().pipelines
-        own = PIPELINES_PER_PRINCIPAL if given is None else given
-        for count, limit, place in (
-            (self._open_of[name] if holder else 0, own, "principal"),
-            (self._open[connection], PIPELINES_PER_CONNECTION, "connection"),
-            (self._open.total(), PIPELINES_MAX, "controller"),
-        ):
-            if count >= limit:
-                raise TooManyPipelinesError(
-                    f"{count} commit pipelines are open on this {place}, the maximum. "
-                    "Commit on an open one, or close one"
-                )
-        return self._held(connection, name)
-
-    @contextlib.contextmanager
-    def _held(self, connection: str, name: str) -> Iterator[None]:
-        counts = ((self._open, connection), (self._open_of, name))
-        for open_by, key in counts:
-            open_by[key] += 1
+        self._open.count(connection, principal, 1)
         try:
-            yield
+            await self._serve(messages, context)
         finally:
-            for open_by, key in counts:
-                open_by[key] -= 1
-                if not open_by[key]:
-                    del open_by[key]
+            self._open.count(connection, principal, -1)
 
     async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
         caller = current_caller()
-        holder = holder_of(caller, context)
-        ahead = _Ahead(self._messages_ahead, self._rests, self._memory, holder, caller.held_to)
-        taken = _Taken()
+        core = PipelineCore(self._messages_ahead)
+        stream = _Stream(core, self._rests, self._memory, holder_of(caller, context))
         tasks = [
-            asyncio.create_task(self._read(messages, ahead, taken)),
-            asyncio.create_task(self._decide_all(ahead, taken)),
+            asyncio.create_task(self._read(messages, stream)),
+            asyncio.create_task(self._decide_all(stream)),
         ]
         try:
-            while (message := await taken.get()) is not None:
+            while (message := await stream.next_answer()) is not None:
                 answer = await _answer(message, context)
                 answered_at = time.perf_counter()
                 _record(message)
                 # Its caller's next message may be here before the write returns, and is alone then.
-                ahead.answered()
+                stream.mark_answered()
                 try:
                     await context.write(answer)
                 finally:
@@ -297,30 +223,30 @@ class CommitPipeline:
             try:
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
-                ahead.drop()
+                stream.drop()
 
     def _count(self, message: DecidedMessage | RejectedMessage, answered_at: float) -> None:
         if isinstance(message, DecidedMessage):
             self._controller.commits.add(*message.verdicts(), answered_at - message.decided_at)
 
-    async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead, taken: _Taken) -> None:
+    async def _read(self, messages: AsyncIterator[bytes], stream: _Stream) -> None:
         caller = current_caller()
         try:
-            await ahead.room()
+            await stream.room()
             async for data in messages:
                 # Messages of many pipelines may arrive at once; their work is spread over turns.
                 await self._budget.take(ROWS_A_MESSAGE + len(data) // BYTES_A_ROW)
                 if caller.policy.quotas:
                     await self._rated(caller, len(data))
-                ahead.put(data)
-                if not (ahead.is_awaited and self._rests.is_alone):
-                    ahead.wake()
+                stream.receive(data)
+                if not (stream.core.is_awaited and self._rests.is_alone):
+                    stream.wake()
                 # Without waking another task.
-                elif not await self._decide_batch(ahead, taken, is_alone=True):
+                elif not await self._decide_batch(stream, is_alone=True):
                     return
-                await ahead.room()
+                await stream.room()
         finally:
-            ahead.end()
+            stream.end()
 
     async def _rated(self, caller: Caller, size: int) -> None:
         """Wait until a message may be taken by the rates of this pipeline's caller."""
@@ -330,29 +256,31 @@ class CommitPipeline:
             except RateExceededError as error:
                 await asyncio.sleep(error.retry_after_ms / 1000)
 
-    async def _decide_all(self, ahead: _Ahead, taken: _Taken) -> None:
+    async def _decide_all(self, stream: _Stream) -> None:
         try:
-            while await ahead.wait():
+            while await stream.wait():
                 await self._rests.wait()
-                if not await self._decide_batch(ahead, taken):
+                if not await self._decide_batch(stream):
                     return
                 await asyncio.sleep(0)
         finally:
-            taken.put(None)
+            stream.core.answers.append(None)
+            stream.wake_answers()
 
-    async def _decide_batch(self, ahead: _Ahead, taken: _Taken, *, is_alone: bool = False) -> bool:
+    async def _decide_batch(self, stream: _Stream, *, is_alone: bool = False) -> bool:
         """Decide waiting messages. Return False if one of them ends the stream.
 
         A single message is replicated at once, since no other will join it.
         """
         refusal = await self._turn()
         self._rests.start_batch()
-        decided = await self._decide_waiting(ahead, refusal)
+        stream.read_batch(refusal)
+        decided = await self._decide_messages(stream.core.batch)
         if is_alone:
             self._controller.flush()
-        for message in decided:
-            taken.put(message)
-        return not isinstance(decided[-1], RejectedMessage) if decided else True
+        stream.core.settle(decided)
+        stream.wake_answers()
+        return stream.core.rejected is None
 
     async def _turn(self) -> Exception | None:
         try:
@@ -365,26 +293,13 @@ class CommitPipeline:
             return error
         return None
 
-    async def _decide_waiting(
-        self, ahead: _Ahead, refusal: Exception | None
+    async def _decide_messages(
+        self, messages: Sequence[PipelineMessage]
     ) -> list[DecidedMessage | RejectedMessage]:
-        """Decide waiting messages. The last one may end the stream."""
-        waiting: list[PipelineMessage] = []
-        rows = 0
-        refused: RejectedMessage | None = None
-        while refused is None and rows < ROWS_A_PART and (data := ahead.take()) is not None:
-            message = _read(data, refusal, ahead.came_ns)
-            if isinstance(message, RejectedMessage):
-                refused = message
-            else:
-                waiting.append(message)
-                rows += message.rows
-        decided = await self._decide_together(waiting, ahead.held_to) if len(waiting) > 1 else None
-        if decided is None:
-            decided = await self._decide_each(waiting, ahead.held_to)
-        if refused is not None and not (decided and isinstance(decided[-1], RejectedMessage)):
-            decided.append(refused)
-        return decided
+        """Decide the messages of a batch. The last one may end the stream."""
+        held_to = current_caller().held_to
+        decided = await self._decide_together(messages, held_to) if len(messages) > 1 else None
+        return await self._decide_each(messages, held_to) if decided is None else decided
 
     async def _decide_together(
         self, messages: Sequence[PipelineMessage], held_to: Principal | None
@@ -399,7 +314,7 @@ class CommitPipeline:
         joined = join_uploads(uploads) if len(uploads) == len(messages) else None
         if joined is None:
             return None
-        await self._budget.take(_size(joined))
+        await self._budget.take(count_rows(joined))
         try:
             submission = self._controller.submit((joined,), held_to)
         except Exception:  # noqa: BLE001 - whose fault it is shows when each is decided alone
@@ -434,7 +349,7 @@ class CommitPipeline:
             # All of it at first, so that one that speaks for another's node changes nothing.
             self._controller.require_own(message.commits, held_to)
         answered_bytes = 0
-        for part, rows in _parts(message):
+        for part, rows in split_message(message):
             await self._budget.take(rows)
             submission = self._controller.submit(part, held_to, answered_bytes)
             answered_bytes += sum(map(commit_bytes, submission.answers))
@@ -469,7 +384,9 @@ def _read(
         trace = None
         if came_ns and message.traceparents:
             trace = MessageTrace(tuple(message.traceparents), came_ns)
-        return PipelineMessage(sequence, commits, sum(map(_size, commits)), with_effects, trace)
+        return PipelineMessage(
+            sequence, commits, sum(map(count_rows, commits)), with_effects, trace
+        )
     except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
         return RejectedMessage(sequence, error)
 
@@ -502,32 +419,3 @@ async def _answer(message: DecidedMessage | RejectedMessage, context: Context) -
     except Exception as error:  # noqa: BLE001 - every failure of a message is a status
         where = {} if message.sequence is None else {"sequence": str(message.sequence)}
         await abort(context, error, where)
-
-
-def _parts(message: PipelineMessage) -> Iterator[tuple[Sequence[PipelineCommit], int]]:
-    """Divide commits into parts that hold the event loop for milliseconds at most.
-
-    Each comes with its work in rows.
-    """
-    if message.rows <= ROWS_A_PART:
-        if message.commits:
-            yield message.commits, message.rows
-        return
-    part: list[PipelineCommit] = []
-    rows = 0
-    for commit in message.commits:
-        size = _size(commit)
-        if part and rows + size > ROWS_A_PART:
-            yield part, rows
-            part, rows = [], 0
-        part.append(commit)
-        rows += size
-    yield part, rows
-
-
-def _size(commit: PipelineCommit) -> int:
-    """Return the work that a commit is, in rows."""
-    rows = ROWS_A_COMMIT + len(commit.ranges.stream_id)
-    if isinstance(commit, CommitStreamSetObject):
-        rows += len(commit.kv_puts) + len(commit.trims)
-    return rows
