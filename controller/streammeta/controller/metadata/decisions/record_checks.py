@@ -140,6 +140,7 @@ class RecordChecks:
 
     def _check_issued(self, field: str, stream_id: Int64Column) -> None:
         count = len(self._streams)
+        # Most records name one stream, and vector operations would cost more than their replay.
         if len(stream_id) == 1 and 0 <= stream_id.item() < count:
             return
         # As an unsigned number a negative id is very large, so one comparison finds both errors.
@@ -211,6 +212,7 @@ class RecordChecks:
             _require("object_id", rows >= 0, object_id, "an object that exists")
 
         found = self._objects.row_states(rows)
+        # isin would sort, and there are three states at most.
         good = found == states[0]
         for state in states[1:]:
             good |= found == state
@@ -244,6 +246,7 @@ class RecordChecks:
 
     def _check_abandoned(self, record: rec.UploadsAbandoned) -> None:
         self._check_node(record)
+        # A node can only abandon its own uploads.
         owed = self._streams.pending_of(record.node_id).stream_id
         good = np.isin(record.stream_id, owed)
         _require("stream_id", good, record.stream_id, "a stream with a pending upload of the node")
@@ -259,6 +262,7 @@ def _require(field: str, good: Mask, values: Int64Column, wanted: str) -> None:
 def _require_unique(field: str, values: Int64Column) -> None:
     if len(values) < 2:
         return
+    # Sorting needs no table of all ids, unlike counting.
     ordered = np.sort(values)
     twins = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twins):

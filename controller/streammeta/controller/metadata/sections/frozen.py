@@ -136,9 +136,11 @@ def _counters(parts: FrozenParts) -> Section:
 
 
 def _streams(parts: FrozenParts) -> Section:
+    # Ids of deleted streams are never issued again, so their rows stay empty.
     live = parts.streams.rows.column("state") != DELETED
     _, *names = COLUMNS["streams"]
     columns = {name: parts.streams.rows.column(name)[live] for name in names}
+    # The row number is the stream id.
     return {"stream_id": np.flatnonzero(live), **columns}
 
 
@@ -148,6 +150,7 @@ def _stream_tags(parts: FrozenParts) -> Section:
 
 def _ranges(parts: FrozenParts) -> Section:
     current = _current_ranges(parts)
+    # Freed rows have no stream.
     used = parts.streams.past_ranges.column("stream_id") >= 0
     section: Section = {}
     for name in RANGE_COLUMNS:
@@ -241,6 +244,7 @@ def _node_column(name: str, nodes: Sequence[Node]) -> SectionColumn:
 
 
 def _free_node_ids(parts: FrozenParts) -> Section:
+    # Sets have no order, and equal metadata must give equal bytes.
     return {"node_id": column(sorted(parts.nodes.free_ids))}
 
 
@@ -253,6 +257,7 @@ def _node_tags(parts: FrozenParts) -> Section:
 
 
 def _kvs(parts: FrozenParts) -> Section:
+    # Dictionaries keep the order of insertion, which depends on history.
     items = sorted(parts.kvs.items())
     return {
         "namespace": [namespace for (namespace, _), _ in items],
@@ -367,6 +372,7 @@ def _tag_section(owner: str, flat: Iterable[tuple[int, tuple[str, ...]]]) -> Sec
 
 def _hash_column(update: Callable[[bytes], None], values: SectionColumn) -> None:
     if isinstance(values, np.ndarray):
+        # Widened to int64: the width of a column in memory must not change the digest.
         update(np.ascontiguousarray(values, dtype="<i8").tobytes())
         return
     for value in values:

@@ -95,6 +95,7 @@ def status(known: Knowledge, others: Mapping[int, Answer], now_s: float) -> Fiel
         ],
         "process": _process(known),
     }
+    # Last, because alarms are derived from the finished document.
     document["alarms"] = [alarm._asdict() for alarm in alarms(document)]
 
     return document
@@ -152,6 +153,7 @@ def _leaders_replicas(
         return {}
     views = [other.view for other in others.values() if other.view is not None]
     for view in views:
+        # A deposed leader that does not know it yet would show outdated lags.
         if view.role == "leader" and view.epoch >= seen.epoch:
             return {voter.key.node_id: _told(voter, view.end_offset) for voter in view.voters}
     return {}
@@ -159,6 +161,7 @@ def _leaders_replicas(
 
 def _told(each: pb.ReplicaStatus, end_offset: int) -> Fields:
     def given(name: str) -> int | None:
+        # 0 is a valid offset and age, so presence decides.
         return getattr(each, name) if each.HasField(name) else None  # type: ignore[arg-type]
 
     end = given("end_offset")
@@ -262,7 +265,9 @@ def _compaction(known: Knowledge) -> Fields:
 
 
 def _brokers(known: Knowledge, now_s: float, *, leads: bool) -> Fields:
+    # A follower hears no heartbeats, and its count would show all brokers as unknown.
     states = Counter(session_of(node, known.view) for node in known.nodes) if leads else Counter()
+    # A document must stay small, however many brokers there are.
     top = sorted(known.nodes, key=lambda node: -node.stream_set_object_count)[:NODES_MAX]
     return {
         "count": len(known.nodes),
@@ -309,6 +314,7 @@ def node_fields(node: NodeDescription, view: LeaderView) -> Fields:
         "node_id": node.node_id,
         "epoch": node.node_epoch,
         "session": session_of(node, view),
+        # An inexact age is only a lower bound.
         "last_heartbeat_ms": heard.age_ms if heard is not None and heard.is_exact else None,
         "locked": node.locked,
         "set_objects": node.stream_set_object_count,

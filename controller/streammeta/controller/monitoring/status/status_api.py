@@ -75,6 +75,7 @@ class StatusApi:
         """
         try:
             since_s = float(query.get("since", "0"))
+            # A dictionary and no int(): only these steps have a ring of samples.
             step_s = {str(length): length for length in LENGTHS}[query.get("step", "1")]
             names = query["names"].split(",") if query.get("names") else list(UNITS)
             if unknown := [name for name in names if name not in UNITS]:
@@ -101,6 +102,7 @@ class StatusApi:
             sampler=self._sampler,
             bucket=self._parts.bucket,
             view=self._parts.view,
+            # Called anew, because a snapshot may replace the metadata.
             nodes=self._parts.cluster_metadata().nodes(),
             versions={
                 key: release.version for key, release in software.items() if release is not None
@@ -116,6 +118,7 @@ class StatusApi:
 def _columns(window: Window) -> Fields:
     """Return a window as lists, with None for an unknown value."""
     columns = {
+        # Three decimals are enough for a chart, and keep a day of samples small.
         name: [None if math.isnan(value) else round(value, 3) for value in values.tolist()]
         for name, values in window.columns.items()
     }
@@ -124,4 +127,5 @@ def _columns(window: Window) -> Fields:
 
 def json_page(document: Fields, code: int = 200) -> Page:
     """Return an answer with a document as JSON."""
+    # NaN is no JSON, and browsers would reject the whole document.
     return Page(json.dumps(document, allow_nan=False).encode() + b"\n", code, JSON)

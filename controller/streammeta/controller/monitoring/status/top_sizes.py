@@ -64,6 +64,7 @@ class TopSizes:
         if self._looking is None and time.monotonic() >= self._next_look:
             self._looking = asyncio.create_task(self._look())
         if self._looking is not None:
+            # wait, unlike wait_for, does not cancel the scan when the time is up.
             await asyncio.wait((self._looking,), timeout=WAIT_S)
         return self._known
 
@@ -82,11 +83,14 @@ class TopSizes:
                 piece = next(pieces, None)
                 if is_more := piece is not None:
                     sums.add(*piece)
+                # Without the sleep: only work on the event loop counts for the pause.
                 worked_s += time.perf_counter() - begun
                 await asyncio.sleep(0)
 
+            # Sorting millions of streams would block the event loop.
             self._known = await asyncio.to_thread(sums.largest)
         finally:
+            # Also after a failed scan, which would fail again at once.
             self._next_look = time.monotonic() + max(KEPT_S, REST * worked_s)
             self._looking = None
 
@@ -104,6 +108,7 @@ class Sums:
         owned = streams[is_owned]
         if len(owned):
             if (end := int(owned.max()) + 1) > len(self._streams):
+                # Twice the needed length, so that growing costs little in all.
                 self._streams = np.pad(self._streams, (0, 2 * end - len(self._streams)))
             np.add.at(self._streams, owned, sizes[is_owned])
         ids, places, counts = np.unique(nodes, return_inverse=True, return_counts=True)
@@ -117,5 +122,6 @@ class Sums:
     def largest(self) -> Sizes:
         """Return the largest sums."""
         nodes = ((node_id, *both) for node_id, both in self._nodes.items())
+        # Ties are broken by id, so that rows keep their order between two scans.
         top = sorted(nodes, key=lambda each: (-each[1], each[0]))[:TOP]
         return Sizes(largest(self._streams), tuple(top))
