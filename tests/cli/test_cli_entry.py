@@ -194,7 +194,7 @@ def test_storage_and_client_need_no_extra_and_an_s3_address_names_its_own() -> N
 
     assert done.returncode == 1
     assert done.stderr.startswith("an s3:// address needs the package boto"), done.stderr
-    assert "install streammeta[s3]: " in done.stderr
+    assert "Install streammeta[s3]: " in done.stderr
 
 
 @pytest.mark.process
@@ -204,12 +204,12 @@ def test_storage_and_client_need_no_extra_and_an_s3_address_names_its_own() -> N
         (tuple(OF_EXTRAS), [], 2, "streammeta: the command line needs the package"),
         (("s3", "controller", "reconcile-spark"), ["quorum", "--help"], 0, ""),
         (("s3", "controller", "reconcile-spark"), ["s3", "url", "--bucket", "b"], 0, ""),
-        (("controller",), CHECK_CONFIG, 1, "install streammeta[controller]: "),
+        (("controller",), CHECK_CONFIG, 1, "Install streammeta[controller]: "),
         (
             ("controller", "reconcile-spark"),
             ["reconcile", "apply", "--plan", "/none"],
             1,
-            "install streammeta[reconcile]: ",
+            "Install streammeta[reconcile]: ",
         ),
     ],
 )
