@@ -10,10 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tests.conformance.shape_facts import Keyed
-from tests.conformance.shape_sentences import number_of, ordinal_of, range_of
-from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
-from tests.kit.automq_log import (
+from streammeta.storage.inspection.automq_log import (
     ALIGNMENT,
     Reservation,
     continuous_ranges,
@@ -21,6 +18,9 @@ from tests.kit.automq_log import (
     decode_reservation,
     recoverable,
 )
+from tests.conformance.shape_facts import Keyed
+from tests.conformance.shape_sentences import number_of, ordinal_of, range_of
+from tests.conformance.shape_vocabulary import Answer, Given, Shape, keys
 
 
 def _reservation(given: Given) -> Answer:

@@ -8,8 +8,7 @@ import zlib
 import pytest
 
 from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_format.record import RecordBatch, encode_record
-from tests.kit.automq_log import (
+from streammeta.storage.inspection.automq_log import (
     ALIGNMENT,
     LogObject,
     LogRecord,
@@ -18,6 +17,7 @@ from tests.kit.automq_log import (
     decode_log_records,
     decode_reservation,
 )
+from streammeta.storage.object_format.record import RecordBatch, encode_record
 
 HEADER = bytes.fromhex(
     "edcba987 0000000004000000 000000000000005d 0000000000000000 00000007 0000000000000005"
