@@ -1,6 +1,6 @@
 """The client without an event loop, for scripts, notebooks and forked workers.
 
-The names are those of `streammeta.client`, without `await`: every call blocks. The clients run on
+The names equal those in `streammeta.client`, without `await`: every call blocks. The clients run on
 an event loop in a thread of their own. A process that was forked from one with a client can't use
 that client, but may open one if its parent never did.
 """

@@ -158,7 +158,7 @@ def _show(kind: _Kind, name: str, value: Any) -> Value | None:
 def _changed_parts(
     id_column: str, part: _Part, before: MetadataCopy, after: MetadataCopy, among: Array
 ) -> Iterator[Difference]:
-    # A copy of an older version may lack the section.
+    # A copy of an older version may not have the section.
     old, new = before.sections.get(part.section, {}), after.sections.get(part.section, {})
     changed = np.intersect1d(_ids_that_differ(id_column, old, new), among)
     if not len(changed):

@@ -94,7 +94,7 @@ Event: TypeAlias = Text | Caption | Listed | Content | Changed | Problem | Moved
 
 COLUMN_GAP = 2
 FACTS_SHOWN = 5  # items of a list of facts that people are shown; programs get all
-LISTING_CHUNK = 1000  # entries laid out together; a longer listing goes on in further blocks
+LISTING_CHUNK = 1000  # entries laid out together; a longer listing continues in further blocks
 
 
 def text_lines(events: Iterable[Event], width: int | None = None) -> Iterator[str]:

@@ -60,7 +60,7 @@ def _paths(state: ShellState, word: str) -> list[Completion]:
     parent, slash, start = word.rpartition("/")
     prefix = compile_component(start).literal
     if prefix is None:
-        return []  # a pattern stands for what it matches; there is nothing to add
+        return []  # a pattern needs no completion
     place = absolute(state.here, parent + slash)
 
     # Completion can't continue several paths, so the first directory is enough.

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Per-item outcomes. The numbers equal those of the protobuf enum of the same name."""
+    """Per-item outcomes. The protobuf enum of the same name has the same numbers."""
 
     NONE = 0
     INVALID_REQUEST = 42
@@ -37,7 +37,7 @@ class ApiError(Exception):
 
 
 class InvalidRequestError(ApiError):
-    """The request is malformed: `field` names the part, the message says what is valid."""
+    """The request is malformed: `field` names the part, the message names the valid values."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")

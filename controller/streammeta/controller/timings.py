@@ -1,6 +1,6 @@
 """Histograms of durations: cheap to update, and read by metrics.
 
-Owns only the classes of durations, and does not know what is measured.
+Owns only the classes of durations, and does not know the measured work.
 """
 
 from __future__ import annotations

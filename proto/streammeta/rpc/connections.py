@@ -47,7 +47,7 @@ _CLIENT: _Options = (
     ("grpc.keepalive_timeout_ms", 5_000),
     # The time that an unanswered ping is given, keepalive's too, is this one; 60 s by default.
     ("grpc.http2.ping_timeout_ms", 5_000),
-    # gRPC sends two pings by default where nothing else is said, and no more.
+    # By default gRPC sends at most two pings.
     ("grpc.http2.max_pings_without_data", 0),
 )
 _OPERATOR: _Options = (

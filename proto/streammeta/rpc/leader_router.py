@@ -290,7 +290,7 @@ class LeaderRouter:
         if hint.epoch > self._epoch:
             # A new epoch may have a new leader, so the former one has to answer again.
             self._is_proven = False
-            if self._epoch >= 0:  # the first epoch heard of may be that of the suspects
+            if self._epoch >= 0:  # the suspects may be of the first known epoch
                 self._suspects.clear()
         self._epoch, self._epoch_heard_at = hint.epoch, self._clock()
 
@@ -322,7 +322,7 @@ class LeaderRouter:
         learned = (*self._known[len(self._endpoints) :], endpoint)
         self._known = (*self._endpoints, *learned[-LEARNED_MAX:])
         for memory in (self._suspects, self._waited_s, self._last_failures):
-            # What is known of endpoints outside the rotation would only fill memory.
+            # Facts about endpoints outside the rotation would only fill memory.
             for forgotten in memory.keys() - set(self._known):
                 del memory[forgotten]
 

@@ -84,7 +84,7 @@ def _problems(method: Any, row: MethodFacts) -> Iterator[str]:
 
 
 def _has_path(message: Descriptor, path: str) -> bool:
-    """Return whether a path such as `keys.namespace/key` leads to fields that are no messages."""
+    """Return whether a path such as `keys.namespace/key` leads to fields other than messages."""
     *way, last = path.split(".")
     for name in way:
         field = message.fields_by_name.get(name)

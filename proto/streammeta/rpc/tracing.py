@@ -259,7 +259,7 @@ def record_phases(
         for traceparent in traceparents[:LINKS_MAX]
         if (found := _context(traceparent)) is not None
     ]
-    # None of the traces is sampled, so nobody wants a span.
+    # No trace is sampled, so nobody wants a span.
     if traceparents and not contexts:
         return
     links = [

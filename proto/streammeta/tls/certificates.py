@@ -52,7 +52,7 @@ def read_key(path: Path) -> PrivateKeyTypes:
     except OSError as error:
         raise CertificateError(f"{path}: {_explain(error)}, must contain a private key") from error
 
-    # Checked first: a key that others could read is no secret, whatever the file contains.
+    # Checked first: a key that others could read is not a secret, whatever the file contains.
     if is_open_to_others(status):
         mode = stat.S_IMODE(status.st_mode)
         raise CertificateError(

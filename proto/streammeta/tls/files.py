@@ -64,7 +64,7 @@ class TlsContents:
         context.verify_mode = ssl.CERT_REQUIRED
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         if protocol == ssl.PROTOCOL_TLS_SERVER:
-            # A session that goes on would pass over an authority that was removed since.
+            # A resumed session would not notice that an authority was removed.
             context.num_tickets = 0
 
         try:

@@ -104,7 +104,7 @@ class HandshakePlaces:
                 self._note_turn()
                 break
         if places:
-            self._waiting[host] = places  # behind the other hosts
+            self._waiting[host] = places  # after the other hosts
 
     def _note_turn(self) -> None:
         if not self._is_turn_due:

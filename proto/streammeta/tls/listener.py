@@ -245,7 +245,7 @@ def _open_socket(
         if family == socket.AF_INET6:
             # Systems without this option keep their default.
             with contextlib.suppress(AttributeError, OSError):
-                # Alone it also accepts IPv4. Beside a socket for IPv4, the two would collide.
+                # Alone it also accepts IPv4. With a socket for IPv4, the two would collide.
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_alone)
         made.bind(place)
         made.listen(backlog)

@@ -1,1 +1,1 @@
-"""The contract: protobuf messages and services, with the stubs generated beside them."""
+"""The contract: protobuf messages and services, with the stubs generated from them."""

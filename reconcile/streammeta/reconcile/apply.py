@@ -165,7 +165,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         patience_s=config.patience_s,
         identity=plan.identity,
         next_object_id=plan.next_object_id or 0,
-        # Plans of earlier versions lack it. With 0 no stream counts as deleted.
+        # Plans of earlier versions do not have it. With 0 no stream counts as deleted.
         next_stream_id=plan.next_stream_id or 0,
         # Absolute, because executors have another working directory.
         undo_folder=str((run_folder / plan_folder.UNDO).absolute()),
@@ -239,7 +239,7 @@ def _candidates(folder: Path, plan: PlanResult) -> Path:
     if not path.is_dir():
         raise PlanError(f"{path} is missing from the plan. Make a new plan")
     found = count_rows(path)
-    # The guards judged this number. A table with other rows was never checked by them.
+    # The guards checked this number. A table with other rows was never checked by them.
     if found != plan.candidates.keys:
         raise PlanError(
             f"{path} has {found} candidates, but plan.json says {plan.candidates.keys}. Make a new"

@@ -9,8 +9,8 @@ A deviation is a breach of the format that AutoMQ's own reader ignores. Objects 
 have a few and still contain every record. Readers are strict unless the caller passes a list for
 deviations. They then add the following kinds to the list, and everything else stays an error:
 
-- a data block flag other than 0x02, and reserved footer bytes that are not zero;
-- a gap in the offsets between two records under one index entry;
+- a data block flag other than 0x02, and reserved footer bytes that are not zero,
+- a gap in the offsets between two records under one index entry,
 - a data block without records, and a composite object without links.
 """
 

@@ -67,7 +67,7 @@ class KeyValues:
         """Put a value and return its version.
 
         With an `expected_version` only if the key is at that version, 0 for an absent key. Raises
-        `KeyConflictError` for another version, unless the value there is equal: it may be that of
+        `KeyConflictError` for another version, unless the value there is equal: it may be from
         an earlier attempt of this call.
         """
         data = as_payload("value", value)

@@ -81,7 +81,7 @@ async def _open_session(
     tags: Tags | None,
     config: StreamClientConfig,
 ) -> BrokerSession:
-    """Register the process, unless it lacks the log that its node has registered."""
+    """Register the process, unless the node has registered a log that is not found here."""
     wal_config = await _find_registered_log(config)
     if not config.allow_missing_log:
         await require_registered_log(controllers, node_id, wal_config)

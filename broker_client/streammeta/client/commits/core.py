@@ -128,7 +128,7 @@ class PipelineCore:
     # -- failures, without a stream
 
     def expire(self, now: float, error: Exception) -> list[Outcome]:
-        """Fail commits that expired by `now`, and forget those of cancelled callers."""
+        """Fail commits that expired by `now`, and forget the commits of cancelled callers."""
         return self._fail((item for item in self._pending() if item.expires <= now), error)
 
     def reject(self, error: BrokerClientError) -> list[Outcome]:

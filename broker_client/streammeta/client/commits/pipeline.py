@@ -2,8 +2,8 @@
 
 Commits that arrive while messages are in flight share the next message. After a failure all
 unanswered messages are sent again, in order: commits are idempotent by object id. `core` decides
-what is sent and which commit has which outcome. This module owns the connection, the callers'
-futures and the timers, and carries that out.
+which messages to send and which commit has which outcome. This module owns the connection, the
+callers' futures and the timers, and carries that out.
 """
 
 from __future__ import annotations

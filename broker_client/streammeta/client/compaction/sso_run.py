@@ -141,7 +141,7 @@ class CommitRun:
     # -- steps
 
     def _steps(self) -> list[list[Output]]:
-        """Return the outputs to write by iteration, without those of an earlier attempt."""
+        """Return the outputs to write by iteration, without outputs of an earlier attempt."""
         if self._pieces:
             self._set_object = self._context.journal.find(self._set_entries())
         every = (

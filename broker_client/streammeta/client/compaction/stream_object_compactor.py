@@ -213,7 +213,7 @@ class StreamObjectCompactor(Compactor):
     async def _compact_group(
         self, stream: ListedStream, plan: StreamPlan, group: Group, report: GroupReport
     ) -> None:
-        """Replace a group by one object, or by several if some of it is unusable or too large."""
+        """Replace a group with one object, or several if some of it is unusable or too large."""
         rules = self._config.group_rules[plan.kind]
         # A group may be split several times before all of its parts are usable.
         waiting = deque([group])

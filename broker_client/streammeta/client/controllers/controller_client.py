@@ -241,8 +241,8 @@ class ControllerClient(ClosedAtExit):
         """Ask any controller that has applied the log below `at_least`, by default `seen_offset`.
 
         Such a read observes everything that this client has read and written by `call` and `read`,
-        perhaps no more. It costs the leader nothing while another controller serves it. Raises as
-        `call`.
+        and may observe nothing later. It costs the leader nothing while another controller serves
+        it. Raises as `call`.
         """
         check_kind("request", request, method.request, f"a {method.request.__name__}")
         # The client's own offset makes it read its writes.

@@ -89,7 +89,7 @@ async def find_record(
     if bound == "lower":
         search = _Search(objects, lambda record: timestamp_of(record) >= timestamp_ms, step=1)
         newest = ((piece, piece.max_timestamp_ms) for piece in slices)
-        # Bounds are those of whole objects, so a candidate may still have no fitting record.
+        # Bounds cover whole objects, so a candidate may still have no fitting record.
         candidates = [piece for piece, ms in newest if ms == UNKNOWN_TIME or ms >= timestamp_ms]
     else:
         search = _Search(objects, lambda record: timestamp_of(record) <= timestamp_ms, step=-1)

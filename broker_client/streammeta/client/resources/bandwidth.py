@@ -56,7 +56,7 @@ class Bandwidth:
             return
 
         if grade is Grade.UPLOAD:
-            # The rate may be lower than that of the uploads, and the excess must not delay others
+            # The rate may be lower than the uploads' rate, and the excess must not delay others
             # for ever.
             most_ahead = max(self._free_at, self._time() + UPLOADS_AHEAD_S)
             self._reserve(nbytes)

@@ -32,7 +32,7 @@ class UploadedObject:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommit:
-    """Objects to commit together, and those of their runs that the metadata is to contain."""
+    """Objects to commit together, and their runs that the metadata is to contain."""
 
     objects: tuple[UploadedObject, ...]
     shared: UploadedObject | None

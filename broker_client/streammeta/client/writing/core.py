@@ -285,7 +285,7 @@ class WriterCore:
         self._is_held = True
 
     def settle(self, batch: BatchUpload) -> None:
-        """End `batch`, in any stage: what is neither committed nor failed was cancelled."""
+        """End `batch`, in any stage. Unless it is committed or has failed, it was cancelled."""
         was_submitted = batch not in self._ahead[Stage.SUBMIT]
         for stage in self._ahead:
             self._pass(batch, stage)

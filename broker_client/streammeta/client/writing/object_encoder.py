@@ -86,7 +86,7 @@ def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
             position = body + block.data_length
             _move(run.segments, data[body:position])
             entries.append(entry)
-            # Freed segments stay in the allocator's heap until it is told to return them.
+            # Freed segments stay in the allocator's heap until a call returns them.
             if position - kept_from >= _GIVE_BACK_BYTES:
                 give_back()
                 kept_from = position

@@ -1,8 +1,8 @@
 """Stream writer: bounded buffering, batched uploads, acknowledgement by ordered commits.
 
-`core` decides what is admitted, when a batch is sealed, which stage it may enter, and the outcome
-of each append. This module owns the futures, timers and tasks, and carries that out: it encodes,
-uploads and commits batches, and writes appends to the log.
+`core` decides which appends to admit, when to seal a batch, which stage it may enter, and the
+outcome of each append. This module owns the futures, timers and tasks, and carries that out: it
+encodes, uploads and commits batches, and writes appends to the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start offsets of leader epochs, which tell where each epoch ended (KIP-101, KIP-320)."""
+"""Start offsets of leader epochs, which show where each epoch ended (KIP-101, KIP-320)."""
 
 from __future__ import annotations
 

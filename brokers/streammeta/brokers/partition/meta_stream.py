@@ -87,7 +87,7 @@ class MetaStream:
     async def _append(self, payloads: list[bytes]) -> asyncio.Future[int]:
         offset = self._streams.writer.next_offset(self._stream_id)
         future = await self._streams.writer.append_many(self._stream_id, payloads)
-        # The map advances at once: later values may be computed from it before this commit.
+        # The state advances at once: later values may be computed from it before this commit.
         for index, payload in enumerate(payloads):
             self._map.apply(offset + index, payload)
         return future

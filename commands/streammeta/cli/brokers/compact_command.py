@@ -20,7 +20,7 @@ class RunByDefault(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `run` before options that do not belong to the group."""
-        # Words that are no options name a command of the group. --help must show the group's help.
+        # Words other than options name a command of the group. --help must show the group's help.
         if args and args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx):
             args = [RUN, *args]
         return super().parse_args(ctx, args)

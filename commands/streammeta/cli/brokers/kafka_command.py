@@ -199,7 +199,7 @@ def kafka(
     # Not one of EXPECTED_ERRORS, because its package is imported here only.
     except UsersFileError as error:
         fail(output_format, CommandError("USERS_FILE", str(error), "correct the file"))
-    except Exception as error:  # noqa: BLE001 - whatever ends the broker is told in one form
+    except Exception as error:  # noqa: BLE001 - every cause of an end is reported in one form
         fail(output_format, explain(error))
 
 

@@ -45,7 +45,7 @@ def config_option(command: Command) -> Command:
 def settings(command: click.Command) -> Mapping[str, click.Option]:
     """Return the options of a command that are settings, by their key in a file."""
     return {
-        # The longest name is the option's long form. Short forms are no keys.
+        # The longest name is the option's long form. Short forms are not keys.
         max(option.opts, key=len).lstrip("-"): option
         for option in command.params
         if isinstance(option, click.Option) and option.name not in _NOT_SETTINGS

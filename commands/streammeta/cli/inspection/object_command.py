@@ -219,7 +219,7 @@ class _Dump:
 
     def end(self, stream_id: int | None) -> None:
         """Report omitted records, and fail if anything is wrong."""
-        # A broken index has no reliable number of records, and those of a composite are elsewhere.
+        # A broken index has no reliable number of records. A composite has its records elsewhere.
         if self._outline.is_sound and not self._outline.is_composite:
             entries = self._outline.entries
             wanted = [e for e in entries if stream_id is None or e.stream_id == stream_id]

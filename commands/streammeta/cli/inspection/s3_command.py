@@ -157,7 +157,7 @@ def _config(
     config = S3Config(
         endpoint_url=endpoint, path_style=path_style, checksum=Checksum(checksum), **parts
     )
-    return S3Config.from_uri(config.to_uri())  # which says what is wrong with a part
+    return S3Config.from_uri(config.to_uri())  # which names the wrong part
 
 
 def _line(step: StepOutcome) -> str:

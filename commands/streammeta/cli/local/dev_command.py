@@ -154,7 +154,7 @@ def _plan_cluster(
         peer_ports=peers,
         own_options=listeners,
     )
-    # A file outlasts a start that ends early. Without it, the next start could not tell a new
+    # A file outlasts a start that ends early. Without it, the next start could not recognise a new
     # cluster.
     if not cluster.is_formatted:
         (root / LEVEL_PENDING).touch()

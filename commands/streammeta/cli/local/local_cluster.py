@@ -319,7 +319,7 @@ class LocalCluster:
 
     def wipe(self, node_id: int) -> None:
         """Delete the disk of a controller that is not running."""
-        # A running controller would go on with deleted files.
+        # A running controller would continue with deleted files.
         if node_id in self.children and self.children[node_id].is_running:
             raise ValueError(f"controller {node_id} still runs. Stop it before its disk is wiped")
         shutil.rmtree(self.data_dir(node_id))

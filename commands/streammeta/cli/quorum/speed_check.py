@@ -98,7 +98,7 @@ async def run(client: ControllerClient, load: Load) -> Measured:
     await _remove(client, [key async for key in _left_behind(client)])
     # One key for each write in flight, so that no two writes meet at one key.
     keys = [f"{prefix}{i}" for i in range(min(IN_FLIGHT_MAX, load.writes))]
-    # The first one finds the leader and connects; it is no part of what is measured.
+    # The first one finds the leader and connects, and is not measured.
     await _put(client, keys[0])
     try:
         return await _measure(client, load, keys)

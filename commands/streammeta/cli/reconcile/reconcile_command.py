@@ -314,7 +314,7 @@ def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
             "GUARD",
             f"the plan {folder} can't be applied. Failed guards: {names}",
             result.failed_guards[0].detail,
-            # Lost objects keep their exit code, whatever else is wrong.
+            # Lost objects keep their exit code, also with other problems.
             exit_code=EXIT_LOST if result.lost else EXIT_FAILED,
         )
 

@@ -403,7 +403,7 @@ def take_over(objects: ObjectStore, plan: RestorePlan) -> Generation:
         created_ms=plan.created_ms,
     )
     advice = "make a new plan"
-    # Half of the reserve is used up. New ids of the old cluster could soon equal those of the plan.
+    # Half of the reserve is used up. New ids of the old cluster could soon equal the plan's ids.
     if read_claimed(objects, plan.namespace) > plan.next_object_id - OBJECT_ID_JUMP // 2:
         message = "the old cluster has issued too many object ids since the plan was made"
         raise CommandError("PLAN_TOO_OLD", message, advice)

@@ -166,7 +166,7 @@ def show_command(
     ]
     rows = [
         (*(members.get(name, "") for name in _SHOWN[:-1]), json.dumps(members.get("target", {})))
-        # Lines of several controllers are merged by time. `seq` orders those of one moment.
+        # Lines of several controllers are merged by time. `seq` orders lines of one moment.
         for members in sorted(chosen, key=lambda one: (str(one.get("ts")), one["seq"]))
     ]
 

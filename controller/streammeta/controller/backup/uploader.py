@@ -228,7 +228,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
             await self._require_own(term, newest)
             term.position = Position(newest.end_offset, bytes.fromhex(newest.log_hash))
             term.last_ms = newest.last_ms
-            # The backup may have been behind before this term.
+            # The backup may have lagged before this term.
             term.copied_at_ms -= max(0, self._clock.wall_ms() - newest.last_ms)
         term.checkpoint_end = max((name.end_offset for name in inventory.checkpoints), default=0)
         term.is_begun = True
@@ -307,7 +307,7 @@ class Backup(PeriodicTask, LeaderTask[_Term]):
         now_ms = self._controller.log_time.now_ms()
         writing = Writing(
             folder=term.archive.folder,
-            # Times of one leader may be before those of an earlier one with a faster clock.
+            # Times of one leader may precede an earlier leader's times if its clock was faster.
             first_ms=min(term.last_ms, now_ms),
             last_ms=now_ms,
             feature_level=self._controller.cluster_metadata.feature_level,

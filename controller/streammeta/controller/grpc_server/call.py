@@ -96,7 +96,7 @@ class Call(grpc.aio.ServicerContext[Any, Any]):
         """Whether nothing more comes or goes."""
         return self._core.is_over
 
-    # -- what comes
+    # -- input
 
     def take(self, data: bytes) -> None:
         """Take bytes of the request.

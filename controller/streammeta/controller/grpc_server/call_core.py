@@ -163,11 +163,11 @@ class CallCore:
     def grant(self, unused: int) -> int:
         """Return how many bytes more the client may send, 0 if it has enough.
 
-        `unused` is what it may still send by earlier grants.
+        `unused` is the rest of earlier grants.
         """
         ahead, reader = self._limits.lookahead_bytes, self._reader
         target = self._consumed + ahead
-        # The handler waits for a message that is larger than what is granted ahead.
+        # The handler waits for a message that is larger than the grant ahead.
         if reader.needs and not self.messages:
             target = max(target, self._consumed + reader.held + reader.needs)
 

@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the client."""
-        # uvloop's transports are no subclass.
+        # uvloop's transports are not a subclass.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
         if (opened := transport.get_extra_info("socket")) is not None and opened.family in (
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
 
         self.peer = _name_of(transport.get_extra_info("peername"))
         self.proven = proven_by(transport)
-        # Certificates before hosts: many clients behind one address must not share one turn.
+        # Certificates before hosts: many clients at one address must not share one turn.
         self.caller = next(iter(self.proven.get("x509_pem_cert", ())), self.caller)
         limits = self.limits
         self.server.connections.add(self)
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         self._set_reading()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume writing."""
         self._is_full = False
         if self._is_held_up and not self._is_waiting:
             self.server.wait_turn(self)

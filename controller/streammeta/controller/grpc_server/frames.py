@@ -127,7 +127,7 @@ class FrameParser:
         """Return the next complete frame, None until more bytes have arrived.
 
         Raises:
-            Http2Error: the bytes are no frame that may come.
+            Http2Error: the bytes are not a permitted frame.
         """
         if not self._is_greeted and not self._take_preface():
             return None

@@ -172,7 +172,7 @@ class Session(Outflow):
             frame(Kind.WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - DEFAULT_WINDOW)),
         )
 
-    # -- what comes
+    # -- input
 
     def feed(self, data: bytes) -> None:
         """Buffer received bytes, which `work` handles."""
@@ -515,7 +515,7 @@ class Session(Outflow):
             self._go_away(self.last_id, ErrorCode.NO_ERROR, "")
 
     def fail(self, error: Http2Error) -> None:
-        """Tell the client why the connection ends."""
+        """Send the client the reason why the connection ends."""
         self._go_away(self.last_id, error.code, str(error))
 
     @property

@@ -143,7 +143,7 @@ class Outflow(ABC):
             size = min(len(first), self._frame_max, self.window, own)
             if self.room <= 0 or size <= 0:
                 waiting = self._stalled if own <= 0 else self._ready
-                # Behind the others that wait, so that all have their turn.
+                # After the other waiting streams, so that all have their turn.
                 waiting[stream.id] = stream
                 break
             out.append(frame_header(size, Kind.DATA, 0, stream.id))

@@ -1,4 +1,4 @@
-"""Statuses of the server itself that say to programs why a call was refused."""
+"""Statuses of the server itself, with reasons that programs can read."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Server:
             self._methods[f"/{service}/{name}"] = Method.of(handler)
 
     def prioritize(self, paths: Sequence[str]) -> None:
-        """Begin calls of these methods, such as `/a.Service/Method`, whatever else waits.
+        """Begin calls of these methods, such as `/a.Service/Method` before all other work.
 
         They have their own number of calls per turn and are never rejected for other calls.
 
@@ -181,7 +181,7 @@ class Server:
         """
         self.is_stopping = True
         for listener in self._listeners:
-            # First, so that no connection arrives after the others were told to end.
+            # First, so that no connection arrives after the server has asked the others to end.
             await listener.stop()
         for connection in tuple(self.connections):
             connection.retire()
@@ -203,7 +203,7 @@ class Server:
         """Begin a call now, in a later turn, or never."""
         limits, waiting = self.limits, len(share.waiting)
         if call.method.is_priority:
-            # Behind those that wait, so that priority calls keep their order.
+            # After those that wait, so that priority calls keep their order.
             if share.priority or self._begun_priority >= limits.begun_a_turn:
                 share.priority.append(call)
                 self._do_calls_wait = True
@@ -299,7 +299,7 @@ class _ClientTls:
 
 
 def _keep_quiet(host: str, event: str, reason: str) -> None:
-    """Tell nothing of one connection that is refused: strangers could fill the log."""
+    """Log nothing about a refused connection, because strangers could fill the log."""
 
 
 def new_server(connection_age_ms: int | None = None, connections_max: int | None = None) -> Server:

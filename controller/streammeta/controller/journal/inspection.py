@@ -166,7 +166,7 @@ class Inspection:
         end: EndOffset | None = None
 
         for index, file in enumerate(found):
-            # Inspection goes on after every problem, to list all of them.
+            # Inspection continues after every problem, to list all of them.
             if end is not None and file.base_offset != end:
                 self._note(file.path.name, 0, end, f"the log before it ends at offset {end}")
             if file.segment is None:

@@ -42,7 +42,7 @@ class Reserve:
         try:
             self._grow(self._wanted)
         except DiskFullError as error:
-            # Keep the first reason: it tells when the disk became full.
+            # Keep the first reason: it shows when the disk became full.
             self.shortage = self.shortage or error
         else:
             self.shortage = None

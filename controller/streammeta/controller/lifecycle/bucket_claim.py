@@ -113,7 +113,7 @@ def claim_round(read_metadata: Callable[[], Issued]) -> Generator[Step, Any, int
         if claimed > issued_below:
             raise MetadataOlderThanBucketError(issued_below, claimed)
     bound = next_bound(read_metadata())
-    # The log first: a claim in the bucket must never exceed what is committed.
+    # The log first: a claim in the bucket must never exceed the committed bound.
     yield CommitBound(bound)
     yield PutClaim(bound)
     return bound

@@ -99,7 +99,7 @@ class Heartbeats:
             MarkerUnseenError, SupersededError, FencePendingError: there is no lease on the marker
                 in the bucket: another cluster may have given the node's streams to others.
         """
-        # A former leader must not answer: its clock and its sessions decide nothing any more.
+        # A former leader must not answer: its clock and its sessions no longer decide.
         if not self._controller.is_active:
             await self._controller.settled()  # raises with the leader's address
         known = self._controller.cluster_metadata.node(node.node_id)

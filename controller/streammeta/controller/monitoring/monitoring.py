@@ -110,7 +110,7 @@ class Monitoring:
         Raises:
             OSError: the address is in use, or does not belong to this host.
         """
-        # First, because a failure to listen must leave no task behind.
+        # First, because a failure to listen must not leave a task running.
         port = await self._plane.start(address)
         self._measuring.append(asyncio.create_task(self._loop_lag.run()))
         if self._status is not None:
@@ -193,7 +193,7 @@ class Monitoring:
         )
 
     def _metadata_size(self) -> MetadataSize:
-        return self._parts.controller.cluster_metadata.size()  # a snapshot may replace the map
+        return self._parts.controller.cluster_metadata.size()  # a snapshot may replace the metadata
 
     def _reconcile_runs(self) -> ReportedRuns:
         return read_told(self._parts.controller.cluster_metadata.kv_value(NAMESPACE, KEY))

@@ -54,7 +54,7 @@ class PeerAddresses:
 
     def learn_leader(self, node_id: NodeId, endpoint: str, client_endpoint: str) -> None:
         """Record the leader's addresses from an answer, and ignore malformed and empty ones."""
-        # An answer may lack one of the addresses. The known one stays valid then.
+        # An answer may omit one of the addresses. The known one stays valid then.
         known = self._leader_endpoints(node_id)
         self._leader = (
             node_id,

@@ -40,7 +40,7 @@ class FramedConnection(asyncio.Protocol, ABC):
         if self.is_closed:
             self._transport.abort()
             return
-        # Beyond this the peer does not read its answers, and is_congested tells the subclass.
+        # Beyond this the peer does not read its answers, and is_congested informs the subclass.
         self._transport.set_write_buffer_limits(high=self._output_bytes_max)
         if (opened := transport.get_extra_info("socket")) is not None:
             # Messages are small and complete, so waiting to merge them only adds latency.

@@ -1,4 +1,4 @@
-"""Anchoring of audit logs: the leader puts the ends of the controllers' chains into the map."""
+"""Anchoring of audit logs: the leader stores the ends of controllers' chains in the metadata."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_heads(answers: Mapping[int, Answer], cluster_id: str) -> dict[int, Chai
     """Return the ends of chains in the answers of controllers, given by the id that was asked.
 
     An address can lead to another controller than the log says, for as long as it is out of date.
-    An anchor can't be taken back, so no answer counts for a controller that did not give it.
+    An anchor is permanent, so no answer counts for a controller that did not send it.
     """
     return {
         node_id: Chain(view.audit_seq, view.audit_hash)

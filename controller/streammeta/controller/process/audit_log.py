@@ -41,8 +41,8 @@ class Auditing:
     ) -> None:
         """Open the log.
 
-        While this controller leads it anchors the end of this log, and those of the others, which
-        it asks as `tls` says.
+        While this controller leads it anchors the ends of this log and of the others, which it
+        requests as `tls` says.
 
         Raises:
             ConfigError: it can't be opened.
@@ -64,7 +64,7 @@ class Auditing:
             self.auditor = Auditor(self.writer, clock, self._leadership, config.audit_failure)
 
     def look(self) -> None:
-        """Go on in a file of the log's name: the one until now may have been renamed."""
+        """Continue in a file of the log's name: the one until now may have been renamed."""
         if self.writer is not None:
             self.writer.reopen()
 

@@ -1,6 +1,6 @@
 """Composition root of one controller process: builds each part once, closes them in reverse.
 
-Holds no rule. What it builds: the journal on disk, the quorum driver over it, the map and its
+Holds no rule. It builds the journal on disk, the quorum driver over it, the metadata and its
 single-writer loop, the gRPC server with every service of the contract, the listeners for the other
 controllers and for HTTP, and the lifecycle tasks, which work only while this node leads.
 """
@@ -214,7 +214,7 @@ class LifecycleTask(Protocol):
     """A task that works while this node leads, and idles otherwise."""
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         ...
 
 
@@ -346,7 +346,7 @@ class ControllerNode:
         )
 
     async def run(self, manager: ServiceManager, signals: StopSignals) -> None:
-        """Serve until a signal asks to stop or the quorum can't go on."""
+        """Serve until a signal asks to stop or the quorum can't continue."""
 
         def stopping() -> None:
             self._phase = Phase.STOPPING
@@ -372,7 +372,7 @@ class ControllerNode:
                 **self._tls.describe(),
             )
             stopped = asyncio.create_task(signals.asked.wait())
-            # A part that can't go on ends the process: limping would hide it.
+            # A part that can't continue ends the process: limping would hide it.
             ends: tuple[asyncio.Future[Any], ...] = (stopped, self._driver.fatal, *lifecycle)
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()

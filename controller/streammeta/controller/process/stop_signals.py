@@ -19,7 +19,7 @@ _log = structlog.get_logger(component="server")
 
 
 class StopSignals:
-    """Signals of this process so far: none, a stop, a stop in a hurry."""
+    """Signals of this process so far: none, a stop, an immediate stop."""
 
     def __init__(self) -> None:
         """Install the handlers. Must be called on the event loop of the main thread."""

@@ -117,7 +117,7 @@ class Election:
         needed = majority(voters)
         if len(role.granted) >= needed:
             self._win(role)
-        # Voters that have not denied can't form a majority any more, so waiting longer is useless.
+        # Voters that have not denied can no longer form a majority, so waiting longer is useless.
         elif voters - len(role.denied - role.granted) < needed:
             if isinstance(role, roles.Candidate):
                 self._lose_election()
@@ -171,7 +171,7 @@ class Election:
         self._replica.become_prospective(self._replica.draw_backoff())
 
     def _leave_resigned_epoch(self) -> None:
-        # A new epoch is needed: in this one the replica would go on naming itself as the leader.
+        # A new epoch is needed: in this one the replica would still name itself as the leader.
         replica = self._replica
         replica.become_unattached(type(replica.epoch)(replica.epoch + 1))
 

@@ -69,7 +69,7 @@ class LeaderRole:
         while role.uncommitted and role.uncommitted[0][0] <= end:
             role.uncommitted_bytes -= role.uncommitted.popleft()[1]
         if self._membership.on_committed(role, end):
-            # The change is committed, so whoever is elected next knows of it.
+            # The change is committed, so the next leader knows of it.
             self.resign("this controller was removed from the voters")
 
     # -- serving Fetches

@@ -1,4 +1,4 @@
-"""Conversion of a survivor's directory into that of the recovered cluster's only voter.
+"""Conversion of a survivor's directory for the recovered cluster's only voter.
 
 The new contents are written to `recovery-N/after` and replace the old ones file by file. The old
 contents end up in `recovery-N/before` as a complete directory. `meta.json` leaves first and returns

@@ -15,7 +15,7 @@ class RecordTooLargeError(LimitExceededError):
 
 
 class NoDiskSpaceError(LimitExceededError):
-    """The disk of this controller, or those of a majority, are full, and nothing was written.
+    """The disk of this controller, or of a majority of them, is full, and nothing was written.
 
     Reads continue. The request may be retried until there is disk space.
     """

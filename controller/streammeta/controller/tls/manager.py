@@ -1,4 +1,4 @@
-"""Files for TLS of one controller: judged as its own, looked at again and again.
+"""Files for TLS of one controller: validated as its own, and checked for changes.
 
 Owns the sets of the three planes, which may be one, and hands replaced ones to the listeners for
 clients and for HTTP, and to the connections between controllers. Opens no connection.
@@ -74,7 +74,7 @@ class TlsManager:
         """Read the files.
 
         Raises:
-            ConfigError: they are of no use, or another's than this controller's.
+            ConfigError: they are invalid, or belong to another controller.
         """
         self._config = config
         self._now = now
@@ -264,10 +264,10 @@ def warn_of_advertised(config: ControllerConfig) -> None:
 
 
 def check_advertised(config: ControllerConfig) -> None:
-    """Check that the certificate contains the names by which clients are told to connect.
+    """Check that the certificate contains the names by which clients connect.
 
     Raises:
-        ConfigError: a name is not in it, or the files are of no use.
+        ConfigError: a name is not in it, or the files are invalid.
     """
     if config.tls is None:
         return

@@ -114,7 +114,7 @@ def current_caller() -> Caller:
     """Return the caller of the call under way in this task.
 
     Raises:
-        LookupError: none was let in.
+        LookupError: no caller was admitted.
     """
     return _caller.get()
 
@@ -205,7 +205,7 @@ class Authenticator:
                 timer.cancel()
 
     def use_policy(self, policy: Policy) -> None:
-        """Judge by another policy from now on, and end the calls under way that it refuses."""
+        """Apply another policy from now on, and end the calls in flight that it rejects."""
         self._policy = policy
         self._recheck_calls()
 
@@ -220,7 +220,7 @@ class Authenticator:
         self.learn_keys = learn_keys
 
     def use_keys(self, keys: Mapping[str, IssuerKey]) -> None:
-        """Judge tokens by other keys from now on, and end the calls under way that they refuse."""
+        """Validate tokens by other keys, and end the calls in flight whose tokens fail."""
         assert self._tokens is not None
         self._tokens.use(keys)
         self._recheck_calls()

@@ -30,7 +30,7 @@ def _is_recovery(request: requests.WriteRequest) -> bool:
 
 
 def _is_compaction(request: requests.WriteRequest) -> bool:
-    """Whether a request compacts set objects of a node that does not do so itself."""
+    """Whether a request compacts stream set objects of a node that does not do so itself."""
     return (
         isinstance(request, requests.CommitStreamSetObject)
         and request.failover
@@ -48,7 +48,7 @@ class NodeBinding:
     """Judges requests by what the leader knows of the nodes they speak for."""
 
     def __init__(self, compacted_by: Callable[[int], int] = lambda _: NONE_ID) -> None:
-        """`compacted_by` returns the node assigned to compact another's set objects."""
+        """`compacted_by` returns the node assigned to compact another's SSOs."""
         self._compacted_by = compacted_by
 
     def assign_compactions_by(self, compacted_by: Callable[[int], int]) -> None:
@@ -82,7 +82,7 @@ class NodeBinding:
     ) -> None:
         is_compaction = _is_compaction(request)
         if is_compaction or _is_recovery(request):
-            # The owner's return ends every assignment: the map says that its epoch has grown.
+            # The owner's return ends every assignment: the metadata has its higher epoch.
             if node is not None and node.node_epoch > identity.node_epoch:
                 return
             if node is not None and held_to.node_id == self._assigned(node, is_compaction):

@@ -36,7 +36,7 @@ class Places:
         """
         if holder is not None and self._held[holder] >= per_holder:
             raise self._refusal(f"{holder} has", self._held[holder])
-        # After the own limit, so that a caller at its limit is told so, and not to wait for others.
+        # After the own limit: a caller at its limit learns that, and does not wait for others.
         if self._count >= in_all:
             raise self._refusal("callers have", self._count)
         key = holder or ""

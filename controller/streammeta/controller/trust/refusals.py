@@ -27,7 +27,7 @@ class UnknownKeyError(BadTokenError):
 
 
 class AccessDeniedError(ApiError):
-    """A caller lacks access. `needs` names the required roles."""
+    """A caller has no access. `needs` names the required roles."""
 
     def __init__(self, principal: str, needs: str, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class AccessDeniedError(ApiError):
 
 
 class RoleLacksCallError(AccessDeniedError):
-    """None of the caller's roles may make the call."""
+    """No role of the caller permits the call."""
 
     def __init__(self, principal: str, call: str, needs: str) -> None:
         super().__init__(principal, needs, f"{principal} may not call {call}: it needs {needs}")

@@ -27,7 +27,7 @@ class Reloading:
         self._asked.set()
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
@@ -37,5 +37,5 @@ class Reloading:
             for look in self._looks:
                 try:
                     await asyncio.to_thread(look)
-                except Exception as error:  # noqa: BLE001 - what is in use stays in use
+                except Exception as error:  # noqa: BLE001 - the files in use stay in use
                     _log.error("files_not_looked_at", exc_info=error)

@@ -62,7 +62,7 @@ def parse_keys(text: bytes, name: str) -> Mapping[str, IssuerKey]:
     `name` is the file or address of the set.
 
     Raises:
-        KeysError: it is no such set, has no key of use, or an id twice.
+        KeysError: it is not such a set, has no usable key, or an id twice.
     """
     try:
         found = parse_json(text)["keys"]
@@ -184,7 +184,7 @@ class TokenVerifier:
             claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key=key.public,
-                # The algorithms of the key, never that of the token, which its sender chose.
+                # The algorithms of the key, never the one of the token, which its sender chose.
                 algorithms=key.algorithms,
                 issuer=self._issuer,
                 audience=self._audience,

@@ -2,8 +2,8 @@
 
 A key is deleted only if all of these hold:
 
-- the bucket has the marker of the plan's cluster;
-- the key still has the plan's object, without records ahead of the metadata;
+- the bucket has the marker of the plan's cluster,
+- the key still has the plan's object, without records ahead of the metadata,
 - the cluster's leader says, just before, that its metadata issued the id and has forgotten it.
 
 The leader's audit log records the deletion first, and the undo records of a batch are on disk

@@ -53,7 +53,7 @@ class Engine(Protocol):
     def judge(self, draft: Path, rules: Rules, namespace: str) -> Mapping[Verdict, Tally]:
         """Join a draft's listing and metadata, write verdicts and candidates, and count verdicts.
 
-        Of several rows of a key, one counts, see `repeated_keys`.
+        One of several rows of a key counts, see `repeated_keys`.
         """
         ...
 

@@ -129,7 +129,7 @@ class SparkEngine:
         return self._spark.read.schema(columns).parquet(str(table))
 
     def _joined(self, draft: Path) -> DataFrame:
-        """Keys of ours with what the map knows, objects without a key, and all other rows."""
+        """Our keys with their facts in the metadata, objects without a key, and all other rows."""
         listing = self._read(draft / plan_folder.LISTING, LISTING_COLUMNS)
         of_map = self._read(draft / plan_folder.MAP, MAP_COLUMNS)
         both = _own_keys(listing).join(of_map, "object_id", "full_outer")

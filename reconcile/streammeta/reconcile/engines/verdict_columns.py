@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def judged_table(joined: DataFrame, rules: Rules, namespace: str) -> DataFrame:
-    """Return the rows of the report, without those of which there is nothing to report."""
+    """Return the rows of the report, without rows that need no report."""
     from pyspark.sql import functions as sql
 
     key = sql.coalesce("key", _key_of("object_id", namespace)).alias("key")

@@ -124,7 +124,7 @@ def _is_gzip(path: Path) -> bool:
 
 
 def _rename_columns(inventory: Inventory, batch: pa.RecordBatch) -> _Columns:
-    """Return the columns by their normalized names. Of two equivalent columns, the first counts."""
+    """Return the columns by their normalized names. The first of two equivalent columns counts."""
     found: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         common = column_name(name)

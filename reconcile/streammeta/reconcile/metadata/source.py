@@ -60,7 +60,7 @@ class MetadataSource(DataSource):
     Options:
 
     - `table`, and exactly one of the sources: `connect`, controllers as HOST:PORT,HOST:PORT, with
-      `copies`, a folder that all machines share; `checkpoint`, the path of a checkpoint file;
+      `copies`, a folder that all machines share, `checkpoint`, the path of a checkpoint file, or
       `export`, the folder of an export.
     - `columns`: the columns to read, by default all.
     - `reuse`: age in seconds up to which a copy is read again, so that the tables of a query are at

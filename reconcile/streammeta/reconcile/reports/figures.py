@@ -53,10 +53,10 @@ NO_NODE = -1
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Keys and bytes: orphans by step of age, objects of the map by node, other keys by prefix.
+    """Keys and bytes: orphans by step of age, known objects by node, other keys by prefix.
 
-    `by_prefix` counts the keys that are not the cluster's objects, by their first path segment;
-    `further` are those of prefixes that are not named. `examples` are the first keys of a verdict.
+    `by_prefix` counts the keys that are not the cluster's objects, by their first path segment.
+    `further` are the keys of unnamed prefixes. `examples` are the first keys of a verdict.
     """
 
     ages: tuple[Tally, ...]

@@ -226,7 +226,7 @@ class StreamPaths:
             if low < high:
                 yield Step(low, high, is_lost=True)
 
-    # ---- what is left ----
+    # ---- remaining objects ----
 
     def list_left(self, path: StreamPath) -> Iterator[LeftBehind]:
         """Yield all records outside the path, adjacent ones together."""

@@ -281,7 +281,7 @@ def _stands_alone(item: StreamObject, rules: GroupRules) -> bool:
 def is_worth_compacting(
     group: Sequence[StreamObject], kind: StreamCompaction, stream_start: int, rules: GroupRules
 ) -> bool:
-    """Return whether replacing a group by one object is a gain.
+    """Return whether replacing a group with one object is a gain.
 
     A single object stays unchanged, unless it is a composite with many trimmed bytes.
     """

@@ -361,8 +361,8 @@ class ObjectLog(ClosedAtExit):
             try:
                 if await self._slots.create(upload.key, upload.pieces):
                     # A created slot proves that no seal was in its place, unless a sweep removed
-                    # the seal. Within the lease no sweep can have done so; after it, the claim
-                    # tells, because a sweep removes the claim first.
+                    # the seal. Within the lease no sweep can have done so. After it, the claim
+                    # decides, because a sweep removes the claim first.
                     if self._lease.covers(self._clock()) or await self._has_claim():
                         self._complete(upload)
                     else:

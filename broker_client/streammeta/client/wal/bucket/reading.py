@@ -199,7 +199,7 @@ async def _find_needed(slots: SlotStore, name: LogName) -> _Needed | None:
     # The mark is read by key too: without it a recovered log looks damaged.
     if found.is_recovered or await slots.get(name.recovered_key) is not None:
         return None
-    # The newest slot knows most about the log: its header has what is needed and durable.
+    # The newest slot knows most about the log: its header lists the needed and the durable slots.
     last = found.sequences[-1] if found.sequences else 0
     newest = await _slot(slots, name, last)
     if newest is None:

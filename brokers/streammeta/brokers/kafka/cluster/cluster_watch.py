@@ -25,7 +25,7 @@ async def watch_cluster(client: StreamClient, keys: Keys, on_change: Callable[[]
     while True:
         try:
             async with client.watch(["node", "key"], key_prefixes=prefixes) as changes:
-                on_change()  # of what has changed before the watch
+                on_change()  # covers changes before the watch
                 async for _ in changes:
                     on_change()
         except BrokerClientError as error:

@@ -50,7 +50,7 @@ def offset_key(group: str, topic: str = "", partition: int | str = "") -> str:
 
 
 def fence_key(group: str) -> str:
-    """Return the key that fences former coordinators of a group. It is no other key's prefix."""
+    """Return the key that fences former coordinators of a group, not a prefix of another key."""
     return f"fence/{quote(group, safe='')}/"
 
 

@@ -2,7 +2,7 @@
 
 A coordinator takes a group over before it answers for the group. First it puts the group's fence,
 then it lists the offsets, and then it writes all of them again. After that a former coordinator
-can't commit any more:
+can no longer commit:
 
 - It knows outdated versions of the existing keys, so the controllers reject its puts.
 - A key that did not exist has no version. After creating one, a coordinator reads the fence, and

@@ -1,4 +1,4 @@
-"""Metrics of a broker, derived from its counters at each scrape; probes; their HTTP listener.
+"""Metrics of a broker, derived from its counters at each scrape, probes, and their HTTP listener.
 
 Serves `/metrics`, `/livez` and `/readyz` in plain text on a listener separate from Kafka's
 protocol. No page names a topic, a group or a client. A running broker is live. It is ready if it

@@ -1,7 +1,7 @@
 """A complete broker process: stream client, broker, groups and listener, started in order.
 
 A broker whose session expired and whose partitions have moved to others rejoins as a new process of
-its node, behind the same listener. A broker replaced by a newer process of its node ends.
+its node, with the same listener. A broker replaced by a newer process of its node ends.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ async def _run_incarnation(
     ready: asyncio.Future[None],
 ) -> Exception:
     """Serve as a new process of the node, and return the error that fenced it."""
-    # A fenced process may not upload any more, so closing the writer must not wait long.
+    # A fenced process may no longer upload, so closing the writer must not wait long.
     writer = WriterConfig(linger_s=config.linger_s, close_deadline_s=_WRITER_CLOSE_TIMEOUT_S)
     settings = StreamClientConfig(writer=writer, session_timeout_s=config.session_s)
     client = await StreamClient.open(

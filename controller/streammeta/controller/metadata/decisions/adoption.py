@@ -255,7 +255,8 @@ class Adoption:
     def _losses(self, ahead: _Ahead) -> Iterator[rec.Record]:
         """Yield the records that abandon gaps and uncovered offsets of replaced objects.
 
-        A node briefly owes them, one range per stream at a time. Its own list is restored after.
+        They are briefly pending uploads of a node, one range per stream at a time. Its list is
+        restored after.
         """
         node_id = self._nodes.lowest_id()
         lost = {

@@ -201,7 +201,7 @@ class ObjectQueries:
         fit = self.are_in_state(rows, ObjectState.COMMITTED)
         kinds = self._table["kind"][rows[fit]]
         fit[fit] = (kinds != _STREAM_SET) & (kinds != _NAMED)
-        # Such an object has exactly one range, so its first row tells the stream.
+        # Such an object has exactly one range, so its first row names the stream.
         streams, _, _ = self._ranges.columns(self._table["first_range"][rows[fit]])
         fit[fit] = streams == stream_id
         return fit
@@ -357,7 +357,7 @@ class ObjectQueries:
         """
         first = 0
         while first < len(self._table):
-            # Read anew each time, since the table may grow between two pieces.
+            # Read again each time, since the table may grow between two pieces.
             piece, table = slice(first, first + at_once), self._table
             rows = first + np.flatnonzero(table["state"][piece] == _COMMITTED)
             kinds = table["kind"][rows]

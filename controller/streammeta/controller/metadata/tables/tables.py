@@ -241,12 +241,12 @@ class Table:
             return
         for name, array in self._arrays.items():
             self._arrays[name] = grow_array(array, size, self._size)
-        # The old arrays do not change any more, so their views need no more saved pages.
+        # The old arrays no longer change, so their views need no more saved pages.
         self._views.clear()
 
     def _save_pages(self, names: Iterable[str], rows: Rows) -> None:
         pages = _pages_of(rows, self._size)
-        # A view that nobody refers to any more needs no pages.
+        # An unreferenced view needs no pages.
         views = [view for view in (weak() for weak in self._views) if view is not None]
         if len(views) < len(self._views):
             self._views = [ref(view) for view in views]

@@ -110,7 +110,7 @@ class TagIndex:
         if len(run) > RUN_ENTRIES:
             cut = len(run) // 2
             if position > cut and run[position - 1] >> _ID_BITS == entry >> _ID_BITS:
-                # Ids only grow, so later streams of a common tag follow this entry. A cut behind it
+                # Ids only grow, so later streams of a common tag follow this entry. A cut after it
                 # lets them fill the run.
                 cut = min(position + 1, len(run) - 1)
             self._runs.insert(number + 1, run[cut:])

@@ -21,7 +21,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 def new_registry(collector: Collector) -> CollectorRegistry:
-    """Return a registry of a collector's metrics and those of the process and the interpreter."""
+    """Return a registry of the metrics of a collector, the process and the interpreter."""
     # A `_created` series for each counter would double the number of series.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()

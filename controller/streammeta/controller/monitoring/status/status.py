@@ -294,7 +294,7 @@ def _silent(known: Knowledge, now_s: float) -> Iterator[Fields]:
 
 
 def _owes(node: NodeDescription) -> str:
-    """Return in words what is blocked by a broker, empty if nothing is."""
+    """Describe the work that a broker blocks, empty if there is none."""
     if node.recovered_by != NONE_ID:
         return f"broker {node.recovered_by} recovers its data"
     if node.pending_upload_count:

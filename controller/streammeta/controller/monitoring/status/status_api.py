@@ -102,7 +102,7 @@ class StatusApi:
             sampler=self._sampler,
             bucket=self._parts.bucket,
             view=self._parts.view,
-            # Called anew, because a snapshot may replace the metadata.
+            # Called each time, because a snapshot may replace the metadata.
             nodes=self._parts.cluster_metadata().nodes(),
             versions={
                 key: release.version for key, release in software.items() if release is not None
@@ -127,5 +127,5 @@ def _columns(window: Window) -> Fields:
 
 def json_page(document: Fields, code: int = 200) -> Page:
     """Return an answer with a document as JSON."""
-    # NaN is no JSON, and browsers would reject the whole document.
+    # JSON has no NaN, and browsers would reject the whole document.
     return Page(json.dumps(document, allow_nan=False).encode() + b"\n", code, JSON)

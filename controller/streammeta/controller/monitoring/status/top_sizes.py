@@ -38,7 +38,7 @@ Pieces: TypeAlias = Iterator[tuple[_Column, _Column, _Column]]
 class Sizes:
     """(id, bytes) of streams and (id, bytes, objects) of brokers, largest first.
 
-    Bytes of streams are those of stream objects, bytes of brokers those of stream set objects: the
+    Bytes of streams count stream objects, bytes of brokers count stream set objects: the
     metadata maps no other objects to brokers.
     """
 

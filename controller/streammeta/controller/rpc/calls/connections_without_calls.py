@@ -59,7 +59,7 @@ class UncalledConnections:
         return new
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             if new := self.look():

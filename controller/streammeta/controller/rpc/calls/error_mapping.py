@@ -85,7 +85,7 @@ async def abort(
 
     details = details_trailer(code, message, reason, metadata, retry_after_ms)
     await context.abort(code, message, details)
-    # gRPC raises in abort. This tells the type checker that the call ends here.
+    # gRPC raises in abort. For the type checker: the call ends here.
     raise AssertionError("abort returned")
 
 
@@ -270,7 +270,7 @@ def guarded(handler: UnaryHandler) -> UnaryHandler:
 def parsed(
     handler: Callable[[Any, Context], Awaitable[_Result]], parse: Callable[[bytes], Message]
 ) -> Callable[[bytes, Context], Awaitable[_Result]]:
-    """Wrap a handler: bytes that do not parse are refused as an invalid request."""
+    """Wrap a handler: reject bytes that do not parse as an invalid request."""
 
     async def call(data: bytes, context: Context) -> _Result:
         try:

@@ -1,4 +1,4 @@
-"""Messages of AdoptObjects as the map's requests and answers, which are in columns."""
+"""Messages of AdoptObjects as the metadata's requests and answers, which are in columns."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A packed column of `sfixed64` is encoded as the little-endian bytes of its rows. The messages of
 `columns.proto` hand those bytes out as they came, and an array is laid over them. Senders
 that don't pack their columns, and fields this version does not know, take the way over the messages
-of the contract. Hosts with another byte order are not supported: the map reads the same bytes.
+of the contract. Hosts with another byte order are not supported: the metadata reads the same bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ def parse_commit(data: bytes) -> pb.PackedCommitStreamSetObjectRequest:
     """Parse a CommitStreamSetObjectRequest with any encoding of its columns.
 
     Raises:
-        InvalidRequestError: the bytes are no such message.
+        InvalidRequestError: the bytes are not such a message.
     """
     message = _parse(pb.PackedCommitStreamSetObjectRequest, data)
     if not _is_unpacked(message):
@@ -55,7 +55,7 @@ def parse_batch(data: bytes) -> pb.PackedCommitPipelineRequest:
     """Parse a CommitBatchRequest with any encoding of its columns.
 
     Raises:
-        InvalidRequestError: the bytes are no such message.
+        InvalidRequestError: the bytes are not such a message.
     """
     message = _parse(pb.PackedCommitPipelineRequest, data)
     uploads = message.uploads if message.HasField("uploads") else None

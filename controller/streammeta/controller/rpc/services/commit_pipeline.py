@@ -215,7 +215,7 @@ class CommitPipeline:
                 try:
                     await context.write(answer)
                 finally:
-                    # Behind the answer, which its caller waits for; it is committed in any case.
+                    # After the answer, which its caller waits for. The commit is done in any case.
                     self._count(message, answered_at)
         finally:
             for task in tasks:
@@ -289,7 +289,7 @@ class CommitPipeline:
             if self._guard is not None:
                 self._guard.require(MemoryClass.COMMIT)
             await self._controller.turn()
-        except Exception as error:  # noqa: BLE001 - told to the next message
+        except Exception as error:  # noqa: BLE001 - reported to the next message
             return error
         return None
 
@@ -338,7 +338,7 @@ class CommitPipeline:
         for message in messages:
             try:
                 decided.append(await self._decide(message, held_to))
-            except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
+            except Exception as error:  # noqa: BLE001 - reported when its turn comes
                 decided.append(RejectedMessage(message.sequence, error))
                 break
         return decided
@@ -387,7 +387,7 @@ def _read(
         return PipelineMessage(
             sequence, commits, sum(map(count_rows, commits)), with_effects, trace
         )
-    except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
+    except Exception as error:  # noqa: BLE001 - reported when its turn comes
         return RejectedMessage(sequence, error)
 
 

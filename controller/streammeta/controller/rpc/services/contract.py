@@ -384,7 +384,7 @@ class MetadataHandlers:
             ):
                 await self._serve_snapshot(request, context, file)
         except SlowReaderError as error:
-            # A message that is stuck for good holds up the status behind it.
+            # A message that is stuck permanently delays the status after it.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(abort(context, error), _ABORT_PATIENCE_S)
         except Exception as error:  # noqa: BLE001 - every failure of a call is a status
@@ -398,7 +398,7 @@ class MetadataHandlers:
         async with gate.admitted(
             _class_of("MetadataService.GetSnapshot"), context.time_remaining()
         ):
-            # Before the hold: a rejected call must leave nothing behind in the log.
+            # Before the hold: a rejected call must not add anything to the log.
             await self._require_offset(request.not_before_offset)
             await self._hold_deletions(request)
             # After the hold, so that its entry is part of the snapshot.

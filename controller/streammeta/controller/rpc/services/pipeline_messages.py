@@ -37,7 +37,7 @@ class PipelineMessage(NamedTuple):
     @property
     def uploads(self) -> CommitUploads | None:
         """Its uploads, which come last."""
-        # Parsing puts uploads behind the commits, as the contract decides them last.
+        # Parsing puts uploads after the commits, as the contract decides them last.
         last = self.commits[-1] if self.commits else None
         return last if isinstance(last, CommitUploads) else None
 

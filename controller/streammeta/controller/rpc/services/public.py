@@ -1,4 +1,4 @@
-"""Handlers of health and reflection, gRPC's own services, behind the same call pipeline."""
+"""Handlers of health and reflection, gRPC's own services, in the same call pipeline."""
 
 from __future__ import annotations
 

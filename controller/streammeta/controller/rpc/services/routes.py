@@ -155,8 +155,8 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
             request, answer = ROUTES[method.name]
             constants = _CONSTANTS.get(method.name, {})
             given = {"cluster_id": cluster_id} if method.name == "CheckObjects" else {}
-            # The map reads the ids of the requests alone that it remembers; `deleting` is for the
-            # audit log.
+            # The metadata reads only the ids of requests that it remembers. `deleting` is for
+            # the audit log.
             unread = {"request_id", "deleting"} - {part.name for part in fields(request)}
             message = GetMessageClass(method.input_type)
             decode = conversion.reader(request, message, *unread, **constants)

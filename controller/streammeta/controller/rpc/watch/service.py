@@ -186,7 +186,7 @@ class Fanout:
             if loop.time() - began >= TURN_S:
                 break
 
-        # The watches served now go on in the next turn of the event loop, before this call.
+        # The watches served now continue in the next turn of the event loop, before this call.
         loop.call_soon(self._pause, began, 0.0 if has_room else PAUSE_S_MAX)
 
     def _pause(self, began: float, at_least_s: float) -> None:
@@ -338,7 +338,7 @@ class WatchHandler:
             ):
                 await self._follow(follower, context)
         except WatcherTooSlowError as error:
-            # A message that is stuck for good holds up the status behind it.
+            # A message that is stuck permanently delays the status after it.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(abort(context, error), ABORT_PATIENCE_S)
         except Exception as error:  # noqa: BLE001 - every failure of a call is a status

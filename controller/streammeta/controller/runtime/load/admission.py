@@ -125,7 +125,7 @@ class Admission:
             raise TimeoutError("the call's deadline had passed when it arrived")
 
         ticket, queue = Ticket(kind, deadline_ms), self._waiting[kind]
-        # Behind waiting calls of its class, or an overload would starve the oldest.
+        # After waiting calls of its class, or an overload would starve the oldest.
         if not queue and self._has_room(kind):
             self._start(ticket)
             return ticket
@@ -206,7 +206,7 @@ class Gate:
             if kind in _PATIENT:
                 for _ in range(ROUNDS_BEFORE_SCAN):
                     await asyncio.sleep(0)
-        # Also on cancellation, or the slot would be lost for good.
+        # Also on cancellation, or the slot would never be free again.
         except BaseException:
             self.leave(ticket)
             raise
@@ -305,7 +305,7 @@ class TurnBudget:
             self._left -= cost
             self._schedule()
             return
-        # In order, also behind cheaper work, so that large messages are not starved.
+        # In order, also after cheaper work, so that large messages are not starved.
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((cost, granted))
         await granted

@@ -84,7 +84,7 @@ class FlushPlace:
         self.record_flush(took_s)
         if took_s < SLOW_S:
             return
-        # The loop has flushed long enough without a stall, so an earlier one counts no more.
+        # The loop has flushed long enough without a stall, so earlier ones are forgotten.
         has_recovered = now - self._thread_until > self._backoff_s
         longer_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
         self._backoff_s = FIRST_BACKOFF_S if has_recovered else longer_s

@@ -110,7 +110,7 @@ class _Sections(Mapping[str, Any]):
 class _TableBuffers(ColumnBuffers):
     """Columns that the metadata's tables use as their own memory.
 
-    The columns of `ranges` named here are compared with those of `streams` and discarded. Most
+    The columns of `ranges` named here are compared with columns of `streams` and discarded. Most
     streams have one range, and then both are equal.
     """
 

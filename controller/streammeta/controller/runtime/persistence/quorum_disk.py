@@ -144,7 +144,7 @@ class DiskWorker:
             try:
                 self._carry_out(item)
             except DiskFullError as error:
-                # What was written before the disk filled up becomes durable and is acknowledged.
+                # Data written before the disk filled up becomes durable and is acknowledged.
                 self._flush()
                 reports = self._take_reports()
                 # Votes and reads must continue on a full disk, or the node would be lost to the
@@ -448,14 +448,14 @@ class JournalThread:
             while item is not None:
                 given.append(item)
                 item = self._queue.get_nowait()
-            # None was the last item. The work before it is still done.
+            # `None` is the last item. The work before it is still done.
             self._is_ending = True
         return None if self._is_ending and not given else given
 
     def _carry_out(self, work: Sequence[Work], given: int) -> _Round:
         began = time.monotonic()
         is_due = began >= self._retry_at
-        # Work behind a full disk keeps its order. Only independent work is served meanwhile.
+        # Work that waits for space keeps its order. Only independent work is served meanwhile.
         if self._waiting and not is_due:
             served = self._worker.serve(work)
             self._waiting += served.left

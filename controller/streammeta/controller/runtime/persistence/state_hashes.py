@@ -64,7 +64,7 @@ class RollingHash:
         """Add the entry at `offset`."""
         # The previous value allows an undo without hashing the log again.
         self._before.append((offset, self.value))
-        # A hash of a part of the log would look like that of another history.
+        # A hash of a part of the log would look like another history.
         if self.value != UNKNOWN_LOG_HASH:
             entry = _ENTRY.pack(offset, len(payload), google_crc32c.value(payload))
             self.value = blake2b(self.value + entry, digest_size=LOG_HASH_BYTES).digest()

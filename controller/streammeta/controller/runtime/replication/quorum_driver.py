@@ -274,7 +274,7 @@ class QuorumDriver:
             NotLeaderError: this node does not lead, or is transferring leadership.
             RecordTooLargeError: a payload is larger than the batch limit.
             UncommittedLogFullError: too many bytes wait for a majority.
-            NoDiskSpaceError: this node's disk, or those of a majority, are full.
+            NoDiskSpaceError: this node's disk, or a majority of disks, is full.
             InvariantError: the first payload would not get `required_base_offset`.
         """
         self._require_leadership()

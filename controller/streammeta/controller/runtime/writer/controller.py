@@ -80,7 +80,7 @@ SESSION_READ_TIMEOUT_MS = 5_000
 
 
 class _ReadAgainError(Exception):
-    """The state behind a read was undone, or may stay uncommitted for long: retry the read."""
+    """The state of a read was undone, or may stay uncommitted for long: retry the read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class MetadataController:
 
         # The wait begins now, so that no loss of leadership can go unnoticed by the caller.
         if not is_proven and end_offset > self._committed_end:
-            log.require_disk_space()  # else the state behind the answer may not commit for long
+            log.require_disk_space()  # else the state of the answer may not commit for long
         waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
         return Submission(answers, end_offset, waiting, log, lease, is_proven=is_proven)
 
@@ -467,7 +467,7 @@ class MetadataController:
 
     def _advance(self, high_watermark: int) -> None:
         self._committed_end = high_watermark
-        # A committed entry can't be undone any more.
+        # A committed entry can no longer be undone.
         while self._uncommitted and self._uncommitted[0][0] < high_watermark:
             self._uncommitted.popleft()
         self._answers.release(high_watermark)

@@ -55,7 +55,7 @@ class GroupCommitDelay:
     def start_batch(self) -> None:
         """Record that a batch begins with the waiting messages."""
         self._began_at = asyncio.get_running_loop().time()
-        # The peak is counted anew for each batch, so that it follows a changing load.
+        # The peak is counted again for each batch, so that it follows a changing load.
         self._most = self._unanswered
         self._was_crowded, self._is_crowded = self._is_crowded, False
 

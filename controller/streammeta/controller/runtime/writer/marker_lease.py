@@ -117,10 +117,10 @@ class MarkerLease:
     def _error(self) -> ApiError:
         if self._refusal is not None:
             return self._refusal
-        # A wrong bucket does not get right by waiting, so callers are not told to retry.
+        # A wrong bucket does not get right by waiting, so callers should not retry.
         if isinstance(self._failure, BucketRejectedError):
             return self._failure
-        # The age tells operators how long the bucket has been unreachable.
+        # The age shows operators how long the bucket has been unreachable.
         age_ms = None if self._proven_ms is None else self.now_ms() - self._proven_ms
         return MarkerUnseenError(age_ms, self._failure)
 

@@ -1,4 +1,4 @@
-"""Anchors of audit logs: ends of their chains, kept as keys in the map that a majority has.
+"""Anchors of audit logs: ends of their chains, kept as keys in the metadata of a majority.
 
 Whoever cuts the end of an audit log can't change them: no caller writes to their namespace. Pure.
 """

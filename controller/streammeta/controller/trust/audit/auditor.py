@@ -1,7 +1,7 @@
 """Auditor: makes audit lines of calls, by the rule of each, and of what happens to the process.
 
 Each call has a record, which the parts of its way fill: the caller, the parsed request, the status
-that ended it, the offset of its answer. Decides with `AuditFailure` which calls are refused while
+that ended it, the offset of its answer. Decides with `AuditFailure` which calls to reject while
 lines can't be written. Knows no handler and no gRPC.
 """
 

@@ -86,7 +86,7 @@ def verify(
     by_node: dict[int, list[tuple[float, AuditFileLines]]] = {}
     begun: list[AuditFileLines] = []
     for file in files:
-        # A file may begin with a torn line, so the first readable line tells whose it is.
+        # A file may begin with a torn line, so the first readable line names its owner.
         begins = next(filter(None, map(parse, file.lines)), None)
         if begins is not None:
             by_node.setdefault(begins.get("node", -1), []).append((begins["seq"], file))

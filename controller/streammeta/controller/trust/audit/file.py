@@ -124,7 +124,7 @@ class AuditFile:
         # A rename that succeeded is not repeated when opening the new file failed.
         if not self._is_renamed:
             self._file.sync()
-            # Nothing is there to rename if another program has just done so.
+            # There is nothing to rename if another program has just done so.
             with contextlib.suppress(FileNotFoundError):
                 self._files.rename(self._path, _full_file(self._path, self._chain.seq))
             self._is_renamed = True

@@ -27,7 +27,7 @@ _DIGEST_BYTES = 16
 
 
 def refusals(answer: Message | None) -> tuple[str, int]:
-    """Return the first error in an answer by its name, and how many items were refused."""
+    """Return the first error in an answer by its name, and the number of rejected items."""
     errors = [error for error in _errors(answer) if error] if answer is not None else []
     if not errors:
         return "", 0

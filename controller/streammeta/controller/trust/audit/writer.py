@@ -143,9 +143,9 @@ class AuditWriter:
         return bool(self._queue or self._taken or self._wants_reopening or self._is_unsynced)
 
     def _wait(self) -> bool:
-        """Wait for work, or until what failed is to be tried again; take what is queued.
+        """Wait for work, or until failed lines are due again, and take the queued lines.
 
-        Returns True if what is left is to be tried once.
+        Returns True if the remaining lines are to be tried once.
         """
         with self._changed:
             while not self._is_stopping:
@@ -195,7 +195,7 @@ class AuditWriter:
         if not self.failure:
             _log.error("audit_log_failed", error=str(error))
         self.failure = f"the audit log can't be written: {error}"
-        # They are on no disk; what they say is kept and written when that is possible again.
+        # They are on no disk. Keep and write their content when that is possible again.
         waiting = [queued.durable for queued in self._taken if queued.durable is not None]
         _settle([*self._unsynced, *waiting], error)
         self._unsynced = []
