@@ -75,7 +75,7 @@ def test_table_views_and_undo_over_random_writes(seed: int) -> None:
         assert np.array_equal(view.column("b"), b), f"seed {seed}"
 
 
-_MODULES = sorted(Path(metadata.__path__[0]).glob("*.py"))
+_MODULES = sorted(Path(metadata.__path__[0]).rglob("*.py"))
 _MANAGERS = ("_streams", "_objects", "_nodes", "_kvs", "_bucket_claim", "_upkeep", "_repeats")
 
 

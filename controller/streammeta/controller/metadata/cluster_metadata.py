@@ -275,7 +275,7 @@ class ClusterMetadata:
             "nodes": len(self._nodes),
             "kv_keys": len(self._kvs),
             "kv_bytes": self._kvs.nbytes,
-            "tag_bytes": self._streams.tags.characters,
+            "tag_bytes": self._streams.tag_characters,
         }
 
     def ranges_of_streams(self) -> npt.NDArray[np.int32]:

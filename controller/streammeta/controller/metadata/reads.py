@@ -276,7 +276,7 @@ class Reads:
     def find_streams(self, request: requests.FindStreams) -> answers.FindStreamsAnswer:
         """Return one page of the streams that have all tags of the request."""
         page = request.page
-        found, after = self._streams.tags.page(request.tags, first_id(page), page_size(page))
+        found, after = self._streams.find_by_tags(request.tags, first_id(page), page_size(page))
         described, following = budget.take_fitting(
             self._describe_streams(found), budget.stream_bytes
         )
@@ -314,7 +314,7 @@ class Reads:
                 end_offset=head.end_offset,
                 state=StreamState(head.state),
                 node_id=head.node_id,
-                tags=streams.tags.of_stream(stream_id),
+                tags=streams.tags_of(stream_id),
                 ranges=streams.ranges(stream_id) if with_ranges else (),
                 stream_objects=self._stream_objects(stream_id) if with_objects else (),
                 pending_uploads=tuple(pending.get(stream_id, ())),

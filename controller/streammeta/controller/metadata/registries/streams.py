@@ -44,6 +44,7 @@ from streammeta.controller.metadata.tables.values import (
     Int64Column,
     Mask,
     StreamState,
+    Tags,
     page_of_rows,
 )
 from streammeta.controller.records import record as rec
@@ -88,7 +89,7 @@ class Streams:
         self._live = 0
         self._past = PastRanges()
         self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
-        self.tags = StreamTags()
+        self._tags = StreamTags()
 
     # ---- reading ----
 
@@ -100,6 +101,19 @@ class Streams:
     def nbytes(self) -> int:
         """Bytes allocated for rows and ranges, without tags."""
         return self._table.nbytes + self._past.nbytes
+
+    @property
+    def tag_characters(self) -> int:
+        """Number of characters in all tags."""
+        return self._tags.characters
+
+    def tags_of(self, stream_id: int) -> Tags:
+        """Return a stream's tags, sorted by key."""
+        return self._tags.of_stream(stream_id)
+
+    def find_by_tags(self, tags: Tags, first: int, size: int) -> tuple[Int64Column, int]:
+        """Return the streams with all these tags, as `StreamTags.page`."""
+        return self._tags.page(tags, first, size)
 
     def live_count(self) -> int:
         """Return the number of existing streams."""
@@ -184,7 +198,7 @@ class Streams:
         return StreamsView(
             rows=self._table.view(),
             past_ranges=self._past.view(),
-            tags=self.tags.view(),
+            tags=self._tags.view(),
             pending=self._pending.in_order(),
             lost=self._lost.spans,
             requests=self._requests.view(),
@@ -336,7 +350,7 @@ class Streams:
         self._table.write("state", rows, StreamState.CLOSED)
         undo.assign(self, "_live", self._live + record.count)
         for stream_id, tags in enumerate(record.tags, first):
-            self.tags.set(stream_id, tags, undo)
+            self._tags.set(stream_id, tags, undo)
 
         key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
         digest = digest_of_tags(record.tags)
@@ -359,8 +373,8 @@ class Streams:
 
         for stream_id, tags in zip(rows.tolist(), record.tags, strict=False):
             # Tags are set once, by the first owner that sends any.
-            if stream_id not in self.tags:
-                self.tags.set(stream_id, tags, undo)
+            if stream_id not in self._tags:
+                self._tags.set(stream_id, tags, undo)
 
     def _end_ranges(self, rows: Int64Column, undo: Undo) -> None:
         if not len(rows):
@@ -463,7 +477,7 @@ class Streams:
             head = int(self._table["past_head"][stream_id])
             # The rows of past ranges are reused, so none may refer to the stream.
             self._past.remove(head, set(self._past.chain(head)), undo)
-            self.tags.drop(stream_id, undo)
+            self._tags.drop(stream_id, undo)
 
         self._objects.drop_streams(rows, undo)
         for name in (*STREAM_COLUMNS, "past_head"):
@@ -519,7 +533,7 @@ class Streams:
         for rows in windows(next_stream_id):
             self._open_counts.count(full["node_id"][rows][full["state"][rows] == _OPENED])
 
-        self.tags.load(tags)
+        self._tags.load(tags)
 
     def load_other(
         self,
