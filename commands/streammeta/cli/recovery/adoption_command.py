@@ -387,7 +387,8 @@ def _backed_up(client: ControllerClient, address: str) -> int:
     cluster = describe_restored(client)
     deadline = time.monotonic() + BACKUP_WAIT_S
     end_offset = 0
-    while end_offset < cluster.high_watermark:
+    # Absent in the answer of a controller that has just started, and 0 would end the wait.
+    while not cluster.HasField("high_watermark") or end_offset < cluster.high_watermark:
         if time.monotonic() > deadline:
             raise CommandError(
                 "NO_BACKUP",
@@ -397,6 +398,8 @@ def _backed_up(client: ControllerClient, address: str) -> int:
                 "--backup-store",
             )
         end_offset = _end_of_backup(address, cluster, newest_file)
+        if not cluster.HasField("high_watermark"):
+            cluster = describe_restored(client)
     # Done only once the new backup is proven to be readable.
     with open_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
         if verify(archive.inventory(), archive, is_all=False).damages:

@@ -219,6 +219,13 @@ def status_command(
         lambda channel: AdminServiceStub(channel).DescribeCluster,
         admin_pb2.DescribeClusterRequest(),
     )
+    # A controller that has just started does not know the end, and 0 would look like a full backup.
+    if not described.HasField("high_watermark"):
+        raise CommandError(
+            "UNKNOWN_END",
+            "the controller that answered does not know the committed end of the log yet",
+            "repeat the command",
+        )
     with open_backup(address, described.cluster_id, described.cluster_uuid) as archive:
         newest = newest_file(archive.inventory(), archive)
     end_offset, copied_ms = (0, 0) if newest is None else (newest.end_offset, newest.last_ms)
