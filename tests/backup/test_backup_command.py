@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,8 +12,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from streammeta.cli.recovery.backup_command import VERIFY_METRICS
 from streammeta.storage.cluster_files.backup_files import Folder
 from streammeta.storage.object_store.opening import open_object_store
+from streammeta.v1 import admin_pb2, admin_pb2_grpc
 from tests.backup.backup_world import FOLDER, Backup, random_log
+from tests.kit.grpc_servers import served_by_threads, unimplemented
 from tests.kit.real_cluster import streammeta
+
+
+class Controller(unimplemented(admin_pb2_grpc)):  # type: ignore[misc]
+    """A controller that knows the committed end, or has just started and does not."""
+
+    def __init__(self, end: int | None) -> None:
+        self._end = end
+
+    def DescribeCluster(self, request: object, context: object) -> object:  # noqa: N802
+        return admin_pb2.DescribeClusterResponse(
+            cluster_id=FOLDER.cluster_id, cluster_uuid=FOLDER.cluster_uuid, high_watermark=self._end
+        )
 
 
 @pytest.fixture
@@ -120,3 +135,14 @@ def test_a_wrong_address_is_the_callers(tmp_path: Path) -> None:
     assert "from: " in answer["error"]["message"]
     answer = streammeta("backup", "list", "--from", f"file://{tmp_path}/nowhere")
     assert (answer["exit_code"], answer["error"]["code"]) == (1, "STORAGE")
+
+
+def test_an_unknown_end_of_the_log_is_not_a_full_backup(backup: Backup, tmp_path: Path) -> None:
+    def status(end: int | None) -> dict[str, Any]:
+        with served_by_threads(Controller(end), admin_pb2_grpc) as endpoint:
+            words = ("--from", address(tmp_path), "--connect", endpoint)
+            return streammeta("backup", "status", *words)
+
+    assert status(backup.log.ends[-1])["lag_entries"] == 0
+    unknown = status(None)
+    assert (unknown["exit_code"], unknown["error"]["code"]) == (1, "UNKNOWN_END")

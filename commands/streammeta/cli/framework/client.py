@@ -19,6 +19,7 @@ from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.rpc.failures import Reason, RpcFailure
 from streammeta.rpc.leader_router import FailureKind
 from streammeta.tls.files import CallerFiles
+from streammeta.v1.admin_pb2 import DescribeClusterResponse
 
 DEADLINE_S = 10.0
 
@@ -179,6 +180,20 @@ def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str
     if leader in tried and tried[leader].reason != Reason.NOT_LEADER:
         claim += f", which is unreachable from here ({tried[leader].message})"
     return claim
+
+
+def committed_end(described: DescribeClusterResponse) -> int:
+    """Return the committed end of the log. Raises CallError if the answer does not contain it.
+
+    A controller that has just started does not know it, and 0 would look like an empty log.
+    """
+    if not described.HasField("high_watermark"):
+        raise CallError(
+            "UNKNOWN_END",
+            "the controller that answered does not know the committed end of the log yet",
+            "repeat the command",
+        )
+    return described.high_watermark
 
 
 Command = Callable[..., None]

@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import grpc
 
-from streammeta.cli.framework.client import CallError, ControllerClient
+from streammeta.cli.framework.client import CallError, ControllerClient, committed_end
 from streammeta.cli.framework.output import CommandError
 from streammeta.cli.recovery.backup_command import open_backup
 from streammeta.cli.recovery.restore_command import replay_backup
@@ -83,10 +83,11 @@ class MetadataSources:
         client = self._required_client("changes are")
         # Without an offset, begin at the leader's high watermark: only later changes are news.
         if from_offset is None:
-            from_offset = client.call(
+            described = client.call(
                 lambda channel: AdminServiceStub(channel).DescribeCluster,
                 admin_pb2.DescribeClusterRequest(),
-            ).high_watermark
+            )
+            from_offset = committed_end(described)
 
         next_offset = from_offset
         while True:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streammeta.cli.framework.client import Command, ControllerClient
+from streammeta.cli.framework.client import Command, ControllerClient, committed_end
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
 from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
@@ -219,24 +219,18 @@ def status_command(
         lambda channel: AdminServiceStub(channel).DescribeCluster,
         admin_pb2.DescribeClusterRequest(),
     )
-    # A controller that has just started does not know the end, and 0 would look like a full backup.
-    if not described.HasField("high_watermark"):
-        raise CommandError(
-            "UNKNOWN_END",
-            "the controller that answered does not know the committed end of the log yet",
-            "repeat the command",
-        )
+    committed = committed_end(described)
     with open_backup(address, described.cluster_id, described.cluster_uuid) as archive:
         newest = newest_file(archive.inventory(), archive)
     end_offset, copied_ms = (0, 0) if newest is None else (newest.end_offset, newest.last_ms)
     # The backup was read later, and may have passed the high watermark in the meantime.
-    lag = max(0, described.high_watermark - end_offset)
+    lag = max(0, committed - end_offset)
     # An old backup without missing entries is complete: nothing was committed since.
     lag_ms = max(0, time.time_ns() // 1_000_000 - copied_ms) if lag else 0
     output.summary(
         {
             "cluster_id": described.cluster_id,
-            "committed_end": described.high_watermark,
+            "committed_end": committed,
             "backup_end": end_offset,
             "lag_entries": lag,
             "lag_ms": lag_ms,
