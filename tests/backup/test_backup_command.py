@@ -6,28 +6,36 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streammeta.cli.recovery.backup_command import VERIFY_METRICS
 from streammeta.storage.cluster_files.backup_files import Folder
 from streammeta.storage.object_store.opening import open_object_store
-from streammeta.v1 import admin_pb2, admin_pb2_grpc
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2, quorum_pb2_grpc
 from tests.backup.backup_world import FOLDER, Backup, random_log
-from tests.kit.grpc_servers import served_by_threads, unimplemented
+from tests.kit.grpc_servers import abort, served_by_threads, unimplemented
 from tests.kit.real_cluster import streammeta
 
 
-class Controller(unimplemented(admin_pb2_grpc)):  # type: ignore[misc]
-    """A controller that knows the committed end, or has just started and does not."""
+class Controller(unimplemented(admin_pb2_grpc, quorum_pb2_grpc)):  # type: ignore[misc]
+    """A controller that knows entries up to `end`. It leads if `leader` is empty."""
 
-    def __init__(self, end: int | None) -> None:
+    def __init__(self, end: int, leader: str = "") -> None:
         self._end = end
+        self._leader = leader
 
     def DescribeCluster(self, request: object, context: object) -> object:  # noqa: N802
         return admin_pb2.DescribeClusterResponse(
             cluster_id=FOLDER.cluster_id, cluster_uuid=FOLDER.cluster_uuid, high_watermark=self._end
         )
+
+    def DescribeQuorum(self, request: Any, context: object) -> object:  # noqa: N802
+        if request.leader_only and self._leader:
+            hint = {"leader_endpoint": self._leader, "epoch": "1"}
+            abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "not the leader", hint)
+        return quorum_pb2.DescribeQuorumResponse(high_watermark=self._end)
 
 
 @pytest.fixture
@@ -137,12 +145,12 @@ def test_a_wrong_address_is_the_callers(tmp_path: Path) -> None:
     assert (answer["exit_code"], answer["error"]["code"]) == (1, "STORAGE")
 
 
-def test_an_unknown_end_of_the_log_is_not_a_full_backup(backup: Backup, tmp_path: Path) -> None:
-    def status(end: int | None) -> dict[str, Any]:
-        with served_by_threads(Controller(end), admin_pb2_grpc) as endpoint:
-            words = ("--from", address(tmp_path), "--connect", endpoint)
-            return streammeta("backup", "status", *words)
-
-    assert status(backup.log.ends[-1])["lag_entries"] == 0
-    unknown = status(None)
-    assert (unknown["exit_code"], unknown["error"]["code"]) == (1, "UNKNOWN_END")
+def test_the_lag_is_measured_from_the_leaders_end(backup: Backup, tmp_path: Path) -> None:
+    end = backup.log.ends[-1]
+    with (
+        served_by_threads(Controller(end + 1), admin_pb2_grpc, quorum_pb2_grpc) as leader,
+        served_by_threads(Controller(end, leader), admin_pb2_grpc, quorum_pb2_grpc) as follower,
+    ):
+        words = ("--from", address(tmp_path), "--connect", follower)
+        status = streammeta("backup", "status", *words, "--lag-max", "365d")
+    assert (status["committed_end"], status["lag_entries"]) == (end + 1, 1)

@@ -19,7 +19,8 @@ from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.rpc.failures import Reason, RpcFailure
 from streammeta.rpc.leader_router import FailureKind
 from streammeta.tls.files import CallerFiles
-from streammeta.v1.admin_pb2 import DescribeClusterResponse
+from streammeta.v1.quorum_pb2 import DescribeQuorumRequest, DescribeQuorumResponse
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 DEADLINE_S = 10.0
 
@@ -182,18 +183,16 @@ def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str
     return claim
 
 
-def committed_end(described: DescribeClusterResponse) -> int:
-    """Return the committed end of the log. Raises CallError if the answer does not contain it.
+def leaders_view(client: ControllerClient) -> DescribeQuorumResponse:
+    """Return the quorum as its leader sees it. Raises CallError.
 
-    A controller that has just started does not know it, and 0 would look like an empty log.
+    Its `high_watermark` is the committed end of the log. Other controllers lag behind it, and one
+    that has just started knows no end at all. A new leader answers once it has committed.
     """
-    if not described.HasField("high_watermark"):
-        raise CallError(
-            "UNKNOWN_END",
-            "the controller that answered does not know the committed end of the log yet",
-            "repeat the command",
-        )
-    return described.high_watermark
+    return client.call(
+        lambda channel: QuorumServiceStub(channel).DescribeQuorum,
+        DescribeQuorumRequest(leader_only=True),
+    )
 
 
 Command = Callable[..., None]

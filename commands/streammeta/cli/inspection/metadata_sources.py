@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import grpc
 
-from streammeta.cli.framework.client import CallError, ControllerClient, committed_end
+from streammeta.cli.framework.client import CallError, ControllerClient, leaders_view
 from streammeta.cli.framework.output import CommandError
 from streammeta.cli.recovery.backup_command import open_backup
 from streammeta.cli.recovery.restore_command import replay_backup
@@ -26,8 +26,7 @@ from streammeta.rpc.failures import read_failure
 from streammeta.shell.state import Change, MetadataCopy
 from streammeta.shell.tree import Directory
 from streammeta.storage.parsing import parse_json
-from streammeta.v1 import admin_pb2, metadata_pb2
-from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+from streammeta.v1 import metadata_pb2
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 
 LIVE = "live"
@@ -83,11 +82,7 @@ class MetadataSources:
         client = self._required_client("changes are")
         # Without an offset, begin at the leader's high watermark: only later changes are news.
         if from_offset is None:
-            described = client.call(
-                lambda channel: AdminServiceStub(channel).DescribeCluster,
-                admin_pb2.DescribeClusterRequest(),
-            )
-            from_offset = committed_end(described)
+            from_offset = leaders_view(client).high_watermark
 
         next_offset = from_offset
         while True:

@@ -19,13 +19,17 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from streammeta.cli.framework.client import CallError, ControllerClient, no_controller_error
+from streammeta.cli.framework.client import (
+    CallError,
+    ControllerClient,
+    leaders_view,
+    no_controller_error,
+)
 from streammeta.cli.framework.connecting import Endpoints, connecting, connection_options
 from streammeta.cli.framework.output import CommandError, Output, with_output
 from streammeta.cli.quorum.quorum_views import (
     QuorumViews,
     gather_views,
-    leaders_view,
     live_observers,
 )
 from streammeta.rpc.connections import operator_channel

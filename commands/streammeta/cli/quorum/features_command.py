@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from streammeta.cli.framework.client import Command, ControllerClient
+from streammeta.cli.framework.client import Command, ControllerClient, leaders_view
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Output, with_output
-from streammeta.cli.quorum.quorum_views import leaders_view
 from streammeta.controller.features import ADDED, BASE_LEVEL
 from streammeta.shell.documents import field_value
 from streammeta.v1 import admin_pb2

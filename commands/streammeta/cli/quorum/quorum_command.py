@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import click
 
-from streammeta.cli.framework.client import ControllerClient
+from streammeta.cli.framework.client import ControllerClient, leaders_view
 from streammeta.cli.framework.connecting import connection_options, with_client
 from streammeta.cli.framework.output import CommandError, Output, with_output
 from streammeta.cli.quorum.quorum_views import (
     QuorumViews,
     find_replica,
     gather_views,
-    leaders_view,
     live_observers,
     role_of,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from streammeta.cli.framework.client import ControllerClient, no_controller_error
+from streammeta.cli.framework.client import no_controller_error
 from streammeta.cli.framework.output import CommandError
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
@@ -88,14 +88,6 @@ def _ask(
     # Closing a channel cancels its calls, so this comes last.
     for channel in channels.values():
         channel.close()
-
-
-def leaders_view(client: ControllerClient) -> pb.DescribeQuorumResponse:
-    """Return the quorum as its leader sees it. Raises CallError."""
-    return client.call(
-        lambda channel: QuorumServiceStub(channel).DescribeQuorum,
-        pb.DescribeQuorumRequest(leader_only=True),
-    )
 
 
 def find_replica(

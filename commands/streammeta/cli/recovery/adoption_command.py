@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streammeta.cli.framework.client import ControllerClient, store_option
+from streammeta.cli.framework.client import ControllerClient, leaders_view, store_option
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Output, say_progress, with_output
 from streammeta.cli.recovery.backup_command import open_backup
@@ -383,23 +383,21 @@ def _backed_up(client: ControllerClient, address: str) -> int:
     """Wait until the backup contains the whole log, verify it, and return its end."""
     from streammeta.controller.backup.verification import newest_file, verify
 
-    # Asked again: the high watermark now includes the end of recovery mode.
     cluster = describe_restored(client)
+    # Asked after the change, so that it includes the end of recovery mode.
+    committed = leaders_view(client).high_watermark
     deadline = time.monotonic() + BACKUP_WAIT_S
     end_offset = 0
-    # Absent in the answer of a controller that has just started, and 0 would end the wait.
-    while not cluster.HasField("high_watermark") or end_offset < cluster.high_watermark:
+    while end_offset < committed:
         if time.monotonic() > deadline:
             raise CommandError(
                 "NO_BACKUP",
                 f"recovery mode is over, and the backup reaches {end_offset}, not "
-                f"{cluster.high_watermark}, after {BACKUP_WAIT_S:.0f} s",
+                f"{committed}, after {BACKUP_WAIT_S:.0f} s",
                 "see `backup_failed` in the leader's log, and start the controllers with "
                 "--backup-store",
             )
         end_offset = _end_of_backup(address, cluster, newest_file)
-        if not cluster.HasField("high_watermark"):
-            cluster = describe_restored(client)
     # Done only once the new backup is proven to be readable.
     with open_backup(address, cluster.cluster_id, cluster.cluster_uuid) as archive:
         if verify(archive.inventory(), archive, is_all=False).damages:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streammeta.cli.framework.client import Command, ControllerClient, committed_end
+from streammeta.cli.framework.client import Command, ControllerClient, leaders_view
 from streammeta.cli.framework.connecting import with_client
 from streammeta.cli.framework.output import CommandError, Duration, Output, with_output
 from streammeta.cli.recovery.snapshot_command import DOWNLOAD_TIMEOUT_S, download
@@ -219,7 +219,7 @@ def status_command(
         lambda channel: AdminServiceStub(channel).DescribeCluster,
         admin_pb2.DescribeClusterRequest(),
     )
-    committed = committed_end(described)
+    committed = leaders_view(client).high_watermark
     with open_backup(address, described.cluster_id, described.cluster_uuid) as archive:
         newest = newest_file(archive.inventory(), archive)
     end_offset, copied_ms = (0, 0) if newest is None else (newest.end_offset, newest.last_ms)
