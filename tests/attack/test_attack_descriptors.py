@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from streammeta.cli.framework.client import ControllerClient
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports, start_child
-from streammeta.controller.runtime.load import descriptors
+from streammeta.controller.process import operating_system
 from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
@@ -83,7 +83,7 @@ def test_a_controller_with_few_descriptors_writes_and_takes_snapshots_amid_a_flo
 class LimitedHttpCluster(LimitedCluster):
     """The same with a few more, since they serve HTTP too."""
 
-    limit = _LIMIT + descriptors.KEPT_FOR_HTTP
+    limit = _LIMIT + operating_system.DESCRIPTORS_FOR_HTTP
 
 
 @asynccontextmanager

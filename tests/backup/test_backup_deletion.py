@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.backup.chains import newest_chain
 from streammeta.controller.backup.replaying import replay
-from streammeta.controller.lifecycle import backup_gate
-from streammeta.controller.lifecycle.backup_gate import BackupWait
+from streammeta.controller.lifecycle import deletion_order
 from streammeta.controller.lifecycle.deletion import LONG_WAIT_MS, Deletion
+from streammeta.controller.lifecycle.deletion_order import BackupWait
 from streammeta.controller.metadata.api.requests import CheckObjects
 from streammeta.controller.metadata.tables.values import ObjectState
 from tests.backup.upload_world import FlakyStore, UploadWorld
@@ -171,7 +171,7 @@ def states_in_backup(world: UploadWorld, ids: Sequence[int]) -> set[ObjectState]
 
 
 def test_objects_wait_each_for_an_end_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup_gate, "WAITING_MAX", 3)
+    monkeypatch.setattr(deletion_order, "WAITING_MAX", 3)
     end = 10
     wait = BackupWait(lambda: end)
     assert wait.release_covered([1, 2], metadata_end=11, now_ms=100, choose=at_most(9)) == []

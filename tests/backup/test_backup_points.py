@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from streammeta.controller.backup.points import count_committed_by
+from streammeta.controller.backup.chains import count_committed_by
 from streammeta.storage.cluster_files.backup_files import FileName, SegmentManifest, SegmentName
 from tests.backup.backup_world import Backup, random_log
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from streammeta.cli.local.local_cluster import Child
 from streammeta.cli.root import cli
-from streammeta.controller.process.service_manager import ServiceManager
+from streammeta.controller.process.operating_system import ServiceManager
 from tests.kit.real_cluster import controller_command, format_data, start_python
 from tests.kit.tools import needs, path_of
 

@@ -14,8 +14,8 @@ from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
+from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.controller.runtime.writer.controller import MetadataController
-from streammeta.controller.runtime.writer.marker_lease import MarkerLease
 from tests.kit.clock import ManualClock
 
 

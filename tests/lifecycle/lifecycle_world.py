@@ -22,9 +22,8 @@ from streammeta.controller.metadata.tables.values import (
     StreamObjectColumns,
     column,
 )
+from streammeta.controller.runtime.writer.bucket_permits import MarkerLease, ObjectIdGate
 from streammeta.controller.runtime.writer.controller import MetadataController
-from streammeta.controller.runtime.writer.marker_lease import MarkerLease
-from streammeta.controller.runtime.writer.object_id_gate import ObjectIdGate
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from streammeta.controller.lifecycle import deletion as deletion_module
 from streammeta.controller.lifecycle.deletion import Deletion
-from streammeta.controller.lifecycle.deletion_pace import RETRY_PAUSES_MS
+from streammeta.controller.lifecycle.deletion_order import RETRY_PAUSES_MS
 from streammeta.controller.lifecycle.uncommitted import READERS
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.decisions.named_objects import NAMED_LEVEL

@@ -22,8 +22,8 @@ from streammeta.controller.lifecycle import bucket_claim as protocol
 from streammeta.controller.lifecycle.marker_watch import RECHECK_MS
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.answers import PrepareObjectsAnswer
-from streammeta.controller.runtime.writer import object_id_gate
-from streammeta.controller.runtime.writer.object_id_gate import ObjectIdGate
+from streammeta.controller.runtime.writer import bucket_permits
+from streammeta.controller.runtime.writer.bucket_permits import ObjectIdGate
 from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import ObjectInfo
@@ -94,13 +94,13 @@ async def world() -> Claiming:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_id_gate, "READY_WAIT_MS", 20_000)
+    monkeypatch.setattr(bucket_permits, "READY_WAIT_MS", 20_000)
 
 
 @pytest.fixture
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse requests for ids soon while the gate is neither open nor closed for good."""
-    monkeypatch.setattr(object_id_gate, "READY_WAIT_MS", 20)
+    monkeypatch.setattr(bucket_permits, "READY_WAIT_MS", 20)
 
 
 async def test_new_clusters_draw_a_uuid_mark_the_bucket_claim_and_issue(world: Claiming) -> None:

@@ -11,7 +11,7 @@ import pytest
 from streammeta.controller.errors import NotLeaderError
 from streammeta.controller.lifecycle import deletion as deletion_module
 from streammeta.controller.lifecycle.deletion import DELETE_BATCH_MAX, IN_FLIGHT_MAX, Deletion
-from streammeta.controller.lifecycle.deletion_pace import (
+from streammeta.controller.lifecycle.deletion_order import (
     HALVING_PAUSE_MS,
     RATE_MIN,
     RECOVERY_MS,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from streammeta.controller.lifecycle import inherited_ids
-from streammeta.controller.lifecycle.inherited_ids import KEPT_MS, InheritedIds
+from streammeta.controller.lifecycle import deletion_order
+from streammeta.controller.lifecycle.deletion_order import INHERITED_KEPT_MS, InheritedIds
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.decisions.named_objects import NAMED_LEVEL
 from tests.lifecycle.lifecycle_world import BROKER, World
@@ -46,7 +46,9 @@ async def test_bytes_that_are_no_object_stay_for_a_day_of_a_process_that_has_not
             await world.removal(gone, tick_ms=100)
             await world.until(lambda: deletion.describe().unproven == 2, "both", tick_ms=100)
 
-            world.clock.advance(KEPT_MS - (world.clock.monotonic_ms() - restarted_ms) - 10_000)
+            world.clock.advance(
+                INHERITED_KEPT_MS - (world.clock.monotonic_ms() - restarted_ms) - 10_000
+            )
             for _ in range(20):
                 world.clock.advance(100)
                 await asyncio.sleep(0.005)
@@ -100,11 +102,11 @@ async def test_a_commit_of_an_inherited_id_is_an_object_like_any_other(world: Wo
 async def test_ids_beyond_the_bound_are_not_remembered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inherited_ids, "IDS_MAX", 2)
+    monkeypatch.setattr(deletion_order, "INHERITED_IDS_MAX", 2)
     ids = await world.prepare(3)
     inherited = InheritedIds()
     assert inherited.is_over(0), "nothing is kept before the first takeover"
     inherited.note_takeover(world.controller.cluster_metadata, 5)
     assert [object_id in inherited for object_id in ids] == [True, True, False]
-    assert not inherited.is_over(5 + KEPT_MS - 1)
-    assert inherited.is_over(5 + KEPT_MS)
+    assert not inherited.is_over(5 + INHERITED_KEPT_MS - 1)
+    assert inherited.is_over(5 + INHERITED_KEPT_MS)

@@ -8,7 +8,7 @@ import pytest
 from streammeta.controller import errors
 from streammeta.controller.lifecycle.marker_watch import RECHECK_MS, MarkerWatch
 from streammeta.controller.metadata.decisions.maintenance import Claim
-from streammeta.controller.runtime.writer.marker_lease import MarkerLease
+from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.cluster_files.bucket_marker import (
     FENCE_WAIT_MS,

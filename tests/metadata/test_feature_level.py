@@ -13,7 +13,7 @@ from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.errors import NewerVersionError
 from streammeta.controller.metadata.api.requests import SetFeatureLevel
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
-from streammeta.controller.metadata.registries import feature_level
+from streammeta.controller.metadata.registries import cluster_modes
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata
 from streammeta.controller.metadata.sections.rules import SECTIONS as SECTION_RULES
 from streammeta.controller.records.record import FeatureLevelSet
@@ -45,7 +45,7 @@ def test_a_level_is_raised_once_and_undone_with_its_entry() -> None:
 def test_a_level_is_lowered_where_none_between_has_changed_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feature_level, "SUPPORTED", features.Levels(1, 6))
+    monkeypatch.setattr(cluster_modes, "SUPPORTED", features.Levels(1, 6))
     world = World()
     for level in (6, 4):
         world.map.apply(world.map.applied_end_offset, [FeatureLevelSet(level=level)])

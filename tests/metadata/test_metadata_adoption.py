@@ -9,8 +9,8 @@ import pytest
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, RecoveringError
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.registries.cluster_modes import ALLOWED
 from streammeta.controller.metadata.registries.object_directory import ObjectDirectory
-from streammeta.controller.metadata.registries.recovery import ALLOWED
 from streammeta.controller.metadata.tables.values import ObjectState, RangeColumns, column
 from tests.metadata.map_pair import recovering
 from tests.metadata.slow_model_adoption import WAITING

@@ -8,10 +8,8 @@ import pytest
 
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.registries import stream_tags
-from streammeta.controller.metadata.registries.stream_tags import StreamTags
-from streammeta.controller.metadata.tables import tag_index
+from streammeta.controller.metadata.registries.stream_tags import StreamTags, TagIndex
 from streammeta.controller.metadata.tables.tables import Undo
-from streammeta.controller.metadata.tables.tag_index import TagIndex
 from streammeta.controller.metadata.tables.values import PageRequest, Tags
 from tests.metadata.small_world import NODE, World
 
@@ -45,10 +43,10 @@ def test_look_ups_equal_a_scan_after_random_changes(
     seed: int, checksum: Callable[[str, str], int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Short runs are split, emptied and filled again many times.
-    monkeypatch.setattr(tag_index, "RUN_ENTRIES", 8)
-    monkeypatch.setattr(tag_index, "_LOADED_ENTRIES", 7)
+    monkeypatch.setattr(stream_tags, "RUN_ENTRIES", 8)
+    monkeypatch.setattr(stream_tags, "_LOADED_ENTRIES", 7)
     if checksum is not None:
-        monkeypatch.setattr(tag_index, "_checksum", checksum)
+        monkeypatch.setattr(stream_tags, "_checksum", checksum)
     rng = random.Random(seed)
     tags, model = StreamTags(), dict[int, Tags]()
 
@@ -110,7 +108,7 @@ def test_the_runs_of_a_common_tag_are_full() -> None:
         index.add(stream_id, ("partition", str(stream_id)))
     for stream_id in range(500, 20_500):
         index.add(stream_id, TOPIC)
-    assert len(index._runs) < 1.05 * 20_500 / tag_index.RUN_ENTRIES + 2
+    assert len(index._runs) < 1.05 * 20_500 / stream_tags.RUN_ENTRIES + 2
 
 
 def test_a_dropped_stream_leaves_no_entry() -> None:

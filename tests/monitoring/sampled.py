@@ -13,16 +13,19 @@ from streammeta.controller.lifecycle.broker_sessions import NodeState
 from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.api.answers import MetadataSize
 from streammeta.controller.monitoring.history.loop_lag import LoopLag
-from streammeta.controller.monitoring.metrics.exposition import new_registry
-from streammeta.controller.monitoring.metrics.metrics import ControllerCollector, Sources
-from streammeta.controller.monitoring.metrics.reconcile_runs import ReportedRuns
+from streammeta.controller.monitoring.metrics.families import new_registry
+from streammeta.controller.monitoring.metrics.metrics import (
+    ControllerCollector,
+    ReportedRuns,
+    Sources,
+)
 from streammeta.controller.monitoring.metrics.work_metrics import Leaderships, WorkSources
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.calls.tally import RequestTally
 from streammeta.controller.runtime.load.admission import Admission
 from streammeta.controller.runtime.persistence.checkpointer import CheckpointTally
 from streammeta.controller.runtime.replication.operations import ReplicaDescription
-from streammeta.controller.runtime.writer.commit_tally import CommitTally
+from streammeta.controller.runtime.writer.submission import CommitTally
 from streammeta.controller.timings import Times
 from streammeta.controller.tls.manager import CertificateState
 from streammeta.controller.trust.audit.writer import AuditWriter

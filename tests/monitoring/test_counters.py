@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streammeta.controller.rpc.calls import error_mapping
-from streammeta.controller.runtime.writer.commit_tally import CommitTally
+from streammeta.controller.runtime.writer.submission import CommitTally
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.server.rpc_server import NODE, serving
 

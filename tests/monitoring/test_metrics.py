@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.monitoring.history.loop_lag import INTERVAL_S, LoopLag
-from streammeta.controller.monitoring.metrics.exposition import Exposition
+from streammeta.controller.monitoring.metrics.families import Exposition
 from streammeta.controller.quorum import roles
 from streammeta.controller.rpc.calls.tally import RequestTally
 from streammeta.controller.trust.audit.file import AuditFile

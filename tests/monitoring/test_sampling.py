@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 
 from streammeta.controller.monitoring.history.sampling import SERIES, Sampler, voter_lag
-from streammeta.controller.monitoring.http.response_cache import ResponseCache
-from streammeta.controller.monitoring.status import top_sizes
-from streammeta.controller.monitoring.status.top_sizes import Pieces, Sizes, Sums, TopSizes
-from streammeta.controller.monitoring.status.top_streams import TopStreams, largest
-from streammeta.controller.runtime.writer.commit_tally import CommitTally
+from streammeta.controller.monitoring.http.http_listener import ResponseCache
+from streammeta.controller.monitoring.status import largest as largest_things
+from streammeta.controller.monitoring.status.largest import (
+    Pieces,
+    Sizes,
+    Sums,
+    TopSizes,
+    TopStreams,
+    largest,
+)
+from streammeta.controller.runtime.writer.submission import CommitTally
 from streammeta.controller.timings import quantile_s
 from tests.monitoring.sampled import LEADING, SOURCES
 from tests.monitoring.test_probes import QUORUM
@@ -148,7 +154,7 @@ def test_bytes_are_summed_by_stream_and_by_broker_exactly() -> None:
 async def test_a_long_look_holds_up_neither_questions_nor_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(top_sizes, "WAIT_S", 0.001)
+    monkeypatch.setattr(largest_things, "WAIT_S", 0.001)
     looks, given, is_ending = 0, 0, False
 
     def pieces(_: int) -> Pieces:
@@ -164,7 +170,7 @@ async def test_a_long_look_holds_up_neither_questions_nor_the_event_loop(
     assert await top.known() == Sizes(), "nothing is known yet"
     assert given > before, "the look goes on meanwhile"
     is_ending = True
-    monkeypatch.setattr(top_sizes, "WAIT_S", 20)
+    monkeypatch.setattr(largest_things, "WAIT_S", 20)
     known = await top.known()
     assert (looks, known.nodes) == (1, ((7, 10 * given, given),))
     assert await top.known() == known

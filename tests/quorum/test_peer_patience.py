@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from streammeta.controller.peers import server as peer_server
+from streammeta.controller.peers.connection import Patience
 from streammeta.controller.peers.frames import (
     CONTROL_REQUESTS,
     HELLO_ONLY,
@@ -13,7 +14,6 @@ from streammeta.controller.peers.frames import (
     seal,
 )
 from streammeta.controller.peers.hello import HelloAnswer
-from streammeta.controller.peers.patience import Patience
 from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.wire import decode_request
 from streammeta.controller.tls.peer_contexts import PeerTls

@@ -8,9 +8,8 @@ import pytest
 
 from streammeta.controller.ids import DirectoryId, NodeId
 from streammeta.controller.peers import server as peer_server
-from streammeta.controller.peers.addresses import PeerAddresses
+from streammeta.controller.peers.addresses import PeerAddresses, VoterHosts
 from streammeta.controller.peers.server import PeerServer
-from streammeta.controller.peers.voter_hosts import VoterHosts
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import Endpoints
 from tests.quorum.fake_replica import FakeReplica

@@ -6,7 +6,7 @@ import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.quorum.log_view import LostEntries
-from streammeta.controller.quorum.pending_writes import PendingWrites
+from streammeta.controller.quorum.pending import PendingWrites
 from streammeta.controller.quorum.replica import Replica
 from tests.quorum.core_harness import Lone
 

@@ -13,8 +13,8 @@ from streammeta.controller.journal.errors import WrongDirectoryError
 from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.recover.applying import Application
-from streammeta.controller.recover.errors import RecoveryError
 from streammeta.controller.recover.planning import RecoveryPlan
+from streammeta.controller.recover.report import RecoveryError
 from streammeta.controller.recover.survivor import read_survivor
 from streammeta.controller.runtime.persistence.metadata_checkpoint import read_metadata
 from tests.kit.crash_disk import CrashDisk, crashes

@@ -13,9 +13,8 @@ import pytest
 
 from streammeta.controller.backup.restoring import EPOCH_JUMP
 from streammeta.controller.quorum.recovered_log import ERA_OFFSETS, era_of
-from streammeta.controller.recover.errors import RecoveryError
 from streammeta.controller.recover.planning import choose_survivor, plan_recovery
-from streammeta.controller.recover.report import Report, voters_of, voters_text
+from streammeta.controller.recover.report import RecoveryError, Report, voters_of, voters_text
 from tests.recover.recover_world import MADE, NEW_DISK, NEW_UUID, report, voters
 
 

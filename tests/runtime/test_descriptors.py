@@ -6,8 +6,8 @@ import pytest
 
 from streammeta.controller.monitoring.http import http_listener
 from streammeta.controller.peers import server as peers
-from streammeta.controller.runtime.load import descriptors
-from streammeta.controller.runtime.load.descriptors import connections_within, raise_limit
+from streammeta.controller.process import operating_system
+from streammeta.controller.process.operating_system import connections_within, raise_limit
 from streammeta.tls import listener
 
 
@@ -33,20 +33,22 @@ def test_the_limit_is_raised_to_what_may_be(
 
 def test_connections_leave_room_for_the_log_and_the_peers() -> None:
     assert connections_within(1 << 20, 4_096, 1) == 4_096
-    assert connections_within(1_024, 4_096, 1) == 1_024 - descriptors.KEPT
-    assert connections_within(1_024, 4_096, 2) == (1_024 - descriptors.KEPT) // 2
-    assert connections_within(64, 4_096, 1) == descriptors.CONNECTIONS_MIN
+    assert connections_within(1_024, 4_096, 1) == 1_024 - operating_system.DESCRIPTORS_KEPT
+    assert connections_within(1_024, 4_096, 2) == (1_024 - operating_system.DESCRIPTORS_KEPT) // 2
+    assert connections_within(64, 4_096, 1) == operating_system.CONNECTIONS_MIN
 
 
 def test_connections_leave_room_for_those_of_http_too() -> None:
-    kept = descriptors.KEPT + descriptors.KEPT_FOR_HTTP
+    kept = operating_system.DESCRIPTORS_KEPT + operating_system.DESCRIPTORS_FOR_HTTP
     assert connections_within(1_024, 4_096, 1, serves_http=True) == 1_024 - kept
     assert connections_within(1 << 20, 4_096, 1, serves_http=True) == 4_096
-    assert connections_within(300, 4_096, 1, serves_http=True) == descriptors.CONNECTIONS_MIN
+    assert connections_within(300, 4_096, 1, serves_http=True) == operating_system.CONNECTIONS_MIN
 
 
 def test_what_is_kept_is_more_than_the_other_listeners_take() -> None:
     of_http = http_listener.CONNECTIONS_MAX + listener.HANDSHAKES_MAX
     of_peers = peers.CONNECTIONS_MAX + listener.HANDSHAKES_MAX
-    assert of_http <= descriptors.KEPT_FOR_HTTP
-    assert of_peers + 64 <= descriptors.KEPT, "64 are for files, the bucket and calls of peers"
+    assert of_http <= operating_system.DESCRIPTORS_FOR_HTTP
+    assert of_peers + 64 <= operating_system.DESCRIPTORS_KEPT, (
+        "64 are for files, the bucket and calls of peers"
+    )

@@ -8,7 +8,7 @@ import pytest
 from streammeta.controller import errors
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api.requests import ClaimBucket, DescribeStreams, PutKVs
-from streammeta.controller.runtime.writer.marker_lease import MarkerLease
+from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.storage.cluster_files.bucket_marker import LEASE_MS
 from tests.kit.clock import ManualClock
 from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading, submit

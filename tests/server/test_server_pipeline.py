@@ -16,8 +16,8 @@ from streammeta.controller.rpc.services.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.services.contract import service_handler
 from streammeta.controller.rpc.services.pipeline_core import ROWS_A_COMMIT, ROWS_A_PART
 from streammeta.controller.runtime.writer import group_commit
-from streammeta.controller.runtime.writer.commit_tally import CommitTally
 from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.controller.runtime.writer.submission import CommitTally
 from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure

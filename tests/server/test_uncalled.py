@@ -13,9 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from streammeta.controller.grpc_server.server import new_server
-from streammeta.controller.rpc.calls import connections_without_calls
-from streammeta.controller.rpc.calls.connections_without_calls import UncalledConnections
+from streammeta.controller.rpc.calls import tally
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
+from streammeta.controller.rpc.calls.tally import UncalledConnections
 from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
 from streammeta.tls.server_certificates import ServerCertificates
@@ -123,7 +123,7 @@ def test_a_connection_whose_call_comes_late_makes_up_for_one_that_has_none() -> 
 
 
 def test_the_oldest_connections_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections_without_calls, "KNOWN_MAX", 2)
+    monkeypatch.setattr(tally, "KNOWN_MAX", 2)
     connections = UncalledConnections(lambda: 5)
     for port in (1, 2, 3, 2, 3, 1):
         connections.called(f"ipv4:127.0.0.1:{port}")
@@ -131,7 +131,7 @@ def test_the_oldest_connections_are_forgotten_first(monkeypatch: pytest.MonkeyPa
 
 
 async def test_one_line_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections_without_calls, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(tally, "INTERVAL_S", 0.001)
     begun = 7
     connections = UncalledConnections(lambda: begun)
     with capture_logs() as logs:

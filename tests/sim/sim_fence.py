@@ -19,9 +19,9 @@ from unittest.mock import patch
 from streammeta.controller.lifecycle import marker_watch
 from streammeta.controller.lifecycle.marker_watch import MarkerWatch
 from streammeta.controller.metadata.decisions.maintenance import Claim
-from streammeta.controller.runtime.writer import marker_lease
+from streammeta.controller.runtime.writer import bucket_permits
+from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.controller.runtime.writer.controller import Answered as ControllerAnswered
-from streammeta.controller.runtime.writer.marker_lease import MarkerLease
 from streammeta.storage.cluster_files.bucket_marker import (
     BucketMarker,
     Generation,
@@ -129,7 +129,7 @@ class Restoration:
         self._count = 0
         self._patches = ExitStack()
         for module, name, value in (
-            (marker_lease, "LEASE_MS", LEASE_MS),
+            (bucket_permits, "LEASE_MS", LEASE_MS),
             (marker_watch, "FENCE_WAIT_MS", FENCE_WAIT_MS),
             (marker_watch, "RECHECK_MS", RECHECK_MS),
         ):

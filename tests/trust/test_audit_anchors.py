@@ -8,10 +8,9 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from streammeta.controller.monitoring.status.peer_status import Answer
-from streammeta.controller.process import audit_anchoring
-from streammeta.controller.process.audit_anchoring import AuditAnchors, read_heads
-from streammeta.controller.trust.audit.anchors import NAMESPACE, expected_lines, read_anchor
-from streammeta.controller.trust.audit.lines import Chain
+from streammeta.controller.process import audit_log
+from streammeta.controller.process.audit_log import AuditAnchors, read_heads
+from streammeta.controller.trust.audit.lines import NAMESPACE, Chain, expected_lines, read_anchor
 from streammeta.v1 import kv_pb2, quorum_pb2
 from tests.server.rpc_server import CLUSTER_ID, Rpcs, serving
 
@@ -97,7 +96,7 @@ async def test_a_defect_is_logged_and_anchoring_goes_on(
         asked.set()
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(audit_anchoring, "ANCHOR_INTERVAL_S", 0)
+    monkeypatch.setattr(audit_log, "ANCHOR_INTERVAL_S", 0)
     asked = asyncio.Event()
     anchors = AuditAnchors(scene.rpcs.controller, CLUSTER_ID, lambda: 1, fail)
     with capture_logs() as logs:

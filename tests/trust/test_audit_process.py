@@ -10,7 +10,7 @@ import pytest
 
 from streammeta.cli.framework.client import CallError, ControllerClient
 from streammeta.controller.features import SUPPORTED
-from streammeta.controller.trust.audit.anchors import NAMESPACE
+from streammeta.controller.trust.audit.lines import NAMESPACE
 from streammeta.rpc.methods import METHODS
 from streammeta.v1 import (
     admin_pb2,

@@ -13,9 +13,8 @@ from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.cli.security import audit_sources
 from streammeta.cli.security.audit_sources import read_files
-from streammeta.controller.trust.audit.anchors import Anchor
 from streammeta.controller.trust.audit.check import Verified, split, verify
-from streammeta.controller.trust.audit.lines import Chain, line_hash
+from streammeta.controller.trust.audit.lines import Anchor, Chain, line_hash
 from tests.trust.audit_lines import chained, line
 
 Audit = Callable[..., tuple[int, dict[str, Any]]]

@@ -11,7 +11,7 @@ import pytest
 from streammeta.controller.errors import BusyError
 from streammeta.controller.rpc.services.pipeline_core import PIPELINES_PER_PRINCIPAL
 from streammeta.controller.rpc.watch.service import WATCHERS_PER_PRINCIPAL
-from streammeta.controller.trust.quotas import Places
+from streammeta.controller.trust.rates import Places
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import metadata_pb2, objects_pb2
 from tests.kit.certificates import Authority

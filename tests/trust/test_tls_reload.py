@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 from streammeta.client.controllers import channels
 from streammeta.client.controllers.channels import Channels
 from streammeta.controller.grpc_server.server import new_server
+from streammeta.controller.process.operating_system import Reloading
 from streammeta.controller.tls.manager import EXPIRES_SOON, TlsManager
-from streammeta.controller.trust.reloading import Reloading
 from streammeta.rpc.connections import client_channel
 from streammeta.tls.files import TlsContents, TlsError, TlsFiles, WatchedTls
 from streammeta.tls.server_certificates import ServerCertificates

@@ -30,7 +30,7 @@ from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
 if TYPE_CHECKING:
     from streammeta.controller.backup.archive import Archive
-    from streammeta.controller.backup.single_file import SingleFile
+    from streammeta.controller.backup.checkpoints import SingleFile
 
 LAG_MAX_MS = 60_000
 """Default of the maximum lag of `status`, in milliseconds."""
@@ -309,8 +309,8 @@ def open_backup(
         CommandError: the store contains no such backup, or several, or a damaged one.
     """
     from streammeta.controller.backup.archive import Archive
+    from streammeta.controller.backup.checkpoints import SingleFile
     from streammeta.controller.backup.errors import BackupError
-    from streammeta.controller.backup.single_file import SingleFile
 
     try:
         # Without a scheme it is a file that `backup now` wrote.

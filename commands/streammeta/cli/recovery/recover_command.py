@@ -351,7 +351,7 @@ def _node_ids(text: str) -> Sequence[int]:
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Turn the rejection of a recovery into a command's failure."""
-    from streammeta.controller.recover.errors import RecoveryError
+    from streammeta.controller.recover.report import RecoveryError
 
     try:
         yield

@@ -48,9 +48,9 @@ from streammeta.storage.object_store.protocol.base import ObjectStore
 if TYPE_CHECKING:
     from streammeta.cli.recovery.adoption_survey import Missing
     from streammeta.controller.backup.archive import Archive
+    from streammeta.controller.backup.checkpoints import SingleFile
     from streammeta.controller.backup.replaying import Replayed
     from streammeta.controller.backup.restoring import RestorePlan
-    from streammeta.controller.backup.single_file import SingleFile
 
 MISSING_SHOWN = 1_000
 """Maximum number of missing ranges that a plan lists."""
@@ -302,7 +302,7 @@ def name_certificates(namespace: str, from_cluster_id: str) -> str:
 
 def _offset_at(archive: Archive | SingleFile, inventory: Inventory, to_time: datetime) -> int:
     """Return the end of the last segment that was committed by a time."""
-    from streammeta.controller.backup.points import count_committed_by
+    from streammeta.controller.backup.chains import count_committed_by
 
     # The option is in UTC, and click returns it without a zone.
     to_ms = int(to_time.replace(tzinfo=UTC).timestamp() * 1_000)

@@ -73,7 +73,7 @@ def anchored_lines(
     timeout_s: float,
 ) -> Mapping[int, Mapping[int, str]]:
     """Return hashes of anchored lines by controller and number, none without a source."""
-    from streammeta.controller.trust.audit.anchors import expected_lines
+    from streammeta.controller.trust.audit.lines import expected_lines
 
     if map_address is not None:
         return expected_lines(*_in_map(map_address))
@@ -85,7 +85,7 @@ def anchored_lines(
 
 def _in_map(address: str) -> tuple[Mapping[str, bytes], str]:
     from streammeta.cli.inspection.metadata_sources import MetadataSources
-    from streammeta.controller.trust.audit.anchors import NAMESPACE
+    from streammeta.controller.trust.audit.lines import NAMESPACE
 
     with contextlib.closing(MetadataSources(None, address)) as sources:
         copy = sources.copy()
@@ -95,7 +95,7 @@ def _in_map(address: str) -> tuple[Mapping[str, bytes], str]:
 
 
 def _in_cluster(client: ControllerClient) -> tuple[Mapping[str, bytes], str]:
-    from streammeta.controller.trust.audit.anchors import NAMESPACE
+    from streammeta.controller.trust.audit.lines import NAMESPACE
     from streammeta.v1.admin_pb2 import DescribeClusterRequest
     from streammeta.v1.admin_pb2_grpc import AdminServiceStub
     from streammeta.v1.kv_pb2 import ListKVsRequest

@@ -1,20 +1,27 @@
 """Chains of a backup: a base and the segments that continue it without a gap.
 
 A base is a checkpoint, or the beginning of the log at offset 0. Segments may overlap, because two
-leaders may have written at the same time. Uses only names, while `verification` checks contents.
-Pure.
+leaders may have written at the same time. Uses only names, manifests and times, while
+`verification` checks contents. Pure.
+
+A point in time is found by the bucket's times, because a leader's clock may have been wrong. A copy
+of a backup has other times in its bucket, and then the leaders' times in its manifests decide.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from statistics import median
 
+from streammeta.controller.runtime.replication.log_time import JUMP_MS
 from streammeta.storage.cluster_files.backup_files import (
     CheckpointName,
     FileName,
     Inventory,
+    SegmentManifest,
     SegmentName,
 )
 
@@ -174,3 +181,26 @@ class _Reach:
         """Return how far segments continue from an offset without a gap."""
         at = bisect_right(self._starts, offset) - 1
         return max(offset, self._ends[at]) if at >= 0 and self._ends[at] >= offset else offset
+
+
+SAMPLE = 9
+"""Number of segments whose times by leaders are compared with the bucket's."""
+
+
+def count_committed_by(
+    segments: Sequence[SegmentName],
+    to_ms: int,
+    written_ms: Mapping[FileName, int],
+    manifest_of: Callable[[SegmentName], SegmentManifest],
+) -> int:
+    """Return how many of the segments, in the order of their ends, were committed by a time."""
+    sample = segments[:: max(1, len(segments) // SAMPLE)]
+    apart = [abs(written_ms[name] - manifest_of(name).last_ms) for name in sample]
+    # The median ignores a few segments that were uploaded late.
+    if not apart or median(apart) > JUMP_MS:
+        return bisect_right(segments, to_ms, key=lambda name: manifest_of(name).last_ms)
+
+    # A segment was committed before its successors, even if a wrong clock stamped it later.
+    newest_first = (written_ms[name] for name in reversed(segments))
+    times = list(accumulate(newest_first, min))[::-1]
+    return bisect_right(times, to_ms)

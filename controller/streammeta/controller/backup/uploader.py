@@ -1,9 +1,11 @@
 """Continuous backup: the leader's task that copies the committed log to a bucket.
 
 At the start of a term it finds the end of the backup, checks that its last file belongs to this
-log, and continues from there. `planning` decides the order of steps. Nothing is buffered while the
-bucket is unavailable: missing entries are read from the log again later. Where the log was trimmed
-meanwhile, a checkpoint begins a new chain. Calls of the bucket run in threads.
+log, and continues from there. `next_step` decides the order on offsets only: segments continue the
+backup and contain committed entries only, and each new checkpoint of the controller is uploaded
+after the segments before it. Nothing is buffered while the bucket is unavailable: missing entries
+are read from the log again later. Where the log was trimmed meanwhile, a checkpoint begins a new
+chain. Calls of the bucket run in threads.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeAlias
 
 import structlog
 
@@ -19,12 +21,6 @@ from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.chains import find_dispensable
 from streammeta.controller.backup.checkpoints import checkpoint_file, checkpoint_log_hash
 from streammeta.controller.backup.errors import BackupDivergedError, BackupError
-from streammeta.controller.backup.planning import (
-    Progress,
-    PutCheckpoint,
-    PutSegment,
-    next_step,
-)
 from streammeta.controller.backup.segments import (
     Position,
     Writing,
@@ -34,8 +30,13 @@ from streammeta.controller.backup.segments import (
 )
 from streammeta.controller.backup.verification import newest_file
 from streammeta.controller.ids import ClusterId, SnapshotId
-from streammeta.controller.lifecycle.leader_task import CALL_TIMEOUT_S, LeaderTask, TermOverError
-from streammeta.controller.lifecycle.tasks import PeriodicTask, T
+from streammeta.controller.lifecycle.tasks import (
+    CALL_TIMEOUT_S,
+    LeaderTask,
+    PeriodicTask,
+    T,
+    TermOverError,
+)
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.persistence.state_hashes import EMPTY_LOG_HASH, UNKNOWN_LOG_HASH
@@ -50,6 +51,58 @@ from streammeta.storage.cluster_files.backup_files import (
 )
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.protocol.base import ObjectStore
+
+ORIGIN = Position(0, EMPTY_LOG_HASH)
+"""Beginning of a log that was never trimmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutSegment:
+    """Upload the entries from a position on, at most up to `end_offset`."""
+
+    start: Position
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutCheckpoint:
+    """Upload a checkpoint from the controller's disk."""
+
+    snapshot_id: SnapshotId
+
+
+Step: TypeAlias = PutSegment | PutCheckpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """State of the backup and of the controller.
+
+    `position` is the end of the backed up log, None if a chain must begin. `checkpoint_end` is the
+    end of the newest checkpoint in the backup, 0 without one. `newest` is the controller's newest
+    one.
+    """
+
+    position: Position | None
+    checkpoint_end: int
+    newest: SnapshotId | None
+    committed_end: int
+
+
+def next_step(progress: Progress) -> Step | None:
+    """Return the next upload, None if everything committed is in the backup."""
+    newest, position = progress.newest, progress.position
+    if position is None:
+        # The log before a checkpoint may be trimmed, so a chain can only begin there.
+        if newest is not None:
+            return PutCheckpoint(newest)
+        position = ORIGIN
+    elif newest is not None and progress.checkpoint_end < newest.end_offset <= position.end_offset:
+        return PutCheckpoint(newest)
+    if progress.committed_end > position.end_offset:
+        return PutSegment(position, progress.committed_end)
+    return None
+
 
 _log = structlog.get_logger(component="backup")
 

@@ -30,13 +30,13 @@ from streammeta.controller.errors import (
     ObjectIdsNotReadyError,
     SupersededError,
 )
-from streammeta.controller.lifecycle.leader_task import LeaderTask, TermOverError
 from streammeta.controller.lifecycle.marker_watch import RECHECK_MS, MarkerWatch
+from streammeta.controller.lifecycle.tasks import LeaderTask, TermOverError
 from streammeta.controller.metadata.api.answers import ClaimBucketAnswer
 from streammeta.controller.metadata.api.requests import ClaimBucket
 from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.writer.bucket_permits import ObjectIdGate
 from streammeta.controller.runtime.writer.controller import MetadataController
-from streammeta.controller.runtime.writer.object_id_gate import ObjectIdGate
 from streammeta.storage.cluster_files.bucket_marker import (
     BucketMarker,
     IdClaim,

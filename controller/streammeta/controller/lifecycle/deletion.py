@@ -23,9 +23,7 @@ from itertools import islice
 import structlog
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.lifecycle.backup_gate import WAITING_MAX, BackupWait
-from streammeta.controller.lifecycle.deletion_pace import RateLimiter, Refusal, RetryQueue
-from streammeta.controller.lifecycle.inherited_ids import KEPT_MS, InheritedIds
+from streammeta.controller.lifecycle import deletion_order as order
 from streammeta.controller.lifecycle.tasks import in_thread
 from streammeta.controller.lifecycle.uncommitted import Ahead, UncommittedObjects
 from streammeta.controller.metadata.api.requests import RemoveObjects
@@ -34,13 +32,8 @@ from streammeta.controller.metadata.decisions.maintenance import DeletionHold
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.replication.log_time import JUMP_MS
 from streammeta.controller.runtime.writer.controller import MetadataController
+from streammeta.storage import errors
 from streammeta.storage.backoff import Backoff
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    BucketNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-)
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectStore
 
@@ -133,13 +126,13 @@ class Deletion:
         self._interval_ms = interval_ms
         self._may_delete = may_delete
         self._rng = rng or random.Random()
-        self._rate_limiter = RateLimiter(objects_per_s, clock.monotonic_ms())
+        self._rate_limiter = order.RateLimiter(objects_per_s, clock.monotonic_ms())
         self._uncommitted = UncommittedObjects(controller, store, namespace)
-        self._retries = RetryQueue(self._rng)
-        self._ahead = RetryQueue(self._rng)
-        self._inherited = InheritedIds()
+        self._retries = order.RetryQueue(self._rng)
+        self._ahead = order.RetryQueue(self._rng)
+        self._inherited = order.InheritedIds()
         self._unproven: set[int] = set()
-        self._backup_wait = None if backed_up_end is None else BackupWait(backed_up_end)
+        self._backup_wait = None if backed_up_end is None else order.BackupWait(backed_up_end)
         self._waits_long = False
         self._doubted_hold = DeletionHold()
         self._hold_rest_ms = 0
@@ -276,7 +269,7 @@ class Deletion:
         if self._backup_wait is None:
             # Committed objects may follow many that can't be inspected yet.
             is_looking = self._looks >= LOOKS_IN_FLIGHT_MAX
-            due = self._due(WAITING_MAX if is_looking else DELETE_BATCH_MAX)
+            due = self._due(order.WAITING_MAX if is_looking else DELETE_BATCH_MAX)
             return self._choose(due, limit)
 
         now_ms, end = (
@@ -284,7 +277,7 @@ class Deletion:
             self._controller.cluster_metadata.applied_end_offset,
         )
         covered = self._backup_wait.release_covered(
-            self._due(WAITING_MAX), end, now_ms, lambda due: self._choose(due, limit)
+            self._due(order.WAITING_MAX), end, now_ms, lambda due: self._choose(due, limit)
         )
         self._note_wait(self._backup_wait, now_ms)
         return covered
@@ -347,7 +340,7 @@ class Deletion:
             self._hold_rest_ms = min(hold.until_ms - newest_ms, TTL_MS_MAX)
             _log.warning("deletion_hold_continues", jump_ms=jump_ms, rest_ms=self._hold_rest_ms)
 
-    def _note_wait(self, wait: BackupWait, now_ms: int) -> None:
+    def _note_wait(self, wait: order.BackupWait, now_ms: int) -> None:
         """Log once that objects wait long for the backup, and once that the wait ended."""
         waited_ms = wait.oldest_ms(now_ms)
         waits_long = waited_ms >= LONG_WAIT_MS
@@ -404,11 +397,11 @@ class Deletion:
         kept = looks.failed.keys() | looks.ahead.keys() | set(unproven)
         return [object_id for object_id in object_ids if object_id not in kept]
 
-    def _note_failed(self, failed: Mapping[int, StorageError]) -> None:
+    def _note_failed(self, failed: Mapping[int, errors.StorageError]) -> None:
         """Postpone objects that could not be inspected."""
         still = {key: str(error) for key, error in failed.items() if key in self._ahead}
         self._ahead.refuse(still, self._clock.monotonic_ms())
-        is_down = (StoreUnavailableError, BucketNotFoundError)
+        is_down = (errors.StoreUnavailableError, errors.BucketNotFoundError)
         others = {key: error for key, error in failed.items() if key not in still}
         down = {key: error for key, error in others.items() if isinstance(error, is_down)}
         if down:
@@ -444,7 +437,8 @@ class Deletion:
             self._retries.forget(unproven)
             self._unproven.update(unproven)
             example = key_for(unproven[0], self._namespace)
-            _log.warning("objects_unproven", count=len(unproven), example=example, kept_ms=KEPT_MS)
+            kept_ms = order.INHERITED_KEPT_MS
+            _log.warning("objects_unproven", count=len(unproven), example=example, kept_ms=kept_ms)
         return unproven
 
     def _release_unproven(self) -> None:
@@ -464,9 +458,13 @@ class Deletion:
         try:
             result = await in_thread(lambda: self._store.delete_many(tuple(keys)))
         # These concern the whole bucket, other errors only these keys.
-        except (StoreUnavailableError, AccessDeniedError, BucketNotFoundError) as error:
+        except (
+            errors.StoreUnavailableError,
+            errors.AccessDeniedError,
+            errors.BucketNotFoundError,
+        ) as error:
             self._on_store_failure(object_ids, error)
-        except StorageError as error:
+        except errors.StorageError as error:
             self._refuse(dict.fromkeys(object_ids, str(error)))
         else:
             self._store_failures = 0
@@ -488,10 +486,10 @@ class Deletion:
             self._deleted += len(deleted)
             _log.info("objects_deleted", count=len(deleted))
 
-    def _on_store_failure(self, object_ids: Sequence[int], error: StorageError) -> None:
+    def _on_store_failure(self, object_ids: Sequence[int], error: errors.StorageError) -> None:
         now_ms = self._clock.monotonic_ms()
         _log.warning("bucket_can_not_delete", objects=len(object_ids), reason=str(error))
-        is_throttled = isinstance(error, StoreUnavailableError) and error.throttled
+        is_throttled = isinstance(error, errors.StoreUnavailableError) and error.throttled
         if is_throttled:
             self._rate_limiter.slow_down(now_ms)
         elif self._store_failures == 0:
@@ -522,7 +520,7 @@ class Deletion:
         if stuck:
             _log.warning("objects_stuck", count=len(stuck), sample=self._sample(stuck))
 
-    def _sample(self, stuck: Sequence[Refusal]) -> tuple[tuple[str, str], ...]:
+    def _sample(self, stuck: Sequence[order.Refusal]) -> tuple[tuple[str, str], ...]:
         return tuple(
             (key_for(refusal.object_id, self._namespace), refusal.reason)
             for refusal in stuck[:SAMPLE]

@@ -22,7 +22,7 @@ from streammeta.controller.errors import (
 )
 from streammeta.controller.lifecycle.tasks import T, in_thread
 from streammeta.controller.metadata.decisions.maintenance import Claim
-from streammeta.controller.runtime.writer.marker_lease import MarkerLease
+from streammeta.controller.runtime.writer.bucket_permits import MarkerLease
 from streammeta.storage.cluster_files.bucket_marker import (
     FENCE_WAIT_MS,
     Fenced,

@@ -34,12 +34,11 @@ from streammeta.controller.metadata.decisions.named_objects import NamedObjects
 from streammeta.controller.metadata.decisions.record_checks import RecordChecks
 from streammeta.controller.metadata.decisions.uploads import Uploads
 from streammeta.controller.metadata.reads import Reads
-from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel, Recovery
 from streammeta.controller.metadata.registries.kv import KVs
 from streammeta.controller.metadata.registries.nodes import Node, Nodes
 from streammeta.controller.metadata.registries.object_indexes import NodeObjects
 from streammeta.controller.metadata.registries.objects import Objects
-from streammeta.controller.metadata.registries.recovery import Recovery
 from streammeta.controller.metadata.registries.stream_decisions import StreamDecisions
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.sections.frozen import FrozenMetadata, FrozenParts

@@ -21,13 +21,17 @@ from streammeta.controller.monitoring.history.loop_lag import LoopLag
 from streammeta.controller.monitoring.history.sampling import Sampler
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
 from streammeta.controller.monitoring.http.probes import Condition, Phase, report, unready
-from streammeta.controller.monitoring.metrics.exposition import (
+from streammeta.controller.monitoring.metrics.families import (
     CONTENT_TYPE,
     Exposition,
     new_registry,
 )
-from streammeta.controller.monitoring.metrics.metrics import ControllerCollector, Sources
-from streammeta.controller.monitoring.metrics.reconcile_runs import ReportedRuns, read_told
+from streammeta.controller.monitoring.metrics.metrics import (
+    ControllerCollector,
+    ReportedRuns,
+    Sources,
+    read_told,
+)
 from streammeta.controller.monitoring.metrics.work_metrics import Leaderships, WorkSources
 from streammeta.controller.monitoring.pages.pages import StatusPages
 from streammeta.controller.monitoring.status.status_api import StatusApi, StatusParts

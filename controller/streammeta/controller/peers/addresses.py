@@ -1,4 +1,4 @@
-"""Addresses of one controller's peers, from all sources.
+"""Addresses of one controller's peers, from all sources, and the hosts of the voters.
 
 Addresses change while nodes are offline, so all sources of an address are kept. One is in use, and
 when it fails the next one is tried. Opens no connection.
@@ -6,7 +6,11 @@ when it fails the next one is tried. Opens no connection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from streammeta.controller.config import CONTROLLER_ID_MAX, ConfigError, check_reachable
 from streammeta.controller.ids import NodeId
@@ -175,3 +179,54 @@ def _if_reachable(endpoint: str) -> str | None:
     except ConfigError:
         return None
     return endpoint
+
+
+LOOK_INTERVAL_S = 30.0
+"""Interval between two look-ups of the names, in seconds."""
+
+_MAPPED = "::ffff:"
+
+Resolve = Callable[[str], Awaitable[Iterable[str]]]
+
+
+class VoterHosts:
+    """IP addresses of the hosts in a set of HOST:PORT addresses, which may change."""
+
+    def __init__(self, addresses: Callable[[], Iterable[str]], resolve: Resolve | None = None):
+        self._addresses = addresses
+        self._resolve = resolve or _resolve
+        self._resolved: dict[str, frozenset[str]] = {}
+
+    def __contains__(self, host: str) -> bool:
+        """Return whether an IP address is a voter's, as far as names are resolved."""
+        plain = host.removeprefix(_MAPPED)
+        return any(plain in self._known(name) for name in self._names())
+
+    async def run(self) -> None:
+        """Resolve names repeatedly until cancelled. A failed look-up keeps the old addresses."""
+        while True:
+            for name in self._names():
+                if not _is_ip(name):
+                    with contextlib.suppress(OSError, UnicodeError):  # UnicodeError: invalid name
+                        self._resolved[name] = frozenset(await self._resolve(name))
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _names(self) -> set[str]:
+        return {address.rpartition(":")[0].strip("[]") for address in self._addresses()}
+
+    def _known(self, name: str) -> frozenset[str]:
+        return frozenset((name,)) if _is_ip(name) else self._resolved.get(name, frozenset())
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def _resolve(name: str) -> Iterable[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return {str(address[0]) for *_, address in found}

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.features import UNTOLD, Software
 from streammeta.controller.ids import ClusterId, NodeId
-from streammeta.controller.peers.connection import FramedConnection, ProtocolError
+from streammeta.controller.peers.connection import FramedConnection, Patience, ProtocolError
 from streammeta.controller.peers.frames import (
     ANSWERS,
     HELLO_ANSWER_ONLY,
@@ -29,7 +29,6 @@ from streammeta.controller.peers.frames import (
     seal,
 )
 from streammeta.controller.peers.hello import Hello, HelloAnswer, HelloError, Purpose, Refusal
-from streammeta.controller.peers.patience import Patience
 from streammeta.controller.peers.wire import ANSWER_KINDS, decode_answer, encode_request
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints

@@ -20,7 +20,7 @@ import structlog
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.features import UNTOLD
 from streammeta.controller.ids import NodeId
-from streammeta.controller.peers.addresses import PeerAddresses
+from streammeta.controller.peers.addresses import PeerAddresses, VoterHosts
 from streammeta.controller.peers.connection import FramedConnection, ProtocolError
 from streammeta.controller.peers.dialled import IN_FLIGHT_MAX, Identity
 from streammeta.controller.peers.frames import (
@@ -41,7 +41,6 @@ from streammeta.controller.peers.hello import (
     Purpose,
     Refusal,
 )
-from streammeta.controller.peers.voter_hosts import VoterHosts
 from streammeta.controller.peers.wire import decode_request, encode_answer
 from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.runtime.interfaces import Endpoints, Reply

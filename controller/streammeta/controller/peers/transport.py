@@ -14,6 +14,7 @@ import structlog
 
 from streammeta.controller.ids import NodeId
 from streammeta.controller.peers.addresses import PeerAddresses
+from streammeta.controller.peers.connection import Patience
 from streammeta.controller.peers.dialled import (
     ANOTHER_NODE,
     ANOTHER_VERSION,
@@ -25,7 +26,6 @@ from streammeta.controller.peers.dialled import (
 )
 from streammeta.controller.peers.frames import STOPPING
 from streammeta.controller.peers.hello import OLDEST_VERSION, VERSION, Purpose
-from streammeta.controller.peers.patience import Patience
 from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
     QuorumError,

@@ -39,31 +39,23 @@ from streammeta.controller.peers.addresses import PeerAddresses
 from streammeta.controller.peers.dialled import Identity
 from streammeta.controller.peers.server import PeerServer
 from streammeta.controller.peers.transport import TcpPeerTransport
+from streammeta.controller.process import operating_system
 from streammeta.controller.process.audit_log import Auditing, check_audit_log
-from streammeta.controller.process.service_manager import ServiceManager
 from streammeta.controller.process.start_log import log_start
-from streammeta.controller.process.stop_signals import StopSignals
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
-from streammeta.controller.rpc.calls.connections_without_calls import UncalledConnections
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
 from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
-from streammeta.controller.rpc.calls.tally import RequestTally
+from streammeta.controller.rpc.calls.tally import RequestTally, UncalledConnections
+from streammeta.controller.rpc.services import contract
 from streammeta.controller.rpc.services.commit_pipeline import CommitPipeline
-from streammeta.controller.rpc.services.contract import (
-    AdminHandlers,
-    MetadataHandlers,
-    NodeHandlers,
-    service_handler,
-)
 from streammeta.controller.rpc.services.public import health_handler, reflection_handler
 from streammeta.controller.rpc.services.quorum import QuorumServicer
 from streammeta.controller.rpc.services.routes import MAP_SERVICES, LeaderView, routed, routes
 from streammeta.controller.rpc.services.snapshot_spool import SnapshotSpool
 from streammeta.controller.runtime.clock import Clock, SystemClock, lease_clock_ms
 from streammeta.controller.runtime.interfaces import Endpoints
-from streammeta.controller.runtime.load.descriptors import connections_within, raise_limit
 from streammeta.controller.runtime.load.process_memory import ProcessMemory, default_limit
 from streammeta.controller.runtime.persistence.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.persistence.metadata_checkpoint import (
@@ -73,14 +65,12 @@ from streammeta.controller.runtime.persistence.metadata_checkpoint import (
 from streammeta.controller.runtime.replication.feature_check import check_levels
 from streammeta.controller.runtime.replication.log_source import LogSource
 from streammeta.controller.runtime.replication.quorum_driver import QuorumDriver
+from streammeta.controller.runtime.writer.bucket_permits import MarkerLease, ObjectIdGate
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
-from streammeta.controller.runtime.writer.marker_lease import MarkerLease
-from streammeta.controller.runtime.writer.object_id_gate import ObjectIdGate
 from streammeta.controller.tls.manager import TlsManager, check_advertised, warn_of_advertised
 from streammeta.controller.trust.policy import Policy
 from streammeta.controller.trust.rates import Rates
-from streammeta.controller.trust.reloading import Reloading
 from streammeta.controller.trust.setup import http_authenticator, read_policy, rpc_authenticator
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.durable_files import PosixFileSystem
@@ -148,8 +138,8 @@ def check(config: ControllerConfig) -> None:
 
 
 async def _serve(config: ControllerConfig) -> None:
-    signals = StopSignals()
-    manager = ServiceManager(os.environ)
+    signals = operating_system.StopSignals()
+    manager = operating_system.ServiceManager(os.environ)
     telling = asyncio.create_task(manager.run())
     try:
         await _serve_watched(config, manager, signals)
@@ -158,7 +148,9 @@ async def _serve(config: ControllerConfig) -> None:
 
 
 async def _serve_watched(
-    config: ControllerConfig, manager: ServiceManager, signals: StopSignals
+    config: ControllerConfig,
+    manager: operating_system.ServiceManager,
+    signals: operating_system.StopSignals,
 ) -> None:
     log_start(config)
     warn_of_advertised(config)
@@ -239,7 +231,7 @@ class ControllerNode:
         identity = _identity(config)
         self._tls = TlsManager(config)
         self._uncalled = UncalledConnections(lambda: self._tls.handshakes)
-        self._reloading = Reloading(config.tls_reload_ms, [self._tls.look])
+        self._reloading = operating_system.Reloading(config.tls_reload_ms, [self._tls.look])
         self._transport = TcpPeerTransport(
             addresses, identity, quorum.timings.request_timeout_ms, self._tls.peers
         )
@@ -345,7 +337,9 @@ class ControllerNode:
             keep_ms=config.backup_keep_ms,
         )
 
-    async def run(self, manager: ServiceManager, signals: StopSignals) -> None:
+    async def run(
+        self, manager: operating_system.ServiceManager, signals: operating_system.StopSignals
+    ) -> None:
         """Serve until a signal asks to stop or the quorum can't continue."""
 
         def stopping() -> None:
@@ -394,10 +388,12 @@ class ControllerNode:
                 files.look_now()
 
     @contextlib.asynccontextmanager
-    async def _listening(self, signals: StopSignals) -> AsyncIterator[None]:
-        limit, listeners = raise_limit(), len(self._tls.listeners)
+    async def _listening(self, signals: operating_system.StopSignals) -> AsyncIterator[None]:
+        limit, listeners = operating_system.raise_limit(), len(self._tls.listeners)
         serves_http = self._config.http_listen is not None
-        connections = connections_within(limit, CONNECTIONS_MAX, listeners, serves_http=serves_http)
+        connections = operating_system.connections_within(
+            limit, CONNECTIONS_MAX, listeners, serves_http=serves_http
+        )
         _log.info("descriptors", limit=limit, connections_a_listener=connections)
         clients = new_server(self._config.connection_age_ms, connections)
         clients.add_generic_rpc_handlers(self._handlers())
@@ -489,16 +485,20 @@ class ControllerNode:
             name: routed(route, self._controller)
             for name, route in routes(self._config.cluster_id, self._view).items()
         }
-        nodes = NodeHandlers(self._heartbeats, self._controller.gate)
+        nodes = contract.NodeHandlers(self._heartbeats, self._controller.gate)
         unary |= {f"streammeta.v1.NodeService.{name}": call for name, call in nodes.unary().items()}
         memory, rates, guard = self._request_memory, Rates(), MemoryGuard(self._memory)
         pipeline = CommitPipeline(self._controller, memory=memory, rates=rates, guard=guard)
         pipelines = {"CommitPipeline": pipeline.handle}
         features = FeatureUpdates(self._driver, self._controller, self._peers.versions)
-        admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket, features)
+        admin = contract.AdminHandlers(
+            self._config, self._driver, self._controller, self._bucket, features
+        )
         spool = SnapshotSpool(self._config.data_dir)
         spool.remove_left_over()
-        metadata = MetadataHandlers(self._controller, spool, on_copied=self._bucket.claim_soon)
+        metadata = contract.MetadataHandlers(
+            self._controller, spool, on_copied=self._bucket.claim_soon
+        )
         quorum = QuorumServicer(
             *(self._driver, self._config.cluster_id, features, self._policy),
             self._auditing.head,
@@ -510,7 +510,7 @@ class ControllerNode:
         )
         handlers = [
             *(
-                service_handler(
+                contract.service_handler(
                     service,
                     entrance,
                     {
@@ -522,9 +522,9 @@ class ControllerNode:
                 )
                 for service in MAP_SERVICES
             ),
-            service_handler(SERVICES["QuorumService"], entrance, quorum.unary()),
-            service_handler(SERVICES["AdminService"], entrance, admin.unary()),
-            service_handler(SERVICES["MetadataService"], entrance, {}, metadata.streams()),
+            contract.service_handler(SERVICES["QuorumService"], entrance, quorum.unary()),
+            contract.service_handler(SERVICES["AdminService"], entrance, admin.unary()),
+            contract.service_handler(SERVICES["MetadataService"], entrance, {}, metadata.streams()),
             health_handler(self._health, entrance),
         ]
         if self._config.reflection:

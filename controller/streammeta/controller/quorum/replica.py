@@ -16,8 +16,7 @@ from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.candidacy import Candidacy
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.log_view import EMPTY_LOG_END, LogStart, LogView
-from streammeta.controller.quorum.pending_writes import PendingWrites
-from streammeta.controller.quorum.requests import PendingRequests
+from streammeta.controller.quorum.pending import PendingRequests, PendingWrites
 from streammeta.controller.quorum.voters import ReplicaKey, VoterHistory, VoterSet
 
 _ACKNOWLEDGEMENTS: dict[

@@ -14,8 +14,7 @@ from streammeta.controller.backup.restoring import EPOCH_JUMP, RestorePlan, jump
 from streammeta.controller.ids import DirectoryId, NodeId
 from streammeta.controller.quorum.recovered_log import next_era
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet, majority
-from streammeta.controller.recover.errors import RecoveryError
-from streammeta.controller.recover.report import Report, voters_of
+from streammeta.controller.recover.report import RecoveryError, Report, voters_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Report of one surviving directory: identity, voters, and the end of the flushed log. Pure."""
+"""Report of one surviving directory: identity, voters, and the end of the flushed log. Pure.
+
+Also owns the error of a recovery, whose messages name the problem and the next step.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,15 @@ from dataclasses import dataclass
 
 from streammeta.controller.ids import DirectoryId, NodeId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+
+
+class RecoveryError(Exception):
+    """A recovery is rejected and nothing was changed. `code` is for programs, `hint` for people."""
+
+    def __init__(self, code: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,7 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.quorum.messages import Batch, BatchKind, decode_voters
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import RecordCodecError, decode_records
-from streammeta.controller.recover.errors import RecoveryError
-from streammeta.controller.recover.report import Report, voters_text
+from streammeta.controller.recover.report import RecoveryError, Report, voters_text
 from streammeta.controller.runtime.persistence.metadata_checkpoint import (
     read_metadata,
     snapshot_check,

@@ -1,6 +1,8 @@
-"""Namespaces of keys, and the callers that may use them: by the policy's prefixes, or by a role.
+"""Parts of a request that only some callers of its method may set: fields, and namespaces of keys.
 
-Reads are bound as writes are. Copies of the whole map, snapshots and watches, show all keys.
+Values and trims of a commit are calls by themselves otherwise, and a hold of deletions affects the
+whole cluster. Namespaces are granted by the policy's prefixes, or by a role. Reads are bound as
+writes are. Copies of all metadata, snapshots and watches, show all keys.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from collections.abc import Iterable
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.metadata.api import requests
 from streammeta.controller.trust.access_rules import NAMESPACE_OF
-from streammeta.controller.trust.audit.anchors import NAMESPACE
+from streammeta.controller.trust.audit.lines import NAMESPACE
 from streammeta.controller.trust.authenticator import Caller
 from streammeta.controller.trust.refusals import NotYourNamespaceError
+from streammeta.rpc.methods import facts_of
 from streammeta.tls.identity import Role
 
 
@@ -66,3 +69,18 @@ def _namespaces(request: object) -> Iterable[str]:
             return (request.namespace,)
         case _:
             return ()
+
+
+def require_fields(caller: Caller, method: str, request: object) -> None:
+    """Require that a caller may set all fields of a request, and use its keys.
+
+    `method` is the short name, e.g. `ObjectService.CommitPipeline`.
+
+    Raises:
+        RoleLacksCallError: the caller's role may not set one of the fields.
+        NotYourNamespaceError: the caller may not use one of the namespaces.
+    """
+    for field, roles in facts_of(method).access.roles_of_fields.items():
+        if getattr(request, field):
+            caller.require_any(roles, f"{method} with {field}")
+    require_namespaces(caller, request)

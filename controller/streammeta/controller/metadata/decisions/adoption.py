@@ -30,9 +30,9 @@ from streammeta.controller.metadata.api.request_identity import digests_of_uploa
 from streammeta.controller.metadata.api.requests import AdoptObjects, CommitUploads, to_uploads
 from streammeta.controller.metadata.decisions.commit_rules import Repeat, Repeats
 from streammeta.controller.metadata.decisions.uploads import select_uploads, uploads_record
+from streammeta.controller.metadata.registries.cluster_modes import Recovery
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.objects import Objects
-from streammeta.controller.metadata.registries.recovery import Recovery
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.tables.epochs import check_growth

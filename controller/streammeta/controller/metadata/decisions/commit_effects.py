@@ -17,7 +17,7 @@ from streammeta.controller.metadata.api.answers import (
 )
 from streammeta.controller.metadata.api.requests import CommitStreamObject, CommitStreamSetObject
 from streammeta.controller.metadata.decisions.commit_rules import failed_commit
-from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.kv import KVs
 from streammeta.controller.metadata.registries.stream_decisions import StreamDecisions
 from streammeta.controller.records import record as rec

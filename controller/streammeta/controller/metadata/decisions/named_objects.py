@@ -25,7 +25,7 @@ from streammeta.controller.metadata.api.named_answers import (
     ObjectErrorsAnswer,
 )
 from streammeta.controller.metadata.decisions.commit_rules import REJECTED, Repeat, Repeats
-from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.kv import KVs
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.object_queries import ObjectQueries

@@ -32,7 +32,7 @@ from streammeta.controller.metadata.decisions.commit_rules import (
     failed_commit,
     has_twins,
 )
-from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.nodes import Nodes
 from streammeta.controller.metadata.registries.objects import Objects
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans

@@ -1,12 +1,15 @@
 """Keys and values, in namespaces, with versions.
 
 A version is the log offset of the record that wrote the value, plus 1, so 0 denotes an absent key.
-This registry does not depend on the others.
+Keys are in order, in runs of bounded length, such that neither a change nor a page of a listing
+examines all of them. This registry does not depend on the others.
 """
 
+import bisect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api import answer_budget as budget
@@ -19,10 +22,61 @@ from streammeta.controller.metadata.api.answers import (
 from streammeta.controller.metadata.api.requests import DeleteKVs, GetKVs, KVToPut, ListKVs, PutKVs
 from streammeta.controller.metadata.registries.limits import kv_bytes
 from streammeta.controller.metadata.tables.shared_views import SharedDict, SharedDictView
-from streammeta.controller.metadata.tables.sorted_keys import SortedKeys
 from streammeta.controller.metadata.tables.tables import Undo
 from streammeta.controller.metadata.tables.values import page_size
 from streammeta.controller.records.record import KVsDeleted, KVsPut
+
+Key: TypeAlias = tuple[str, str]
+
+RUN_KEYS = 1_024
+"""Maximum number of keys in a run. A full one is split in two."""
+
+
+class SortedKeys:
+    """A sorted set of keys."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        ordered, size = sorted(keys), RUN_KEYS // 2
+        self._runs = [ordered[first : first + size] for first in range(0, len(ordered), size)]
+        self._firsts = [run[0] for run in self._runs]
+
+    def add(self, key: Key) -> None:
+        """Add a new key."""
+        if not self._runs:
+            self._runs, self._firsts = [[key]], [key]
+            return
+        number = self._number(key)
+        run = self._runs[number]
+        bisect.insort(run, key)
+        if len(run) > RUN_KEYS:
+            # Bounded runs keep insertions cheap however many keys exist.
+            half = len(run) // 2
+            self._runs.insert(number + 1, run[half:])
+            self._firsts.insert(number + 1, run[half])
+            del run[half:]
+        self._firsts[number] = run[0]
+
+    def remove(self, key: Key) -> None:
+        """Remove an existing key."""
+        number = self._number(key)
+        run = self._runs[number]
+        del run[bisect.bisect_left(run, key)]
+        if run:
+            self._firsts[number] = run[0]
+        else:
+            del self._runs[number], self._firsts[number]
+
+    def at_or_above(self, key: Key) -> Iterator[Key]:
+        """Yield the keys from `key` on, in order. The set must not change meanwhile."""
+        number = self._number(key)
+        for run in self._runs[number : number + 1]:
+            yield from run[bisect.bisect_left(run, key) :]
+        for run in self._runs[number + 1 :]:
+            yield from run
+
+    def _number(self, key: Key) -> int:
+        """Return the number of the run that a key belongs to."""
+        return max(0, bisect.bisect_right(self._firsts, key) - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from streammeta.controller.metadata.api.requests import (
     SetNodeLock,
     SuperviseNode,
 )
-from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel
 from streammeta.controller.metadata.registries.object_indexes import NodeObjects
 from streammeta.controller.metadata.tables.epochs import check_growth
 from streammeta.controller.metadata.tables.shared_views import Window, WindowView

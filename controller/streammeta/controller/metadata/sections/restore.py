@@ -17,11 +17,10 @@ from streammeta.controller.metadata.decisions.maintenance import (
     DeletionHold,
     ObjectUpkeep,
 )
-from streammeta.controller.metadata.registries.feature_level import FeatureLevel
+from streammeta.controller.metadata.registries.cluster_modes import FeatureLevel, Recovery
 from streammeta.controller.metadata.registries.kv import KVs, StoredValue
 from streammeta.controller.metadata.registries.nodes import Node, Nodes
 from streammeta.controller.metadata.registries.objects import Objects
-from streammeta.controller.metadata.registries.recovery import Recovery
 from streammeta.controller.metadata.registries.stream_ranges import StreamSpans
 from streammeta.controller.metadata.registries.streams import Streams
 from streammeta.controller.metadata.sections.rules import COLUMNS, FLAGS, TEXTS, SectionChecker

@@ -1,26 +1,107 @@
-"""HTTP listener for probes and scrapes, with bounds on connections and requests.
+"""HTTP listener for probes, scrapes and pages, with bounds on connections, requests and work.
 
-Every request is authenticated. A connection carries one request and ends within a few seconds, so
-slow senders and readers hold no resources for long.
+Every request is authenticated, by the connection's certificate. A connection carries one request
+and ends within a few seconds, so slow senders and readers hold no resources for long. Answers are
+reused for a moment, and few are computed at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+import time
+from asyncio import BaseTransport
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
 import structlog
 from aiohttp import web
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.monitoring.http.caller import HttpContext
 from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.tls.listener import Listener, ListenerTls
+
+
+@dataclass(frozen=True, slots=True)
+class HttpContext:
+    """Handshake of one connection, as `streammeta.controller.trust.authenticator.CallContext`."""
+
+    transport: BaseTransport
+
+    def invocation_metadata(self) -> None:
+        """Return the caller's metadata: none, because HTTP headers do not authenticate."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return the facts that the handshake has proven, under gRPC's names."""
+        wrapped = self.transport.get_extra_info("ssl_object")
+        # gRPC's name for plain text, so that one authenticator serves both listeners.
+        if wrapped is None:
+            return {"transport_security_type": [b"insecure"]}
+        shown = wrapped.getpeercert() or {}
+        # The authenticator reads PEM, which gRPC passes.
+        pem = ssl.DER_cert_to_PEM_cert(wrapped.getpeercert(binary_form=True) or b"")
+        names = shown.get("subjectAltName", ())
+        subject = (pair for part in shown.get("subject", ()) for pair in part)
+        return {
+            "transport_security_type": [b"ssl"],
+            "x509_pem_cert": [pem.encode()],
+            "x509_common_name": [value.encode() for key, value in subject if key == "commonName"],
+            "peer_uri": [value.encode() for kind, value in names if kind == "URI"],
+            "peer_dns": [value.encode() for kind, value in names if kind == "DNS"],
+        }
+
+
+KEPT_S = 1.0
+"""Time for which an answer is reused, in seconds: ten open pages cost as much as one."""
+
+AT_A_TIME = 4
+"""Maximum number of answers computed at a time. Further ones wait."""
+
+ANSWERS_MAX = 64
+"""Maximum number of cached answers."""
+
+_T = TypeVar("_T")
+
+
+class ResponseCache(Generic[_T]):
+    """Cached answers by request."""
+
+    def __init__(self, kept_s: float = KEPT_S) -> None:
+        self._kept_s = kept_s
+        self._answers: dict[Hashable, tuple[float, asyncio.Future[_T]]] = {}
+        self._turns = asyncio.Semaphore(AT_A_TIME)
+
+    async def get(self, asked: Hashable, make: Callable[[], Awaitable[_T]]) -> _T:
+        """Return a recent answer, or the result of `make`, which concurrent callers share.
+
+        Its exception is raised to all of them and is not cached.
+        """
+        found = self._answers.get(asked)
+        # An answer in flight is shared even when it is older than the limit.
+        if found is None or (found[1].done() and time.monotonic() >= found[0] + self._kept_s):
+            self._answers.pop(asked, None)
+            # Queries are chosen by callers. The oldest entry goes first: dicts keep the order of
+            # insertion.
+            while len(self._answers) >= ANSWERS_MAX:
+                self._answers.pop(next(iter(self._answers)))
+            found = (time.monotonic(), asyncio.ensure_future(self._made(asked, make)))
+            self._answers[asked] = found
+        # A caller that leaves must not cancel the answer for the others.
+        return await asyncio.shield(found[1])
+
+    async def _made(self, asked: Hashable, make: Callable[[], Awaitable[_T]]) -> _T:
+        try:
+            async with self._turns:
+                return await make()
+        # Also on cancellation, or the key would return a cancelled future for a second.
+        except BaseException:
+            self._answers.pop(asked, None)
+            raise
+
 
 CONNECTIONS_MAX = 64
 """Maximum number of connections. Further ones are closed at once."""

@@ -1,16 +1,30 @@
-"""Metric families, built at a scrape from existing values."""
+"""Prometheus: metric families built at a scrape from existing values, and their text.
+
+The text is written in pieces, so that a scrape never blocks the event loop for long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
 
 from streammeta.controller.timings import PER_DOUBLING, Times, bound_s
 
@@ -70,3 +84,52 @@ def _buckets(counts: Sequence[int], ends: Sequence[int]) -> list[tuple[str, floa
         # Six digits: a bound printed differently by another version would be a new series.
         sums.append((f"{bound_s(end):.6g}", float(below)))
     return [*sums, ("+Inf", float(sum(counts)))]
+
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+def new_registry(collector: Collector) -> CollectorRegistry:
+    """Return a registry of the metrics of a collector, the process and the interpreter."""
+    # A `_created` series for each counter would double the number of series.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class Exposition:
+    """The text of a registry; callers that come while it is written share it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._writing: asyncio.Task[bytes] | None = None
+
+    async def text(self) -> bytes:
+        """Return all metrics as of now, in the format that `CONTENT_TYPE` names."""
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+        # A scrape that times out must not cancel the text that others wait for.
+        return await asyncio.shield(self._writing)
+
+    async def _write(self) -> bytes:
+        parts = []
+        for metric in self._registry.collect():
+            parts.append(generate_latest(_One(metric)))
+            # Lets commits and heartbeats run between two families.
+            await asyncio.sleep(0)
+        return b"".join(parts)
+
+
+class _One(Collector):
+    """A metric that has been collected."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric."""
+        yield self._metric

@@ -2,12 +2,15 @@
 
 They cost nothing between scrapes. Labels have closed sets of values. Series with known label values
 exist from the start, so that a rate includes the first event. Does no I/O.
+
+Every caller with write access to the product's key namespace can write reports of reconciliation
+runs. An unreadable report is therefore shown as such and is not an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -17,12 +20,32 @@ from streammeta.controller.features import SUPPORTED
 from streammeta.controller.lifecycle.deletion import DeletionStatus
 from streammeta.controller.metadata.api.answers import MetadataSize
 from streammeta.controller.monitoring.metrics.families import counter, gauge, histogram, value
-from streammeta.controller.monitoring.metrics.reconcile_runs import ReportedRuns
 from streammeta.controller.monitoring.metrics.work_metrics import WorkSources, of_work
 from streammeta.controller.runtime.replication.operations import QuorumDescription
-from streammeta.controller.runtime.writer.commit_tally import CommitTally
+from streammeta.controller.runtime.writer.submission import CommitTally
 from streammeta.controller.tls.manager import CertificateState
 from streammeta.controller.trust.audit.writer import AuditWriter
+from streammeta.storage.cluster_files.reconcile_runs import Runs, RunsError, decode
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRuns:
+    """Reported runs. `problem` says why they can't be read, empty if they can."""
+
+    runs: Runs = field(default_factory=Runs)
+    problem: str = ""
+
+
+def read_told(value: bytes | None) -> ReportedRuns:
+    """Parse the stored value. None means that there is no value."""
+    if value is None:
+        return ReportedRuns()
+    try:
+        return ReportedRuns(decode(value))
+    # A scrape must not fail because of a value that another program wrote.
+    except RunsError as error:
+        return ReportedRuns(problem=str(error))
+
 
 ROLES = ("unattached", "prospective", "candidate", "follower", "leader", "resigned")
 """Roles of a controller in the quorum. An observer is unattached or a follower."""

@@ -21,8 +21,7 @@ from streammeta.controller.errors import (
 )
 from streammeta.controller.metadata.api import answers, requests
 from streammeta.controller.metadata.tables.values import ObjectKind, PageRequest
-from streammeta.controller.monitoring.http.http_listener import Page, Route
-from streammeta.controller.monitoring.http.response_cache import ResponseCache
+from streammeta.controller.monitoring.http.http_listener import Page, ResponseCache, Route
 from streammeta.controller.monitoring.pages.templating import (
     HTML,
     NOTHING,

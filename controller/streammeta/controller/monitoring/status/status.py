@@ -21,8 +21,8 @@ from streammeta.controller.monitoring.history.last_hour import highest, last_hou
 from streammeta.controller.monitoring.history.sampling import Sampler
 from streammeta.controller.monitoring.metrics.metrics import Sources
 from streammeta.controller.monitoring.status.alarms import alarms
+from streammeta.controller.monitoring.status.largest import Sizes
 from streammeta.controller.monitoring.status.peer_status import Answer
-from streammeta.controller.monitoring.status.top_sizes import Sizes
 from streammeta.controller.rpc.services.routes import LeaderView
 from streammeta.controller.runtime.replication.operations import (
     QuorumDescription,

@@ -13,13 +13,11 @@ from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.monitoring.history.history import LENGTHS, Window
 from streammeta.controller.monitoring.history.sampling import SERIES, Sampler
-from streammeta.controller.monitoring.http.http_listener import Page
-from streammeta.controller.monitoring.http.response_cache import ResponseCache
+from streammeta.controller.monitoring.http.http_listener import Page, ResponseCache
 from streammeta.controller.monitoring.metrics.metrics import Sources
+from streammeta.controller.monitoring.status.largest import TopSizes, TopStreams
 from streammeta.controller.monitoring.status.peer_status import PeerStatusClient
 from streammeta.controller.monitoring.status.status import Fields, Knowledge, status
-from streammeta.controller.monitoring.status.top_sizes import TopSizes
-from streammeta.controller.monitoring.status.top_streams import TopStreams
 from streammeta.controller.rpc.services.routes import LeaderView
 from streammeta.controller.runtime.replication.peer_versions import PeerVersions
 from streammeta.tls.files import TlsContents

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from streammeta.controller.errors import ApiError, AuditUnavailableError
-from streammeta.controller.rpc.calls.connections_without_calls import UncalledConnections
 from streammeta.controller.rpc.calls.error_mapping import Context, abort
 from streammeta.controller.rpc.calls.memory_budget import (
     ANSWER_MEMORY_BYTES,
@@ -19,7 +18,7 @@ from streammeta.controller.rpc.calls.memory_budget import (
     MemoryBudget,
 )
 from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
-from streammeta.controller.rpc.calls.tally import RequestTally
+from streammeta.controller.rpc.calls.tally import RequestTally, UncalledConnections
 from streammeta.controller.trust.audit.auditor import Auditor, note_caller
 from streammeta.controller.trust.authenticator import (
     Authenticator,

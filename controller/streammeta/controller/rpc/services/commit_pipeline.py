@@ -30,7 +30,6 @@ from streammeta.controller.rpc.calls.error_mapping import Context, abort
 from streammeta.controller.rpc.calls.interceptors import holder_of
 from streammeta.controller.rpc.calls.memory_budget import MemoryBudget
 from streammeta.controller.rpc.calls.memory_guard import MemoryGuard
-from streammeta.controller.rpc.calls.message_trace import MessageTrace
 from streammeta.controller.rpc.codec.wire_columns import (
     commit_stream_set_object_in,
     commit_stream_set_object_out,
@@ -46,6 +45,7 @@ from streammeta.controller.rpc.services.pipeline_core import (
 )
 from streammeta.controller.rpc.services.pipeline_messages import (
     DecidedMessage,
+    MessageTrace,
     PipelineCommit,
     PipelineMessage,
     RejectedMessage,
@@ -61,7 +61,7 @@ from streammeta.controller.trust.authenticator import (
     current_holder,
     current_quota,
 )
-from streammeta.controller.trust.field_access import require_fields
+from streammeta.controller.trust.namespaces import require_fields
 from streammeta.controller.trust.rates import Rates
 from streammeta.rpc import tracing
 from streammeta.rpc.method_facts import MemoryClass

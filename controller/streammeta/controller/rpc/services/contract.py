@@ -57,9 +57,9 @@ from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
 from streammeta.controller.trust.audit.auditor import note_offset
 from streammeta.controller.trust.authenticator import current_caller, current_holder, current_quota
-from streammeta.controller.trust.field_access import require_fields
+from streammeta.controller.trust.namespaces import require_fields
 from streammeta.controller.trust.node_binding import require_own_node
-from streammeta.controller.trust.quotas import Places
+from streammeta.controller.trust.rates import Places
 from streammeta.rpc.method_facts import RequestClass
 from streammeta.rpc.methods import facts_of
 from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2

@@ -1,9 +1,10 @@
-"""Messages of a commit pipeline: read, decided, and rejected ones."""
+"""Messages of a commit pipeline: read, decided, and rejected ones, and their traces."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias, cast
+from functools import partial
+from typing import NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -13,13 +14,39 @@ from streammeta.controller.metadata.api.answers import (
     CommitUploadsAnswer,
 )
 from streammeta.controller.metadata.api.requests import CommitStreamSetObject, CommitUploads
-from streammeta.controller.rpc.calls.message_trace import MessageTrace
 from streammeta.controller.rpc.codec.wire_columns import (
     commit_stream_set_object_out,
     uploads_out,
 )
-from streammeta.controller.runtime.writer.submission import Submission
+from streammeta.controller.runtime.writer.submission import Phases, Submission
 from streammeta.v1 import columns_pb2 as pb
+
+_NAME = "streammeta.v1.ObjectService/CommitPipeline"
+
+
+class MessageTrace:
+    """Phases of a message that somebody traces."""
+
+    def __init__(self, traceparents: Sequence[str], came_ns: int) -> None:
+        """Note that its decision begins now."""
+        self._traceparents = traceparents
+        self._phases = Phases(came_ns)
+        self._phases.pass_on("admitted")
+
+    def decided(self, submissions: Sequence[Submission]) -> Self:
+        """Note the decision, and the flush of the last submission when it comes."""
+        self._phases.pass_on("decided")
+        # The log is flushed in order, so the last one covers the others.
+        for last in submissions[-1:]:
+            last.tell_flushed(partial(self._phases.pass_on, "flushed"))
+        return self
+
+    def committed(self, commits: int, rows: int, refused: int, end_offset: int) -> None:
+        """Record the message, whose commits are committed now."""
+        self._phases.pass_on("committed")
+        counts = {"commits": commits, "rows": rows, "refused": refused, "offset": end_offset}
+        self._phases.record(_NAME, self._traceparents, counts)
+
 
 PipelineCommit: TypeAlias = CommitStreamSetObject | CommitUploads
 

@@ -37,7 +37,7 @@ from streammeta.controller.runtime.writer.unary_batching import CommitBatcher
 from streammeta.controller.trust.access_rules import WAL_CONFIG_SHOWN_TO
 from streammeta.controller.trust.audit.auditor import note_rows
 from streammeta.controller.trust.authenticator import current_caller
-from streammeta.controller.trust.field_access import require_fields
+from streammeta.controller.trust.namespaces import require_fields
 from streammeta.rpc.contract import SERVICES
 from streammeta.rpc.methods import METHODS, PACKAGE, facts_of
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2

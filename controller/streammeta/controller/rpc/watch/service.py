@@ -24,7 +24,7 @@ from streammeta.controller.rpc.calls.error_mapping import Context, abort
 from streammeta.controller.rpc.watch.messages import EXAMINED_MAX, WatchMessages
 from streammeta.controller.runtime.writer.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 from streammeta.controller.trust.authenticator import current_holder, current_quota
-from streammeta.controller.trust.quotas import Places
+from streammeta.controller.trust.rates import Places
 from streammeta.rpc.methods import facts_of
 from streammeta.v1 import metadata_pb2 as pb
 

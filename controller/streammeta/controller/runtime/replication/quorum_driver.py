@@ -43,10 +43,10 @@ from streammeta.controller.runtime.replication import operations
 from streammeta.controller.runtime.replication.append_batching import AppendTurns, FormingBatch
 from streammeta.controller.runtime.replication.core_loop import CoreLoop, Outbox
 from streammeta.controller.runtime.replication.delivery import Deliverer
-from streammeta.controller.runtime.replication.read_index import ReadIndex
 from streammeta.controller.runtime.replication.waiters import (
     FlushWaiters,
     OffsetWaiters,
+    ReadIndex,
     ReadRounds,
 )
 from streammeta.storage.durable_files import DiskFullError

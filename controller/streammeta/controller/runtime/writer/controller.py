@@ -17,13 +17,7 @@ from typing import BinaryIO
 
 import structlog
 
-from streammeta.controller.errors import (
-    BusyError,
-    InvalidRequestError,
-    InvariantError,
-    OffsetPassedError,
-    OutcomeUnknownError,
-)
+from streammeta.controller import errors
 from streammeta.controller.ids import SnapshotId
 from streammeta.controller.metadata.api.answer_budget import (
     commit_bytes,
@@ -45,26 +39,18 @@ from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import ReplicatedLog, SnapshotPoint
 from streammeta.controller.runtime.load.admission import Gate, TurnBudget
+from streammeta.controller.runtime.persistence import state_hashes
 from streammeta.controller.runtime.persistence.metadata_checkpoint import (
     FrozenCheckpoint,
     LoadedMetadata,
     read_metadata,
 )
-from streammeta.controller.runtime.persistence.state_hashes import (
-    AHEAD_MAX,
-    AwaitedViews,
-    RollingHash,
-    ViewAt,
-)
 from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
 from streammeta.controller.runtime.replication.log_time import LogTime
 from streammeta.controller.runtime.replication.waiters import OffsetWaiters
+from streammeta.controller.runtime.writer import bucket_permits
 from streammeta.controller.runtime.writer.change_feed import ChangeFeed
-from streammeta.controller.runtime.writer.commit_phases import Phases
-from streammeta.controller.runtime.writer.commit_tally import CommitTally
-from streammeta.controller.runtime.writer.marker_lease import MarkerLease, unbounded_lease
-from streammeta.controller.runtime.writer.object_id_gate import ObjectIdGate, open_gate
-from streammeta.controller.runtime.writer.submission import Submission
+from streammeta.controller.runtime.writer.submission import CommitTally, Phases, Submission
 from streammeta.controller.snapshot.checkpoint_file import Sink
 from streammeta.controller.trust.node_binding import NodeBinding
 from streammeta.rpc import tracing
@@ -113,17 +99,17 @@ class MetadataController:
         self,
         cluster_metadata: ClusterMetadata,
         clock: Clock,
-        object_ids: ObjectIdGate | None = None,
+        object_ids: bucket_permits.ObjectIdGate | None = None,
         read_checkpoint: Callable[[BinaryIO, SnapshotId], LoadedMetadata] = read_metadata,
         limits: MetadataLimits | None = None,
-        lease: MarkerLease | None = None,
+        lease: bucket_permits.MarkerLease | None = None,
     ) -> None:
         """Assemble the parts. The defaults of `object_ids` and `lease` impose no limit."""
         self._limits = limits or MetadataLimits()
         self._read_checkpoint = read_checkpoint
         self._metadata = cluster_metadata
         self.log_time = LogTime(clock)
-        self._object_ids = open_gate() if object_ids is None else object_ids
+        self._object_ids = bucket_permits.open_gate() if object_ids is None else object_ids
         self._log: ReplicatedLog | None = None
         self._answers = OffsetWaiters()
         self._reads = OffsetWaiters()
@@ -137,9 +123,9 @@ class MetadataController:
         self.answer_turns = TurnBudget(1)
         self.binding = NodeBinding()
         self.commits = CommitTally()
-        self._log_hash = RollingHash()
-        self._awaited_views = AwaitedViews(self._view_at)
-        self.lease = unbounded_lease() if lease is None else lease
+        self._log_hash = state_hashes.RollingHash()
+        self._awaited_views = state_hashes.AwaitedViews(self._view_at)
+        self.lease = bucket_permits.unbounded_lease() if lease is None else lease
 
     def bind(self, log: ReplicatedLog) -> None:
         """Connect the log. Call once, before the log starts."""
@@ -303,7 +289,7 @@ class MetadataController:
         if at_least is None:
             return await self._read_linearizably(request)
         if at_least < 0:
-            raise InvalidRequestError("at_least", f"{at_least}, must be 0 or more")
+            raise errors.InvalidRequestError("at_least", f"{at_least}, must be 0 or more")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._applied(at_least)
@@ -355,7 +341,7 @@ class MetadataController:
             BusyError: too many hashes are pending.
         """
         if at_offset is not None and at_offset < 0:
-            raise InvalidRequestError("at_offset", f"{at_offset}, must be 0 or more")
+            raise errors.InvalidRequestError("at_offset", f"{at_offset}, must be 0 or more")
         seen = await self._committed_view(at_offset)
         return StateHash(seen.offset, await asyncio.to_thread(seen.view.digest), seen.log_hash)
 
@@ -397,7 +383,7 @@ class MetadataController:
         self._log_hash.undo_to(self._committed_end)
         self._uncommitted.clear()
         self._answers.fail_all(
-            OutcomeUnknownError(
+            errors.OutcomeUnknownError(
                 "leadership was lost during replication: retry the request with the same id"
             )
         )
@@ -413,7 +399,7 @@ class MetadataController:
     def on_writes_held_up(self) -> None:
         """Fail callers that wait for disk space. Their entries may still be committed."""
         self._answers.fail_all(
-            OutcomeUnknownError(
+            errors.OutcomeUnknownError(
                 "the disks became full during replication, and the request may take effect when "
                 "there is room: retry it with the same id"
             )
@@ -421,7 +407,7 @@ class MetadataController:
 
     def _bound_log(self) -> ReplicatedLog:
         if self._log is None:
-            raise InvariantError("the controller was used before its log was bound")
+            raise errors.InvariantError("the controller was used before its log was bound")
         return self._log
 
     def _leading_log(self) -> ReplicatedLog:
@@ -433,7 +419,7 @@ class MetadataController:
     def _require_capacity(self, waiters: OffsetWaiters) -> None:
         waiting = len(waiters) + len(self._reads)
         if waiting >= WAITING_ANSWERS_MAX:
-            raise BusyError(f"{waiting} requests are waiting for a commit, retry later")
+            raise errors.BusyError(f"{waiting} requests are waiting for a commit, retry later")
 
     def _replicate(self, log: ReplicatedLog, offset: int, records: Sequence[Record]) -> int:
         # Apply first: a record that can't be applied must never be replicated.
@@ -457,7 +443,7 @@ class MetadataController:
             if offset < self._metadata.applied_end_offset:
                 continue
             if self._active:
-                raise InvariantError(
+                raise errors.InvariantError(
                     f"the record at offset {offset} is committed, but this leader has only "
                     f"replayed its log below {self._metadata.applied_end_offset}"
                 )
@@ -523,16 +509,17 @@ class MetadataController:
             if await self._is_committed(answered.offset):
                 return answered
 
-    async def _committed_view(self, at_offset: int | None) -> ViewAt:
+    async def _committed_view(self, at_offset: int | None) -> state_hashes.ViewAt:
         while True:
             end_offset = self._shown_end()
             offset = end_offset if at_offset is None else at_offset
-            if offset > end_offset + AHEAD_MAX:
-                raise InvalidRequestError(
-                    "at_offset", f"{offset}, may be at most {AHEAD_MAX} above {end_offset}"
+            if offset > end_offset + state_hashes.AHEAD_MAX:
+                raise errors.InvalidRequestError(
+                    "at_offset",
+                    f"{offset}, may be at most {state_hashes.AHEAD_MAX} above {end_offset}",
                 )
             if offset < self._metadata.applied_end_offset:
-                raise OffsetPassedError(offset, self._metadata.applied_end_offset)
+                raise errors.OffsetPassedError(offset, self._metadata.applied_end_offset)
 
             if offset <= end_offset:
                 seen = self._view_at(offset)
@@ -542,21 +529,21 @@ class MetadataController:
             try:
                 if seen.committed is not None:
                     await seen.committed
-            except OutcomeUnknownError:
+            except errors.OutcomeUnknownError:
                 continue  # the view was undone, take a new one
 
             return seen
 
-    def _view_at(self, offset: int) -> ViewAt:
+    def _view_at(self, offset: int) -> state_hashes.ViewAt:
         # The wait begins now, so that no undo can go unnoticed by the caller.
         waiting = self._answers.until(offset) if offset > self._committed_end else None
-        return ViewAt(offset, self._metadata.freeze(), self._log_hash.value, waiting)
+        return state_hashes.ViewAt(offset, self._metadata.freeze(), self._log_hash.value, waiting)
 
     async def _shown(self, log: ReplicatedLog, end_offset: int) -> None:
         """Wait until the leader's metadata at `end_offset` is committed."""
         try:
             await self._committed(end_offset)
-        except OutcomeUnknownError:
+        except errors.OutcomeUnknownError:
             raise log.leader_hint() from None
 
     def _shown_end(self) -> int:
@@ -576,7 +563,7 @@ class MetadataController:
 
     def _freeze(self, point: SnapshotPoint) -> FrozenCheckpoint:
         if self._metadata.applied_end_offset > point.snapshot_id.end_offset:
-            raise InvariantError(
+            raise errors.InvariantError(
                 f"the metadata contains the log below {self._metadata.applied_end_offset}, but its "
                 f"snapshot should end at {point.snapshot_id.end_offset}"
             )
@@ -584,9 +571,9 @@ class MetadataController:
 
     def _replace(self, loaded: LoadedMetadata) -> None:
         if self._active:
-            raise InvariantError("a snapshot must not replace the metadata of a leader")
+            raise errors.InvariantError("a snapshot must not replace the metadata of a leader")
         self._metadata = loaded.cluster_metadata
-        self._log_hash = RollingHash(loaded.log_hash)
+        self._log_hash = state_hashes.RollingHash(loaded.log_hash)
         end_offset = self._metadata.applied_end_offset
         self._awaited_views.reject_below(end_offset)
         self._awaited_views.freeze_up_to(end_offset)

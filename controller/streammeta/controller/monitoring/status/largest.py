@@ -1,7 +1,9 @@
-"""Streams and brokers with the most bytes: in stream objects, and in stream set objects.
+"""Largest streams and brokers: by ranges in objects, and by bytes.
 
-Scans the metadata in pieces while callers ask, and yields the event loop between pieces. A pause
-that grows with the duration of a scan keeps its share of the time small for any size of metadata.
+Streams with the most ranges in objects are expensive to read, and relieved by compaction. They are
+counted on request, at most every few seconds, and sorted in a thread. Bytes are found by scans of
+the metadata in pieces while callers ask, which yield the event loop between pieces. A pause that
+grows with the duration of a scan keeps its share of the time small for any size of metadata.
 """
 
 from __future__ import annotations
@@ -15,12 +17,43 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.monitoring.status.top_streams import TOP, largest
+TOP = 20
+"""Number of streams."""
+
+KEPT_S = 10.0
+"""Time for which a result is reused, in seconds."""
+
+
+def largest(counts: npt.NDArray[np.integer], most: int = TOP) -> Sequence[tuple[int, int]]:
+    """Return (stream id, count) of the largest positive counts, largest first."""
+    places = (
+        np.argpartition(counts, -most)[-most:] if len(counts) > most else np.arange(len(counts))
+    )
+    ordered = places[np.argsort(-counts[places], kind="stable")].tolist()
+    return [(place, int(counts[place])) for place in ordered if counts[place] > 0]
+
+
+class TopStreams:
+    """Streams found by the last scan of the metadata."""
+
+    def __init__(self, counts: Callable[[], npt.NDArray[np.int32]]) -> None:
+        self._counts = counts
+        self._known: Sequence[tuple[int, int]] = ()
+        self._looked_at = -KEPT_S
+
+    async def known(self) -> Sequence[tuple[int, int]]:
+        """Return (stream id, number of ranges), largest first, at most `KEPT_S` seconds old."""
+        now = time.monotonic()
+        if now - self._looked_at >= KEPT_S:
+            self._looked_at = now
+            self._known = await asyncio.to_thread(largest, self._counts())
+        return self._known
+
 
 ROWS_AT_ONCE = 16_384
 """Rows of the metadata that are scanned without a pause."""
 
-KEPT_S = 10.0
+
 """Minimum time between two scans, in seconds."""
 
 REST = 50

@@ -1,14 +1,29 @@
-"""Pace of deletion: its rate, and the pauses of keys that the bucket rejects. Pure.
+"""Order and pace of deletion: which objects may be deleted now, and how fast.
 
-Callers pass the time, and a random generator for the jitter.
+`RateLimiter` is the rate, and `RetryQueue` has the pauses of keys that the bucket rejects. Callers
+pass the time, and a random generator for the jitter.
+
+`BackupWait`: a cluster restored to the end of its backup must not name objects whose bytes are
+deleted. Each object waits for an end of the log at which it was already destroyed, so neither
+clocks nor the order of destruction matter.
+
+`InheritedIds` were prepared before this process led, and it may not know their commits. It knows
+these ids only from its disk, and a disk can be rolled back to a copy. The bucket's claims show that
+only if one of them was made after the copy. A commit of the last seconds leaves no other trace than
+its object. Bytes that end like an object prove which offsets they contain. Other bytes prove
+nothing, so they stay for a while, in which an operator can notice the rollback. Pure.
 """
+
+from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import INT64_MAX
 from streammeta.storage.backoff import Backoff
 
 # Never zero: an overloaded store must be asked again, to learn that it has recovered.
@@ -162,3 +177,88 @@ class RetryQueue:
         """Return all stuck objects, by id."""
         found = (refusal for refusal in self._refusals.values() if refusal.count >= STUCK_AFTER)
         return tuple(sorted(found, key=lambda refusal: refusal.object_id))
+
+
+INHERITED_KEPT_MS = 24 * 3600 * 1000
+"""Time for which bytes under such ids stay, by this process's timer, in milliseconds."""
+
+INHERITED_IDS_MAX = 100_000
+"""Maximum number of remembered ids. The ids that expire last are omitted."""
+
+
+class InheritedIds:
+    """Ids that were prepared but not committed when this process first led."""
+
+    def __init__(self) -> None:
+        self._ids: frozenset[int] = frozenset()
+        self._until_ms: int | None = None
+
+    def note_takeover(self, cluster_metadata: ClusterMetadata, now_ms: int) -> None:
+        """Remember the prepared ids, only on the first election of this process.
+
+        This process has seen all later prepares itself, and they can't be rolled back without it.
+        """
+        # Later elections learn nothing new: this process itself applied all entries since the
+        # first.
+        if self._until_ms is None:
+            self._ids = frozenset(cluster_metadata.list_expired(INT64_MAX, INHERITED_IDS_MAX))
+            self._until_ms = now_ms + INHERITED_KEPT_MS
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether bytes under inherited ids no longer have to stay."""
+        return self._until_ms is None or now_ms >= self._until_ms
+
+    def __contains__(self, object_id: object) -> bool:
+        return object_id in self._ids
+
+
+WAITING_MAX = 20_000
+"""Maximum number of waiting objects. Objects destroyed later follow them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    end_offset: int
+    since_ms: int
+
+
+class BackupWait:
+    """Objects whose deletion only waits for the backup."""
+
+    def __init__(self, backed_up_end: Callable[[], int]) -> None:
+        """`backed_up_end` returns the end of the log in the backup, 0 while it is unknown."""
+        self._backed_up_end = backed_up_end
+        self._waits: dict[int, _Wait] = {}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def clear(self) -> None:
+        """Remove everything when another leader is elected."""
+        self._waits.clear()
+
+    def release_covered(
+        self,
+        due: Sequence[int],
+        metadata_end: int,
+        now_ms: int,
+        choose: Callable[[Sequence[int]], Sequence[int]],
+    ) -> Sequence[int]:
+        """Return the due objects that `choose` selects from those in the backup, and forget them.
+
+        The others wait: new ones for `map_end`, the current end of the metadata. Objects that are
+        no longer due are removed.
+        """
+        # All new objects are destroyed at this end of the log, whatever their order.
+        known, new = self._waits, _Wait(metadata_end, now_ms)
+        self._waits = {key: known.get(key, new) for key in islice(due, WAITING_MAX)}
+        # Read after the waits are set, so that a new object is never compared with an older end.
+        end = self._backed_up_end()
+        taken = choose([key for key, wait in self._waits.items() if wait.end_offset <= end])
+        for object_id in taken:
+            del self._waits[object_id]
+        return taken
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """Return how long the first object has waited, 0 without one."""
+        return now_ms - min((wait.since_ms for wait in self._waits.values()), default=now_ms)
