@@ -167,8 +167,13 @@ class WriterSimulation:
         else:
             if batch.stage is Stage.SUBMIT:
                 self.submit(batch)
-            self.turns[batch] = turn = Turn()
-            self.core.enter(batch, Stage(batch.stage + 1), turn)
+            self.enter(batch, Stage(batch.stage + 1))
+
+    def enter(self, batch: BatchUpload, stage: Stage) -> None:
+        has_entered = self.core.enter(batch, stage)
+        self.turns[batch] = turn = Turn(is_woken=has_entered)
+        if not has_entered:
+            batch.turn = turn
 
     def submit(self, batch: BatchUpload) -> None:
         for run in batch.runs:
@@ -211,8 +216,7 @@ class WriterSimulation:
                         assert self.outcomes.setdefault(run, run.outcome) is run.outcome
                 case BatchSealed(batch):
                     self.sealed.append(batch)
-                    self.turns[batch] = Turn()
-                    self.core.enter(batch, Stage.ENCODE, self.turns[batch])
+                    self.enter(batch, Stage.ENCODE)
                     self.carry_out()
 
     def check(self) -> None:
@@ -293,8 +297,7 @@ def test_no_batch_is_submitted_while_an_earlier_one_is_committed_again() -> None
         if batch is batches[2]:
             core.hold()
         for stage in range(Stage.UPLOAD, last + 1):
-            simulation.turns[batch] = Turn()
-            core.enter(batch, Stage(stage), simulation.turns[batch])
+            simulation.enter(batch, Stage(stage))
         simulation.carry_out()
 
     last_turn = simulation.turns[batches[2]]
@@ -313,7 +316,7 @@ def test_a_fenced_node_fails_all_but_submitted_batches() -> None:
         core.seal()
         simulation.carry_out()
     for stage in (Stage.UPLOAD, Stage.SUBMIT, Stage.FINISH):
-        core.enter(batches[0], stage, Turn())
+        core.enter(batches[0], stage)
     simulation.admit(Append(2, 1), is_waiting=False)
 
     first, second = _fencing(), _fencing()

@@ -107,20 +107,19 @@ class OpenSpan:
             sharer.add_link(self._span.get_span_context())
         return self
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> contextlib.AbstractContextManager[object]:
         """Make this span the parent of spans started in the body."""
         if self._span is None:
-            yield
-            return
+            return _NO_SPAN
         from opentelemetry import trace
 
         # The span outlives the block, and its owner sets its status.
-        with trace.use_span(self._span, end_on_exit=False, record_exception=False):
-            yield
+        return trace.use_span(self._span, end_on_exit=False, record_exception=False)
 
 
 NOT_TRACED = OpenSpan(None)
+
+_NO_SPAN = contextlib.nullcontext(NOT_TRACED)
 
 
 def begin(name: str, attributes: Attributes | None = None) -> OpenSpan:
@@ -143,9 +142,16 @@ def note(attributes: Attributes) -> None:
         trace.get_current_span().set_attribute(name, value)
 
 
-@contextlib.contextmanager
-def span(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
+def span(
+    name: str, attributes: Attributes | None = None
+) -> contextlib.AbstractContextManager[OpenSpan]:
     """Trace the body as a child of the current span. An exception is the span's error."""
+    return _NO_SPAN if _tracer is None else traced(name, attributes)
+
+
+@contextlib.contextmanager
+def traced(name: str, attributes: Attributes | None = None) -> Iterator[OpenSpan]:
+    """Trace the body as `span` does. As a decorator it follows `enable` at each call."""
     if _tracer is None:
         yield NOT_TRACED
         return

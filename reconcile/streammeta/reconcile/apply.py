@@ -124,7 +124,7 @@ class ApplyResult:
         return not self.left and not any(self.outcomes.get(outcome) for outcome in unsettled)
 
 
-@tracing.span("streammeta.reconcile.apply")
+@tracing.traced("streammeta.reconcile.apply")
 def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: None) -> ApplyResult:
     """Check every candidate of a plan with the leader, and delete it if `config.delete`.
 

@@ -122,7 +122,7 @@ class PlanConfig:
     inventory_taken_ms: int | None = None
 
 
-@tracing.span("streammeta.reconcile.plan")
+@tracing.traced("streammeta.reconcile.plan")
 def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
     """Compare bucket and metadata, and write the plan folder. `progress` gets a line per stage.
 
@@ -224,7 +224,7 @@ def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:
         )
 
 
-@tracing.span("streammeta.reconcile.uploads")
+@tracing.traced("streammeta.reconcile.uploads")
 def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ...]]:
     """List unfinished uploads. The plan does not depend on them, so a failure is only noted."""
     folder = draft / plan_folder.UPLOADS
@@ -235,7 +235,7 @@ def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ..
         return None, (f"unfinished multipart uploads could not be listed: {error}",)
 
 
-@tracing.span("streammeta.reconcile.snapshot")
+@tracing.traced("streammeta.reconcile.snapshot")
 def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MetadataExport | str:
     """Export the metadata and check its cluster. Returns the reason if the export failed."""
     try:
@@ -261,7 +261,7 @@ def _inventory(config: PlanConfig) -> Inventory | None:
     return read_inventory(config.inventory, config.store, config.inventory_taken_ms, _now_ms())
 
 
-@tracing.span("streammeta.reconcile.list")
+@tracing.traced("streammeta.reconcile.list")
 def _list(
     engine: Engine,
     config: PlanConfig,
@@ -287,7 +287,7 @@ def _list(
     return rows
 
 
-@tracing.span("streammeta.reconcile.join")
+@tracing.traced("streammeta.reconcile.join")
 def _compare(
     engine: Engine,
     config: PlanConfig,
@@ -410,7 +410,7 @@ def _read(
     return replace(basis, read={reading.name.lower(): found[reading] for reading in sorted(found)})
 
 
-@tracing.span("streammeta.reconcile.confirm")
+@tracing.traced("streammeta.reconcile.confirm")
 def _confirm_losses(
     config: PlanConfig, store: ObjectStore, draft: Path, basis: PlanResult, progress: Progress
 ) -> PlanResult:
@@ -457,7 +457,7 @@ def _report_without_metadata(
     )
 
 
-@tracing.span("streammeta.reconcile.write")
+@tracing.traced("streammeta.reconcile.write")
 def _write(draft: Path, folder: Path, result: PlanResult) -> None:
     figures: Figures | None = None
     if result.next_object_id is not None:

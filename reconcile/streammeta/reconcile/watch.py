@@ -186,7 +186,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-@tracing.span("streammeta.reconcile.round")
+@tracing.traced("streammeta.reconcile.round")
 def _run_round(
     config: WatchConfig,
     ending: Ending,

@@ -16,6 +16,8 @@ class AttachedStreams:
 
     def __init__(self) -> None:
         self._streams: dict[int, WriterStream] = {}
+        self.get = self._streams.get
+        """Find the stream of an id, None if it is not attached."""
 
     def attach(self, streams: Iterable[OpenedStream]) -> None:
         """Attach `streams` from their next offsets on. See `StreamWriter.attach`."""

@@ -187,8 +187,11 @@ class BatchUpload:
             run for run in content.runs if run not in self.committed and run not in self.failures
         ]
 
-    def exclude_failed_streams(self) -> None:
-        """Fail the runs of streams that failed earlier: committing them would leave a gap."""
-        for run in self.runs:
-            if run.stream.failure is not None:
-                self.failures.setdefault(run, run.stream.error_after_failure())
+    def begin(self, stage: Stage) -> None:
+        """Enter `stage`. Runs of streams that failed earlier are not submitted."""
+        self.stage, self.turn = stage, None
+        if stage is Stage.SUBMIT:
+            # Committing the records after a failure would leave a gap.
+            for run in self.runs:
+                if run.stream.failure is not None:
+                    self.failures.setdefault(run, run.stream.error_after_failure())

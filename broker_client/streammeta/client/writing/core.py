@@ -107,9 +107,10 @@ class WriterCore:
         self._ahead: dict[Stage, OrderedDict[BatchUpload, None]] = {
             stage: OrderedDict() for stage in Stage if stage is not Stage.SEALED
         }
+        # No batch may begin to submit while the order is held: the limit of that stage is 0 then.
+        self._limits = dict.fromkeys(Stage, 1) | {Stage.UPLOAD: config.parallel_uploads}
         self.in_flight = self._ahead[Stage.FINISH]
         """Batches that are sealed and not settled, the oldest first."""
-        self._is_held = False
 
     # -- admission
 
@@ -120,7 +121,10 @@ class WriterCore:
         if self.rejection is not None:
             raise self.rejection
 
-        stream = self._streams.require(stream_id, f"append to stream {stream_id}")
+        # The subject of an error is built for an error only: this runs once a record.
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            stream = self._streams.require(stream_id, f"append to stream {stream_id}")
         if stream.failure is not None:
             raise stream.error_after_failure()
         return stream
@@ -143,15 +147,14 @@ class WriterCore:
         if run is not None and run.end_offset + offsets - run.start_offset > INT32_MAX:
             run = None
         # The first record of a stream in a batch also pays for its run.
-        if not self._has_space(cost if run is not None else cost + RUN_OVERHEAD, size):
+        if run is None:
+            cost += RUN_OVERHEAD
+        if self.buffered + cost > self._config.max_buffer_bytes or size > UPLOAD_BYTES_MAX:
+            return None
+        if self._unencoded_bytes > _UNENCODED_MAX and self._is_half_full:
             return None
         check_offsets(stream, offsets)
         return self._open_run(stream) if run is None else run
-
-    def _has_space(self, cost: int, size: int) -> bool:
-        if self.buffered + cost > self._config.max_buffer_bytes or size > UPLOAD_BYTES_MAX:
-            return False
-        return self._unencoded_bytes <= _UNENCODED_MAX or not self._is_half_full
 
     @property
     def _is_half_full(self) -> bool:
@@ -212,6 +215,8 @@ class WriterCore:
         self._wake_flushes()
 
     def _wake_flushes(self) -> None:
+        if not self._flushes:
+            return
         oldest = next(iter(self.in_flight), None)
         # A fenced node's batches may wait for a controller that never answers them.
         while self._flushes and (
@@ -268,26 +273,35 @@ class WriterCore:
         self._open_bytes = 0
         self.effects.append(BatchSealed(batch))
 
-    def enter(self, batch: BatchUpload, stage: Stage, waiter: Waiter) -> None:
-        """End the present stage of `batch`, and wake `waiter` when it may enter the next one."""
-        assert stage == batch.stage + 1, f"a batch in stage {batch.stage} can't enter {stage}"
-        batch.turn = waiter
-        self._grant_turns(stage)
-        if stage is not Stage.ENCODE:
-            self._pass(batch, Stage(stage - 1))
-            self._grant_turns(Stage(stage - 1))
+    def enter(self, batch: BatchUpload, stage: Stage) -> bool:
+        """End the present stage of `batch`. Return whether it has entered the next one.
+
+        If it has to wait, the caller sets `batch.turn` before any other event. It is woken when the
+        batch has entered the stage.
+        """
+        left = batch.stage
+        assert stage == left + 1, f"a batch in stage {left} can't enter {stage}"
+        if left is not Stage.SEALED:
+            self._pass(batch, left)
+            self._grant_turns(left)
+        # Most batches need not wait, and a turn costs more than the rest of this method.
+        if batch not in islice(self._ahead[stage], self._limits[stage]):
+            return False
+        batch.begin(stage)
+        return True
 
     def hold(self) -> None:
         """Let no other batch submit until all submitted ones are settled.
 
         A batch is committed again. The controllers rejected the later ones because it was missing.
         """
-        self._is_held = True
+        self._limits[Stage.SUBMIT] = 0
 
     def settle(self, batch: BatchUpload) -> None:
         """End `batch`, in any stage. Unless it is committed or has failed, it was cancelled."""
         was_submitted = batch not in self._ahead[Stage.SUBMIT]
-        for stage in self._ahead:
+        remaining = [stage for stage, ahead in self._ahead.items() if batch in ahead]
+        for stage in remaining:
             self._pass(batch, stage)
 
         for run in batch.runs:
@@ -300,33 +314,29 @@ class WriterCore:
                 self._fail(run, batch.failures.get(run) or cancelled)
         self.effects.append(Answer(batch.runs))
 
-        oldest = next(iter(self.in_flight), None)
-        if oldest is None or oldest.stage < Stage.SUBMIT:
-            self._is_held = False
-        for stage in self._ahead:
+        if self._limits[Stage.SUBMIT] == 0:
+            oldest = next(iter(self.in_flight), None)
+            if oldest is None or oldest.stage < Stage.SUBMIT:
+                self._limits[Stage.SUBMIT] = 1
+                self._grant_turns(Stage.SUBMIT)
+        for stage in remaining:
             self._grant_turns(stage)
         self._wake_append()
         self._wake_flushes()
 
     def _pass(self, batch: BatchUpload, stage: Stage) -> None:
         """Note that `batch` has passed `stage`."""
-        if batch in self._ahead[stage]:
-            del self._ahead[stage][batch]
-            if stage is Stage.ENCODE:
-                self._unencoded_bytes -= batch.encoded_bytes
-                self._wake_append()
+        del self._ahead[stage][batch]
+        if stage is Stage.ENCODE:
+            self._unencoded_bytes -= batch.encoded_bytes
+            self._wake_append()
 
     def _grant_turns(self, stage: Stage) -> None:
         """Wake batches that wait for `stage` and may enter it."""
-        if stage is Stage.SUBMIT and self._is_held:
-            return
-        limit = self._config.parallel_uploads if stage is Stage.UPLOAD else 1
-        for batch in islice(self._ahead[stage], limit):
+        for batch in islice(self._ahead[stage], self._limits[stage]):
             if batch.turn is not None and stage == batch.stage + 1:
                 self.effects.append(Wake(batch.turn))
-                batch.stage, batch.turn = stage, None
-                if stage is Stage.SUBMIT:
-                    batch.exclude_failed_streams()
+                batch.begin(stage)
 
     # -- outcomes
 

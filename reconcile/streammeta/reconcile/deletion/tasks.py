@@ -140,7 +140,7 @@ class Deleter:
             self._failed_in_a_row += sum(result.may_concern_all for result in judged)
         self._is_over = self._is_over or self._failed_in_a_row >= _HOPELESS
 
-    @tracing.span("streammeta.reconcile.batch")
+    @tracing.traced("streammeta.reconcile.batch")
     def _process_batch(self, batch: Sequence[Candidate]) -> list[Judged]:
         """Process a batch. Throttled keys are retried, with all checks, after a pause."""
         judged = self._attempt(batch)
