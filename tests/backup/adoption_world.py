@@ -14,16 +14,10 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
-from streammeta.controller.metadata.tables.values import (
-    NodeIdentity,
-    ObjectState,
-    RangeColumns,
-    StreamObjectColumns,
-    column,
-)
+from streammeta.controller.metadata.tables import values
 from streammeta.storage.adoption.model import Candidate, Entry, StoredRecord, StoredRun
 
-NODES = (NodeIdentity(7, 1), NodeIdentity(8, 1), NodeIdentity(9, 1))
+NODES = (values.NodeIdentity(7, 1), values.NodeIdentity(8, 1), values.NodeIdentity(9, 1))
 NOW_MS = 1_000_000
 TTL_MS = 10**8
 
@@ -146,12 +140,12 @@ class World:
                 object_id=object_id,
                 order_id=-1,
                 object_size=10,
-                ranges=RangeColumns(
-                    stream_id=column(ids),
-                    start_offset=column([runs[one][0].start for one in ids]),
-                    end_offset=column([runs[one][-1].end for one in ids]),
+                ranges=values.RangeColumns(
+                    stream_id=values.column(ids),
+                    start_offset=values.column([runs[one][0].start for one in ids]),
+                    end_offset=values.column([runs[one][-1].end for one in ids]),
                 ),
-                compacted_object_ids=column(sources or []),
+                compacted_object_ids=values.column(sources or []),
             )
         )
         if answer.error is not ErrorCode.NONE:
@@ -269,14 +263,14 @@ class World:
                 object_id=self._put(index, rest) if rest else -1,
                 order_id=-1,
                 object_size=10 if rest else 0,
-                ranges=_ranges(RangeColumns, rest),
+                ranges=_ranges(values.RangeColumns, rest),
                 stream_objects=_ranges(
-                    StreamObjectColumns,
+                    values.StreamObjectColumns,
                     runs,
-                    object_id=column([object_id for _, object_id in made]),
-                    object_size=column([10] * len(made)),
+                    object_id=values.column([object_id for _, object_id in made]),
+                    object_size=values.column([10] * len(made)),
                 ),
-                compacted_object_ids=column(sorted(sources)),
+                compacted_object_ids=values.column(sorted(sources)),
             )
         )
 
@@ -307,7 +301,7 @@ class World:
                 stream_epoch=self.epochs[stream_id],
                 start_offset=records[0].start,
                 end_offset=records[-1].end,
-                source_object_ids=column(sources),
+                source_object_ids=values.column(sources),
             )
         )
 
@@ -347,7 +341,7 @@ class World:
             return
         states: Any = self.write_free(r.CheckObjects(object_ids=ids)).states
         for object_id, state in zip(ids, states, strict=True):
-            if state is ObjectState.MARK_DESTROYED and self.rng.random() < 0.8:
+            if state is values.ObjectState.MARK_DESTROYED and self.rng.random() < 0.8:
                 del self.bucket[object_id]
 
     def write_free(self, request: Any) -> Any:
@@ -358,8 +352,8 @@ class World:
 def _ranges(kind: Any, runs: dict[int, list[StoredRecord]], **more: Any) -> Any:
     ids = sorted(runs)
     return kind(
-        stream_id=column(ids),
-        start_offset=column([runs[one][0].start for one in ids]),
-        end_offset=column([runs[one][-1].end for one in ids]),
+        stream_id=values.column(ids),
+        start_offset=values.column([runs[one][0].start for one in ids]),
+        end_offset=values.column([runs[one][-1].end for one in ids]),
         **more,
     )

@@ -1,20 +1,15 @@
-"""Chains, verification and retention: laws over random backups by one or two leaders."""
+"""Chains, verification, retention and points in time, over random backups by one or two leaders."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
 
-from streammeta.controller.backup.chains import (
-    JUMPS_MIN,
-    chain_to,
-    file_ages,
-    find_dispensable,
-    find_unreachable,
-    newest_chain,
-)
+from streammeta.controller.backup import chains
 from streammeta.controller.backup.errors import BackupDamagedError
 from streammeta.controller.backup.replaying import replay
 from streammeta.controller.backup.verification import verify
@@ -22,9 +17,12 @@ from streammeta.storage.cluster_files.backup_files import (
     CheckpointName,
     FileName,
     Inventory,
+    SegmentManifest,
     SegmentName,
 )
 from tests.backup.backup_world import Backup, random_log
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 SEEDS = range(5)
 
@@ -41,13 +39,13 @@ def test_every_end_from_the_first_base_on_is_restored_as_it_was(seed: int) -> No
     inventory, log = backup.archive.inventory(), backup.log
     verified = verify(inventory, backup.archive, is_all=True)
     assert verified.damages == ()
-    newest = newest_chain(inventory)
+    newest = chains.newest_chain(inventory)
     assert newest is not None
     assert newest.end_offset == log.ends[-1]
-    assert find_unreachable(inventory) == ()
+    assert chains.find_unreachable(inventory) == ()
     first = 0 if inventory.segments[0].start_offset == 0 else inventory.checkpoints[0].end_offset
     for position, view in zip(log.positions, log.views, strict=True):
-        chain = chain_to(inventory, position.end_offset)
+        chain = chains.chain_to(inventory, position.end_offset)
         assert (chain is not None) == (position.end_offset >= first)
         if chain is not None:
             replayed = replay(chain, backup.archive, end_offset=position.end_offset)
@@ -95,12 +93,14 @@ def test_a_missing_segment_ends_the_chain_and_is_named(seed: int) -> None:
     gone = Random(seed).choice(names[:-1])
     backup.archive.delete([gone])
     inventory = backup.archive.inventory()
-    chain = newest_chain(inventory)
+    chain = chains.newest_chain(inventory)
     assert (chain.end_offset if chain else 0) == gone.start_offset
-    assert {one.start_offset >= gone.end_offset for one in find_unreachable(inventory)} == {True}
+    assert {one.start_offset >= gone.end_offset for one in chains.find_unreachable(inventory)} == {
+        True
+    }
     verified = verify(inventory, backup.archive)
     assert f"offsets from {gone.start_offset} to {gone.end_offset}" in str(verified.damages[0])
-    assert chain_to(inventory, names[-1].end_offset) is None
+    assert chains.chain_to(inventory, names[-1].end_offset) is None
     backup.put_checkpoint(gone.end_offset)
     assert verify(backup.archive.inventory(), backup.archive).damages == ()
 
@@ -123,10 +123,10 @@ def test_a_map_that_is_not_that_of_a_checkpoint_on_the_way_is_found() -> None:
     first, *_, last = ends = backup.log.ends
     backup.put_segment(first, last)
     backup.put_checkpoint(ends[20])
-    chain = chain_to(backup.archive.inventory(), ends[19])
+    chain = chains.chain_to(backup.archive.inventory(), ends[19])
     assert chain is not None
     assert chain.base is None
-    chain = newest_chain(Inventory(backup.archive.inventory().segments, (), (), {}))
+    chain = chains.newest_chain(Inventory(backup.archive.inventory().segments, (), (), {}))
     assert chain is not None
     good = {ends[20]: backup.log.view_at(ends[20]).digest().hex()}
     replay(chain, backup.archive, state_hashes=good)
@@ -138,20 +138,20 @@ def test_a_map_that_is_not_that_of_a_checkpoint_on_the_way_is_found() -> None:
 def test_retention_keeps_every_point_from_its_time_on_and_the_newest_chain(seed: int) -> None:
     backup = random_backup(seed)
     log, rng = backup.log, Random(seed)
-    newest = newest_chain(backup.archive.inventory())
+    newest = chains.newest_chain(backup.archive.inventory())
     assert newest is not None
     for index in (*sorted(rng.sample(range(len(log.ends)), 4)), len(log.ends) + 100):
         before = backup.archive.inventory()
         keep_ms = max(0, max(before.written_ms.values()) - backup.ms_at(0) - 1_000 * index)
-        gone = find_dispensable(before, keep_ms)
+        gone = chains.find_dispensable(before, keep_ms)
         assert newest.base not in gone
         assert not set(newest.segments) & set(gone)
-        wanted = [end for end in log.ends[index:] if chain_to(before, end) is not None]
+        wanted = [end for end in log.ends[index:] if chains.chain_to(before, end) is not None]
         assert backup.archive.delete(gone) == len(gone)
         after = backup.archive.inventory()
-        assert find_dispensable(after, keep_ms) == ()
+        assert chains.find_dispensable(after, keep_ms) == ()
         for end in wanted:
-            chain = chain_to(after, end)
+            chain = chains.chain_to(after, end)
             assert chain is not None
             view = replay(chain, backup.archive, end_offset=end).cluster_metadata.freeze()
             assert view.digest() == log.view_at(end).digest()
@@ -170,21 +170,20 @@ def steady(times_ms: Sequence[int]) -> Inventory:
     return Inventory(segments, checkpoints, (), written)
 
 
-HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 WEEK = [DAY_MS + 6 * HOUR_MS * at for at in range(40)]
 
 
 def test_retention_keeps_the_newest_checkpoint_that_is_older() -> None:
-    gone = find_dispensable(steady(WEEK), 7 * DAY_MS)
+    gone = chains.find_dispensable(steady(WEEK), 7 * DAY_MS)
     assert max(one.end_offset for one in gone) == 110, "of 40 checkpoints 28 are 7 days old at most"
     assert len([one for one in gone if isinstance(one, CheckpointName)]) == 10
 
 
 def test_retention_keeps_the_newest_checkpoints_whatever_their_age() -> None:
-    left = set(steady(WEEK).files) - set(find_dispensable(steady(WEEK), 0))
+    left = set(steady(WEEK).files) - set(chains.find_dispensable(steady(WEEK), 0))
     ends = sorted(one.end_offset for one in left if isinstance(one, CheckpointName))
     assert ends == [380, 390, 400]
-    assert find_dispensable(steady(WEEK[:2]), 0) == ()
+    assert chains.find_dispensable(steady(WEEK[:2]), 0) == ()
 
 
 @pytest.mark.parametrize("jump_ms", [30 * DAY_MS, -30 * DAY_MS, 3_650 * DAY_MS])
@@ -192,35 +191,81 @@ def test_retention_keeps_the_newest_checkpoints_whatever_their_age() -> None:
 def test_a_jump_of_the_clock_that_stamps_files_removes_none_early(jump_ms: int, files: int) -> None:
     for at in (*range(32), 40 - files):
         times = [*WEEK[:at], *(one + jump_ms for one in WEEK[at : at + files]), *WEEK[at + files :]]
-        age_ms = file_ages(steady(times), 7 * DAY_MS // JUMPS_MIN)
-        assert max(age_ms.values()) <= WEEK[-1] - WEEK[0] + 7 * DAY_MS // JUMPS_MIN
+        age_ms = chains.file_ages(steady(times), 7 * DAY_MS // chains.JUMPS_MIN)
+        assert max(age_ms.values()) <= WEEK[-1] - WEEK[0] + 7 * DAY_MS // chains.JUMPS_MIN
 
-        gone = find_dispensable(steady(times), 7 * DAY_MS)
+        gone = chains.find_dispensable(steady(times), 7 * DAY_MS)
         assert all(WEEK[one.end_offset // 10 - 1] < WEEK[-1] - 5 * DAY_MS for one in gone)
 
 
 def test_files_that_were_copied_to_another_bucket_are_new() -> None:
-    assert find_dispensable(steady([WEEK[0]] * 40), DAY_MS) == ()
+    assert chains.find_dispensable(steady([WEEK[0]] * 40), DAY_MS) == ()
 
 
 def test_retention_without_an_old_checkpoint_removes_nothing() -> None:
     whole = steady(WEEK)
     none_old = Inventory(whole.segments, whole.checkpoints[-4:], (), whole.written_ms)
-    assert find_dispensable(none_old, 7 * DAY_MS) == ()
-    assert find_dispensable(Inventory(whole.segments, (), (), whole.written_ms), 0) == ()
+    assert chains.find_dispensable(none_old, 7 * DAY_MS) == ()
+    assert chains.find_dispensable(Inventory(whole.segments, (), (), whole.written_ms), 0) == ()
 
 
 def test_the_newest_chain_is_that_which_reaches_furthest() -> None:
     segments = names((10, 20), (12, 30), (18, 24), (30, 31), (40, 50))
     bases = (CheckpointName(10, 1), CheckpointName(20, 1), CheckpointName(35, 2))
     inventory = Inventory(segments, bases, (), {})
-    chain = newest_chain(inventory)
+    chain = chains.newest_chain(inventory)
     assert chain is not None
     assert (chain.base, chain.end_offset) == (bases[2], 35)
-    assert find_unreachable(inventory) == names((40, 50))
-    chain = chain_to(inventory, 31)
+    assert chains.find_unreachable(inventory) == names((40, 50))
+    chain = chains.chain_to(inventory, 31)
     assert chain is not None
     assert (chain.base, chain.segments) == (bases[1], names((12, 30), (30, 31)))
-    assert chain_to(inventory, 33) is None
-    assert chain_to(inventory, 9) is None
-    assert newest_chain(Inventory(segments, (), (), {})) is None
+    assert chains.chain_to(inventory, 33) is None
+    assert chains.chain_to(inventory, 9) is None
+    assert chains.newest_chain(Inventory(segments, (), (), {})) is None
+
+
+def make_backup() -> tuple[Backup, dict[SegmentName, SegmentManifest]]:
+    """Return a backup of one segment a batch, with the manifests."""
+    backup = Backup(random_log(7))
+    for start, end in pairwise(backup.log.ends):
+        backup.put_segment(start, end)
+    archive = backup.archive
+    return backup, {one: archive.segment_manifest(one) for one in archive.inventory().segments}
+
+
+@pytest.mark.parametrize("jump_ms", [0, 30 * DAY_MS, -30 * DAY_MS])
+@pytest.mark.parametrize("first", [1, 20, 31])
+def test_a_leader_with_a_wrong_clock_moves_no_point(jump_ms: int, first: int) -> None:
+    backup, manifests = make_backup()
+    segments = sorted(manifests, key=lambda one: one.end_offset)
+    written = backup.archive.inventory().written_ms
+    for name in segments[first : first + 9]:
+        manifests[name] = replace(manifests[name], last_ms=manifests[name].last_ms + jump_ms)
+    for count, name in enumerate(segments, start=1):
+        to_ms = backup.ms_at(name.end_offset)
+        assert chains.count_committed_by(segments, to_ms, written, manifests.__getitem__) == count
+        assert (
+            chains.count_committed_by(segments, to_ms - 1, written, manifests.__getitem__)
+            == count - 1
+        )
+
+
+def test_a_segment_before_another_was_committed_before_it() -> None:
+    backup, manifests = make_backup()
+    segments = sorted(manifests, key=lambda one: one.end_offset)
+    written = dict(backup.archive.inventory().written_ms)
+    written[segments[5]] += 30 * DAY_MS
+    to_ms = backup.ms_at(segments[9].end_offset)
+    assert chains.count_committed_by(segments, to_ms, written, manifests.__getitem__) == 10
+
+
+def test_a_copied_backup_has_the_leaders_times() -> None:
+    backup, manifests = make_backup()
+    segments = sorted(manifests, key=lambda one: one.end_offset)
+    written: dict[FileName, int] = dict.fromkeys(
+        segments, backup.ms_at(segments[-1].end_offset) + DAY_MS
+    )
+    to_ms = backup.ms_at(segments[9].end_offset)
+    assert chains.count_committed_by(segments, to_ms, written, manifests.__getitem__) == 10
+    assert chains.count_committed_by([], to_ms, {}, manifests.__getitem__) == 0

@@ -22,14 +22,7 @@ from streammeta.client import (
 )
 from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.client.prometheus import ClientCollector
-from streammeta.client.resources.tally import (
-    BOUNDS_S,
-    REASONS,
-    STORE_KINDS,
-    ClientTally,
-    TimeCounts,
-    snapshot,
-)
+from streammeta.client.resources import tally
 from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
 from streammeta.storage.object_store.protocol.base import ObjectStore
@@ -96,7 +89,8 @@ async def test_appends_uploads_commits_and_reads_are_counted() -> None:
         assert read.cache_misses["map"] >= 1
         assert read.fetches >= 1
         sent = {
-            kind: read.store_requests[kind] - before.store_requests[kind] for kind in STORE_KINDS
+            kind: read.store_requests[kind] - before.store_requests[kind]
+            for kind in tally.STORE_KINDS
         }
         assert sent["put"] == 1
         assert sent["get"] >= read.fetches
@@ -116,7 +110,9 @@ def test_every_call_of_a_store_has_a_kind() -> None:
     sums = dict.fromkeys(
         calls - {"until", "metrics", "close"}, OperationMetrics(calls=1, retries=1)
     )
-    counted = snapshot(ClientTally(), ReaderStats(), store=StoreMetrics(sums)).store_requests
+    counted = tally.snapshot(
+        tally.ClientTally(), ReaderStats(), store=StoreMetrics(sums)
+    ).store_requests
     assert sum(counted.values()) == 2 * len(sums)
     assert min(counted.values()) > 0
 
@@ -209,7 +205,7 @@ async def test_repeated_uploads_have_a_reason() -> None:
 
 def test_what_can_be_counted_is_there_before_it_happens() -> None:
     seen = scraped(nothing_yet())
-    for reason in REASONS:
+    for reason in tally.REASONS:
         assert seen[f'retries_total{{reason="{reason}"}}'] == 0
     assert seen['commit_duration_seconds_bucket{le="+Inf",verdict="unanswered"}'] == 0
     assert seen['commit_duration_seconds_bucket{le="0.0005",verdict="refused"}'] == 0
@@ -217,13 +213,13 @@ def test_what_can_be_counted_is_there_before_it_happens() -> None:
 
 
 def test_a_time_is_in_the_class_whose_bound_it_does_not_exceed() -> None:
-    times = TimeCounts()
+    times = tally.TimeCounts()
     for took_s in (0.0, 0.0005, 0.00051, 17.0):
         times.add(took_s)
     assert (times.counts[0], times.counts[1], times.counts[-1]) == (2, 1, 1)
     assert times.frozen().total == 4
-    assert BOUNDS_S[0] == 0.0005
-    assert 16 < BOUNDS_S[-1] < 17
+    assert tally.BOUNDS_S[0] == 0.0005
+    assert 16 < tally.BOUNDS_S[-1] < 17
 
 
 def test_the_client_is_imported_without_the_package() -> None:

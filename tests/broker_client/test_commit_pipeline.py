@@ -11,17 +11,8 @@ import grpc
 import pytest
 
 from streammeta.client import errors, model
+from streammeta.client.commits import messages
 from streammeta.client.commits.core import MESSAGES_IN_FLIGHT
-from streammeta.client.commits.messages import (
-    COMMITTED,
-    MESSAGE_ROWS_MAX,
-    CommitMessage,
-    CommitQueue,
-    PendingCommit,
-    PendingUpload,
-    Upload,
-    UploadVerdict,
-)
 from streammeta.client.commits.pipeline import CommitPipeline
 from streammeta.client.controllers.controller_client import ControllerClient
 from streammeta.v1 import objects_pb2
@@ -38,10 +29,10 @@ NODE = model.NodeIdentity(1000, 1)
 NODE_MESSAGE = NodeIdentity(node_id=1000, node_epoch=1)
 
 
-def upload(object_id: int, stream_id: int, start: int, rows: int = 1) -> Upload:
+def upload(object_id: int, stream_id: int, start: int, rows: int = 1) -> messages.Upload:
     """`rows` streams from `stream_id` on, 10 offsets each."""
     streams = range(stream_id, stream_id + rows)
-    return Upload(object_id, 100, streams, [start] * rows, [start + 10] * rows, [1] * rows)
+    return messages.Upload(object_id, 100, streams, [start] * rows, [start + 10] * rows, [1] * rows)
 
 
 def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStreamSetObjectRequest:
@@ -103,7 +94,7 @@ async def test_what_waits_travels_together() -> None:
             # Time in which more messages than may be could leave; too little would hide them.
             await asyncio.sleep(0.002)
         release.set()
-        assert await asyncio.gather(*futures) == [COMMITTED] * 100
+        assert await asyncio.gather(*futures) == [messages.COMMITTED] * 100
         assert len(cluster.messages) <= MESSAGES_IN_FLIGHT + 1
         assert cluster.ends == {0: 1000}
         assert set(cluster.applied.values()) == {1}
@@ -116,11 +107,11 @@ async def test_each_upload_has_its_own_verdict() -> None:
             await pipeline.upload(one)
             for one in (upload(1, 0, 0, rows=2), upload(2, 5, 0, rows=3), upload(3, 0, 10))
         ]
-        refused = UploadVerdict(
+        refused = messages.UploadVerdict(
             ERROR_CODE_OFFSET_NOT_MATCHED,
             [ERROR_CODE_NONE, ERROR_CODE_OFFSET_NOT_MATCHED, ERROR_CODE_NONE],
         )
-        assert await asyncio.gather(*futures) == [COMMITTED, refused, COMMITTED]
+        assert await asyncio.gather(*futures) == [messages.COMMITTED, refused, messages.COMMITTED]
 
 
 async def test_commits_and_uploads_are_judged_in_the_order_they_came() -> None:
@@ -153,7 +144,7 @@ async def test_a_leader_that_dies_with_answers_unsent() -> None:
         await dies.wait()
         cluster.move_leader(2)
         await cluster.kill(0)
-        assert await asyncio.gather(*futures) == [COMMITTED] * 200
+        assert await asyncio.gather(*futures) == [messages.COMMITTED] * 200
         assert len(cluster.applied) == 200
         assert set(cluster.applied.values()) == {1}
 
@@ -167,7 +158,7 @@ async def test_a_leader_that_hangs_is_left_for_the_next() -> None:
                 await asyncio.Event().wait()
 
         cluster.hook = hang
-        assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
+        assert await (await pipeline.upload(upload(1, 0, 0))) == messages.COMMITTED
         assert pipeline._client.leader == cluster.endpoints[1]
 
 
@@ -186,7 +177,7 @@ async def test_a_bad_upload_fails_no_other() -> None:
         futures = [await pipeline.upload(one) for one in uploads]
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(outcomes.pop(13), errors.InvalidRequestError)
-        assert outcomes == [COMMITTED] * 49, "the others are judged in the order they came"
+        assert outcomes == [messages.COMMITTED] * 49, "the others are judged in the order they came"
 
 
 async def test_without_a_leader_the_deadline_ends_it() -> None:
@@ -197,7 +188,7 @@ async def test_without_a_leader_the_deadline_ends_it() -> None:
             await future
         assert set(raised.value.tried) == set(cluster.endpoints)
         cluster.move_leader(1)
-        assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
+        assert await (await pipeline.upload(upload(1, 0, 0))) == messages.COMMITTED
 
 
 async def test_controllers_without_the_call_are_said_to_be_so() -> None:
@@ -227,7 +218,7 @@ async def test_close_waits_for_what_was_handed_in_and_takes_no_more() -> None:
     async with piped() as (_, pipeline):
         futures = [await pipeline.upload(upload(number, 0, 10 * number)) for number in range(20)]
         await pipeline.close()
-        assert [future.result() for future in futures] == [COMMITTED] * 20
+        assert [future.result() for future in futures] == [messages.COMMITTED] * 20
         with pytest.raises(errors.WriterClosedError):
             await pipeline.upload(upload(20, 0, 200))
 
@@ -238,30 +229,30 @@ async def test_an_upload_that_nobody_waits_for_harms_nobody() -> None:
         futures[2].cancel()
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         assert isinstance(outcomes.pop(2), asyncio.CancelledError)
-        assert outcomes == [COMMITTED] * 4
+        assert outcomes == [messages.COMMITTED] * 4
 
 
 async def test_messages_stay_within_their_bounds() -> None:
     loop = asyncio.get_running_loop()
-    queue = CommitQueue()
-    rows = [1, 19_999, 1, 1, MESSAGE_ROWS_MAX, 1]
+    queue = messages.CommitQueue()
+    rows = [1, 19_999, 1, 1, messages.MESSAGE_ROWS_MAX, 1]
     for number, count in enumerate(rows):
         one = upload(number, 0, 0, count)
-        queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
+        queue.add(messages.PendingUpload.of(one, loop.create_future(), 0.0))
     taken = [[one.rows for one in queue.take().uploads] for _ in range(4)]
-    assert taken == [[1, 19_999], [1, 1], [MESSAGE_ROWS_MAX], [1]]
+    assert taken == [[1, 19_999], [1, 1], [messages.MESSAGE_ROWS_MAX], [1]]
     assert not queue
 
 
 async def test_what_can_not_share_a_message_does_not() -> None:
     """An id twice, epochs beside none, and a commit behind uploads each begin a new message."""
     loop = asyncio.get_running_loop()
-    queue = CommitQueue()
-    without_epochs = Upload(2, 1, [0], [0], [1])
+    queue = messages.CommitQueue()
+    without_epochs = messages.Upload(2, 1, [0], [0], [1])
     for one in (upload(1, 0, 0), upload(1, 0, 0), without_epochs):
-        queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
-    queue.add(PendingCommit(commit(3, 0, 0), Plain.verdict, loop.create_future(), 0.0))
-    queue.add(PendingUpload.of(upload(4, 0, 0), loop.create_future(), 0.0))
+        queue.add(messages.PendingUpload.of(one, loop.create_future(), 0.0))
+    queue.add(messages.PendingCommit(commit(3, 0, 0), Plain.verdict, loop.create_future(), 0.0))
+    queue.add(messages.PendingUpload.of(upload(4, 0, 0), loop.create_future(), 0.0))
     taken = [queue.take() for _ in range(4)]
     assert [(len(one.commits), len(one.uploads)) for one in taken] == [
         (0, 1),
@@ -275,10 +266,10 @@ async def test_what_can_not_share_a_message_does_not() -> None:
 
 async def test_a_message_is_what_the_contract_says() -> None:
     loop = asyncio.get_running_loop()
-    queue = CommitQueue()
-    queue.add(PendingCommit(commit(3, 9, 5), Plain.verdict, loop.create_future(), 0.0))
+    queue = messages.CommitQueue()
+    queue.add(messages.PendingCommit(commit(3, 9, 5), Plain.verdict, loop.create_future(), 0.0))
     for one in (upload(1, 4, 0, rows=2), upload(2, 0, 0)):
-        queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
+        queue.add(messages.PendingUpload.of(one, loop.create_future(), 0.0))
     message = objects_pb2.CommitPipelineRequest.FromString(queue.take().encode(NODE_MESSAGE))
     assert list(message.commits) == [commit(3, 9, 5)]
     assert message.uploads == objects_pb2.UploadColumns(
@@ -306,16 +297,18 @@ async def test_a_message_is_what_the_contract_says() -> None:
 )
 def test_columns_that_no_message_can_hold_are_refused_at_once(columns: Any) -> None:
     with pytest.raises(ValueError, match="object 5"):
-        Upload(5, 1, *columns)
+        messages.Upload(5, 1, *columns)
 
 
-PLAIN = Upload(1, 100, [5], [0], [10], [1])
+PLAIN = messages.Upload(1, 100, [5], [0], [10], [1])
 
 
-async def sent(*uploads: Upload) -> objects_pb2.UploadColumns:
+async def sent(*uploads: messages.Upload) -> objects_pb2.UploadColumns:
     """Return what a message of these uploads says in the words of the contract."""
     done = asyncio.get_running_loop().create_future
-    message = CommitMessage(1, uploads=[PendingUpload.of(one, done(), 1.0) for one in uploads])
+    message = messages.CommitMessage(
+        1, uploads=[messages.PendingUpload.of(one, done(), 1.0) for one in uploads]
+    )
     return objects_pb2.CommitPipelineRequest.FromString(message.encode(NODE_MESSAGE)).uploads
 
 

@@ -14,14 +14,8 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.output_writer import OutputWriter
 from streammeta.client.compaction.report import Figures
 from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.storage.compaction import layout as compaction_layout
 from streammeta.storage.compaction.entries import EntryTable, live_entries
-from streammeta.storage.compaction.layout import (
-    DEAD_BYTES_MAX,
-    Layout,
-    PlacedRead,
-    StreamSetObjectSoFar,
-    lay_out,
-)
 from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
 from streammeta.storage.compaction.planner import plan_compaction
 from streammeta.storage.compaction.verification import DamagedBlockError, check_blocks
@@ -46,9 +40,9 @@ def entries_of(bucket: Bucket) -> EntryTable:
     return EntryTable.concatenate(tables)
 
 
-def fill(layout: Layout, bucket: Bucket) -> bytearray:
+def fill(layout: compaction_layout.Layout, bucket: Bucket) -> bytearray:
     """Do what the reads say, in any order, as a store would."""
-    buffer, dropped = bytearray(layout.size), bytearray(DEAD_BYTES_MAX)
+    buffer, dropped = bytearray(layout.size), bytearray(compaction_layout.DEAD_BYTES_MAX)
     for read in layout.reads:
         data = bucket[read.object_id][read.position : read.position + read.size]
         at = 0
@@ -62,9 +56,9 @@ def fill(layout: Layout, bucket: Bucket) -> bytearray:
 def write_out(commit: CommitPlan, bucket: Bucket, max_read_bytes: int) -> list[bytes]:
     """Carry a commit out in memory; return the bytes of its outputs."""
     pieces = [o for it in commit.iterations for o in it.outputs if o.kind is OutputKind.COMPACT]
-    so_far, whole, objects, carried = StreamSetObjectSoFar(), bytearray(), [], b""
+    so_far, whole, objects, carried = compaction_layout.StreamSetObjectSoFar(), bytearray(), [], b""
     for iteration in commit.iterations:
-        layout = lay_out(
+        layout = compaction_layout.lay_out(
             iteration.outputs,
             so_far,
             ends_set_object=bool(pieces) and pieces[-1] in iteration.outputs,
@@ -114,9 +108,9 @@ def test_few_dead_bytes_are_read_along_but_never_more_than_are_wanted(
     bucket, live = two_streams(dead)
     plan = plan_compaction(live, CompactionLimits(split_size=1), sharing_only=False)
     (iteration,) = plan.commits[0].iterations
-    layout = lay_out(
+    layout = compaction_layout.lay_out(
         iteration.outputs,
-        StreamSetObjectSoFar(),
+        compaction_layout.StreamSetObjectSoFar(),
         ends_set_object=False,
         part_size=PART,
         max_read_bytes=1 << 20,
@@ -139,8 +133,10 @@ def test_a_block_that_is_not_what_the_index_says_is_found() -> None:
 
 
 def test_a_read_has_as_many_bytes_as_its_places() -> None:
-    read = PlacedRead(1, 0, 30, np.array([5, -1, 50]), np.array([10, 15, 5]))
-    views = read.views(memoryview(bytearray(60)), memoryview(bytearray(DEAD_BYTES_MAX)))
+    read = compaction_layout.PlacedRead(1, 0, 30, np.array([5, -1, 50]), np.array([10, 15, 5]))
+    views = read.views(
+        memoryview(bytearray(60)), memoryview(bytearray(compaction_layout.DEAD_BYTES_MAX))
+    )
     assert [len(view) for view in views] == [10, 15, 5]
 
 

@@ -15,18 +15,12 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from streammeta.client.compaction import store_calls
+from streammeta.client.compaction import sso_sources, store_calls
 from streammeta.client.compaction.commit import WrittenObject
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.output_writer import OutputJournal
 from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.runner import repeat
-from streammeta.client.compaction.sso_sources import (
-    Source,
-    SourceIndex,
-    SourceIndexes,
-    is_whole,
-)
 from streammeta.client.compaction.store_calls import StoreCalls, Throttle, give_way, run_all
 from streammeta.client.resources.resources import StoreThreads
 from streammeta.storage.backoff import Backoff
@@ -301,14 +295,14 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.calls = StoreCalls(self.store, CompactionConfig(store_patience_s=0.0))
-        self.indexes = SourceIndexes(
+        self.indexes = sso_sources.SourceIndexes(
             self.calls,
             self.map,  # type: ignore[arg-type]
             lambda object_id: f"key-{object_id}",
             self.cache_bytes,
         )
 
-    def put(self, object_id: int, streams: int, blocks: int = 1) -> Source:
+    def put(self, object_id: int, streams: int, blocks: int = 1) -> sso_sources.Source:
         """Store an object of streams with some blocks each, of one record of offset span 1."""
         builder = ObjectBuilder(1)
         for stream_id in range(streams):
@@ -316,15 +310,15 @@ class Bench:
             builder.write(records)
         data = builder.finish().data
         self.store.put(f"key-{object_id}", data)
-        return Source(object_id, len(data), streams)
+        return sso_sources.Source(object_id, len(data), streams)
 
     @property
     def gets(self) -> int:
         return self.store.metrics().of("get_range").calls
 
 
-def index_of(loaded: SourceIndex | SourceError) -> SourceIndex:
-    assert isinstance(loaded, SourceIndex), loaded
+def index_of(loaded: sso_sources.SourceIndex | SourceError) -> sso_sources.SourceIndex:
+    assert isinstance(loaded, sso_sources.SourceIndex), loaded
     return loaded
 
 
@@ -362,9 +356,9 @@ async def test_each_fault_is_that_of_one_object() -> None:
     bench = Bench(MemoryObjectStore(), FakeMap())
     good, corrupt = bench.put(1, 2), bench.put(2, 2)
     bench.store.put("key-2", bytes(corrupt.size))
-    small = Source(4, 20, 1)
-    loaded = await bench.indexes.load([good, corrupt, Source(3, 500, 1), small])
-    assert isinstance(loaded[1], SourceIndex)
+    small = sso_sources.Source(4, 20, 1)
+    loaded = await bench.indexes.load([good, corrupt, sso_sources.Source(3, 500, 1), small])
+    assert isinstance(loaded[1], sso_sources.SourceIndex)
     reasons = [loaded[one] for one in (2, 3, 4)]
     assert all(isinstance(one, SourceError) and not one.passing for one in reasons), reasons
     bench.store.fail_next("get_range", StoreUnavailableError("down"))
@@ -373,24 +367,24 @@ async def test_each_fault_is_that_of_one_object() -> None:
     failed = loaded[5]
     assert isinstance(failed, SourceError)
     assert (failed.reason, failed.passing) == ("its index could not be read: down", True)
-    assert isinstance((await bench.indexes.load([other]))[5], SourceIndex)
+    assert isinstance((await bench.indexes.load([other]))[5], sso_sources.SourceIndex)
 
 
 async def test_entries_that_the_map_does_not_know_are_not_the_objects() -> None:
     bench = Bench(MemoryObjectStore(), FakeMap({7: [(2, 0, 3), (0, 1, 2)]}))
     source = bench.put(7, 3, blocks=3)
-    listed = Source(7, source.size, range_count=2)
+    listed = sso_sources.Source(7, source.size, range_count=2)
     index = index_of((await bench.indexes.load([listed]))[7])
     rows = [(row.stream_id, row.start_offset) for row in index.entries.rows()]
     assert rows == [(0, 1), (2, 0), (2, 1), (2, 2)]
     assert bench.map.asked == [[7]]
-    assert is_whole(index, {0: 0, 1: 0, 2: 0})
+    assert sso_sources.is_whole(index, {0: 0, 1: 0, 2: 0})
     bench.map.known[7].append((0, 3, 9))
     bench.indexes.cache.forget(7)
     index = index_of((await bench.indexes.load([listed]))[7])
-    assert not is_whole(index, {0: 0, 2: 0}), "offsets 3 to 9 are not in the index"
-    assert is_whole(index, {0: 9, 2: 0}), "unless no reader can reach them"
-    assert is_whole(index, {2: 0})
+    assert not sso_sources.is_whole(index, {0: 0, 2: 0}), "offsets 3 to 9 are not in the index"
+    assert sso_sources.is_whole(index, {0: 9, 2: 0}), "unless no reader can reach them"
+    assert sso_sources.is_whole(index, {2: 0})
     bench.map.known.clear()
     bench.indexes.cache.forget(7)
     assert isinstance((await bench.indexes.load([listed]))[7], SourceError)
@@ -404,7 +398,7 @@ async def test_a_suspect_is_held_against_the_map_whatever_it_looks_like() -> Non
     assert not bench.indexes.suspect([7]), "once is enough"
     index = index_of((await bench.indexes.load([source]))[7])
     assert bench.map.asked == [[7]]
-    assert not is_whole(index, {0: 0, 1: 0})
+    assert not sso_sources.is_whole(index, {0: 0, 1: 0})
 
 
 @pytest.mark.parametrize("seed", range(20))

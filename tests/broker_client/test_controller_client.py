@@ -13,13 +13,8 @@ import grpc
 import pytest
 
 from streammeta.client import errors
+from streammeta.client.controllers import methods
 from streammeta.client.controllers.bucket_check import BucketCheck
-from streammeta.client.controllers.methods import (
-    CREATE_STREAMS,
-    DESCRIBE_STREAMS,
-    GET_OBJECTS,
-    PREPARE_OBJECTS,
-)
 from streammeta.client.controllers.spread import ControllerSpread
 from streammeta.client.model import ClusterDescription, cluster_description
 from streammeta.client.parts import BrokerSession, ControllerClient
@@ -65,13 +60,13 @@ async def test_one_slow_answer_of_a_leader_that_was_not_given_cuts_nothing_off()
         client = ControllerClient(cluster.endpoints[:1], attempt_timeout_s=0.2)
         async with client:
             request = objects_pb2.PrepareObjectsRequest(count=1, ttl_ms=60_000)
-            await client.call(PREPARE_OBJECTS, request)
+            await client.call(methods.PREPARE_OBJECTS, request)
             is_slow.set()
             with pytest.raises(errors.ControllerUnavailableError):
-                await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest(), 0.5)
+                await client.call(methods.CREATE_STREAMS, streams_pb2.CreateStreamsRequest(), 0.5)
             assert client.router.silent_s > 0
             is_slow.clear()
-            await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
+            await client.call(methods.CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
             assert client.leader == cluster.endpoints[2]
             assert client.router.silent_s == 0
 
@@ -87,14 +82,14 @@ async def test_a_call_with_less_time_than_an_attempt_leaves_a_leader_that_hangs(
         cluster.hooks["PrepareObjects"] = hang
         async with ControllerClient(cluster.endpoints, attempt_timeout_s=60) as client:
             request = objects_pb2.PrepareObjectsRequest(count=1, ttl_ms=60_000)
-            await client.call(PREPARE_OBJECTS, request)
+            await client.call(methods.PREPARE_OBJECTS, request)
             hanging.set()
             while client.leader == cluster.endpoints[0]:
                 with pytest.raises(errors.ControllerUnavailableError):
-                    await client.call(PREPARE_OBJECTS, request, 0.25)
+                    await client.call(methods.PREPARE_OBJECTS, request, 0.25)
             hanging.clear()
             cluster.move_leader(1)
-            await client.call(PREPARE_OBJECTS, request)
+            await client.call(methods.PREPARE_OBJECTS, request)
             assert client.leader == cluster.endpoints[1]
 
 
@@ -113,7 +108,7 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_request_id() -> N
             (grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN"),
             (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE"),
         ):
-            b.cluster.fail_next(CREATE_STREAMS, status, reason, applied=True)
+            b.cluster.fail_next(methods.CREATE_STREAMS, status, reason, applied=True)
             before = len(b.cluster.map.streams)
             ids = await b.session.create_streams([{}, {}])
             assert ids == [before, before + 1]
@@ -139,9 +134,9 @@ async def test_a_refused_call_is_never_repeated(
     status: grpc.StatusCode, kind: type[errors.RejectedError]
 ) -> None:
     async with broker() as b:
-        b.cluster.fail_next(PREPARE_OBJECTS, status, "LIMIT_EXCEEDED", times=99)
+        b.cluster.fail_next(methods.PREPARE_OBJECTS, status, "LIMIT_EXCEEDED", times=99)
         with pytest.raises(kind, match="fake LIMIT_EXCEEDED") as caught:
-            await b.client.call(PREPARE_OBJECTS, objects_pb2.PrepareObjectsRequest())
+            await b.client.call(methods.PREPARE_OBJECTS, objects_pb2.PrepareObjectsRequest())
         assert type(caught.value) is kind
         assert b.cluster.calls["PrepareObjects"] == 1
 
@@ -152,7 +147,7 @@ async def test_the_deadline_ends_a_call_and_names_the_endpoints() -> None:
         with pytest.raises(
             errors.ControllerUnavailableError, match=r"GetObjects.*0\.3 s"
         ) as caught:
-            await client.call(GET_OBJECTS, objects_pb2.GetObjectsRequest(), 0.3)
+            await client.call(methods.GET_OBJECTS, objects_pb2.GetObjectsRequest(), 0.3)
         assert set(caught.value.tried) == set(endpoints)
         assert all("UNAVAILABLE" in seen for seen in caught.value.tried.values())
 
@@ -168,7 +163,7 @@ async def test_a_silent_controller_costs_one_attempt_not_the_call() -> None:
 
         cluster.hooks["DescribeStreams"] = silent_once
         async with ControllerClient(cluster.endpoints, attempt_timeout_s=0.2) as client:
-            await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 10.0)
+            await client.call(methods.DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 10.0)
         stuck.set()
 
 
@@ -178,7 +173,7 @@ async def test_a_proxy_for_the_internet_is_not_asked_for_controllers() -> None:
         for name in ("no_proxy", "no_grpc_proxy"):
             environment.delenv(name, raising=False)
         async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
-            await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 5.0)
+            await client.call(methods.DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 5.0)
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -195,7 +190,7 @@ async def test_a_closed_client_fails_its_calls_and_connects_no_more(silent: bool
         else:
             cluster.leader = -1
         client = ControllerClient(cluster.endpoints)
-        call = client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest())
+        call = client.call(methods.DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest())
         waiting = asyncio.create_task(call)
         await until(lambda: cluster.calls["DescribeStreams"] >= (1 if silent else 3), "attempts")
         await client.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,33 +13,18 @@ from streammeta.client import (
     KeyChange,
     KeyValue,
     StreamClient,
-    StreamClientConfig,
     ValueToPut,
     Watch,
-    WriterConfig,
 )
 from streammeta.client.controllers.metadata_watch import MetadataWatch
 from streammeta.client.errors import ChangesLostError, KeyConflictError
-from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = pytest.mark.process
 
-FAST = StreamClientConfig(writer=WriterConfig(linger_s=0.01))
-
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three real controllers over a directory as the bucket."""
-    with running_cluster(tmp_path_factory.mktemp("keys"), 3) as running:
-        leader_of(running)
-        yield running
-
-
-@pytest.fixture
-async def client(cluster: LocalCluster) -> AsyncIterator[StreamClient]:
-    place = (cluster.endpoints, cluster.store_uri)
-    async with StreamClient.open(*place, node_id=1, config=FAST) as client:
-        yield client
+def controllers() -> int:
+    return 3
 
 
 async def test_a_value_is_put_read_and_deleted(client: StreamClient) -> None:

@@ -14,15 +14,9 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import StreamClient, TlsFiles
+from streammeta.client import StreamClient, TlsFiles, errors
 from streammeta.client.controllers import methods as rpcs
 from streammeta.client.controllers.methods import CREATE_STREAMS, DESCRIBE_STREAMS, Method
-from streammeta.client.errors import (
-    BucketNotFoundError,
-    ControllerUnavailableError,
-    ForkedProcessError,
-    WrongBucketError,
-)
 from streammeta.client.parts import ControllerClient
 from streammeta.client.resources import fork_check
 from streammeta.client.resources.daemon_threads import run_blocking
@@ -74,11 +68,11 @@ def test_reads_change_nothing() -> None:
 
 async def test_only_a_change_may_have_taken_effect() -> None:
     async with ControllerClient(["127.0.0.1:1"], deadline_s=0.2) as client:
-        with pytest.raises(ControllerUnavailableError) as read:
+        with pytest.raises(errors.ControllerUnavailableError) as read:
             await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest())
-        with pytest.raises(ControllerUnavailableError) as session_read:
+        with pytest.raises(errors.ControllerUnavailableError) as session_read:
             await client.read(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest())
-        with pytest.raises(ControllerUnavailableError) as change:
+        with pytest.raises(errors.ControllerUnavailableError) as change:
             await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
     for error in (read, session_read):
         assert "taken effect" not in str(error.value)
@@ -107,7 +101,7 @@ async def test_plain_text_to_a_port_that_speaks_tls_is_told_from_a_lost_majority
         tls_port(Authority(tmp_path, "ours")) as endpoint,
         ControllerClient([endpoint], deadline_s=1.0) as client,
     ):
-        with pytest.raises(ControllerUnavailableError) as error:
+        with pytest.raises(errors.ControllerUnavailableError) as error:
             await client.describe_cluster()
     assert "majority" not in str(error.value)
     assert "tls=TlsFiles(ca, certificate, key)" in str(error.value)
@@ -123,7 +117,7 @@ async def test_tls_to_a_port_in_plain_text_is_told_too(tmp_path: Path) -> None:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with ControllerClient([endpoint], deadline_s=1.0, tls=files) as client:
-            with pytest.raises(ControllerUnavailableError) as error:
+            with pytest.raises(errors.ControllerUnavailableError) as error:
                 await client.describe_cluster()
     assert "majority" not in str(error.value)
     assert "the port uses plain text" in str(error.value)
@@ -131,7 +125,7 @@ async def test_tls_to_a_port_in_plain_text_is_told_too(tmp_path: Path) -> None:
 
 async def test_a_port_where_nothing_listens_is_neither() -> None:
     async with ControllerClient(["127.0.0.1:1"], deadline_s=0.2) as client:
-        with pytest.raises(ControllerUnavailableError, match="majority"):
+        with pytest.raises(errors.ControllerUnavailableError, match="majority"):
             await client.describe_cluster()
 
 
@@ -158,12 +152,12 @@ def test_a_fork_of_a_process_without_connections_may_connect(
 @pytest.mark.usefixtures("forked")
 async def test_calls_and_store_requests_are_refused_in_a_forked_process(tmp_path: Path) -> None:
     threads = StoreThreads(LocalObjectStore(tmp_path), 1, "test")
-    with pytest.raises(ForkedProcessError):
+    with pytest.raises(errors.ForkedProcessError):
         await threads.run(lambda: None)
     client = ControllerClient(["127.0.0.1:1"])
-    with pytest.raises(ForkedProcessError, match=f"process {os.getpid()} was forked"):
+    with pytest.raises(errors.ForkedProcessError, match=f"process {os.getpid()} was forked"):
         await client.describe_cluster()
-    with pytest.raises(ForkedProcessError):
+    with pytest.raises(errors.ForkedProcessError):
         client.channel("127.0.0.1:1")
     await client.close()
 
@@ -202,7 +196,7 @@ def test_open_refuses_a_missing_bucket_and_a_client_a_fork(tmp_path: Path) -> No
 
         async def refuse() -> None:
             for node_id in (7, None):
-                with pytest.raises(BucketNotFoundError):
+                with pytest.raises(errors.BucketNotFoundError):
                     await open_client(f"file://{tmp_path}/not-there", node_id)
             nodes = [node async for node in _nodes(cluster.endpoints)]
             assert nodes == []  # nothing was registered
@@ -228,7 +222,7 @@ def test_open_refuses_a_missing_bucket_and_a_client_a_fork(tmp_path: Path) -> No
             for use in uses:
                 try:
                     await use()
-                except ForkedProcessError:
+                except errors.ForkedProcessError:
                     refused += 1
             return refused
 
@@ -264,7 +258,7 @@ def test_open_refuses_the_bucket_of_another_cluster(tmp_path: Path) -> None:
             wait_until(lambda: _is_marked(cluster), "the bucket is marked")  # noqa: B023
 
         async def open_wrong() -> None:
-            with pytest.raises(WrongBucketError, match="cluster"):
+            with pytest.raises(errors.WrongBucketError, match="cluster"):
                 await StreamClient.open(one.endpoints, two.store_uri, node_id=7)
 
         asyncio.run(open_wrong())

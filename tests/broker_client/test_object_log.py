@@ -10,36 +10,17 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import StreamClient, StreamClientConfig, WriterConfig
-from streammeta.client.errors import (
-    DamagedSlotError,
-    LogSealedError,
-    ObjectLogFailedError,
-    UnfitStoreError,
-    WriteAheadLogClosedError,
-    WrongLogError,
-)
+from streammeta.client import StreamClient, StreamClientConfig, WriterConfig, errors
 from streammeta.client.parts import StreamWriter
 from streammeta.client.wal.bucket import reading
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from streammeta.client.wal.bucket.log import ObjectLog
-from streammeta.client.wal.bucket.reading import (
-    discard_log,
-    list_logs,
-    read_log,
-    seal_log,
-)
 from streammeta.client.wal.bucket.setting_aside import read_aside
 from streammeta.client.wal.bucket.slot_queue import SlotQueue
 from streammeta.client.wal.disk.config import LogIdentity
+from streammeta.storage import errors as storage_errors
 from streammeta.storage.backoff import Backoff
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    BucketNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-)
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_log.slot import Sealer, SlotKind, decode_slot
 from streammeta.storage.object_log.slot_keys import LogName
@@ -98,9 +79,9 @@ def slot_keys(store: MemoryObjectStore, epoch: int = 1) -> list[int]:
 
 
 async def all_of(slots: BucketSlots, epoch: int = 1) -> list[RecordBatch]:
-    sealed = await seal_log(slots, name_of(epoch), BY)
+    sealed = await reading.seal_log(slots, name_of(epoch), BY)
     assert sealed is not None
-    return [one async for some in read_log(slots, sealed) for one in some]
+    return [one async for some in reading.read_log(slots, sealed) for one in some]
 
 
 async def test_what_is_acknowledged_is_in_the_bucket_in_order(
@@ -140,7 +121,7 @@ async def test_the_next_process_has_what_was_not_trimmed_until_it_trims(
         log.trim(log.recovered_end)
         assert list(log.recover()) == []
         await until(lambda: not slot_keys(store, 1)[:-1], "deletion of the first log")
-        assert (await list_logs(slots, NAMESPACE, NODE))[1].is_recovered
+        assert (await reading.list_logs(slots, NAMESPACE, NODE))[1].is_recovered
     async with opened(store, 4, config) as log:
         assert list(log.recover()) == []
 
@@ -189,12 +170,12 @@ async def test_a_sealed_log_acknowledges_nothing_more(
     async with opened(store) as log:
         await appended(log, 0, 5)
         found = await all_of(slots)
-        with pytest.raises(LogSealedError, match="process 1 of node 8"):
+        with pytest.raises(errors.LogSealedError, match="process 1 of node 8"):
             await appended(log, 5, 6)
         assert sequences_of(found) == [0, 1, 2, 3, 4]
-        with pytest.raises(LogSealedError):
+        with pytest.raises(errors.LogSealedError):
             log.has_room(1)
-        with pytest.raises(LogSealedError):
+        with pytest.raises(errors.LogSealedError):
             log.append(*encoded(record_at(6)))
     assert sequences_of(await all_of(slots)) == [0, 1, 2, 3, 4]
 
@@ -208,7 +189,7 @@ class _SlowStore(MemoryObjectStore):
 
     def put(self, key: str, data: Body, **options: Any) -> None:
         if key in self.held:
-            raise StoreUnavailableError("held")
+            raise storage_errors.StoreUnavailableError("held")
         super().put(key, data, **options)
 
 
@@ -237,16 +218,16 @@ async def test_behind_a_seal_slots_count_for_nothing() -> None:
         acks = [log.append(*encoded(record_at(one, 1000))) for one in (1, 2, 3)]
         await until(lambda: 4 in slot_keys(store), "slots behind the one that is held")
         store.held.clear()
-        sealed = await seal_log(slots, name_of(), BY)
+        sealed = await reading.seal_log(slots, name_of(), BY)
         assert sealed is not None
         results = await asyncio.gather(*acks, return_exceptions=True)
         was_first = not isinstance(results[0], Exception)
-        assert [isinstance(one, LogSealedError) for one in results] == [not was_first] * 3
+        assert [isinstance(one, errors.LogSealedError) for one in results] == [not was_first] * 3
         expected = [0, 1, 2, 3] if was_first else [0]
-        assert sequences_of([one async for some in read_log(slots, sealed) for one in some]) == (
-            expected
-        )
-        again = await seal_log(slots, name_of(), Sealer(9, 1))
+        assert sequences_of(
+            [one async for some in reading.read_log(slots, sealed) for one in some]
+        ) == (expected)
+        again = await reading.seal_log(slots, name_of(), Sealer(9, 1))
         assert again == sealed
     slots.close()
 
@@ -274,7 +255,7 @@ async def test_a_seal_in_the_place_of_a_deleted_slot_is_no_seal(store: MemoryObj
         found = sequences_of(await all_of(slots))
         assert raced == [name_of().slot_key(6)]
         assert found == list(range(190, 201))
-        with pytest.raises(LogSealedError):
+        with pytest.raises(errors.LogSealedError):
             await appended(log, 201, 202)
     slots.close()
 
@@ -354,7 +335,7 @@ async def test_a_lost_answer_is_no_fence(store: MemoryObjectStore) -> None:
             super().put(key, data, **options)
             if key.endswith("3") and key not in lost:
                 lost.append(key)
-                raise StoreUnavailableError("no answer")
+                raise storage_errors.StoreUnavailableError("no answer")
 
     lost: list[str] = []
     async with opened(Forgetful()) as log:
@@ -370,7 +351,7 @@ async def test_records_before_damage_are_given_and_then_an_error(
     async with opened(store, 1, config) as log:
         await appended(log, 0, 8)
     key, held = name_of().slot_key(5), store.objects()
-    sealed = await seal_log(slots, name_of(), BY)
+    sealed = await reading.seal_log(slots, name_of(), BY)
     assert sealed is not None
     if damage == "missing":
         store.delete_many([key])
@@ -381,13 +362,13 @@ async def test_records_before_damage_are_given_and_then_an_error(
     found: list[RecordBatch] = []
 
     async def read() -> None:
-        async for some in read_log(slots, sealed):
+        async for some in reading.read_log(slots, sealed):
             found.extend(some)
 
-    with pytest.raises(DamagedSlotError, match=key):
+    with pytest.raises(errors.DamagedSlotError, match=key):
         await read()
     assert sequences_of(found) == [0, 1, 2, 3]
-    with pytest.raises(DamagedSlotError, match=key):
+    with pytest.raises(errors.DamagedSlotError, match=key):
         async with opened(store, 2):
             pass
 
@@ -400,8 +381,8 @@ async def test_a_hole_below_what_was_stored_is_damage_and_seals_nothing(
             await appended(log, number, number + 1)
         store.delete_many([name_of().slot_key(4)])
         before = store.objects()
-        with pytest.raises(DamagedSlotError, match="missing"):
-            await seal_log(slots, name_of(), BY)
+        with pytest.raises(errors.DamagedSlotError, match="missing"):
+            await reading.seal_log(slots, name_of(), BY)
         assert store.objects() == before
 
 
@@ -409,7 +390,7 @@ async def test_a_log_that_was_never_begun_is_sealed_before_its_first_slot(
     store: MemoryObjectStore, slots: BucketSlots
 ) -> None:
     assert await all_of(slots) == []
-    with pytest.raises(WrongLogError):
+    with pytest.raises(errors.WrongLogError):
         async with opened(store):
             pass
 
@@ -417,10 +398,10 @@ async def test_a_log_that_was_never_begun_is_sealed_before_its_first_slot(
 async def test_an_older_process_finds_the_newer_and_gives_up(store: MemoryObjectStore) -> None:
     async with opened(store, 5) as log:
         await appended(log, 0, 1)
-        with pytest.raises(WrongLogError, match="process 5"):
+        with pytest.raises(errors.WrongLogError, match="process 5"):
             async with opened(store, 4):
                 pass
-        with pytest.raises(WrongLogError):
+        with pytest.raises(errors.WrongLogError):
             async with opened(store, 5):
                 pass
         await appended(log, 1, 2)
@@ -431,7 +412,7 @@ async def test_a_store_that_creates_twice_is_refused(store: MemoryObjectStore) -
         def put(self, key: str, data: Body, **options: Any) -> None:
             super().put(key, data)
 
-    with pytest.raises(UnfitStoreError, match="If-None-Match"):
+    with pytest.raises(errors.UnfitStoreError, match="If-None-Match"):
         async with opened(Careless()):
             pass
 
@@ -439,22 +420,22 @@ async def test_a_store_that_creates_twice_is_refused(store: MemoryObjectStore) -
 async def test_a_store_that_refuses_for_good_ends_the_log(store: MemoryObjectStore) -> None:
     async with opened(store) as log:
         await appended(log, 0, 1)
-        store.fail_next("put", BucketNotFoundError("gone"))
-        with pytest.raises(ObjectLogFailedError, match="'gone'"):
+        store.fail_next("put", storage_errors.BucketNotFoundError("gone"))
+        with pytest.raises(errors.ObjectLogFailedError, match="'gone'"):
             await appended(log, 1, 2)
-        with pytest.raises(ObjectLogFailedError):
+        with pytest.raises(errors.ObjectLogFailedError):
             log.has_room(1)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        AccessDeniedError("the clock of this machine is wrong"),
-        StoreUnavailableError("slow down", throttled=True, retry_after_s=0.01),
+        storage_errors.AccessDeniedError("the clock of this machine is wrong"),
+        storage_errors.StoreUnavailableError("slow down", throttled=True, retry_after_s=0.01),
     ],
 )
 async def test_a_failure_that_passes_ends_no_log(
-    store: MemoryObjectStore, error: StorageError
+    store: MemoryObjectStore, error: storage_errors.StorageError
 ) -> None:
     async with opened(store) as log:
         store.fail_next("put", error, times=4)
@@ -465,10 +446,10 @@ async def test_a_failure_that_passes_ends_no_log(
 
 async def test_a_log_closes_in_its_time_while_the_store_refuses(store: MemoryObjectStore) -> None:
     async with opened(store, config=replace(QUICK, close_deadline_s=0.05)) as log:
-        store.fail_next("put", AccessDeniedError("no right to write"), times=10_000)
+        store.fail_next("put", storage_errors.AccessDeniedError("no right to write"), times=10_000)
         ack = log.append(*encoded(record_at(0)))
         await log.close()
-        with pytest.raises(WriteAheadLogClosedError):
+        with pytest.raises(errors.WriteAheadLogClosedError):
             await ack
 
 
@@ -477,7 +458,7 @@ async def test_a_closed_log_takes_no_records(store: MemoryObjectStore) -> None:
         with pytest.raises(ValueError, match="33"):
             log.append(encoded(record_at(0))[0], b"abc")
     await log.close()
-    with pytest.raises(WriteAheadLogClosedError):
+    with pytest.raises(errors.WriteAheadLogClosedError):
         log.append(*encoded(record_at(0)))
 
 
@@ -511,9 +492,9 @@ async def test_a_discarded_log_keeps_its_seals_and_fences_its_process_still() ->
     async with opened(store) as log:
         await appended(log, 0, 3)
         await all_of(slots)
-        await discard_log(slots, name_of(), BY)
-        assert await seal_log(slots, name_of(), BY) is None
-        with pytest.raises(LogSealedError):
+        await reading.discard_log(slots, name_of(), BY)
+        assert await reading.seal_log(slots, name_of(), BY) is None
+        with pytest.raises(errors.LogSealedError):
             await appended(log, 3, 4)
     slots.close()
 
@@ -524,9 +505,9 @@ async def test_what_a_discarding_left_goes_at_the_next_start_but_for_the_seal(
     async with opened(store, 1, replace(QUICK, slot_bytes=84 + 53)) as log:
         await appended(log, 0, 5)
     await all_of(slots)
-    store.fail_next("delete_many", StoreUnavailableError("down"))
-    with pytest.raises(StoreUnavailableError):
-        await discard_log(slots, name_of(), BY)
+    store.fail_next("delete_many", storage_errors.StoreUnavailableError("down"))
+    with pytest.raises(storage_errors.StoreUnavailableError):
+        await reading.discard_log(slots, name_of(), BY)
     assert slot_keys(store) == [0, 1, 2, 3, 4, 5, 6]
     async with opened(store, 2):
         left = [key for key in store.objects() if key.startswith(name_of().prefix)]

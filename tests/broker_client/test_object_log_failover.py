@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from streammeta.client import NodeIdentity
-from streammeta.client.errors import (
-    DamagedSlotError,
-    FailoverSupersededError,
-    FailoverUnsettledError,
-    NodeFencedError,
-)
+from streammeta.client import NodeIdentity, errors
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from streammeta.client.wal.bucket.departed_node import PendingStream
@@ -56,7 +50,7 @@ class Node:
     async def list_pending(self) -> list[PendingStream]:
         self.calls.append("owed")
         if not self.is_assigned:
-            raise NodeFencedError("a recovery")
+            raise errors.NodeFencedError("a recovery")
         return self.streams
 
     async def histories(self, stream_ids: Iterable[int]) -> Mapping[int, StreamHistory]:
@@ -148,7 +142,7 @@ async def test_uploads_that_are_refused_again_and_again_leave_everything_as_it_i
     store = MemoryObjectStore()
     await logged(store, [record(1, 0)])
     node = Node([owed(1, 0)], refusals=100)
-    with pytest.raises(FailoverUnsettledError):
+    with pytest.raises(errors.FailoverUnsettledError):
         await recovered(store, node)
     assert node.closed == []
     assert not is_discarded(store)
@@ -160,7 +154,7 @@ async def test_who_is_not_assigned_seals_nothing() -> None:
     store = MemoryObjectStore()
     log = await ObjectLog.open(store, LogIdentity(NAMESPACE, NODE, 1), ONE_EACH)
     async with log:
-        with pytest.raises(NodeFencedError):
+        with pytest.raises(errors.NodeFencedError):
             await recovered(store, Node([owed(1, 0)], is_assigned=False))
         await asyncio.shield(log.append(*encoded(record(1, 0))))
 
@@ -172,7 +166,7 @@ async def test_damage_closes_and_deletes_nothing_and_commits_what_is_before_it()
     good = store.objects()[key]
     store.put(key, good[:-1])
     node = Node([owed(1, 0)])
-    with pytest.raises(DamagedSlotError, match=key):
+    with pytest.raises(errors.DamagedSlotError, match=key):
         await recovered(store, node)
     assert node.closed == []
     assert not is_discarded(store)
@@ -199,7 +193,7 @@ async def test_a_newer_process_recovers_by_itself() -> None:
     store = MemoryObjectStore()
     await logged(store, [record(1, 0)], 2)
     before = store.objects()
-    with pytest.raises(FailoverSupersededError, match="process 2"):
+    with pytest.raises(errors.FailoverSupersededError, match="process 2"):
         await recovered(store, Node([owed(1, 0)]))
     assert store.objects() == before
 
@@ -216,8 +210,8 @@ async def test_a_recovery_that_is_repeated_has_nothing_left_to_do() -> None:
 async def test_a_log_stays_until_the_streams_of_its_node_are_closed() -> None:
     store = MemoryObjectStore()
     await logged(store, [record(1, 0)])
-    node = Node([owed(1, 0), owed(2, 5, owed_to=5)], close_error=NodeFencedError("closing"))
-    with pytest.raises(NodeFencedError):
+    node = Node([owed(1, 0), owed(2, 5, owed_to=5)], close_error=errors.NodeFencedError("closing"))
+    with pytest.raises(errors.NodeFencedError):
         await recovered(store, node)
     assert not is_discarded(store)
     node.close_error, node.streams = None, [owed(1, 1), owed(2, 5, owed_to=5)]

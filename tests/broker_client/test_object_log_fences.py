@@ -16,14 +16,6 @@ from streammeta.client.wal.bucket.ack_lease import LEASE_S, AckLease
 from streammeta.client.wal.bucket.bucket_slots import BucketSlots, SlotStore
 from streammeta.client.wal.bucket.config import ObjectLogConfig
 from streammeta.client.wal.bucket.log import ObjectLog
-from streammeta.client.wal.bucket.reading import (
-    FoundLog,
-    SealedLog,
-    discard_log,
-    list_logs,
-    read_log,
-    seal_log,
-)
 from streammeta.client.wal.bucket.sweeping import last_to_sweep, sweep_logs
 from streammeta.client.wal.disk.config import LogIdentity
 from streammeta.storage.backoff import Backoff
@@ -127,9 +119,11 @@ async def appended(log: ObjectLog, first: int, end: int) -> None:
 
 
 async def sealed_records(slots: SlotStore, epoch: int = 1) -> list[int]:
-    sealed = await seal_log(slots, name_of(epoch), BY)
+    sealed = await reading.seal_log(slots, name_of(epoch), BY)
     assert sealed is not None
-    return sequences_of([record async for some in read_log(slots, sealed) for record in some])
+    return sequences_of(
+        [record async for some in reading.read_log(slots, sealed) for record in some]
+    )
 
 
 # -- used epochs
@@ -175,7 +169,7 @@ async def test_the_epoch_of_a_recovered_log_is_refused_though_no_listing_shows_i
     async with opened(store) as log:
         await appended(log, 0, 3)
     await sealed_records(slots)
-    await discard_log(slots, name_of(), BY)
+    await reading.discard_log(slots, name_of(), BY)
     slots.hidden = dict.fromkeys(store.objects(), 100)
     with pytest.raises(WrongLogError):
         await begun(slots)
@@ -247,7 +241,7 @@ async def test_a_process_that_stalled_while_its_seal_was_swept_acknowledges_noth
     async with await begun(slots, clock=clock) as log:
         await appended(log, 0, 3)
         assert await sealed_records(slots) == [0, 1, 2]
-        await discard_log(slots, name_of(), BY)
+        await reading.discard_log(slots, name_of(), BY)
         for key in store.objects():
             store.delete_many([key])
         clock.now += LEASE_S + 0.1
@@ -303,9 +297,11 @@ async def test_a_slot_that_took_longer_than_the_lease_needs_another_look(
 # -- sweeps
 
 
-def found_log(epoch: int, *, at: int | None = None, slots: Sequence[int] = (0,)) -> FoundLog:
+def found_log(
+    epoch: int, *, at: int | None = None, slots: Sequence[int] = (0,)
+) -> reading.FoundLog:
     """Return a log with a claim of time 0; `at` is the time of its mark."""
-    return FoundLog(name_of(epoch), list(slots), [], 0, at)
+    return reading.FoundLog(name_of(epoch), list(slots), [], 0, at)
 
 
 def test_a_sweep_needs_two_looks_and_the_store_s_own_times() -> None:
@@ -342,7 +338,7 @@ async def recovered_log(store: MemoryObjectStore, slots: SlotStore, epoch: int) 
     log = await begun(slots, epoch, clock)
     await appended(log, 0, 3)
     await sealed_records(slots, epoch)
-    await discard_log(slots, name_of(epoch), BY)
+    await reading.discard_log(slots, name_of(epoch), BY)
     return log
 
 
@@ -379,7 +375,7 @@ async def test_a_sweep_removes_the_claim_before_a_seal_and_leaves_one_mark(
     async with await begun(slots, 2) as log:
         await appended(log, 0, 1)
         store.put(name_of().slot_key(0), b"a claim that came late")
-        found = await list_logs(slots, NAMESPACE, NODE)
+        found = await reading.list_logs(slots, NAMESPACE, NODE)
         deleted.clear()
         await sweep_logs(slots, name_of(2), found, -DAY_MS)
         assert deleted == [
@@ -388,7 +384,7 @@ async def test_a_sweep_removes_the_claim_before_a_seal_and_leaves_one_mark(
             [name_of().slot_key(4)],
             [name_of().recovered_key],
         ]
-        left = await list_logs(slots, NAMESPACE, NODE)
+        left = await reading.list_logs(slots, NAMESPACE, NODE)
         assert (left[1].sequences, left[1].is_recovered) == ([], True)
     await stalled.close()
     slots.end()
@@ -401,9 +397,9 @@ async def test_a_slot_that_comes_after_the_sweep_is_no_damage(
     late = store.objects()[name_of().slot_key(4)]
     newer = await recovered_log(store, slots, 2)
     async with await begun(slots, 3) as log:
-        found = await list_logs(slots, NAMESPACE, NODE)
+        found = await reading.list_logs(slots, NAMESPACE, NODE)
         await sweep_logs(slots, name_of(3), found, -DAY_MS)
-        assert (await list_logs(slots, NAMESPACE, NODE))[2].has_swept_mark
+        assert (await reading.list_logs(slots, NAMESPACE, NODE))[2].has_swept_mark
         await appended(log, 0, 2)
     store.put(name_of().slot_key(4), late)
     async with opened(store, 4) as log:
@@ -457,7 +453,7 @@ async def test_a_mark_that_a_listing_leaves_out_is_found(
 ) -> None:
     stalled = await recovered_log(store, slots, 1)
     slots.hidden = {name_of().recovered_key: 100}
-    assert await seal_log(slots, name_of(), BY) is None
+    assert await reading.seal_log(slots, name_of(), BY) is None
     await stalled.close()
 
 
@@ -471,7 +467,7 @@ async def test_a_seal_counts_when_a_listing_shows_it(
         assert slots.hidden == {}
         slots.hidden = {name_of().slot_key(4): 100}
         with pytest.raises(StoreUnavailableError, match="seal"):
-            await seal_log(slots, name_of(), BY)
+            await reading.seal_log(slots, name_of(), BY)
 
 
 async def test_a_hole_in_an_old_listing_is_looked_at_again(
@@ -496,9 +492,9 @@ async def test_a_seal_in_the_place_of_a_deleted_slot_ends_no_reading(
         log.trim(70)
         await appended(log, 80, 81)
         await until(lambda: name_of().slot_key(64) not in store.objects(), "deletion of slots")
-        early = SealedLog(name_of(), 1, 5)
+        early = reading.SealedLog(name_of(), 1, 5)
         with pytest.raises(StoreUnavailableError, match="late"):
-            _ = [some async for some in read_log(slots, early)]
+            _ = [some async for some in reading.read_log(slots, early)]
         assert await sealed_records(slots) == list(range(70, 81))
 
 
@@ -507,15 +503,15 @@ async def test_slots_that_were_settled_while_they_were_to_be_read_are_skipped(
 ) -> None:
     async with opened(store) as log:
         await appended(log, 0, 80)
-        sealed = await seal_log(slots, name_of(), BY)
+        sealed = await reading.seal_log(slots, name_of(), BY)
         assert sealed is not None
         await log.close()
     early = replace(sealed, first=1)
     store.delete_many([name_of().slot_key(at) for at in range(1, 10)])
     with pytest.raises(DamagedSlotError, match="missing"):
-        _ = [some async for some in read_log(slots, early)]
-    await discard_log(slots, name_of(), BY)
-    assert [some async for some in read_log(slots, early)] == []
+        _ = [some async for some in reading.read_log(slots, early)]
+    await reading.discard_log(slots, name_of(), BY)
+    assert [some async for some in reading.read_log(slots, early)] == []
 
 
 async def test_a_listing_without_the_own_claim_is_repeated(

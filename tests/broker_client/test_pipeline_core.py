@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from streammeta.client import errors
 from streammeta.client.commits.core import MESSAGES_IN_FLIGHT, PipelineCore
 from streammeta.client.commits.messages import (
     COMMITTED,
@@ -17,20 +18,12 @@ from streammeta.client.commits.messages import (
     PendingUpload,
     Upload,
 )
-from streammeta.client.errors import (
-    ControllerUnavailableError,
-    InvalidRequestError,
-    ProtocolViolationError,
-    RejectedError,
-    UnsupportedError,
-    WriterClosedError,
-)
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NONE, NodeIdentity
 
 _NODE = NodeIdentity(node_id=7, node_epoch=1)
 _ANSWER_S = 3.0
-_LATE = ControllerUnavailableError("CommitPipeline", 2.0, {})
+_LATE = errors.ControllerUnavailableError("CommitPipeline", 2.0, {})
 
 
 @dataclass
@@ -106,7 +99,7 @@ class PipelineSimulation:
             self.deliver(self.core.receive(self.answers.popleft(), self.now))
         elif self.is_rejected:
             self.disconnect()
-            self.deliver(self.core.reject(InvalidRequestError("CommitPipeline")))
+            self.deliver(self.core.reject(errors.InvalidRequestError("CommitPipeline")))
 
     def break_stream(self) -> None:
         if self.rng.random() < 0.5:
@@ -144,7 +137,7 @@ class PipelineSimulation:
         for number, outcome in self.outcomes.items():
             if outcome in (COMMITTED, ERROR_CODE_NONE):
                 assert number in self.applied
-            elif isinstance(outcome, RejectedError):
+            elif isinstance(outcome, errors.RejectedError):
                 assert number in self.bad, f"commit {number} failed for another's fault"
             else:
                 assert self.pending[number].expires <= self.now, f"commit {number} had time"
@@ -173,7 +166,7 @@ def test_the_end_fails_every_open_commit(seed: int) -> None:
     simulation = PipelineSimulation(random.Random(seed))
     for _ in range(40):
         simulation.step()
-    error = WriterClosedError("the end")
+    error = errors.WriterClosedError("the end")
     waiting = simulation.core.open
     outcomes = simulation.core.end(error)
     assert [outcome for _, outcome in outcomes] == [error] * waiting
@@ -186,7 +179,7 @@ def test_a_failure_of_the_caller_fails_every_commit() -> None:
     simulation.submit()
     simulation.write()
     simulation.disconnect()
-    error = UnsupportedError("CommitPipeline")
+    error = errors.UnsupportedError("CommitPipeline")
     outcomes = simulation.core.reject(error)
     assert {outcome for _, outcome in outcomes} == {error}
     assert len(outcomes) == len(simulation.pending)
@@ -199,7 +192,7 @@ def test_an_answer_to_a_message_of_the_stream_before_is_a_violation() -> None:
     simulation.write()
     simulation.decide()
     simulation.core.disconnect()
-    with pytest.raises(ProtocolViolationError):
+    with pytest.raises(errors.ProtocolViolationError):
         simulation.core.receive(simulation.answers[0], 0.0)
 
 

@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.client import ReaderConfig, WriterConfig
-from streammeta.client.errors import (
-    CorruptObjectError,
-    MissingObjectError,
-    OffsetTrimmedError,
-    ProtocolViolationError,
-    StreamNotFoundError,
-)
+from streammeta.client import ReaderConfig, WriterConfig, errors
 from streammeta.client.parts import StreamQuery, StreamReader, StreamWriter
 from streammeta.client.reading.object_source import Block, merge_blocks
 from streammeta.storage.errors import WrongBucketError
@@ -108,18 +101,18 @@ async def test_many_ranges_are_located_in_one_call() -> None:
     async with written(3, 2) as (b, reader):
         answers = await reader.locate([StreamQuery(i, 0) for i in (2, 9, 0)])
         assert [answer.error is None for answer in answers] == [True, False, True]
-        assert isinstance(answers[1].error, StreamNotFoundError)
+        assert isinstance(answers[1].error, errors.StreamNotFoundError)
         assert b.cluster.calls["GetObjects"] == 1
 
 
 async def test_unknown_and_trimmed_offsets_are_named() -> None:
     async with written(1, 2) as (b, reader):
-        with pytest.raises(StreamNotFoundError, match="stream 77"):
+        with pytest.raises(errors.StreamNotFoundError, match="stream 77"):
             await reader.read(77, 0)
-        with pytest.raises(StreamNotFoundError, match="stream 77"):
+        with pytest.raises(errors.StreamNotFoundError, match="stream 77"):
             _ = [stream async for stream in reader.read_streams([0, 77])]
         b.cluster.map.streams[0].start = 4
-        with pytest.raises(OffsetTrimmedError, match=r"0.*4"):
+        with pytest.raises(errors.OffsetTrimmedError, match=r"0.*4"):
             await reader.read(0, 0)
         assert [r.base_offset async for r in reader.iterate(0)] == list(range(4, 20, 2))
         ((_, records),) = [stream async for stream in reader.read_streams([0])]
@@ -189,7 +182,7 @@ async def test_an_object_that_stays_missing_is_named(bulk: bool) -> None:
     async with written(2, 1) as (b, reader):
         key = key_for(0, NAMESPACE)
         b.store.delete_many([key])
-        with pytest.raises(MissingObjectError, match="stream 1") as caught:
+        with pytest.raises(errors.MissingObjectError, match="stream 1") as caught:
             await read_all(reader, 1, bulk=bulk)
         assert (caught.value.key, caught.value.object_id) == (key, 0)
 
@@ -207,7 +200,7 @@ async def test_an_object_of_another_cluster_is_never_read() -> None:
 async def test_a_truncated_object_is_named(kept: int) -> None:
     async with written(2, 1) as (b, reader):
         replace_object(b.store, 0, b.store.objects()[key_for(0, NAMESPACE)][:kept])
-        with pytest.raises(CorruptObjectError, match=r"object 0 .*stream 1") as caught:
+        with pytest.raises(errors.CorruptObjectError, match=r"object 0 .*stream 1") as caught:
             await reader.read(1, 0)
         assert (caught.value.key, caught.value.stream_id) == (key_for(0, NAMESPACE), 1)
 
@@ -222,7 +215,7 @@ async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
             broken[at] ^= 0xFF
             replace_object(b.store, 0, bytes(broken))
             async with b.reader() as doubtful:
-                with contextlib.suppress(CorruptObjectError):
+                with contextlib.suppress(errors.CorruptObjectError):
                     assert bases(await doubtful.read(0, 0)) == wanted, f"byte {at}"
 
 
@@ -243,14 +236,14 @@ async def test_an_index_that_contradicts_the_map_is_named(
         other = builder.finish().data
         replace_object(b.store, last, other)
         b.cluster.map.streams[0].pieces[last].size = len(other)
-        with pytest.raises(CorruptObjectError, match=problem):
+        with pytest.raises(errors.CorruptObjectError, match=problem):
             await reader.read(0, 0)
 
 
 async def test_an_answer_with_a_hole_is_refused() -> None:
     async with written(1, 3) as (b, reader):
         del b.cluster.map.streams[0].pieces[1]
-        with pytest.raises(ProtocolViolationError, match="10"):
+        with pytest.raises(errors.ProtocolViolationError, match="10"):
             await reader.read(0, 0)
 
 

@@ -14,37 +14,30 @@ import pytest
 from streammeta.client import ReaderConfig
 from streammeta.client.config import ReaderStats
 from streammeta.client.parts import StreamReader
-from streammeta.client.reading.block_cache import (
-    CALM_S,
-    EXPIRY_S,
-    BlockCache,
-    BlockKey,
-    Cursor,
-    Cursors,
-)
+from streammeta.client.reading import block_cache
 from streammeta.client.reading.object_source import RECORD_BYTES
 from streammeta.client.resources.resources import ByteBudget, SharedWork, all_of
 from tests.kit.reader_world import World, placed
 from tests.kit.waiting import until
 
 
-class Reader(Cursor):
+class Reader(block_cache.Cursor):
     """Records the evictions it is notified of."""
 
     def __init__(self) -> None:
         super().__init__(stream_id=0, next_offset=0, window=0)
-        self.evicted: list[BlockKey] = []
+        self.evicted: list[block_cache.BlockKey] = []
 
-    def on_evicted(self, key: BlockKey) -> None:
+    def on_evicted(self, key: block_cache.BlockKey) -> None:
         self.evicted.append(key)
 
 
-def key(number: int) -> BlockKey:
+def key(number: int) -> block_cache.BlockKey:
     return (number // 10, number % 10)
 
 
 def test_blocks_that_nobody_expects_go_first_then_the_longest_unused() -> None:
-    cache, reader = BlockCache(50), Reader()
+    cache, reader = block_cache.BlockCache(50), Reader()
     for number in range(3):
         cache.put(key(number), bytes(10), 10, reader)
     for number in (3, 4):
@@ -58,7 +51,7 @@ def test_blocks_that_nobody_expects_go_first_then_the_longest_unused() -> None:
 
 
 def test_what_nobody_expects_never_drives_out_what_somebody_does() -> None:
-    cache, reader = BlockCache(30), Reader()
+    cache, reader = block_cache.BlockCache(30), Reader()
     cache.put(key(0), bytes(25), 25, reader)
     cache.put(key(1), bytes(10), 10, None)
     assert (key(0) in cache, key(1) in cache, reader.evicted) == (True, False, [])
@@ -68,14 +61,14 @@ def test_what_nobody_expects_never_drives_out_what_somebody_does() -> None:
 
 
 def test_a_block_larger_than_the_memory_is_not_kept_and_costs_no_other() -> None:
-    cache, reader = BlockCache(30), Reader()
+    cache, reader = block_cache.BlockCache(30), Reader()
     cache.put(key(0), bytes(25), 25, None)
     cache.put(key(1), bytes(31), 31, reader)
     assert (key(0) in cache, reader.evicted) == (True, [key(1)])
 
 
 def test_a_block_goes_when_its_last_reader_is_done() -> None:
-    cache, one, other = BlockCache(30), Reader(), Reader()
+    cache, one, other = block_cache.BlockCache(30), Reader(), Reader()
     cache.put(key(0), bytes(5), 5, one)
     cache.expect(key(0), other)
     cache.release_block(key(0), one, keep=False)
@@ -90,7 +83,7 @@ def test_a_block_goes_when_its_last_reader_is_done() -> None:
 
 
 def test_forgetting_an_object_drops_its_blocks_alone() -> None:
-    cache, reader = BlockCache(100), Reader()
+    cache, reader = block_cache.BlockCache(100), Reader()
     for number in (1, 2, 11):
         cache.put(key(number), bytes(5), 5, reader)
     cache.forget_object(0)
@@ -100,7 +93,7 @@ def test_forgetting_an_object_drops_its_blocks_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_size_is_that_of_what_is_kept_and_never_too_large(seed: int) -> None:
-    rng, cache, reserved = random.Random(seed), BlockCache(100), 0
+    rng, cache, reserved = random.Random(seed), block_cache.BlockCache(100), 0
     readers = [Reader() for _ in range(3)]
     for _ in range(500):
         at, reader = key(rng.randrange(30)), rng.choice(readers)
@@ -214,14 +207,16 @@ class Time:
 
 
 def cursors(
-    cache: BlockCache | None = None, smallest: int = 100, largest: int = 800
-) -> tuple[Cursors, Time, ReaderStats]:
+    cache: block_cache.BlockCache | None = None, smallest: int = 100, largest: int = 800
+) -> tuple[block_cache.Cursors, Time, ReaderStats]:
     time, stats = Time(), ReaderStats()
-    kept = BlockCache(10_000) if cache is None else cache
-    return Cursors(kept, stats, smallest, largest, time), time, stats
+    kept = block_cache.BlockCache(10_000) if cache is None else cache
+    return block_cache.Cursors(kept, stats, smallest, largest, time), time, stats
 
 
-def step(all_readers: Cursors, cursor: Cursor, to: int) -> Cursor:
+def step(
+    all_readers: block_cache.Cursors, cursor: block_cache.Cursor, to: int
+) -> block_cache.Cursor:
     """Let a reader read on to an offset."""
     taken = all_readers.take(cursor.stream_id, cursor.next_offset)
     assert taken is cursor
@@ -267,7 +262,7 @@ def test_read_ahead_shrinks_when_it_was_in_vain_and_rests() -> None:
     assert stats.blocks_evicted_unread == 1
     readers.note_missing(cursor)
     assert cursor.window == 400, "calm"
-    time.now += CALM_S
+    time.now += block_cache.CALM_S
     readers.note_missing(cursor)
     assert cursor.window == 800
     for _ in range(9):
@@ -278,14 +273,14 @@ def test_read_ahead_shrinks_when_it_was_in_vain_and_rests() -> None:
 
 
 def test_readers_who_do_not_go_on_are_forgotten_and_their_blocks_may_go() -> None:
-    cache = BlockCache(100)
+    cache = block_cache.BlockCache(100)
     readers, time, _ = cursors(cache)
     cursor = readers.take(1, 0)
     cache.put(key(0), bytes(60), 60, cursor)
     cursor.ahead[key(0)] = 60
     readers.put_back(cursor)
     assert not cache.reserve(60)
-    time.now += EXPIRY_S + 1
+    time.now += block_cache.EXPIRY_S + 1
     readers.take(9, 9)
     assert len(readers) == 0
     assert cache.reserve(60)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,16 +26,8 @@ from streammeta.client.wal.disk.set_aside import read_set_aside
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.kit.fake_broker import broker
-from tests.kit.real_cluster import running_cluster
 
 COMMITTED, UPLOAD, ASIDE = Verdict.COMMITTED, Verdict.UPLOAD, Verdict.ASIDE
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Run one controller for this module."""
-    with running_cluster(tmp_path_factory.mktemp("cluster"), 1) as running:
-        yield running
 
 
 @dataclass

@@ -33,7 +33,7 @@ from streammeta.controller.metadata.api.requests import (
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_log.slot import Sealer
 from tests.broker_client.log_world import Process, World, simulated
-from tests.broker_client.test_object_log_sim import seeds
+from tests.broker_client.test_object_log_disorder_sim import seeds
 from tests.kit.fake_cluster import NAMESPACE
 
 NODE, OTHER, RECOVERER = 7, 8, 9

@@ -13,20 +13,11 @@ import pytest
 
 import streammeta.client
 from streammeta.cli.local.local_cluster import LocalCluster
-from streammeta.client import KeyChange, StreamClientConfig, WriterConfig, errors, sync
+from streammeta.client import KeyChange, StreamClientConfig, errors, sync
+from tests.broker_client.conftest import FAST
 from tests.broker_client.sync_child import SCENES
-from tests.kit.real_cluster import leader_of, running_cluster
 
-FAST = StreamClientConfig(writer=WriterConfig(linger_s=0.01))
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """One real controller over a directory as the bucket."""
-    with running_cluster(tmp_path_factory.mktemp("sync"), 1) as running:
-        leader_of(running)
-        yield running
 
 
 @pytest.fixture

@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.client.errors import (
-    DamagedLogError,
-    LogLockedError,
-    WriteAheadLogBrokenError,
-    WriteAheadLogClosedError,
-    WriteAheadLogFullError,
-)
+from streammeta.client import errors
 from streammeta.client.wal.disk.config import LogConfig
 from streammeta.client.wal.disk.log import WriteAheadLog
 from streammeta.storage.durable_files import DiskFullError
@@ -91,12 +85,12 @@ async def test_a_failed_call_breaks_the_log_for_good(
         assert await settle(append(log)) is None
         files.fail = lambda one: one == call
         failing = append(log)
-        assert isinstance(await settle(failing), WriteAheadLogBrokenError)
+        assert isinstance(await settle(failing), errors.WriteAheadLogBrokenError)
         files.fail = lambda _: False
         files.calls.clear()
-        with pytest.raises(WriteAheadLogBrokenError):
+        with pytest.raises(errors.WriteAheadLogBrokenError):
             append(log)
-        with pytest.raises(WriteAheadLogBrokenError):
+        with pytest.raises(errors.WriteAheadLogBrokenError):
             log.has_room(1)
         log.trim(1)
     assert files.calls == []
@@ -115,7 +109,7 @@ async def test_groups_behind_a_failed_one_fail_with_it(tmp_path: Path) -> None:
         files.fail = lambda call: call == "sync"
         files.may_go_on.set()
         for future in futures:
-            assert isinstance(await settle(future), WriteAheadLogBrokenError)
+            assert isinstance(await settle(future), errors.WriteAheadLogBrokenError)
 
 
 async def test_used_bytes_stay_within_the_bound_and_trim_gives_them_back(tmp_path: Path) -> None:
@@ -165,12 +159,12 @@ async def test_a_full_disk_refuses_until_all_appended_is_trimmed_then_goes_on() 
         disk.space = 100
         refused = [append(log) for _ in range(12)]
         for future in refused:
-            assert isinstance(await settle(future), WriteAheadLogFullError)
+            assert isinstance(await settle(future), errors.WriteAheadLogFullError)
         disk.space = None
         for position in (0, 1, log.end - 1):
             log.trim(position)
             assert not log.has_room(40)
-            with pytest.raises(WriteAheadLogFullError):
+            with pytest.raises(errors.WriteAheadLogFullError):
                 append(log)
         log.trim(log.end)
         assert log.has_room(40)
@@ -190,9 +184,9 @@ async def test_what_waits_behind_a_refused_group_is_refused_with_it(tmp_path: Pa
         await asyncio.sleep(0.01)
         behind = append(log)
         files.may_go_on.set()
-        assert isinstance(await settle(first), WriteAheadLogFullError)
+        assert isinstance(await settle(first), errors.WriteAheadLogFullError)
         files.fail = lambda _: False
-        assert isinstance(await settle(behind), WriteAheadLogFullError)
+        assert isinstance(await settle(behind), errors.WriteAheadLogFullError)
     async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
         assert kept(log) == []
 
@@ -202,7 +196,7 @@ async def test_a_disk_that_stays_full_refuses_again_and_again() -> None:
     async with await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk) as log:
         disk.space = 0
         for _ in range(3):
-            assert isinstance(await settle(append(log)), WriteAheadLogFullError)
+            assert isinstance(await settle(append(log)), errors.WriteAheadLogFullError)
             log.trim(log.end)
         disk.space = None
         assert await settle(append(log)) is None
@@ -222,7 +216,7 @@ async def test_a_log_heals_though_its_state_had_no_room_when_it_was_to_start_ove
     async with await WriteAheadLog.open(tmp_path, IDENTITY, files=files) as log:
         assert await settle(append(log)) is None
         is_full = True
-        assert isinstance(await settle(append(log)), WriteAheadLogFullError)
+        assert isinstance(await settle(append(log)), errors.WriteAheadLogFullError)
         log.trim(log.end)
         await log.flush()
         is_full = False
@@ -234,7 +228,7 @@ async def test_a_log_heals_though_its_state_had_no_room_when_it_was_to_start_ove
 
 async def test_opening_without_room_says_so_and_leaves_the_directory_free() -> None:
     disk = CrashDisk(space=10)
-    with pytest.raises(WriteAheadLogFullError):
+    with pytest.raises(errors.WriteAheadLogFullError):
         await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)
     disk.space = None
     await (await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)).close()
@@ -246,7 +240,7 @@ async def test_a_damaged_log_is_refused_or_mended_and_what_is_lost_is_told(tmp_p
             await settle(append(log))
     path = segments(tmp_path)[1]
     path.write_bytes(flipped(path.read_bytes(), 100))
-    with pytest.raises(DamagedLogError, match=rf"{path}.* byte \d+"):
+    with pytest.raises(errors.DamagedLogError, match=rf"{path}.* byte \d+"):
         await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
     async with await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, damage="quarantine") as log:
         assert (len(kept(log)), log.lost) == (29, 1)
@@ -256,11 +250,11 @@ async def test_a_damaged_log_is_refused_or_mended_and_what_is_lost_is_told(tmp_p
 
 async def test_only_one_process_has_the_log_and_close_gives_it_free(tmp_path: Path) -> None:
     async with await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY) as log:
-        with pytest.raises(LogLockedError):
+        with pytest.raises(errors.LogLockedError):
             await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
         unflushed = append(log)
     assert unflushed.result() is None
-    with pytest.raises(WriteAheadLogClosedError):
+    with pytest.raises(errors.WriteAheadLogClosedError):
         append(log)
     async with await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY) as log:
         assert kept(log) == [0]

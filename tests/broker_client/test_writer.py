@@ -17,13 +17,8 @@ from streammeta.client.controllers.methods import COMMIT_STREAM_SET_OBJECT, PREP
 from streammeta.client.parts import BrokerSession, StreamWriter
 from streammeta.client.writing import uploader
 from streammeta.client.writing.object_ids import STOCK_MIN
+from streammeta.storage import errors as storage_errors
 from streammeta.storage.backoff import Backoff
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    StorageError,
-    StoreRejectedError,
-    StoreUnavailableError,
-)
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
@@ -314,7 +309,7 @@ async def test_nothing_is_committed_behind_a_failure_of_its_stream(
         def put_unless_lost(key: str, data: bytes, **more: Any) -> None:
             if b"lost" in bytes(data):
                 assert stored.wait(60)
-                raise StoreRejectedError("no space")
+                raise storage_errors.StoreRejectedError("no space")
             put(key, data, **more)
             stored.set()
 
@@ -333,7 +328,7 @@ async def test_nothing_is_committed_behind_a_failure_of_its_stream(
 
 async def test_an_object_the_store_refuses_fails_its_streams_and_no_others() -> None:
     async with writing(2, split_bytes=1, upload_threads=1) as (b, writer):
-        rejected = StoreRejectedError("no space")
+        rejected = storage_errors.StoreRejectedError("no space")
         b.store.fail_next("put", rejected)
         outcomes = await told(writer, *range(2))
         assert isinstance(outcomes[0], errors.UploadFailedError)
@@ -344,14 +339,14 @@ async def test_an_object_the_store_refuses_fails_its_streams_and_no_others() -> 
 @pytest.mark.parametrize(
     "error",
     [
-        AccessDeniedError("RequestTimeTooSkewed"),
-        StoreUnavailableError("InternalError"),
-        StoreUnavailableError("SlowDown", throttled=True, retry_after_s=86_400.0),
+        storage_errors.AccessDeniedError("RequestTimeTooSkewed"),
+        storage_errors.StoreUnavailableError("InternalError"),
+        storage_errors.StoreUnavailableError("SlowDown", throttled=True, retry_after_s=86_400.0),
     ],
     ids=str,
 )
 async def test_a_store_that_fails_for_a_while_fails_no_stream(
-    error: StorageError, monkeypatch: pytest.MonkeyPatch
+    error: storage_errors.StorageError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "RETRY_AFTER_S_MAX", 0.01)
     monkeypatch.setattr(uploader, "_PATIENCE", Patience(Backoff(0.01, 0.02)))
@@ -364,15 +359,15 @@ async def test_a_store_that_fails_for_a_while_fails_no_stream(
 
 async def test_a_store_that_keeps_failing_fails_the_append_at_the_deadline() -> None:
     async with writing(1, commit_deadline_s=0.2) as (b, writer):
-        b.store.fail_next("put", AccessDeniedError("revoked"), times=10_000)
+        b.store.fail_next("put", storage_errors.AccessDeniedError("revoked"), times=10_000)
         (outcome,) = await told(writer, 0)
         assert isinstance(outcome, errors.UploadFailedError)
-        assert isinstance(outcome.__cause__, AccessDeniedError)
+        assert isinstance(outcome.__cause__, storage_errors.AccessDeniedError)
 
 
 async def test_a_writer_closes_in_its_time_while_the_store_refuses() -> None:
     async with writing(1) as (b, writer):
-        b.store.fail_next("put", AccessDeniedError("revoked"), times=10_000)
+        b.store.fail_next("put", storage_errors.AccessDeniedError("revoked"), times=10_000)
         ack = await writer.append(0, b"x")
         await writer.close(0.05)
         with pytest.raises(errors.WriterClosedError):

@@ -8,21 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from streammeta.client import OpenedStream, WriterConfig
+from streammeta.client import OpenedStream, WriterConfig, errors
 from streammeta.client.config import ACK_OVERHEAD, RECORD_OVERHEAD
-from streammeta.client.errors import (
-    BrokerClientError,
-    NodeFencedError,
-    WriterClosedError,
-)
+from streammeta.client.writing import core as writing_core
 from streammeta.client.writing.attached_streams import AttachedStreams
 from streammeta.client.writing.batch import BatchUpload, Stage
-from streammeta.client.writing.core import (
-    Answer,
-    BatchSealed,
-    Wake,
-    WriterCore,
-)
 from streammeta.client.writing.record_buffer import StreamRun
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
 
@@ -74,7 +64,7 @@ class WriterSimulation:
         self.streams = AttachedStreams()
         opened = [OpenedStream(stream_id, 1, 0, 0) for stream_id in range(_STREAMS)]
         self.streams.attach(opened)
-        self.core = WriterCore(_CONFIG, self.streams)
+        self.core = writing_core.WriterCore(_CONFIG, self.streams)
         self.waiting: list[Append] = []
         self.flushes: list[Flush] = []
         self.turns: dict[BatchUpload, Turn] = {}
@@ -121,7 +111,7 @@ class WriterSimulation:
         cost = append.size + RECORD_OVERHEAD + ACK_OVERHEAD
         try:
             stream = self.core.accepting(append.stream_id)
-        except (BrokerClientError, BrokenLogError):
+        except (errors.BrokerClientError, BrokenLogError):
             return True
         assert not self.core.is_closed
         assert self.core.fenced is None
@@ -208,13 +198,13 @@ class WriterSimulation:
         effects, self.core.effects = self.core.effects, []
         for effect in effects:
             match effect:
-                case Wake(waiter):
+                case writing_core.Wake(waiter):
                     waiter.set()
-                case Answer(runs):
+                case writing_core.Answer(runs):
                     for run in runs:
                         assert run.is_settled, "an append was answered before its outcome"
                         assert self.outcomes.setdefault(run, run.outcome) is run.outcome
-                case BatchSealed(batch):
+                case writing_core.BatchSealed(batch):
                     self.sealed.append(batch)
                     self.enter(batch, Stage.ENCODE)
                     self.carry_out()
@@ -266,12 +256,12 @@ class WriterSimulation:
         assert not self.core.in_flight
         assert self.core.buffered == 0
         assert all(flush.is_woken for flush in self.flushes)
-        with pytest.raises(WriterClosedError):
+        with pytest.raises(errors.WriterClosedError):
             self.core.accepting(0)
 
 
 def _fencing() -> Exception:
-    return NodeFencedError("the test")
+    return errors.NodeFencedError("the test")
 
 
 @pytest.mark.parametrize("seed", range(150))

@@ -23,8 +23,7 @@ from streammeta.client import StreamClient
 from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.local import LocalObjectStore
-from tests.broker_client.test_marathon import read_all
-from tests.broker_client.test_marathon_lost_machines import Machines
+from tests.broker_client.test_marathon import Machines, read_all
 from tests.brokers.clients.pulsar_broker import bodies
 from tests.brokers.clients.pulsar_rolling_broker import MODES, shape_of
 from tests.brokers.test_rocketmq_processes import _check as check_queues

@@ -1,4 +1,4 @@
-"""`streammeta dev`: its lines are enough to connect, and a killed controller runs again."""
+"""`streammeta dev` and the demo: connection lines, ports, restarts, and checks that fail."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import os
 import signal
 import socket
 import subprocess
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from scripts.demonstration import steps
+from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
 from streammeta.cli.framework.output import run_cli
+from streammeta.cli.local import local_cluster
 from streammeta.cli.local.dev_command import LEVEL_PENDING, PORT_COUNT
 from streammeta.cli.local.local_certificates import LocalCertificates
 from streammeta.cli.local.local_cluster import (
@@ -24,6 +28,7 @@ from streammeta.cli.local.local_cluster import (
     taken_ports,
 )
 from streammeta.cli.local.restarting import DELAY_MAX_S, STEADY_AFTER_S, Supervisor
+from streammeta.cli.reconcile.reconcile_command import apply_command, plan_command
 from streammeta.cli.root import cli
 from streammeta.client.errors import PermissionDeniedError
 from streammeta.client.parts import BrokerSession, ControllerClient
@@ -216,3 +221,91 @@ def _run(words: tuple[str, ...], variables: dict[str, str]) -> tuple[int, dict[s
         timeout=60,
     )
     return done.returncode, json.loads(done.stdout)
+
+
+_ELSEWHERE = """
+from streammeta.cli.local import local_cluster
+local_cluster._STEADY_PORTS = range({first}, {end})
+print(*local_cluster.free_ports(10))
+"""
+
+
+def test_no_port_is_given_twice_before_its_process_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first,) = local_cluster.free_ports(1)
+    monkeypatch.setattr(local_cluster, "_STEADY_PORTS", range(first, first + 60))
+    given = {first, *local_cluster.free_ports(10), *local_cluster.free_ports(10)}
+    code = _ELSEWHERE.format(first=first, end=first + 60)
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert len(given) == 21
+    assert len(found) == 10
+    assert given.isdisjoint(map(int, found))
+
+
+FOREIGN = "theirs"
+ORPHAN = "orphan"
+LIVE = {"a", "b"}
+
+READS = Reads(rows=10, rows_again=10, rows_beside=3, failure_beside="")
+BUCKET = Bucket(before=LIVE | {ORPHAN, FOREIGN}, after=LIVE | {FOREIGN}, foreign_key=FOREIGN)
+MAPPED = MappedKeys(live=LIVE, known=LIVE | {"prepared"})
+
+
+def story() -> Story:
+    return Story(
+        uploaded={1, 2, 3},
+        compactions=2,
+        failover_s=0.2,
+        expired_deleted=1,
+        refusal="NOT_YOUR_NODE",
+        orphans={ORPHAN},
+        brokers_done={0, 1},
+    )
+
+
+def test_a_good_run() -> None:
+    figures, failed = summarize(story(), READS, BUCKET, MAPPED, (10, 4))
+    assert failed == []
+    assert figures["ok"] is True
+    assert (figures["objects_before_compaction"], figures["objects_after_compaction"]) == (3, 2)
+    assert (figures["orphans_deleted"], figures["live_deleted"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("reads", "bucket", "mapped", "check"),
+    [
+        (replace(READS, rows=-1), BUCKET, MAPPED, "read back after compaction"),
+        (replace(READS, rows_again=9), BUCKET, MAPPED, "after reconciliation"),
+        (replace(READS, rows_beside=0), BUCKET, MAPPED, "while objects were compacted"),
+        (replace(READS, failure_beside="stream 4 differs"), BUCKET, MAPPED, "stream 4 differs"),
+        (READS, replace(BUCKET, after={"a", FOREIGN}), MAPPED, "exactly the orphans"),
+        (READS, replace(BUCKET, after={"a", FOREIGN}), MAPPED, "every live object"),
+        (READS, replace(BUCKET, after=LIVE), MAPPED, "except the foreign one"),
+        (READS, replace(BUCKET, after=LIVE | {ORPHAN, FOREIGN}), MAPPED, "exactly the orphans"),
+        (
+            READS,
+            replace(BUCKET, after=LIVE | {"left", FOREIGN}),
+            MAPPED,
+            "the metadata contains all keys",
+        ),
+        (READS, BUCKET, MappedKeys(LIVE | {"c"}, LIVE | {"c"}), "one object for each broker"),
+    ],
+)
+def test_what_may_go_wrong(reads: Reads, bucket: Bucket, mapped: MappedKeys, check: str) -> None:
+    figures, failed = summarize(story(), reads, bucket, mapped, (10, 4))
+    assert figures["ok"] is False
+    assert any(check in one for one in failed), failed
+
+
+def test_a_broker_that_could_speak_for_another() -> None:
+    _, failed = summarize(replace(story(), refusal=""), READS, BUCKET, MAPPED, (10, 4))
+    assert failed == ["a broker may not act for another: "]
+
+
+def test_the_demo_calls_reconcile_as_it_is() -> None:
+    place = ["--store", "s3://b", "--connect", "h:1"]
+    made = plan_command.make_context("plan", steps.reconcile_plan_words(place, "p")[2:])
+    assert (made.params["unsafe_grace_ms"], made.params["max_share"]) == (0, 0.5)
+    applied = apply_command.make_context("apply", steps.reconcile_apply_words(place, "p")[2:])
+    assert (applied.params["yes"], applied.params["connect"]) == (True, ("h:1",))

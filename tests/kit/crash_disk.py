@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from streammeta.storage.durable_files import (
-    DirectoryInUseError,
-    DiskFullError,
-    File,
-    PosixFile,
-    PosixFileSystem,
-)
+from streammeta.storage import durable_files
 
 SECTOR = 64
 """Bytes that are written over as a whole or not at all; few, so that small batches tear."""
@@ -156,7 +150,7 @@ class CrashDisk:
                 raise FileNotFoundError(path)
             self.begin_call()
             if not self.take_space(1):
-                raise DiskFullError(28, "no room for a name", str(path))
+                raise durable_files.DiskFullError(28, "no room for a name", str(path))
             self.names_now[path] = Inode()
             self.end_call()
         return CrashFile(self, self.names_now[path])
@@ -164,7 +158,7 @@ class CrashDisk:
     def rename(self, source: Path, target: Path) -> None:
         self.begin_call()
         if not self.take_space(1):
-            raise DiskFullError(28, "no room for a name", str(target))
+            raise durable_files.DiskFullError(28, "no room for a name", str(target))
         self.names_now[target] = self.names_now.pop(source)
         self.end_call()
 
@@ -180,7 +174,7 @@ class CrashDisk:
 
     def lock(self, path: Path) -> CrashLock:
         if self.locked:
-            raise DirectoryInUseError(f"{path} is in use")
+            raise durable_files.DirectoryInUseError(f"{path} is in use")
         self.locked = True
         return CrashLock(self)
 
@@ -214,7 +208,7 @@ class CrashFile:
         fits = len(data) - charged + self.disk.take_space(charged)
         self.inode.content = content[:position] + data[:fits] + content[position + fits :]
         if fits < len(data):
-            raise DiskFullError(28, "no room")
+            raise durable_files.DiskFullError(28, "no room")
         self.disk.end_call()
 
     def size(self) -> int:
@@ -268,7 +262,7 @@ Hook = Callable[[str, range], None]
 """Called before a `write` (with its bytes), a `sync`, a `remove`, and when `synced`; may raise."""
 
 
-class WatchedFiles(PosixFileSystem):
+class WatchedFiles(durable_files.PosixFileSystem):
     """The machine's files; a hook watches those of the write-ahead log, or all of them."""
 
     def __init__(self, hook: Hook, *, suffix: str = ".wal") -> None:
@@ -276,7 +270,7 @@ class WatchedFiles(PosixFileSystem):
         self._hook = hook
         self._suffix = suffix
 
-    def open(self, path: Path, *, create: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False) -> durable_files.File:
         if path.name.endswith(self._suffix):
             return _WatchedFile(path, self._hook, create=create)
         return super().open(path, create=create)
@@ -286,7 +280,7 @@ class WatchedFiles(PosixFileSystem):
         super().remove(path)
 
 
-class _WatchedFile(PosixFile):
+class _WatchedFile(durable_files.PosixFile):
     def __init__(self, path: Path, hook: Hook, *, create: bool) -> None:
         super().__init__(path, create=create)
         self._hook = hook

@@ -9,14 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from streammeta.client import OpenedStream, UploadObserver, WriterConfig
-from streammeta.client.parts import (
-    BrokerSession,
-    ControllerClient,
-    StreamReader,
-    StreamWriter,
-    WriteAheadLog,
-)
+from streammeta.client import OpenedStream, UploadObserver, WriterConfig, parts
 from streammeta.storage.object_store.protocol.base import ObjectStore
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
@@ -28,8 +21,8 @@ NEVER = 3600.0
 @dataclass
 class Broker:
     cluster: FakeCluster
-    client: ControllerClient
-    session: BrokerSession
+    client: parts.ControllerClient
+    session: parts.BrokerSession
     store: MemoryObjectStore
 
     async def opened(self, count: int, epoch: int = 0) -> list[OpenedStream]:
@@ -43,15 +36,15 @@ class Broker:
 
     async def steal(self, stream_id: int) -> None:
         """Let another node take a stream."""
-        thief = await BrokerSession.open(self.client, 1001, 1)
+        thief = await parts.BrokerSession.open(self.client, 1001, 1)
         (await thief.open_streams({stream_id: 5})).require_all()
 
     def hold(self, method: str = "CommitStreamSetObject") -> asyncio.Event:
         """Let calls of `method` wait from now on; the result lets them go on."""
         return self.cluster.hold(method)
 
-    def reader(self) -> StreamReader:
-        return StreamReader(self.client, self.store, NAMESPACE)
+    def reader(self) -> parts.StreamReader:
+        return parts.StreamReader(self.client, self.store, NAMESPACE)
 
     async def payloads(self, stream_id: int) -> list[bytes]:
         """Read a whole stream back, with a reader that has cached nothing."""
@@ -66,15 +59,15 @@ async def writing(
     members: int = 1,
     deadline: float = 10.0,
     observer: UploadObserver | None = None,
-    log: WriteAheadLog | None = None,
+    log: parts.WriteAheadLog | None = None,
     store: MemoryObjectStore | None = None,
     **settings: Any,
-) -> AsyncIterator[tuple[Broker, StreamWriter]]:
+) -> AsyncIterator[tuple[Broker, parts.StreamWriter]]:
     """Yield a broker and its writer, with `streams` attached; it uploads at flush unless told."""
     async with broker(members, deadline=deadline) as b:
         b.store = store or b.store
         config = WriterConfig(**{"linger_s": NEVER, **settings})
-        async with StreamWriter(b.session, b.store, config, observer, log) as writer:
+        async with parts.StreamWriter(b.session, b.store, config, observer, log) as writer:
             writer.attach(await b.opened(streams))
             yield b, writer
 
@@ -84,11 +77,11 @@ async def broker(members: int = 1, *, deadline: float = 10.0) -> AsyncIterator[B
     """Yield a registered session, node 1000 at epoch 1, on a fake cluster and a memory store."""
     async with (
         FakeCluster(members) as cluster,
-        ControllerClient(
+        parts.ControllerClient(
             cluster.endpoints, deadline_s=deadline, attempt_timeout_s=1.0, rng=random.Random(7)
         ) as client,
     ):
-        session = await BrokerSession.open(client, 1000, 1)
+        session = await parts.BrokerSession.open(client, 1000, 1)
         yield Broker(cluster, client, session, MemoryObjectStore())
 
 
@@ -97,10 +90,10 @@ def payload_of(stream_id: int, offset: int) -> bytes:
 
 
 async def check_streams(
-    client: ControllerClient, store: ObjectStore, counts: dict[int, int]
+    client: parts.ControllerClient, store: ObjectStore, counts: dict[int, int]
 ) -> None:
     """Every stream holds the records of its offsets, from 0 to its count, once and in order."""
-    async with StreamReader(client, store, await client.object_namespace()) as reader:
+    async with parts.StreamReader(client, store, await client.object_namespace()) as reader:
         found = dict.fromkeys(counts, 0)
         async for stream_id, records in reader.read_streams(list(counts)):
             for record in records:

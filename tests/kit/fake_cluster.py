@@ -23,27 +23,12 @@ from streammeta.client.controllers import methods
 from streammeta.client.controllers.methods import Method
 from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.failures import details_trailer
-from streammeta.v1 import admin_pb2, nodes_pb2, objects_pb2, streams_pb2
-from streammeta.v1.common_pb2 import (
-    ERROR_CODE_NODE_EPOCH_EXPIRED,
-    ERROR_CODE_NODE_EPOCH_NOT_EXIST,
-    ERROR_CODE_NONE,
-    ERROR_CODE_OBJECT_NOT_EXIST,
-    ERROR_CODE_OFFSET_NOT_MATCHED,
-    ERROR_CODE_STREAM_FENCED,
-    ERROR_CODE_STREAM_NOT_EXIST,
-    ERROR_CODE_STREAM_NOT_OPENED,
-    OBJECT_KIND_STREAM,
-    OBJECT_KIND_STREAM_SET,
-    ErrorCode,
-    NodeIdentity,
-    ObjectKind,
-)
+from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.fake_bucket import FAKE_UUID
 from tests.kit.grpc_servers import started
 
 NAMESPACE = "_streammeta_fake"
-Code: TypeAlias = ErrorCode.ValueType
+Code: TypeAlias = common_pb2.ErrorCode.ValueType
 Message: TypeAlias = objects_pb2.CommitPipelineRequest
 
 
@@ -52,7 +37,7 @@ class Piece:
     """One object and the part of a stream it holds."""
 
     object_id: int
-    kind: ObjectKind.ValueType
+    kind: common_pb2.ObjectKind.ValueType
     start: int
     end: int
     size: int
@@ -107,11 +92,15 @@ class FakeMap:
         self.first_answers: dict[str, Any] = {}
         self.next_object_id = 0
 
-    def node_check(self, node: NodeIdentity) -> Code:
+    def node_check(self, node: common_pb2.NodeIdentity) -> Code:
         known = self.nodes.get(node.node_id)
         if known is None:
-            return ERROR_CODE_NODE_EPOCH_NOT_EXIST
-        return ERROR_CODE_NONE if known == node.node_epoch else ERROR_CODE_NODE_EPOCH_EXPIRED
+            return common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST
+        return (
+            common_pb2.ERROR_CODE_NONE
+            if known == node.node_epoch
+            else common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED
+        )
 
     def expire_prepared(self) -> None:
         self.prepared.clear()
@@ -119,7 +108,7 @@ class FakeMap:
     def register(self, request: nodes_pb2.RegisterNodeRequest) -> nodes_pb2.RegisterNodeResponse:
         node = request.node
         if self.nodes.get(node.node_id, -1) > node.node_epoch:
-            return nodes_pb2.RegisterNodeResponse(error=ERROR_CODE_NODE_EPOCH_EXPIRED)
+            return nodes_pb2.RegisterNodeResponse(error=common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED)
         self.nodes[node.node_id] = node.node_epoch
         return nodes_pb2.RegisterNodeResponse()
 
@@ -152,7 +141,7 @@ class FakeMap:
         if request.request_id not in self.first_answers:
             error = self.node_check(request.node)
             ids = []
-            for _ in request.streams if error == ERROR_CODE_NONE else ():
+            for _ in request.streams if error == common_pb2.ERROR_CODE_NONE else ():
                 ids.append(len(self.streams))
                 self.streams[ids[-1]] = FakeStream(ids[-1])
             self.first_answers[request.request_id] = streams_pb2.CreateStreamsResponse(
@@ -166,10 +155,10 @@ class FakeMap:
             stream = self.streams.get(one.stream_id)
             error = self.node_check(request.node)
             if stream is None:
-                error = error or ERROR_CODE_STREAM_NOT_EXIST
+                error = error or common_pb2.ERROR_CODE_STREAM_NOT_EXIST
             elif one.stream_epoch < stream.epoch:
-                error = error or ERROR_CODE_STREAM_FENCED
-            if error != ERROR_CODE_NONE or stream is None:
+                error = error or common_pb2.ERROR_CODE_STREAM_FENCED
+            if error != common_pb2.ERROR_CODE_NONE or stream is None:
                 opened.append(streams_pb2.OpenedStream(error=error))
                 continue
             stream.epoch, stream.node_id = one.stream_epoch, request.node.node_id
@@ -184,7 +173,9 @@ class FakeMap:
         errors = []
         for one in request.streams:
             stream = self.streams.get(one.stream_id)
-            errors.append(ERROR_CODE_NONE if stream else ERROR_CODE_STREAM_NOT_EXIST)
+            errors.append(
+                common_pb2.ERROR_CODE_NONE if stream else common_pb2.ERROR_CODE_STREAM_NOT_EXIST
+            )
             if stream:
                 stream.opened = False
         return streams_pb2.CloseStreamsResponse(errors=errors)
@@ -211,7 +202,7 @@ class FakeMap:
         if request.request_id not in self.first_answers:
             error = self.node_check(request.node)
             first = self.next_object_id
-            if error == ERROR_CODE_NONE:
+            if error == common_pb2.ERROR_CODE_NONE:
                 self.next_object_id += request.count
                 self.prepared.update(range(first, first + request.count))
             self.first_answers[request.request_id] = objects_pb2.PrepareObjectsResponse(
@@ -230,17 +221,17 @@ class FakeMap:
         rows = len(request.ranges.stream_id) + len(request.stream_objects.stream_id)
         whole = self.node_check(request.node)
         if request.HasField("object_id") and request.object_id not in self.prepared:
-            whole = whole or ERROR_CODE_OBJECT_NOT_EXIST
-        if whole != ERROR_CODE_NONE:
+            whole = whole or common_pb2.ERROR_CODE_OBJECT_NOT_EXIST
+        if whole != common_pb2.ERROR_CODE_NONE:
             return self._commit_answer(request, [whole] * rows, whole)
         verdicts = [self._commit_range(request, i) for i in range(len(request.ranges.stream_id))]
         verdicts += [
             self._commit_alone(request, i) for i in range(len(request.stream_objects.stream_id))
         ]
-        if ERROR_CODE_NONE not in verdicts:
+        if common_pb2.ERROR_CODE_NONE not in verdicts:
             return self._commit_answer(request, verdicts, verdicts[0])
         self.prepared.discard(request.object_id)
-        self.answers[ids[0]] = self._commit_answer(request, verdicts, ERROR_CODE_NONE)
+        self.answers[ids[0]] = self._commit_answer(request, verdicts, common_pb2.ERROR_CODE_NONE)
         return self.answers[ids[0]]
 
     @staticmethod
@@ -255,33 +246,37 @@ class FakeMap:
     def _commit_range(self, request: objects_pb2.CommitStreamSetObjectRequest, i: int) -> Code:
         rows = request.ranges
         span = (rows.start_offset[i], rows.end_offset[i])
-        piece = Piece(request.object_id, OBJECT_KIND_STREAM_SET, *span, request.object_size)
+        piece = Piece(
+            request.object_id, common_pb2.OBJECT_KIND_STREAM_SET, *span, request.object_size
+        )
         return self._extend(request.node, rows.stream_id[i], rows.stream_epoch[i], piece)
 
     def _commit_alone(self, request: objects_pb2.CommitStreamSetObjectRequest, i: int) -> Code:
         rows = request.stream_objects
         if rows.object_id[i] not in self.prepared:
-            return ERROR_CODE_OBJECT_NOT_EXIST
+            return common_pb2.ERROR_CODE_OBJECT_NOT_EXIST
         span = (rows.start_offset[i], rows.end_offset[i])
-        piece = Piece(rows.object_id[i], OBJECT_KIND_STREAM, *span, rows.object_size[i])
+        piece = Piece(rows.object_id[i], common_pb2.OBJECT_KIND_STREAM, *span, rows.object_size[i])
         code = self._extend(request.node, rows.stream_id[i], rows.stream_epoch[i], piece)
-        if code == ERROR_CODE_NONE:
+        if code == common_pb2.ERROR_CODE_NONE:
             self.prepared.discard(rows.object_id[i])
         return code
 
-    def _extend(self, node: NodeIdentity, stream_id: int, epoch: int, piece: Piece) -> Code:
+    def _extend(
+        self, node: common_pb2.NodeIdentity, stream_id: int, epoch: int, piece: Piece
+    ) -> Code:
         stream = self.streams.get(stream_id)
         if stream is None:
-            return ERROR_CODE_STREAM_NOT_EXIST
+            return common_pb2.ERROR_CODE_STREAM_NOT_EXIST
         if not stream.opened:
-            return ERROR_CODE_STREAM_NOT_OPENED
+            return common_pb2.ERROR_CODE_STREAM_NOT_OPENED
         if stream.node_id != node.node_id or stream.epoch != epoch:
-            return ERROR_CODE_STREAM_FENCED
+            return common_pb2.ERROR_CODE_STREAM_FENCED
         if piece.start != stream.end:
-            return ERROR_CODE_OFFSET_NOT_MATCHED
+            return common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
         stream.pieces.append(piece)
         stream.end = piece.end
-        return ERROR_CODE_NONE
+        return common_pb2.ERROR_CODE_NONE
 
     def objects(self, request: objects_pb2.GetObjectsRequest) -> objects_pb2.GetObjectsResponse:
         results = [located(self.streams.get(one.stream_id), one) for one in request.queries]
@@ -293,10 +288,10 @@ def located(
 ) -> objects_pb2.ObjectList:
     """Return what GetObjects answers of a stream."""
     if stream is None:
-        return objects_pb2.ObjectList(error=ERROR_CODE_STREAM_NOT_EXIST)
+        return objects_pb2.ObjectList(error=common_pb2.ERROR_CODE_STREAM_NOT_EXIST)
     answer = objects_pb2.ObjectList(stream_start_offset=stream.start, stream_end_offset=stream.end)
     if query.start_offset < stream.start:
-        answer.error = ERROR_CODE_OFFSET_NOT_MATCHED
+        answer.error = common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
         return answer
     for start, end in stream.lost:
         if start <= query.start_offset < end:
@@ -555,14 +550,15 @@ class FakePipelineCluster(FakeCluster):
     ) -> tuple[Code, list[Code]]:
         if object_id not in self._answers:
             verdicts = [
-                ERROR_CODE_NONE if ranges.start_offset[row] == self.ends[ranges.stream_id[row]]
-                else ERROR_CODE_OFFSET_NOT_MATCHED
+                common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
+                if ranges.start_offset[row] != self.ends[ranges.stream_id[row]]
+                else common_pb2.ERROR_CODE_NONE
                 for row in rows
-            ]  # fmt: skip
+            ]
             if any(verdicts):
-                return ERROR_CODE_OFFSET_NOT_MATCHED, verdicts
+                return common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED, verdicts
             self.applied[object_id] += 1
             for row in rows:
                 self.ends[ranges.stream_id[row]] = ranges.end_offset[row]
-            self._answers[object_id] = ERROR_CODE_NONE, verdicts
+            self._answers[object_id] = common_pb2.ERROR_CODE_NONE, verdicts
         return self._answers[object_id]

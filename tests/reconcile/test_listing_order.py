@@ -1,4 +1,4 @@
-"""Order of a listing for the join: as it lies if that will do, else by partitions, no row lost."""
+"""Listings and tables for the join: order by partitions, no row lost, and bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ import pytest
 
 from streammeta.reconcile.listing import order as listing_order
 from streammeta.reconcile.listing.order import in_order_of_partitions
-from streammeta.reconcile.vocabulary.tables import LISTING_COLUMNS, record_batch
+from streammeta.reconcile.vocabulary.tables import (
+    CANDIDATE_COLUMNS,
+    LISTING_COLUMNS,
+    arrow_schema,
+    read_batches,
+    record_batch,
+)
 from streammeta.reconcile.vocabulary.verdicts import Owner
 
 _FOREIGN = -1
@@ -72,3 +78,26 @@ def test_rows_in_any_order_come_by_partition_and_none_is_lost(
     whole = pa.concat_tables(found).to_pylist()
     listed = pq.read_table(tmp_path / "listing").to_pylist()
     assert sorted(map(str, whole)) == sorted(map(str, listed))
+
+
+_ROWS = 4_000
+
+
+def test_memory_of_reading_does_not_grow_with_a_file(tmp_path: Path) -> None:
+    columns = {name: [1] * _ROWS for name in arrow_schema(CANDIDATE_COLUMNS).names}
+    texts = {"key": [str(number) for number in range(_ROWS)], "etag": ["e"] * _ROWS}
+    table = pa.table(columns | texts, schema=arrow_schema(CANDIDATE_COLUMNS))
+    before = pa.total_allocated_bytes()
+    allocated = []
+    for groups in (20, 400):
+        folder = tmp_path / str(groups)
+        folder.mkdir()
+        pq.write_table(table, folder / "part.parquet", row_group_size=_ROWS // groups)
+        keys = []
+        most = 0
+        for rows in read_batches(folder, CANDIDATE_COLUMNS):
+            keys += rows.column("key").to_pylist()
+            most = max(most, pa.total_allocated_bytes() - before)
+        assert keys == texts["key"]
+        allocated.append(most)
+    assert allocated[1] < 1.5 * allocated[0]

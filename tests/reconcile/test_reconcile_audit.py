@@ -1,4 +1,4 @@
-"""The audit trail of a run: chained, before and after each change, and without it no change."""
+"""The audit trail of a run: chained, around each change, and by attempts with their own names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from streammeta.reconcile.deletion.order import Judged, Outcome
 from streammeta.reconcile.deletion.tasks import Deleter
 from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
-from streammeta.reconcile.vocabulary.attempts import Attempt
+from streammeta.reconcile.vocabulary.attempts import ONLY_ATTEMPT, Attempt, OtherAttempts
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo
@@ -227,3 +228,40 @@ def test_an_attempt_that_ends_between_its_lines_is_finished_by_the_next(tmp_path
     lines = lines_of(tmp_path / "audit")
     assert sorted(told(lines, "BEGUN")) == sorted(told(lines, "OK"))
     assert [chain.breaks for chain in chains_of(tmp_path / "audit")] == [[], []]
+
+
+def test_an_attempt_is_known_by_the_id_that_no_repeated_stage_gives_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark import TaskContext
+
+    from streammeta.reconcile.engines.spark_engine import _this_attempt
+
+    assert _this_attempt() == ONLY_ATTEMPT
+    contexts = iter(
+        SimpleNamespace(
+            partitionId=lambda: 4, attemptNumber=lambda: 0, taskAttemptId=lambda at=at: at
+        )
+        for at in (17, 40)
+    )
+    monkeypatch.setattr(TaskContext, "get", lambda: next(contexts))
+    assert [_this_attempt(), _this_attempt()] == [Attempt(4, 17), Attempt(4, 40)]
+
+
+def test_records_of_the_same_task_alone_are_read_and_each_once(tmp_path: Path) -> None:
+    def record(attempt: Attempt, number: int, key: str) -> None:
+        path = tmp_path / f"{attempt.name}-{number:06d}.jsonl"
+        path.write_text(f'{{"key": "{key}"}}\n')
+
+    others = OtherAttempts(tmp_path, Attempt(1, 5))
+    others.look()
+    record(Attempt(1, 5), 0, "own")
+    record(Attempt(11, 6), 0, "of task 11")
+    record(Attempt(1, 55), 0, "first")
+    others.look()
+    record(Attempt(1, 55), 1, "second")
+    assert not others.has_begun("second"), "as of the last look"
+    (tmp_path / f"{Attempt(1, 55).name}-000000.jsonl").write_text("no record any more")
+    others.look()
+    found = {key for key in ("own", "of task 11", "first", "second") if others.has_begun(key)}
+    assert found == {"first", "second"}

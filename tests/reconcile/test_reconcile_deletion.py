@@ -18,13 +18,8 @@ from streammeta.reconcile.deletion.order import Candidate, DeletionOrder, Judged
 from streammeta.reconcile.deletion.tasks import Deleter
 from streammeta.reconcile.vocabulary.attempts import Attempt
 from streammeta.reconcile.vocabulary.errors import ControllerError
+from streammeta.storage import errors
 from streammeta.storage.cluster_files.bucket_marker import marker_key
-from streammeta.storage.errors import (
-    AccessDeniedError,
-    StorageError,
-    StoreRejectedError,
-    StoreUnavailableError,
-)
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import DeleteResult, ObjectInfo
 from tests.kit.memory_store import MemoryObjectStore
@@ -70,7 +65,7 @@ class BusyStore(MemoryObjectStore):
     def __init__(self) -> None:
         super().__init__(now_ms=lambda: 5000)
         self.busy: dict[tuple[str, int], int] = {}
-        self.refuse_lookups: StorageError | None = None
+        self.refuse_lookups: errors.StorageError | None = None
         self.lookups = 0
 
     def list_objects(
@@ -84,7 +79,7 @@ class BusyStore(MemoryObjectStore):
 
     def head(self, key: str) -> ObjectInfo:
         if self._is_busy("head", key):
-            raise StoreUnavailableError("SlowDown", throttled=True)
+            raise errors.StoreUnavailableError("SlowDown", throttled=True)
         return super().head(key)
 
     def delete_many(self, keys: Iterable[str]) -> DeleteResult:
@@ -286,27 +281,27 @@ def test_losing_the_leader_stops_the_task(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("operation", "error"),
     [
-        ("delete_many", AccessDeniedError("told to refuse")),
-        ("delete_many", StoreUnavailableError("told to fail")),
-        ("get_range", StoreUnavailableError("no marker to be had")),
-        ("list_objects", AccessDeniedError("no claims to be had")),
+        ("delete_many", errors.AccessDeniedError("told to refuse")),
+        ("delete_many", errors.StoreUnavailableError("told to fail")),
+        ("get_range", errors.StoreUnavailableError("no marker to be had")),
+        ("list_objects", errors.AccessDeniedError("no claims to be had")),
     ],
 )
 def test_a_store_that_serves_nobody_stops_the_task(
-    bench: Bench, operation: str, error: StorageError
+    bench: Bench, operation: str, error: errors.StorageError
 ) -> None:
     bench.store.fail_next(operation, error)
     check_that_the_task_stops(bench)
 
 
 def test_a_head_that_is_refused_stops_the_task(bench_of_heads: Bench) -> None:
-    bench_of_heads.store.fail_next("head", AccessDeniedError("told to refuse"))
+    bench_of_heads.store.fail_next("head", errors.AccessDeniedError("told to refuse"))
     check_that_the_task_stops(bench_of_heads)
 
 
 def test_a_lookup_that_is_refused_stops_the_task(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.store.refuse_lookups = AccessDeniedError("told to refuse")
+    bench.store.refuse_lookups = errors.AccessDeniedError("told to refuse")
     check_that_the_task_stops(bench)
 
 
@@ -342,7 +337,7 @@ def test_a_key_that_stays_throttled_fails_alone(bench_of_heads: Bench, call: str
 
 def test_a_listing_that_the_store_is_too_busy_for_comes_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.store.refuse_lookups = StoreUnavailableError("SlowDown", throttled=True)
+    bench.store.refuse_lookups = errors.StoreUnavailableError("SlowDown", throttled=True)
 
     def relent(pause_s: float) -> None:
         bench.pauses.append(pause_s)
@@ -374,7 +369,7 @@ def test_a_deletion_whose_answer_was_slow_down_counts_as_deleted(
 
     def delete_but_complain(keys: Iterable[str]) -> DeleteResult:
         real(keys)
-        raise StoreUnavailableError("SlowDown", throttled=True)
+        raise errors.StoreUnavailableError("SlowDown", throttled=True)
 
     monkeypatch.setattr(bench.store, "delete_many", delete_but_complain)
     assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED)
@@ -387,7 +382,7 @@ def test_a_store_that_is_busy_for_long_ends_the_task(
 ) -> None:
     bench = Bench(tmp_path, count=60)
     bench.order = replace(bench.order, keys_per_s=10)
-    slow_down = StoreUnavailableError("SlowDown", throttled=True)
+    slow_down = errors.StoreUnavailableError("SlowDown", throttled=True)
     if way == "heads":
         request.getfixturevalue("heads")
         bench.store.fail_next("head", slow_down, times=10_000)
@@ -532,7 +527,7 @@ def test_objects_that_fail_by_themselves_end_no_task(
         keeping(bench, set(range(40)), monkeypatch)
     else:
         method = "copy" if way == "copy" else "add_tags"
-        refusal = StoreRejectedError("this object can't be copied")
+        refusal = errors.StoreRejectedError("this object can't be copied")
         bench.store.fail_next(method, refusal, times=40)
     outcomes = bench.run()
     assert list(outcomes.values()).count(Outcome.FAILED) == 40

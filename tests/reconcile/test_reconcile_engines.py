@@ -1,8 +1,10 @@
-"""Engines: the same plan from both, the choice between them, and the join of the local one."""
+"""Engines: the same plan from both, the choice between them, the local join, and a lean start."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,14 +34,8 @@ from streammeta.reconcile.listing.shards import Shard, shards_of
 from streammeta.reconcile.metadata.export import write_objects
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plans import plan_folder
+from streammeta.reconcile.vocabulary import tables
 from streammeta.reconcile.vocabulary.errors import ReconcileError
-from streammeta.reconcile.vocabulary.tables import (
-    LISTING_COLUMNS,
-    MAP_COLUMNS,
-    arrow_schema,
-    record_batch,
-    table_writer,
-)
 from streammeta.reconcile.vocabulary.verdicts import ABSENT, Owner, Rules
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
@@ -213,8 +209,8 @@ def test_the_join_agrees_with_a_dictionary(
     objects_a_partition: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("map")
-    rows = {name: list(of_map.values()) for name in arrow_schema(MAP_COLUMNS).names}
-    table = record_batch(MAP_COLUMNS, rows | {"object_id": list(of_map)})
+    rows = {name: list(of_map.values()) for name in tables.arrow_schema(tables.MAP_COLUMNS).names}
+    table = tables.record_batch(tables.MAP_COLUMNS, rows | {"object_id": list(of_map)})
     pq.write_table(pa.Table.from_batches([table]), folder / "objects.parquet")
     owners = np.array([int(owner) for owner, _ in keys], dtype=np.int64)
     listed = np.array([ABSENT if one is None else one for _, one in keys], dtype=np.int64)
@@ -273,9 +269,71 @@ def test_a_listing_with_a_key_without_a_size_is_refused(tmp_path: Path) -> None:
     for name in (plan_folder.LISTING, plan_folder.MAP):
         (tmp_path / name).mkdir()
     row = {"key": own(1), "owner": 0, "object_id": 1, "modified_ms": 5, "size": None}
-    values = {name: [row.get(name)] for name in arrow_schema(LISTING_COLUMNS).names}
-    with table_writer(tmp_path / plan_folder.LISTING / "a.parquet", LISTING_COLUMNS) as writer:
-        writer.write_batch(record_batch(LISTING_COLUMNS, values))
+    values = {name: [row.get(name)] for name in tables.arrow_schema(tables.LISTING_COLUMNS).names}
+    with tables.table_writer(
+        tmp_path / plan_folder.LISTING / "a.parquet", tables.LISTING_COLUMNS
+    ) as writer:
+        writer.write_batch(tables.record_batch(tables.LISTING_COLUMNS, values))
     rules = Rules(next_object_id=9, young_from_ms=9, unlisted_from_ms=9)
     with pytest.raises(ReconcileError, match=r"a\.parquet"):
         LocalEngine().judge(tmp_path, rules, OWN)
+
+
+RUN = """
+import atexit, sys
+from importlib.machinery import PathFinder
+
+HEAVY = ("pandas", "pyspark", "psutil", "boto3")
+found = PathFinder.find_spec
+
+def find_spec(name, path=None, target=None):
+    return None if name in {absent!r} else found(name, path, target)
+
+PathFinder.find_spec = find_spec
+atexit.register(lambda: print("loaded", *(name for name in HEAVY if name in sys.modules)))
+sys.argv = ["streammeta", *{words!r}]
+from streammeta.cli.main import main
+main()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("absent", [(), ("pandas", "pyspark", "psutil")], ids=["spark", "no spark"])
+def test_a_small_plan_is_made_and_applied_without_pandas_and_spark(
+    absent: tuple[str, ...], bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+) -> None:
+    state.objects = {i: MapObject(COMMITTED, size=10) for i in range(30)}
+    for object_id in range(31):
+        bucket.put(own(object_id))
+    folder = str(tmp_path / "p")
+    plan = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint, "--plan", folder]
+    for words in (plan, ["reconcile", "apply", "--plan", folder, "--yes"]):
+        code = RUN.format(absent=absent, words=words)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "loaded", done.stdout
+    assert bucket.keys().isdisjoint({own(30)})
+
+
+PANDAS_AFTERWARDS = """
+from streammeta.reconcile.parquet.arrow_start import start_arrow
+start_arrow()
+import pyarrow as pa
+assert pa.table({"a": [1, 2]}).to_pandas()["a"].tolist() == [1, 2]
+import pandas
+assert pa.array(pandas.Series([1, 2])).to_pylist() == [1, 2]
+"""
+
+
+@pytest.mark.process
+def test_arrow_converts_to_pandas_once_that_is_asked_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PANDAS_AFTERWARDS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

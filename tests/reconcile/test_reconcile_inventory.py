@@ -25,12 +25,7 @@ from streammeta.reconcile.listing.key_owners import owner_columns, owner_of
 from streammeta.reconcile.plan import INVENTORY_LAG_MS, PlanConfig, plan
 from streammeta.reconcile.plans import plan_folder
 from streammeta.reconcile.plans.plan_folder import check_plan
-from streammeta.reconcile.vocabulary.errors import (
-    ConfigurationError,
-    InventoryError,
-    PlanError,
-    SparkJobError,
-)
+from streammeta.reconcile.vocabulary import errors
 from streammeta.reconcile.vocabulary.verdicts import Verdict
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.opening import open_object_store
@@ -173,10 +168,10 @@ def test_a_plan_of_an_old_inventory_is_applied_while_its_copy_of_the_map_is_new(
         young_from_ms=now_ms - 10 * DAY_MS,
     )
     check_plan(Path("p"), replace(old, inventory="lists/manifest.json"), now_ms)
-    with pytest.raises(PlanError, match="216 h old"):
+    with pytest.raises(errors.PlanError, match="216 h old"):
         check_plan(Path("p"), old, now_ms)
     late = replace(old, inventory="lists/manifest.json", created_at_ms=now_ms - DAY_MS - 1)
-    with pytest.raises(PlanError, match="24 h old"):
+    with pytest.raises(errors.PlanError, match="24 h old"):
         check_plan(Path("p"), late, now_ms)
 
 
@@ -225,7 +220,7 @@ GOOD = [Listed(own(5)), Listed(own(6))]
 def test_a_manifest_that_is_not_as_s3_writes_it_is_refused_by_field(
     tmp_path: Path, fields: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(InventoryError, match=named):
+    with pytest.raises(errors.InventoryError, match=named):
         read_all(write_inventory(tmp_path, GOOD, **fields))
 
 
@@ -233,10 +228,10 @@ def test_a_manifest_with_another_checksum_or_none_is_refused(tmp_path: Path) -> 
     manifest = write_inventory(tmp_path, GOOD)
     assert sorted(read_all(manifest)) == [own(5), own(6)]
     manifest.write_bytes(manifest.read_bytes() + b"\n")
-    with pytest.raises(InventoryError, match=r"manifest\.checksum says"):
+    with pytest.raises(errors.InventoryError, match=r"manifest\.checksum says"):
         read_all(manifest)
     manifest.with_name("manifest.checksum").unlink()
-    with pytest.raises(InventoryError, match=r"manifest\.json.*manifest\.checksum"):
+    with pytest.raises(errors.InventoryError, match=r"manifest\.json.*manifest\.checksum"):
         read_all(manifest)
 
 
@@ -250,12 +245,12 @@ def test_the_newest_whole_inventory_of_a_prefix_is_read(tmp_path: Path) -> None:
     assert found.place == f"{prefix}2026-05-10T01-00Z/manifest.json"
     for path in dated.parent.glob("2026-*/manifest.checksum"):
         path.unlink()
-    with pytest.raises(InventoryError, match="inventory"):
+    with pytest.raises(errors.InventoryError, match="inventory"):
         read_inventory(prefix, "file:///some/bucket", None, NOW_MS)
 
 
 def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InventoryError, match="JSON"):
+    with pytest.raises(errors.InventoryError, match="JSON"):
         read_all(write_manifest(tmp_path, [1]))
 
 
@@ -266,10 +261,10 @@ def test_a_file_with_other_bytes_or_another_size_is_refused(tmp_path: Path, kind
     path = tmp_path / path
     body = path.read_bytes()
     path.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
-    with pytest.raises(InventoryError, match=r"files\[\]\.MD5checksum is"):
+    with pytest.raises(errors.InventoryError, match=r"files\[\]\.MD5checksum is"):
         read_all(manifest)
     path.write_bytes(body[:-1])
-    with pytest.raises(InventoryError, match=r"files\[\]\.size is"):
+    with pytest.raises(errors.InventoryError, match=r"files\[\]\.size is"):
         read_all(manifest)
 
 
@@ -307,7 +302,7 @@ def test_the_check_of_a_file_that_was_copied_ends_between_pieces(
 def test_a_row_that_is_no_object_of_the_bucket_is_refused_by_column(
     tmp_path: Path, kind: str, row: Listed, named: str
 ) -> None:
-    with pytest.raises(InventoryError, match=named):
+    with pytest.raises(errors.InventoryError, match=named):
         read_all(write_inventory(tmp_path, [*GOOD, row], kind))
 
 
@@ -317,7 +312,7 @@ def test_a_broken_file_ends_a_plan_with_its_name_and_leaves_none(
 ) -> None:
     manifest = write_inventory(tmp_path / "lists", GOOD)
     sorted((tmp_path / "lists").rglob("*.csv.gz"))[number].write_bytes(b"x")
-    with pytest.raises((InventoryError, SparkJobError), match=rf"{number}\.csv\.gz"):
+    with pytest.raises((errors.InventoryError, errors.SparkJobError), match=rf"{number}\.csv\.gz"):
         make_plan("plan", inventory=str(manifest))
     assert not (tmp_path / "plan").exists()
 
@@ -385,7 +380,7 @@ def test_a_table_that_is_not_right_is_refused_by_column(
     tmp_path: Path, table: dict[str, Any], named: str
 ) -> None:
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    with pytest.raises(InventoryError, match=named):
+    with pytest.raises(errors.InventoryError, match=named):
         read_all(tmp_path / "a.parquet", taken_ms=NOW_MS)
 
 
@@ -393,14 +388,14 @@ def test_the_moment_of_a_table_is_asked_for_and_that_of_a_manifest_is_its_own(
     tmp_path: Path,
 ) -> None:
     pq.write_table(pa.table({"path": ["a"], "size": [1], "modified": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(InventoryError, match="--taken-at"):
+    with pytest.raises(errors.InventoryError, match="--taken-at"):
         read_all(tmp_path / "a.parquet")
-    with pytest.raises(InventoryError, match="--taken-at"):
+    with pytest.raises(errors.InventoryError, match="--taken-at"):
         read_all(write_inventory(tmp_path, GOOD), taken_ms=NOW_MS)
-    with pytest.raises(InventoryError, match="future"):
+    with pytest.raises(errors.InventoryError, match="future"):
         read_all(tmp_path / "a.parquet", taken_ms=NOW_MS + 1)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InventoryError, match="files"):
+    with pytest.raises(errors.InventoryError, match="files"):
         read_all(tmp_path / "empty", taken_ms=NOW_MS)
 
 
@@ -414,7 +409,7 @@ def test_the_moment_of_a_table_is_asked_for_and_that_of_a_manifest_is_its_own(
 def test_options_that_contradict_each_other_are_refused(
     tmp_path: Path, settings: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=named):
+    with pytest.raises(errors.ConfigurationError, match=named):
         plan(PlanConfig("file:///b", ("h:1",), tmp_path / "p", **settings))
 
 
@@ -477,7 +472,7 @@ def test_an_inventory_is_read_from_the_bucket_that_it_lies_in(tmp_path: Path) ->
         place = server.uri("lists")
         address = place.replace("lists", f"lists/{manifest.relative_to(tmp_path)}", 1)
         store = open_object_store(place)
-        with pytest.raises(InventoryError, match=r"manifest\.json"):
+        with pytest.raises(errors.InventoryError, match=r"manifest\.json"):
             read_inventory(address, "s3://bucket", None, NOW_MS)
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         for path in files:
@@ -493,9 +488,9 @@ def test_an_inventory_is_read_from_the_bucket_that_it_lies_in(tmp_path: Path) ->
         assert "secretKey" not in inventory.place
         prefix = address.replace("2026-05-01T01-00Z/manifest.json", "")
         assert read_inventory(prefix, "s3://bucket", None, NOW_MS).files == inventory.files
-        with pytest.raises(InventoryError, match="inventory"):
+        with pytest.raises(errors.InventoryError, match="inventory"):
             read_inventory(prefix.replace("daily", "weekly"), "s3://bucket", None, NOW_MS)
         store.delete_many([inventory.files[1].name])
         store.close()
-        with pytest.raises(InventoryError, match=r"'lists/bucket/daily/data/1\.csv\.gz'"):
+        with pytest.raises(errors.InventoryError, match=r"'lists/bucket/daily/data/1\.csv\.gz'"):
             list(inventory_rows(inventory, inventory.files[1], OWN))

@@ -12,15 +12,6 @@ from dataclasses import replace
 import pytest
 
 from streammeta.reconcile.cluster import lease
-from streammeta.reconcile.cluster.lease import (
-    LEASE_MS,
-    Lease,
-    Term,
-    check_held,
-    held_lease,
-    is_lease_key,
-    lease_prefix,
-)
 from streammeta.reconcile.vocabulary.errors import LeaseError
 from streammeta.storage import json_files
 from streammeta.storage.errors import CorruptObjectError
@@ -29,8 +20,8 @@ from tests.kit.memory_store import MemoryObjectStore
 from tests.kit.waiting import wait_until
 
 OWN = "_streammeta_c1"
-PREFIX = lease_prefix(OWN)
-ELSEWHERE = Term(run="other", machine="elsewhere", process=1, expires_ms=LEASE_MS)
+PREFIX = lease.lease_prefix(OWN)
+ELSEWHERE = lease.Term(run="other", machine="elsewhere", process=1, expires_ms=lease.LEASE_MS)
 
 
 class Clock:
@@ -64,62 +55,62 @@ DAY_S = 86_400
 def has_it(store: MemoryObjectStore, run: str) -> bool:
     """Whether a run may go on."""
     with suppress(LeaseError):
-        check_held(store, OWN, run)
+        lease.check_held(store, OWN, run)
         return True
     return False
 
 
-def put_term(store: MemoryObjectStore, number: int, term: Term) -> None:
+def put_term(store: MemoryObjectStore, number: int, term: lease.Term) -> None:
     store.put(f"{PREFIX}{number:020}.json", json_files.encode(term))
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended() -> None:
     store = MemoryObjectStore()
-    with held_lease(store, OWN, "one"):
+    with lease.held_lease(store, OWN, "one"):
         with pytest.raises(LeaseError, match="one"):
-            Lease(store, OWN, "two").take()
-        check_held(store, OWN, "one")
-    with held_lease(store, OWN, "two"):
+            lease.Lease(store, OWN, "two").take()
+        lease.check_held(store, OWN, "one")
+    with lease.held_lease(store, OWN, "two"):
         assert not has_it(store, "one")
-        check_held(store, OWN, "two")
+        lease.check_held(store, OWN, "two")
     assert len(store.objects()) == 1, "old terms are deleted"
 
 
 def test_a_lease_that_is_not_renewed_can_be_taken_when_it_is_over() -> None:
     store, clock = MemoryObjectStore(), Clock()
-    one, two = (Lease(store, OWN, run, clock) for run in ("one", "two"))
+    one, two = (lease.Lease(store, OWN, run, clock) for run in ("one", "two"))
     one.take()
-    clock.now_s = LEASE_MS / 1000 - 0.001
+    clock.now_s = lease.LEASE_MS / 1000 - 0.001
     with pytest.raises(LeaseError):
         two.take()
     one.renew()
-    clock.now_s = LEASE_MS / 1000 + 1
+    clock.now_s = lease.LEASE_MS / 1000 + 1
     with pytest.raises(LeaseError):
         two.take()
-    clock.now_s = 2 * LEASE_MS / 1000
-    Lease(store, OWN, "two", clock, Waits()).take()
+    clock.now_s = 2 * lease.LEASE_MS / 1000
+    lease.Lease(store, OWN, "two", clock, Waits()).take()
     with pytest.raises(LeaseError, match="two"):
         one.renew()
     one.release()
-    check_held(store, OWN, "two")
+    lease.check_held(store, OWN, "two")
 
 
 def test_a_run_that_was_killed_on_this_machine_is_followed_at_once() -> None:
     store, clock = MemoryObjectStore(), Clock()
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    Lease(store, OWN, "other", clock).take()
-    (killed,) = (json_files.decode(Term, "", data) for data in store.objects().values())
+    lease.Lease(store, OWN, "other", clock).take()
+    (killed,) = (json_files.decode(lease.Term, "", data) for data in store.objects().values())
     put_term(store, 2, replace(killed, process=child.pid))
-    Lease(store, OWN, "one", clock).take()
-    check_held(store, OWN, "one")
+    lease.Lease(store, OWN, "one", clock).take()
+    lease.check_held(store, OWN, "one")
 
 
 def test_a_process_of_another_machine_is_waited_for() -> None:
     store = MemoryObjectStore()
     put_term(store, 1, ELSEWHERE)
     with pytest.raises(LeaseError, match="61 s"):
-        Lease(store, OWN, "one", Clock()).take()
+        lease.Lease(store, OWN, "one", Clock()).take()
 
 
 @pytest.mark.parametrize("ahead_s", [400 * DAY_S, -400 * DAY_S])
@@ -128,9 +119,9 @@ def test_a_lease_by_a_wrong_clock_is_taken_after_its_length(ahead_s: int) -> Non
     clock.now_s = 1_000 * DAY_S
     expires_ms = int(clock.now_s + ahead_s) * 1_000
     put_term(store, 1, replace(ELSEWHERE, expires_ms=expires_ms))
-    Lease(store, OWN, "one", clock, waits).take()
+    lease.Lease(store, OWN, "one", clock, waits).take()
     assert has_it(store, "one")
-    assert waits.seconds == pytest.approx(LEASE_MS / 1_000)
+    assert waits.seconds == pytest.approx(lease.LEASE_MS / 1_000)
 
 
 @pytest.mark.parametrize("ahead_s", [400 * DAY_S, -400 * DAY_S])
@@ -139,11 +130,11 @@ def test_a_lease_by_a_wrong_clock_that_is_renewed_is_not_taken(ahead_s: int, at:
     store, clock, others = MemoryObjectStore(), Clock(), Clock()
     clock.now_s = 1_000 * DAY_S
     others.now_s = clock.now_s + ahead_s
-    other = Lease(store, OWN, "other", others)
+    other = lease.Lease(store, OWN, "other", others)
     other.take()
     put_term(store, 1, replace(ELSEWHERE, run="other", expires_ms=int(others.now_s * 1_000)))
     with pytest.raises(LeaseError, match="other"):
-        Lease(store, OWN, "one", clock, Waits(at, other.renew)).take()
+        lease.Lease(store, OWN, "one", clock, Waits(at, other.renew)).take()
     assert has_it(store, "other")
 
 
@@ -159,20 +150,20 @@ def test_a_watched_lease_is_taken_at_once_when_it_becomes_free(is_removed: bool)
 
     put_term(store, 1, replace(ELSEWHERE, expires_ms=400 * DAY_S * 1_000))
     waits = Waits(2, free)
-    Lease(store, OWN, "one", Clock(), waits).take()
+    lease.Lease(store, OWN, "one", Clock(), waits).take()
     assert has_it(store, "one")
-    assert waits.seconds == pytest.approx(2 * LEASE_MS / 1_000 / 12)
+    assert waits.seconds == pytest.approx(2 * lease.LEASE_MS / 1_000 / 12)
 
 
 def test_a_term_of_another_version_is_refused_and_strange_names_are_passed_over() -> None:
     store = MemoryObjectStore()
     store.put(f"{PREFIX}latest.json", b"{}")
-    Lease(store, OWN, "one", Clock()).take()
+    lease.Lease(store, OWN, "one", Clock()).take()
     assert f"{PREFIX}latest.json" in store.objects()
-    assert not is_lease_key(f"{PREFIX}latest.json", OWN)
+    assert not lease.is_lease_key(f"{PREFIX}latest.json", OWN)
     store.put(f"{PREFIX}{9:020}.json", b'{"version": 2}')
     with pytest.raises(CorruptObjectError):
-        Lease(store, OWN, "two", Clock()).take()
+        lease.Lease(store, OWN, "two", Clock()).take()
 
 
 class InterruptedStore(MemoryObjectStore):
@@ -221,12 +212,12 @@ def test_whatever_comes_between_the_requests_of_a_take_one_run_has_the_lease(
                 getattr(other, step)()
 
     store, clock = InterruptedStore(at, interrupt), Clock()
-    other = Lease(store, OWN, "other", clock)
+    other = lease.Lease(store, OWN, "other", clock)
     put_term(store, 5, replace(ELSEWHERE, expires_ms=0))
     store._left = at
     took = True
     try:
-        Lease(store, OWN, "one", clock).take()
+        lease.Lease(store, OWN, "one", clock).take()
     except LeaseError:
         took = False
 
@@ -240,6 +231,6 @@ def test_a_held_lease_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     def newest() -> int:
         return max(int(key[-25:-5]) for key in store.objects())
 
-    with held_lease(store, OWN, "one"):
+    with lease.held_lease(store, OWN, "one"):
         wait_until(lambda: newest() >= 4, "the lease is renewed")
-    check_held(store, OWN, "one")
+    lease.check_held(store, OWN, "one")

@@ -24,12 +24,7 @@ from streammeta.reconcile.listing.shards import (
     shards_between,
     shards_of_content,
 )
-from streammeta.reconcile.vocabulary.errors import (
-    ConfigurationError,
-    ControllerError,
-    MetadataExportError,
-    SparkJobError,
-)
+from streammeta.reconcile.vocabulary import errors
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.protocol.base import ObjectInfo
 from tests.reconcile.fake_controller import (
@@ -144,7 +139,7 @@ def test_the_tables_of_a_query_share_one_copy_unless_it_is_old(
     assert len(calls) == 4
     copy_metadata(endpoint, str(copies))
     assert len(calls) == 5
-    with pytest.raises(ControllerError):
+    with pytest.raises(errors.ControllerError):
         source(connect="127.0.0.1:1", copies=str(copies), table="objects", wait="0").schema()
 
 
@@ -169,7 +164,7 @@ def test_columns_are_chosen_by_option_or_schema_and_others_are_not_read(
 
 @pytest.mark.parametrize("columns", ["object_id,colour", "object_id,object_id", "", "object_id,"])
 def test_columns_that_are_not_there_are_refused(checkpoint: Path, columns: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"'columns'.*object_id"):
+    with pytest.raises(errors.ConfigurationError, match=r"'columns'.*object_id"):
         source(checkpoint=str(checkpoint), table="objects", columns=columns).schema()
 
 
@@ -181,9 +176,9 @@ def test_a_schema_that_is_not_of_the_table_is_refused(checkpoint: Path) -> None:
     objects = source(checkpoint=str(checkpoint), table="objects")
     listing = ListingSource({"store": "file:///tmp/none", "namespace": OWN})
     for of in (objects, listing):
-        with pytest.raises(ConfigurationError, match="'x'"):
+        with pytest.raises(errors.ConfigurationError, match="'x'"):
             of.reader(StructType().add("x", StringType()))
-        with pytest.raises(ConfigurationError, match="'object_id'"):
+        with pytest.raises(errors.ConfigurationError, match="'object_id'"):
             of.reader(StructType().add("object_id", StringType()))
 
 
@@ -246,7 +241,7 @@ def test_options_of_the_map_that_make_no_sense_are_refused(
 ) -> None:
     from streammeta.reconcile.metadata.source import MetadataSource
 
-    with pytest.raises(ConfigurationError, match=named):
+    with pytest.raises(errors.ConfigurationError, match=named):
         MetadataSource(options)
 
 
@@ -257,7 +252,7 @@ def test_a_store_that_is_none_is_refused_by_the_driver(store: str) -> None:
     from streammeta.reconcile.listing.source import ListingSource
 
     source = ListingSource({"store": store, "namespace": OWN, "cuts": "4,8"})
-    with pytest.raises(ConfigurationError, match=r"'store'.*s3://"):
+    with pytest.raises(errors.ConfigurationError, match=r"'store'.*s3://"):
         source.reader(source.schema())
 
 
@@ -269,15 +264,15 @@ def source(**options: str) -> Any:
 
 
 def test_a_checkpoint_that_is_damaged_or_has_no_such_table_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(MetadataExportError, match=r"'colours'.*bucket_claim"):
+    with pytest.raises(errors.MetadataExportError, match=r"'colours'.*bucket_claim"):
         source(checkpoint=str(checkpoint), table="colours").schema()
     body = bytearray(checkpoint.read_bytes())
     body[len(body) // 2] ^= 1
     checkpoint.write_bytes(body)
     read = source(checkpoint=str(checkpoint), table="objects")
-    with pytest.raises(MetadataExportError, match="damaged"):
+    with pytest.raises(errors.MetadataExportError, match="damaged"):
         read.reader(read.schema()).partitions()
-    with pytest.raises(MetadataExportError):
+    with pytest.raises(errors.MetadataExportError):
         source(checkpoint=f"{checkpoint}.gone", table="objects").schema()
 
 
@@ -286,15 +281,15 @@ def test_an_export_that_is_not_complete_or_none_is_refused(
 ) -> None:
     folder = tmp_path / "export"
     folder.mkdir()
-    with pytest.raises(MetadataExportError):
+    with pytest.raises(errors.MetadataExportError):
         source(export=str(folder), table="objects").schema()
     with CheckpointReader.open(checkpoint) as reader:
         export_parquet(reader, DirectoryTarget(folder), overwrite=False)
-    with pytest.raises(MetadataExportError, match="'colours'"):
+    with pytest.raises(errors.MetadataExportError, match="'colours'"):
         source(export=str(folder), table="colours").schema()
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"complete": False}))
-    with pytest.raises(MetadataExportError, match="complete"):
+    with pytest.raises(errors.MetadataExportError, match="complete"):
         source(export=str(folder), table="objects").schema()
 
 
@@ -304,9 +299,9 @@ def test_a_copy_that_breaks_off_leaves_no_file(
     from streammeta.reconcile.metadata.source import copy_metadata
 
     state.snapshot = state.checkpoint()[:-1]
-    with pytest.raises(MetadataExportError):
+    with pytest.raises(errors.MetadataExportError):
         copy_metadata(endpoint, str(tmp_path / "copies"))
-    with pytest.raises(ControllerError):
+    with pytest.raises(errors.ControllerError):
         copy_metadata("127.0.0.1:1", str(tmp_path / "copies"), wait_s=0)
     assert list((tmp_path / "copies").iterdir()) == []
 
@@ -352,7 +347,7 @@ def test_jobs_have_the_name_of_what_is_done_and_those_of_others_keep_theirs(
             found.append(context.getLocalProperty("spark.job.description"))
             session.sql("select raise_error('told to fail')").collect()
 
-    with pytest.raises(SparkJobError):
+    with pytest.raises(errors.SparkJobError):
         fail()
     assert found == ["streammeta reconcile: looking at keys"]
     assert context.getLocalProperty("spark.job.description") == "of somebody else"
@@ -360,7 +355,7 @@ def test_jobs_have_the_name_of_what_is_done_and_those_of_others_keep_theirs(
 
 @pytest.mark.parametrize("cuts", [["b", "a"], ["a", "a"], ["a", ""]])
 def test_cuts_that_do_not_ascend_are_refused(cuts: list[str]) -> None:
-    with pytest.raises(ConfigurationError, match="ascend"):
+    with pytest.raises(errors.ConfigurationError, match="ascend"):
         shards_between(cuts)
 
 

@@ -1,10 +1,12 @@
-"""What plans, applies and rounds tell of themselves."""
+"""Reports of plans, applies and rounds, and the bounded value that stores the last runs."""
 
 from __future__ import annotations
 
+import json
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,20 +16,8 @@ from streammeta.reconcile.engines.engine import EngineName
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.run_reporter import apply_report, plan_report, report_run, round_report
 from streammeta.reconcile.watch import Round, WatchConfig, watch
-from streammeta.storage.cluster_files.reconcile_runs import Run
+from streammeta.storage.cluster_files import reconcile_runs
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, LocalBucket, MapObject, own
-
-RUN = Run(
-    started_ms=1_000,
-    ended_ms=2_000,
-    kind="plan",
-    engine="local",
-    result="settled",
-    problem="",
-    succeeded=True,
-    orphan_bytes=70,
-    missing=2,
-)
 
 
 @pytest.fixture
@@ -45,7 +35,7 @@ def config(bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path) -
     )
 
 
-def numbers(run: Run) -> tuple[object, ...]:
+def numbers(run: reconcile_runs.Run) -> tuple[object, ...]:
     return (run.keys, run.orphans, run.orphan_bytes, run.deleted, run.missing)
 
 
@@ -104,3 +94,96 @@ def test_controllers_that_know_no_keys_are_a_sentence(endpoint: str) -> None:
     assert "status pages do not show this run: controller rejected GetKVs" in report_run(
         RUN, (endpoint,), None
     )
+
+
+RUN = reconcile_runs.Run(
+    started_ms=1_000,
+    ended_ms=2_000,
+    kind="plan",
+    engine="local",
+    result="settled",
+    problem="",
+    succeeded=True,
+    keys=9,
+    orphans=2,
+    orphan_bytes=20,
+    missing=0,
+)
+FAILED = replace(RUN, result="failed", succeeded=False, orphan_bytes=None, missing=None)
+
+
+def test_runs_are_read_as_written() -> None:
+    runs = reconcile_runs.Runs().followed_by(RUN).followed_by(FAILED)
+    assert reconcile_runs.decode(reconcile_runs.encode(runs)) == runs
+    assert (
+        reconcile_runs.decode(reconcile_runs.encode(reconcile_runs.Runs())) == reconcile_runs.Runs()
+    )
+
+
+def test_the_newest_runs_are_kept_and_what_was_known_before_is_remembered() -> None:
+    runs = reconcile_runs.Runs().followed_by(RUN)
+    for number in range(reconcile_runs.RUNS_MAX + 3):
+        runs = runs.followed_by(replace(FAILED, ended_ms=3_000 + number))
+    assert [each.ended_ms for each in runs.runs] == [
+        3_022 - at for at in range(reconcile_runs.RUNS_MAX)
+    ]
+    assert (runs.last_success_ms, runs.orphan_bytes, runs.missing) == (2_000, 20, 0)
+
+
+@pytest.mark.parametrize("letter", ["\0", "\U0001f600"])
+def test_the_largest_value_is_read(letter: str) -> None:
+    text = letter * reconcile_runs.TEXT_MAX
+    large = replace(RUN, kind=text, engine=text, result=text, problem=text)
+    runs = reconcile_runs.Runs(runs=(large,) * reconcile_runs.RUNS_MAX)
+    assert reconcile_runs.decode(reconcile_runs.encode(runs)) == runs
+    assert len(reconcile_runs.encode(runs)) <= reconcile_runs.VALUE_MAX
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("a" * 200, "a" * 200), ("a" * 201, "a" * 197 + "..."), ("\ud800", "?"), ("", "")],
+)
+def test_texts_are_shortened_to_what_can_be_shown(text: str, kept: str) -> None:
+    assert reconcile_runs.shorten_text(text) == kept
+
+
+def value(**changes: Any) -> bytes:
+    return json.dumps(
+        {"version": 1, **asdict(reconcile_runs.Runs(runs=(RUN,))), **changes}
+    ).encode()
+
+
+def with_run(**changes: Any) -> bytes:
+    return value(runs=[{**asdict(RUN), **changes}])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 60_000, "not JSON"),
+        (b"9" * 6_000, "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"version": 2}', "version of the value is not 1"),
+        (b" " * (reconcile_runs.VALUE_MAX + 1), "131073 bytes"),
+        (value(runs={}), "runs: must be a list"),
+        (value(runs=[asdict(RUN)] * (reconcile_runs.RUNS_MAX + 1)), "at most 20"),
+        (value(runs=[7]), "runs: must be JSON objects"),
+        (value(last_success_ms=None), "last_success_ms"),
+        (value(missing=-1), "missing"),
+        (value(orphan_bytes=1 << 63), "orphan_bytes"),
+        (with_run(started_ms=reconcile_runs.TIME_MS_MAX + 1), "started_ms"),
+        (with_run(ended_ms=True), "ended_ms"),
+        (with_run(ended_ms=1.5), "ended_ms"),
+        (with_run(keys=float("nan")), "keys"),
+        (with_run(succeeded=1), "succeeded"),
+        (with_run(kind=None), "kind"),
+        (with_run(problem="x" * (reconcile_runs.TEXT_MAX + 1)), "problem"),
+        (with_run(result="\ud800"), "result"),
+    ],
+)
+def test_anything_else_is_refused(given: bytes, told: str) -> None:
+    assert reconcile_runs.decode(value()).runs == (RUN,)
+    with pytest.raises(reconcile_runs.RunsError, match=told):
+        reconcile_runs.decode(given)

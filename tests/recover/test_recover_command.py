@@ -11,13 +11,7 @@ import pytest
 
 from streammeta.cli.recovery import predecessors
 from streammeta.controller.journal.directory import read_identity
-from streammeta.storage.cluster_files.bucket_marker import (
-    FENCE_WAIT_MS,
-    BucketMarker,
-    create_marker,
-    fenced_key,
-    read_generations,
-)
+from streammeta.storage.cluster_files import bucket_marker
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -36,9 +30,11 @@ class Place:
         (root / "bucket").mkdir()
         self.uri = f"file://{root}/bucket"
         with_marker = open_object_store(self.uri)
-        create_marker(
+        bucket_marker.create_marker(
             with_marker,
-            BucketMarker(cluster_id=CLUSTER, cluster_uuid=UUID, namespace=NAMESPACE, created_ms=1),
+            bucket_marker.BucketMarker(
+                cluster_id=CLUSTER, cluster_uuid=UUID, namespace=NAMESPACE, created_ms=1
+            ),
         )
         with_marker.close()
 
@@ -73,7 +69,7 @@ class Place:
 
     def generations(self) -> list[int]:
         store = open_object_store(self.uri)
-        found = [one.number for one in read_generations(store, NAMESPACE)]
+        found = [one.number for one in bucket_marker.read_generations(store, NAMESPACE)]
         store.close()
         return found
 
@@ -196,9 +192,9 @@ def test_the_lease_of_lost_controllers_is_waited_out_unless_they_are_declared_st
     assert place.planned("a.json", "1,2", place.inspected(3))["exit_code"] == 0
     apply = place.applied if is_declared else place.applied_unsure
     assert apply("a.json", 3, "--yes")["done"]
-    assert sum(slept) == (0 if is_declared else FENCE_WAIT_MS / 1000)
+    assert sum(slept) == (0 if is_declared else bucket_marker.FENCE_WAIT_MS / 1000)
     store = open_object_store(place.uri)
-    mark = json.loads(store.get_range(fenced_key(NAMESPACE, 2)))
+    mark = json.loads(store.get_range(bucket_marker.fenced_key(NAMESPACE, 2)))
     store.close()
     assert mark["is_declared"] is is_declared
     slept.clear()
