@@ -29,7 +29,7 @@ from streammeta.rpc.contract import SERVICES
 from tests.kit.clock import ManualClock
 from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
-from tests.trust.callers import CLUSTER, ShownContext
+from tests.trust.trusted_server import CLUSTER, ShownContext
 
 SESSION_TIMEOUT_MS = 9_000
 METHODS: Sequence[MethodDescriptor] = [

@@ -27,7 +27,7 @@ from streammeta.v1 import admin_pb2, columns_pb2, common_pb2, nodes_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
 from tests.kit.real_cluster import leader_of, running_cluster
 from tests.kit.waiting import until
-from tests.server.test_many_watches import Watch
+from tests.server.test_watch_fanout import RawWatch
 from tests.trust.audited_cluster import ask
 
 pytestmark = pytest.mark.process
@@ -223,10 +223,10 @@ async def test_watches_beyond_those_that_are_served_are_refused_and_cost_the_oth
 ) -> None:
     async with leader.connected() as heartbeats:
         connections = leader.load.connections
-        served = [Watch(connections[at % len(connections)]) for at in range(WATCHERS_MAX)]
+        served = [RawWatch(connections[at % len(connections)]) for at in range(WATCHERS_MAX)]
         await until(lambda: all(each.has_begun for each in served), "watches", _PATIENCE_S)
         memory, beats = leader.memory(), heartbeats.done
-        beyond = [Watch(connections[at % len(connections)]) for at in range(_WATCHES_BEYOND)]
+        beyond = [RawWatch(connections[at % len(connections)]) for at in range(_WATCHES_BEYOND)]
         await until(lambda: written(leader.load), "a write", _PATIENCE_S)
         await until(lambda: all(each.has_ended for each in beyond), "refusals", _PATIENCE_S)
         assert not any(each.has_begun for each in beyond)
@@ -235,11 +235,11 @@ async def test_watches_beyond_those_that_are_served_are_refused_and_cost_the_oth
         assert not any(each.has_ended for each in served)
         assert leader.memory() - memory < _GROWTH_MAX
         connections[0].close()
-        again: list[Watch] = []
+        again: list[RawWatch] = []
 
         def is_served_again() -> bool:
             if not again or again[-1].has_ended:
-                again.append(Watch(connections[1]))
+                again.append(RawWatch(connections[1]))
             return again[-1].has_begun
 
         await until(is_served_again, "a place of those that have left", _PATIENCE_S)

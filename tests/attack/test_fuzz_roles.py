@@ -19,8 +19,8 @@ from streammeta.tls.identity import Principal, Role
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.server.fuzz_messages import RandomMessages
-from tests.trust.callers import CLUSTER, PLAIN_TEXT, ShownContext, shown
 from tests.trust.test_rules import CALLERS, HELD_TO_A_NODE, WHO_MAY
+from tests.trust.trusted_server import CLUSTER, PLAIN_TEXT, ShownContext, shown
 
 _FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:1").split(":"))
 _CALLS = int(os.environ.get("STREAMMETA_FUZZ_CALLS", "15000"))

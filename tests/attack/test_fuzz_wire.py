@@ -26,8 +26,8 @@ from tests.attack.scene import resident
 from tests.attack.test_fuzz_roles import KNOWN, NODES, Fuzz, first_requests, may_change
 from tests.kit.certificates import Authority
 from tests.kit.warm_start import start_warm
-from tests.trust.callers import CLUSTER
 from tests.trust.test_rules import WHO_MAY
+from tests.trust.trusted_server import CLUSTER
 
 pytestmark = pytest.mark.process
 

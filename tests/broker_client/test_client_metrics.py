@@ -31,7 +31,7 @@ from tests.kit.fake_broker import NEVER, writing
 from tests.kit.fake_cluster import FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
 from tests.monitoring.http_calls import samples
-from tests.monitoring.sampled_brokers import nothing_yet
+from tests.monitoring.sampled import nothing_yet
 
 FLUSHED = WriterConfig(linger_s=NEVER)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor import MethodDescriptor
 
 from scripts.benchmarks.http2 import request_headers
 from streammeta.controller.grpc_server.frames import PREFACE, ErrorCode, Flag, Kind, Setting, frame
@@ -18,6 +19,9 @@ from streammeta.controller.grpc_server.limits import DEFAULT, Limits
 from streammeta.controller.grpc_server.messages import framed
 from streammeta.controller.grpc_server.server import Server
 from streammeta.rpc.connections import client_channel
+from streammeta.v1 import metadata_pb2, metadata_pb2_grpc, objects_pb2, objects_pb2_grpc
+from tests.grpc_server.turn_meter import GREETING, Client, echoed, new_server, settings
+from tests.kit.grpc_servers import unimplemented
 from tests.kit.waiting import until
 
 _MIB = 1 << 20
@@ -334,3 +338,84 @@ async def test_a_flood_of_frames_leaves_turns_to_others() -> None:
             await raw.until(Kind.PING)
         counting.cancel()
         assert turns >= frames / server.limits.work_a_turn
+
+
+_DECLARED = [
+    *metadata_pb2.DESCRIPTOR.services_by_name["MetadataService"].methods,
+    *objects_pb2.DESCRIPTOR.services_by_name["ObjectService"].methods,
+]
+
+
+@asynccontextmanager
+async def generated_services() -> AsyncIterator[grpc.aio.Channel]:
+    """Serve what gRPC generates for two services, without implementations; give a channel."""
+    server: Any = Server()
+    servicer = unimplemented(metadata_pb2_grpc, objects_pb2_grpc)()
+    metadata_pb2_grpc.add_MetadataServiceServicer_to_server(servicer, server)
+    objects_pb2_grpc.add_ObjectServiceServicer_to_server(servicer, server)
+    endpoint = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
+    await server.start()
+    async with client_channel(endpoint) as channel:
+        yield channel
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("method", _DECLARED, ids=lambda method: method.name)
+async def test_a_method_that_nobody_implemented_is_unimplemented(method: MethodDescriptor) -> None:
+    """Generated code raises an error in its place, which is not a defect of the controller."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    async with generated_services() as channel:
+        opened: Any = channel
+        if method.client_streaming:
+            call = opened.stream_stream(path)()
+        elif method.server_streaming:
+            call = opened.unary_stream(path)(b"")
+        else:
+            call = opened.unary_unary(path)(b"")
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "not implemented" in await call.details()
+
+
+@pytest.mark.parametrize("path", ["/streammeta.v1.ObjectService/No", "/no.Service/No", "/", "/no"])
+async def test_a_method_that_nothing_declares_is_unimplemented(path: str) -> None:
+    async with generated_services() as channel:
+        opened: Any = channel
+        code = await opened.unary_unary(path)(b"").code()
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+_PING = frame(Kind.PING, 0, 0, b"the last")
+_FLOODS = {
+    "pings": frame(Kind.PING, 0, 0, bytes(8)) * 5_000,
+    "settings": settings() * 900,
+    "calls": b"".join(echoed(stream_id) for stream_id in range(1, 2_001, 2)),
+}
+
+
+async def test_frames_wait_while_their_answers_may_not_go() -> None:
+    """Otherwise all that was read at once is answered in memory, several times as long."""
+    for flood in _FLOODS.values():
+        client = Client(new_server())
+        client.say(GREETING)
+        client.connection.pause_writing()
+        before = len(client.transport.sent)
+        client.say(flood, _PING)
+        assert client.transport.is_paused
+        assert len(client.transport.sent) == before
+
+        client.connection.resume_writing()
+        await client.settled()
+        assert not client.transport.is_paused
+        assert client.is_answered(b"the last")
+        client.connection.connection_lost(None)
+
+
+async def test_a_connection_whose_frames_wait_ends_as_others_do() -> None:
+    server = new_server()
+    client = Client(server)
+    client.say(GREETING)
+    client.connection.pause_writing()
+    client.say(echoed(1))
+    client.connection.connection_lost(None)
+    assert not server.connections
+    assert server.calls == 0

@@ -1,26 +1,47 @@
-"""Recovery keeps or reports every flushed batch, and cuts an unflushed tail."""
+"""Recovery after damage and after a crash at any call keeps or reports every flushed batch.
+
+Each change is stopped at every call it makes to the disk, before the call and after it, and for
+each of those at everything that may be left of what was not synced. The recovery that follows is
+stopped at every call as well.
+"""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.journal.errors import JournalDamagedError
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalDamagedError
+from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.log_view import LostEntries
 from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.quorum.voters import ReplicaKey
 from tests.journal.journal_tools import (
+    CLUSTER,
+    DIRECTORY,
+    NODE,
     ONE_SEGMENT,
+    STATE,
+    VOTERS,
+    Held,
     batch,
     held_by,
+    install,
     make,
     open_journal,
     read_all,
+    snapshot_bytes,
     snapshot_id,
     take_snapshot,
+    written_disk,
 )
+from tests.kit.crash_disk import CrashDisk, Left, PowerFailure, crashes, flipped
 
 BATCHES = [
     batch(0, 1, b"one", control=True),
@@ -194,3 +215,252 @@ def open_files_below(folder: Path) -> list[Path]:
     links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     targets = [link.readlink() for link in links if link.exists()]
     return [target for target in targets if target.is_relative_to(folder)]
+
+
+SEGMENT_BYTES = 200
+ROOM_BYTES = 120
+"""Room for one small batch and part of the next."""
+WRITTEN = [
+    batch(0, 1, b"leads", control=True),
+    batch(1, 1, b"x" * 90, b"y" * 40),
+    batch(3, 2, b"z" * 150),
+    batch(4, 2, b"four"),
+    batch(5, 3, b"v" * 160),
+    batch(6, 3, b"six", control=True),
+]
+NEW_STATE = QuorumState(Epoch(10), ReplicaKey(NodeId(3)))
+
+Change = Callable[[Journal], None]
+
+
+def started() -> CrashDisk:
+    """Return a disk with a flushed log of several segments and two snapshots."""
+    groups = [[item] for item in WRITTEN]
+    return written_disk(SEGMENT_BYTES, *groups, snapshots=((3, 1), (5, 2)))
+
+
+def reopen(disk: CrashDisk) -> Journal:
+    return open_journal(DIRECTORY, SEGMENT_BYTES, disk, room_bytes=ROOM_BYTES)
+
+
+def recover(disk: CrashDisk) -> None:
+    reopen(disk)
+
+
+def crashes_in(disk: CrashDisk, change: Change) -> Iterator[tuple[str, CrashDisk]]:
+    """Yield every disk that a crash in a change of the recovered journal can leave."""
+
+    def act(victim: CrashDisk) -> None:
+        with victim.unharmed():
+            journal = reopen(victim)
+        change(journal)
+
+    return crashes(disk, act)
+
+
+def held_on(disk: CrashDisk) -> Held:
+    """Recover a copy of a disk and return what it holds; recovering it again changes nothing."""
+    first = disk.copy()
+    held = held_by(reopen(first))
+    again = first.after_crash(Left.NOTHING)
+    assert held_by(reopen(again)) == held, "a crash after recovery undoes it"
+    return held
+
+
+def append_two(journal: Journal) -> None:
+    journal.append([batch(7, 3, b"seven"), batch(8, 4, b"eight" * 40)])
+    journal.sync()
+    journal.append([batch(9, 4, b"nine")])
+    journal.sync()
+
+
+def install_ahead(journal: Journal) -> None:
+    install_new(journal, 100, 4)
+
+
+def install_over_a_diverging_log(journal: Journal) -> None:
+    install_new(journal, 6, 4)
+
+
+def install_new(journal: Journal, end_offset: int, epoch: int) -> None:
+    which = snapshot_id(end_offset, epoch)
+    assert install(journal, which, snapshot_bytes(which)) == VOTERS
+
+
+CHANGES: dict[str, Change] = {
+    "truncate within a segment": lambda journal: journal.truncate(EndOffset(6)),
+    "truncate several segments": lambda journal: journal.truncate(EndOffset(3)),
+    "truncate to a segment's start": lambda journal: journal.truncate(EndOffset(5)),
+    "trim": lambda journal: journal.trim(EndOffset(5)),
+    "write a snapshot": lambda journal: take_snapshot(journal, snapshot_id(7, 3)),
+    "install ahead of the log": install_ahead,
+    "install over a diverging log": install_over_a_diverging_log,
+    "quorum-state": lambda journal: journal.write_quorum_state(NEW_STATE),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_crash_leaves_the_old_state_or_the_new(name: str) -> None:
+    change = CHANGES[name]
+    disk = started()
+    before = held_on(disk)
+    changed = disk.copy()
+    change(reopen(changed))
+    after = held_on(changed.after_crash(Left.NOTHING))
+    assert after != before
+    seen = set()
+    for where, left in crashes_in(disk, change):
+        held = held_on(left)
+        # A trim goes step by step: each step is a log that begins later, or a snapshot less.
+        held = as_one_of(before, after, held) if name == "trim" else held
+        assert held in (before, after), f"{name}, {where}"
+        seen.add(held == after)
+    assert seen == {True, False}
+    assert held_on(changed.after_crash(Left.NOTHING)) == after, "done means durable"
+
+
+def as_one_of(before: Held, after: Held, held: Held) -> Held:
+    """Return `after` for a trim that was carried out in part, and is sound."""
+    kept = tuple(item for item in before.batches if item.base_offset >= held.start_offset)
+    is_sound = (
+        before.start_offset <= held.start_offset <= after.start_offset
+        and held.batches == kept
+        and set(after.snapshots) <= set(held.snapshots) <= set(before.snapshots)
+    )
+    same = replace(
+        held, start_offset=after.start_offset, batches=after.batches, snapshots=after.snapshots
+    )
+    return same if is_sound and held != before else held
+
+
+def test_a_crash_while_appending_loses_nothing_that_was_flushed() -> None:
+    disk = started()
+    before = held_on(disk).batches
+    # The second begins a segment: both segments are flushed together.
+    more = (batch(7, 3, b"seven" * 40), batch(8, 4, b"eight"), batch(9, 4, b"nine"))
+    flushed = 0
+
+    def append_more(journal: Journal) -> None:
+        nonlocal flushed
+        flushed = 0
+        journal.append(more[:2])
+        journal.sync()
+        flushed = 2
+        journal.append(more[2:])
+        journal.sync()
+        flushed = 3
+
+    for where, left in crashes_in(disk, append_more):
+        held = held_on(left)
+        added = held.batches[len(before) :]
+        assert held.batches == before + more[: len(added)], where
+        assert len(added) >= flushed, f"{where}: {flushed} flushed"
+        assert held.lost is None, where
+
+
+def test_what_a_killed_process_left_is_durable_before_it_counts() -> None:
+    """A process is killed at any call; the next one acknowledges more; then the power fails.
+
+    The next process sees files and names that never reached the disk. What it builds on them must
+    outlive them.
+    """
+    disk = started()
+
+    def first_life(victim: CrashDisk) -> None:
+        with victim.unharmed():
+            journal = reopen(victim)
+        append_two(journal)
+        journal.truncate(EndOffset(7))
+        take_snapshot(journal, snapshot_id(7, 3))
+        journal.write_quorum_state(QuorumState(Epoch(10)))
+        install_new(journal, 20, 5)
+
+    call = 0
+    has_crashed = True
+    while has_crashed:
+        call += 1
+        victim = disk.copy()
+        victim.crash_at, has_crashed = call, False
+        try:
+            first_life(victim)
+        except PowerFailure:
+            has_crashed = True
+        second = victim.after_kill()
+        journal = reopen(second)
+        held = held_by(journal)
+        more = batch(held.end_offset, 9, b"acknowledged")
+        journal.append([more])
+        journal.sync()
+        for left in Left:
+            found = held_on(second.after_crash(left))
+            expected = replace(held, batches=(*held.batches, more), end_offset=held.end_offset + 1)
+            assert found == expected, f"killed after call {call}, {left.name} left"
+
+
+def test_a_crash_in_recovery_is_recovered_from() -> None:
+    """After an install stopped anywhere, recovery itself is stopped anywhere."""
+    disk = started()
+    before = held_on(disk)
+    tried = set()
+    for where, left in crashes_in(disk, install_over_a_diverging_log):
+        contents = frozenset(left.contents().items())
+        if contents in tried:
+            continue
+        tried.add(contents)
+        expected = held_on(left)
+        assert expected == before or expected.snapshots == (snapshot_id(6, 4),)
+        for then, left_again in crashes(left, recover):
+            assert held_on(left_again) == expected, f"{where}, then {then}"
+
+
+def test_a_crash_while_damage_is_put_aside_forgets_nothing() -> None:
+    """The promise is durable before the first damaged byte is moved."""
+    disk = started()
+    damaged = disk.segments()[2]
+    data = flipped(disk.contents()[damaged], -1)
+    disk = disk.with_file(damaged, data)
+    whole = held_on(started())
+    expected = held_on(disk)
+    assert expected.lost == LostEntries(EndOffset(7), STATE.epoch)
+    assert expected.batches == whole.batches[: len(expected.batches)]
+    assert expected.end_offset >= 5
+    for where, left in crashes(disk, recover):
+        held = held_on(left)
+        assert held == expected, where
+        kept = [data for path, data in left.copy().contents().items() if b"SMS2" in data]
+        assert kept, where
+
+
+def test_a_crash_while_damage_is_cleared_forgets_it_or_not() -> None:
+    disk = started()
+    disk = disk.with_file(disk.segments()[-1], None)
+    damaged = held_on(disk)
+    assert damaged.lost is not None
+    outcomes = set()
+    for where, left in crashes_in(disk, Journal.clear_damage):
+        held = held_on(left)
+        assert replace(held, lost=damaged.lost) == damaged, where
+        outcomes.add(held.lost)
+    assert outcomes == {None, damaged.lost}
+
+
+def test_a_crash_while_formatting_leaves_a_directory_to_format_or_a_formatted_one() -> None:
+    def act(victim: CrashDisk) -> None:
+        format_directory(
+            DIRECTORY, cluster_id=CLUSTER, node_id=NODE, bootstrap_voters=VOTERS, files=victim
+        )
+
+    outcomes = set()
+    for where, left in crashes(CrashDisk(), act):
+        found = left.copy()
+        try:
+            journal = reopen(found)
+        except DirectoryNotFormattedError:
+            outcomes.add("not formatted")
+            act(found)
+            journal = reopen(found)
+        else:
+            outcomes.add("formatted")
+        assert journal.identity.bootstrap_voters == VOTERS, where
+        assert held_by(journal).end_offset == 0, where
+    assert outcomes == {"formatted", "not formatted"}

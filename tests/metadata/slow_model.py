@@ -12,7 +12,6 @@ from typing import Any
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.answers import SweepAnswer
 from tests.metadata import slow_model_adoption as adoption
-from tests.metadata import slow_model_commits as commits
 from tests.metadata import slow_model_compactions as compactions
 from tests.metadata import slow_model_named as named
 from tests.metadata import slow_model_reads as reads
@@ -44,7 +43,7 @@ class Model:
     def _write(self, request: Any, now: int, offset: int) -> Any:
         if isinstance(request, r.CommitStreamSetObject | r.CommitStreamObject):
             rule = _rule_of(request)
-            return commits.with_effects(
+            return uploads.with_effects(
                 self.state, request, offset, lambda state: rule(state, request, now)
             )
         if isinstance(request, r.CommitNamedObjects):

@@ -1,4 +1,8 @@
-"""A malformed request is refused naming its field, and changes nothing."""
+"""A malformed request is refused naming its field, and changes nothing.
+
+So is a compaction whose results differ from its sources. The metadata stops where its own caller
+breaks an invariant.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -7,6 +11,7 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
 from streammeta.controller.features import SUPPORTED
+from streammeta.controller.metadata.api import requests
 from streammeta.controller.metadata.api import requests as r
 from streammeta.controller.metadata.api.commit_validation import OBJECT_SIZE_MAX
 from streammeta.controller.metadata.tables.values import (
@@ -285,3 +290,51 @@ def test_optional_columns_may_be_left_out() -> None:
     rows = stream_objects((1, 1, 0, 5))
     assert len(rows.stream_epoch) == len(rows.attributes) == 0
     assert World().write(_objects((1, 1, 0, 5))).error == 0
+
+
+def test_a_decision_never_precedes_applied_entries() -> None:
+    world = World()
+    before = world.map.state_hash()
+
+    with pytest.raises(AssertionError):
+        world.map.decide(requests.RegisterNode(node=NODE), NOW, world.map.applied_end_offset - 1)
+
+    assert world.map.state_hash() == before
+
+
+def test_undoing_leaves_no_entry_above_the_new_end() -> None:
+    world = World()
+    end = world.map.applied_end_offset
+    world.map.applied_end_offset = end + 2  # an entry that no undo belongs to
+
+    with pytest.raises(AssertionError):
+        world.map.undo_to(end + 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "others", "verdicts"),
+    [
+        (((0, 0, 20),), (), [0]),  # stream 1 is missing
+        (((1, 0, 20),), (), [0]),
+        (((0, 0, 20), (1, 0, 19)), (), [0, 0]),  # so is a part of it
+        (((0, 0, 20), (1, 0, 21)), (), [0, 509]),
+        (((0, 0, 20), (1, 0, 20), (2, 0, 10)), (), [0, 0, 509]),  # not held by these sources
+        (((0, 0, 20), (1, 0, 20), (9, 0, 10)), (), [0, 0, 509]),  # never created
+        (((0, 0, 10), (1, 0, 20)), ((4, 0, 11, 20),), [0, 0, 0]),  # offset 10 is missing
+        (((0, 0, 20), (1, 0, 20)), ((4, 0, 20, 21), (5, 3, 0, 1)), [0, 0, 509, 509]),
+        (((0, 0, 10), (0, 15, 25), (1, 0, 20)), (), [0, 509, 0]),  # as much as is missing
+    ],
+)
+def test_results_hold_what_the_sources_hold_or_nothing_happens(
+    rows: Any, others: Any, verdicts: list[int]
+) -> None:
+    world = World()
+    world.commit(0, (0, 0, 10), (1, 0, 10))
+    world.commit(1, (0, 10, 20), (1, 10, 20))
+    world.commit(2, (2, 0, 10))
+    before = world.map.state_hash()
+    more = {"stream_objects": stream_objects(*others)} if others else {}
+    answer = world.commit(3, *rows, compacted_object_ids=column((0, 1)), **more)
+    assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
+    assert [*answer.range_errors.tolist(), *answer.stream_object_errors.tolist()] == verdicts
+    assert world.map.state_hash() == before

@@ -8,8 +8,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from tests.monitoring.sampled import registry_of
-from tests.monitoring.sampled_brokers import client_registry, kafka_registry
+from tests.monitoring.sampled import client_registry, kafka_registry, registry_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

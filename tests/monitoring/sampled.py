@@ -1,4 +1,4 @@
-"""A registry of metrics with values of every kind, as a controller that leads would give them."""
+"""Registries of metrics with sample values: a leading controller's, a client's, a broker's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry
 
+from streammeta.brokers.kafka.protocol.tally import BrokerTally
+from streammeta.brokers.kafka.service.metrics import KafkaCollector
+from streammeta.brokers.kafka.service.state import BrokerState
+from streammeta.client import ReaderStats
+from streammeta.client.prometheus import ClientCollector
+from streammeta.client.resources.tally import ClientMetrics, ClientTally, snapshot
 from streammeta.controller.backup.uploader import BackupStatus
 from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
 from streammeta.controller.lifecycle.broker_sessions import NodeState
@@ -32,7 +38,7 @@ from streammeta.controller.trust.audit.writer import AuditWriter
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.cluster_files.reconcile_runs import Runs
 from streammeta.storage.object_store.protocol.calls import OperationMetrics, StoreMetrics
-from tests.monitoring.test_probes import QUORUM
+from tests.monitoring.test_http_plane import QUORUM
 
 END = datetime(2027, 1, 1, tzinfo=UTC)
 
@@ -147,3 +153,20 @@ def registry_of(sources: Sources = SOURCES) -> CollectorRegistry:
 def audited(writer: AuditWriter) -> CollectorRegistry:
     """Return the registry of a controller with an audit log."""
     return registry_of(replace(SOURCES, audit=writer))
+
+
+def nothing_yet() -> ClientMetrics:
+    return snapshot(ClientTally(), ReaderStats())
+
+
+def client_registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(ClientCollector(nothing_yet))
+    return registry
+
+
+def kafka_registry() -> CollectorRegistry:
+    """Return what a broker gives beside the metrics of its client and of the process."""
+    registry = CollectorRegistry()
+    registry.register(KafkaCollector(BrokerTally(), BrokerState))
+    return registry

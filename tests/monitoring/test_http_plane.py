@@ -1,4 +1,4 @@
-"""The listener for HTTP: its answers, its refusals, and its bounds."""
+"""The listener for HTTP: its answers, its refusals, its bounds, and readiness for probes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.monitoring.http import http_listener
 from streammeta.controller.monitoring.http.http_listener import HttpPlane, Page, Route
+from streammeta.controller.monitoring.http.probes import (
+    BEHIND_MAX,
+    Condition,
+    Phase,
+    report,
+    unready,
+)
+from streammeta.controller.runtime.replication.operations import QuorumDescription
 from streammeta.controller.tls.manager import TlsManager
 from streammeta.controller.trust.access_rules import HTTP_RULES
 from streammeta.controller.trust.authenticator import Authenticator
@@ -263,3 +273,47 @@ async def test_a_connection_that_sends_too_much_is_ended(request_: bytes) -> Non
             await until(lambda: served.connections == 0, "they are ended")
             assert served.refused == {"connection_broken": 2}
     assert [entry["event"] for entry in logs] == ["http_connection_broken"]
+
+
+QUORUM = QuorumDescription(
+    node_id=NodeId(1),
+    role="follower",
+    leader_id=NodeId(2),
+    has_leader=True,
+    epoch=Epoch(3),
+    high_watermark=EndOffset(50_000),
+    end_offset=EndOffset(50_000),
+    flushed_end=EndOffset(50_000),
+    log_start_offset=EndOffset(0),
+    snapshot_id=None,
+    is_repairing=False,
+    is_disk_full=False,
+    is_transferring=False,
+    voters=(),
+    observers=(),
+)
+READY = Condition(phase=Phase.SERVING, quorum=QUORUM, applied=50_000)
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        (READY, ""),
+        (replace(READY, quorum=replace(QUORUM, is_disk_full=True)), ""),
+        (replace(READY, applied=50_000 - BEHIND_MAX), ""),
+        (replace(READY, applied=49_999 - BEHIND_MAX), "caught_up: 10001 committed entries are not"),
+        (replace(READY, phase=Phase.STARTING), "serving: it starts"),
+        (replace(READY, phase=Phase.STOPPING), "serving: it stops"),
+        (replace(READY, quorum=replace(QUORUM, has_leader=False)), "leader: no leader answers"),
+        (replace(READY, quorum=replace(QUORUM, is_repairing=True)), "repair: its log lost entries"),
+    ],
+    ids=["ready", "full", "nearly", "behind", "starting", "stopping", "leaderless", "repairing"],
+)
+def test_what_is_not_ready_is_said(condition: Condition, told: str) -> None:
+    is_ready, text = report(unready(condition))
+    failed = [line for line in text.splitlines() if not line.startswith("[+] ")]
+
+    assert len(text.splitlines()) == 4
+    assert is_ready == (not told)
+    assert len(failed) == bool(told)
+    assert all(line.startswith(f"[-] {told}") for line in failed)

@@ -1,8 +1,9 @@
-"""Metrics of a controller: their values, names and units, and the page that describes them."""
+"""Metrics of a controller: values, names, units, their page, and the bound on a scrape's lines."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,19 +15,27 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.controller.features import SUPPORTED
 from streammeta.controller.monitoring.history.loop_lag import INTERVAL_S, LoopLag
 from streammeta.controller.monitoring.metrics.families import Exposition
 from streammeta.controller.quorum import roles
+from streammeta.controller.rpc.calls import error_mapping
 from streammeta.controller.rpc.calls.tally import RequestTally
+from streammeta.controller.runtime.writer.submission import CommitTally
 from streammeta.controller.trust.audit.file import AuditFile
 from streammeta.controller.trust.audit.writer import AuditWriter
 from streammeta.storage.durable_files import PosixFileSystem
+from streammeta.v1 import common_pb2, objects_pb2
+from tests.kit.certificates import Authority
+from tests.kit.real_cluster import STEADY
 from tests.kit.tools import needs, path_of
-from tests.kit.waiting import until
+from tests.kit.waiting import until, wait_until
 from tests.monitoring.http_calls import samples
 from tests.monitoring.metrics_table import PAGE, TABLES, series_names, table, written
+from tests.monitoring.planes import Planed, Planes, running
 from tests.monitoring.sampled import END, LEADING, SOURCES, audited, registry_of
+from tests.server.rpc_server import NODE, serving
 
 OF_FILES = {
     f"streammeta_reconcile_{name}"
@@ -268,3 +277,83 @@ async def test_a_held_loop_is_seen() -> None:
     await until(lambda: scraped(registry)["loop_lag_seconds_count"] >= 1, "a measurement")
     assert late() >= held_for - INTERVAL_S - 0.01
     measuring.cancel()
+
+
+def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStreamSetObjectRequest:
+    return objects_pb2.CommitStreamSetObjectRequest(
+        request_id=f"commit {object_id}",
+        node=NODE,
+        object_id=object_id,
+        order_id=object_id,
+        object_size=100,
+        on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
+        ranges=objects_pb2.RangeColumns(
+            stream_id=[stream_id], stream_epoch=[1], start_offset=[start], end_offset=[start + 10]
+        ),
+    )
+
+
+async def test_single_commits_are_counted_by_verdict() -> None:
+    async with serving() as rpcs:
+        (stream_id,), first = await rpcs.begin(streams=1, objects=3)
+        answers = [
+            await rpcs.ask(commit(first + number, stream_id, start))
+            for number, start in enumerate((0, 10, 50))
+        ]
+    assert [answer.error == common_pb2.ERROR_CODE_NONE for answer in answers] == [True, True, False]
+    assert rpcs.controller.commits == CommitTally(accepted=2, refused=1)
+    assert sum(rpcs.controller.commits.times) == 3
+
+
+async def test_calls_that_end_with_an_error_are_counted_by_reason() -> None:
+    before = error_mapping.refused["INVALID_FIELD"]
+    async with serving() as rpcs:
+        refused = await rpcs.refusal("StreamService/CreateStreams", b"\xff\xff\xff")
+    assert refused[1] == "INVALID_FIELD"
+    assert error_mapping.refused["INVALID_FIELD"] == before + 1
+
+
+STREAMS, STREAMS_A_CALL = 10_000, 2_000
+NODES = range(1_000, 1_300)
+PATHS = 200
+
+
+@pytest.mark.process
+async def test_streams_nodes_and_unknown_paths_add_no_line(
+    authority: Authority, tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    with running(tmp_path / "run", authority, Planes(False, False, False), STEADY) as planed:
+        planed.wait_ready()
+        async with ControllerClient(planed.cluster.endpoints) as client:
+            await _filled(client, NODES[:1], 1)
+            planed.page("/unknown")
+            leader = _leader(planed)
+            before = set(planed.metrics(leader))
+            await _filled(client, NODES, STREAMS)
+        for _ in range(PATHS):
+            status, _ = planed.page(f"/{rng.randbytes(8).hex()}", leader)
+            assert status == 404
+        wait_until(lambda: _streams(planed, leader) > STREAMS, "the streams to be counted")
+        after = set(planed.metrics(leader))
+        status, text = planed.page("/metrics", leader)
+    assert after == before
+    assert (status, len(text.splitlines()) <= LINES_MAX) == (200, True)
+
+
+async def _filled(client: ControllerClient, nodes: range, streams: int) -> None:
+    """Register brokers, and create streams with a tag of its own each."""
+    sessions = [await BrokerSession.open(client, node_id, 1) for node_id in nodes]
+    tags = [{"topic": f"topic-{number}"} for number in range(streams)]
+    for start in range(0, streams, STREAMS_A_CALL):
+        await sessions[0].create_streams(tags[start : start + STREAMS_A_CALL])
+
+
+def _leader(planed: Planed) -> int:
+    return next(
+        n for n in planed.cluster.node_ids if planed.metrics(n)["streammeta_quorum_is_leader"]
+    )
+
+
+def _streams(planed: Planed, node_id: int) -> float:
+    return planed.metrics(node_id)["streammeta_map_streams"]

@@ -1,15 +1,18 @@
-"""Samples of a controller: rates, quantiles and values of its parts."""
+"""Samples of a controller, their history in memory, and the last hour in rows of five minutes."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from streammeta.controller.monitoring.history.history import Fold, History, Series
+from streammeta.controller.monitoring.history.last_hour import last_hour
 from streammeta.controller.monitoring.history.sampling import SERIES, Sampler, voter_lag
 from streammeta.controller.monitoring.http.http_listener import ResponseCache
 from streammeta.controller.monitoring.status import largest as largest_things
@@ -24,7 +27,7 @@ from streammeta.controller.monitoring.status.largest import (
 from streammeta.controller.runtime.writer.submission import CommitTally
 from streammeta.controller.timings import quantile_s
 from tests.monitoring.sampled import LEADING, SOURCES
-from tests.monitoring.test_probes import QUORUM
+from tests.monitoring.test_http_plane import QUORUM
 
 
 def test_rates_are_of_what_happened_since_the_sample_before() -> None:
@@ -188,3 +191,136 @@ async def test_a_look_that_failed_is_not_repeated_at_once() -> None:
     top = TopSizes(pieces)
     assert [await top.known() for _ in range(3)] == [Sizes()] * 3
     assert looks == 1
+
+
+SOME = (Series("mean", ""), Series("highest", "", Fold.MAX))
+START = 6_000.0
+
+
+def filled(samples: int, seconds: int = 900, minutes: int = 1_440) -> History:
+    history = History(SOME, {1: seconds, 10: 360, 60: minutes})
+    for number in range(samples):
+        history.add(START + number, {"mean": number, "highest": number})
+    return history
+
+
+def test_the_last_samples_are_kept_in_order() -> None:
+    window = filled(samples=25, seconds=10).since(0, ["highest", "mean"])
+    assert window.times.tolist() == [START + number for number in range(15, 25)]
+    assert list(window.columns) == ["highest", "mean"]
+    assert window.columns["mean"].tolist() == list(range(15, 25))
+
+
+def test_a_window_begins_after_its_time() -> None:
+    history = filled(samples=10)
+    assert history.since(START + 7, ["mean"]).columns["mean"].tolist() == [8, 9]
+    assert len(history.since(START + 9, ["mean"]).times) == 0
+
+
+def test_minutes_are_folded_by_the_rule_of_their_series() -> None:
+    window = filled(samples=150).since(0, ["mean", "highest"], step_s=60)
+    assert window.times.tolist() == [START, START + 60], "the third minute is under way"
+    assert window.columns["mean"].tolist() == [29.5, 89.5]
+    assert window.columns["highest"].tolist() == [59, 119]
+
+
+def test_an_hour_has_a_sample_for_each_ten_seconds() -> None:
+    history = filled(samples=3_600 + 2_001)
+    window = history.since(0, ["mean", "highest"], step_s=10)
+    assert window.times.tolist() == [START + 2_000 + 10 * number for number in range(360)]
+    assert window.columns["mean"].tolist() == [2_004.5 + 10 * number for number in range(360)]
+    assert window.columns["highest"][-1] == 5_599
+
+
+def test_minutes_give_way_too() -> None:
+    window = filled(samples=60 * 6 + 1, minutes=4).since(0, ["highest"], step_s=60)
+    assert window.times.tolist() == [START + 60 * minute for minute in range(2, 6)]
+
+
+def test_a_missing_value_is_none_and_spoils_no_minute() -> None:
+    history = History(SOME)
+    for number in range(61):
+        history.add(START + number, {"mean": 4} if number == 3 else {})
+    seconds = history.since(0, ["mean", "highest"]).columns
+    assert np.isnan(seconds["highest"]).all()
+    assert np.count_nonzero(~np.isnan(seconds["mean"])) == 1
+    minutes = history.since(0, ["mean", "highest"], step_s=60).columns
+    assert minutes["mean"].tolist() == [4]
+    assert np.isnan(minutes["highest"]).all()
+
+
+@pytest.mark.parametrize("back_s", [0, 30, 3_600])
+def test_a_clock_that_was_set_back_begins_a_new_history(back_s: int) -> None:
+    history = filled(samples=100)
+    history.add(START + 99 - back_s, {"mean": 7})
+    assert history.since(0, ["mean"]).times.tolist() == [START + 99 - back_s]
+    for step_s in (10, 60):
+        assert len(history.since(0, ["mean"], step_s).times) == 0
+
+
+def test_all_series_of_a_day_take_less_than_a_megabyte() -> None:
+    assert History(SERIES).nbytes < 1_000_000
+    with pytest.raises(KeyError):
+        filled(samples=1).since(0, ["unknown"])
+
+
+BEGINNING = 30_000.0
+"""The beginning of a row."""
+
+
+def leading(rate: float) -> Mapping[str, float]:
+    times = {"commit_p50": 2.0, "commit_p99": rate}
+    return {"commits_accepted": rate, "commits_refused": 1, "is_leader": 1, **times}
+
+
+FOLLOWING = {"commits_accepted": 0.0, "commits_refused": 0.0, "is_leader": 0.0}
+
+
+def test_rows_count_commits_and_keep_the_highest_time() -> None:
+    history = History(SERIES)
+    for second in range(611):
+        history.add(BEGINNING + second, leading(8 if second < 300 else 16))
+    newest, *rows = last_hour(history, BEGINNING + 611)
+    assert newest["begin_s"] == BEGINNING + 600
+    assert newest["accepted"] == 160
+    assert rows == [
+        {
+            "begin_s": begin_s,
+            "accepted": 300 * rate,
+            "refused": 300,
+            "p50_ms": 2,
+            "p99_ms": rate,
+            "led": 1,
+        }
+        for begin_s, rate in ((BEGINNING + 300, 16), (BEGINNING, 8))
+    ]
+
+
+def test_a_change_of_the_leader_leaves_each_controller_its_part() -> None:
+    former, later = History(SERIES), History(SERIES)
+    for second in range(301):
+        former.add(BEGINNING + second, leading(5) if second < 90 else FOLLOWING)
+        later.add(BEGINNING + second, leading(5) if second >= 90 else FOLLOWING)
+    seen = [last_hour(each, BEGINNING + 301)[0] for each in (former, later)]
+    assert [each["accepted"] for each in seen] == [450, 1_050]
+    assert [each["led"] for each in seen] == pytest.approx([0.3, 0.7])
+    assert all(each["p50_ms"] == 2 for each in seen)
+
+
+def test_a_controller_that_did_not_lead_has_rows_without_times() -> None:
+    history = History(SERIES)
+    for second in range(301):
+        history.add(BEGINNING + second, FOLLOWING)
+    (row,) = last_hour(history, BEGINNING + 301)
+    assert (row["accepted"], row["p50_ms"], row["p99_ms"], row["led"]) == (0, None, None, 0)
+
+
+def test_a_sample_without_values_spoils_no_row_and_an_hour_is_all() -> None:
+    history = History(SERIES)
+    for second in range(3 * 3_600 + 1):
+        history.add(BEGINNING + second, {} if second % 10 else leading(4))
+    rows = last_hour(history, BEGINNING + 3 * 3_600 + 1)
+    assert len(rows) == 12
+    assert [each["accepted"] for each in rows] == [*11 * [1_200], 1_160], "an hour before now"
+    assert not any(isinstance(x, float) and math.isnan(x) for each in rows for x in each.values())
+    assert last_hour(History(SERIES), BEGINNING) == []

@@ -6,15 +6,19 @@ tried. `scripts/mutants` tries them all, and what catches them on the unchanged 
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.quorum.messages import EpochEnd, FetchRequest
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Edit, Mutant, Simulated
 from tests.mutants.running import run_trial
 from tests.mutants.trial import Trial
+from tests.quorum.core_harness import Lone, batch
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,3 +85,18 @@ def test_an_edit_replaces_lines_that_stand_there_once() -> None:
             Edit("m", old).apply(source)
     with pytest.raises(ValueError, match="found 2 times"):
         Edit("m", ("- b()",)).apply("b()\nb()\n")
+
+
+def test_an_answer_to_the_life_before_the_restart_is_not_taken() -> None:
+    """Request numbers begin anew with each process, so the number alone proves nothing."""
+    node = Lone()
+    node.begin(1, 4)
+    first = node.only(FetchRequest)
+    earlier = replace(first, header=replace(first.header, incarnation=first.header.incarnation + 1))
+    node.feed(first, batch(0, 4, b"a"))
+    node.flush()
+    second = node.only(FetchRequest)
+    late = replace(earlier, header=replace(earlier.header, request_id=second.header.request_id))
+    node.feed(late, diverging=EpochEnd(Epoch(0), EndOffset(0)))
+    assert not node.effects
+    assert node.core.log.end_offset == 1

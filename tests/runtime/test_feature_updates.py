@@ -1,4 +1,4 @@
-"""The level is raised once every controller that takes part can run at it, and not before."""
+"""The level is raised once every controller can run at it, and one that can't does not start."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +15,17 @@ from streammeta.controller.errors import (
 )
 from streammeta.controller.features import SUPPORTED, UNTOLD, Levels, Software
 from streammeta.controller.ids import NodeId
-from streammeta.controller.journal.errors import NewerVersionError
+from streammeta.controller.journal.errors import DirectoryNotFormattedError, NewerVersionError
 from streammeta.controller.metadata.api.answers import SetFeatureLevelAnswer
 from streammeta.controller.quorum.config import QuorumLimits
+from streammeta.controller.records.codec import encode_records
+from streammeta.controller.records.record import FeatureLevelSet, KVsPut
 from streammeta.controller.rpc.calls.interceptors import CallPipeline
 from streammeta.controller.rpc.services.contract import service_handler
 from streammeta.controller.rpc.services.quorum import QuorumServicer
 from streammeta.controller.runtime.persistence import metadata_checkpoint
+from streammeta.controller.runtime.replication import feature_check
+from streammeta.controller.runtime.replication.feature_check import check_levels
 from streammeta.controller.runtime.replication.peer_versions import PeerVersions
 from streammeta.controller.runtime.writer.feature_updates import FeatureUpdates
 from streammeta.controller.trust.authenticator import Authenticator
@@ -29,6 +33,7 @@ from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
+from tests.journal.journal_tools import batch, make, open_journal
 from tests.kit.grpc_servers import served
 from tests.kit.memory_cluster import CLUSTER, MemoryCluster
 from tests.kit.waiting import until
@@ -209,3 +214,66 @@ async def test_an_older_replica_that_is_sent_a_snapshot_of_the_level_stops_witho
         assert isinstance(older.driver.fatal.exception(), NewerVersionError)
         assert taken.file_name not in cluster.snapshot_files(cluster.size)
         assert older.controller.committed_end == 0
+
+
+BEYOND = SUPPORTED.highest + 1
+ORDINARY = encode_records(
+    (KVsPut(namespaces=("n",), keys=("k",), values=(b"\xf2\x01\x02\x08\x09",)),)
+)
+"""A record of another kind whose bytes look like that of a level."""
+
+
+def level(number: int) -> bytes:
+    return encode_records((FeatureLevelSet(level=number),))
+
+
+def written(directory: Path, *payloads: bytes, segment_bytes: int = 1 << 20) -> None:
+    """Write a log with one batch for each payload."""
+    make(directory)
+    journal = open_journal(directory, segment_bytes)
+    for base, payload in enumerate(payloads):
+        journal.append([batch(base, 1, payload)])
+        journal.sync()
+    journal.close()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("piece_bytes", [*range(4, 12), 1 << 20])
+def test_a_level_beyond_this_version_is_found_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(feature_check, "_PIECE_BYTES", piece_bytes)
+    payloads = (ORDINARY, level(2), level(BEYOND), ORDINARY)
+    written(tmp_path, *payloads, segment_bytes=segment_bytes)
+    before = contents(tmp_path)
+    with pytest.raises(NewerVersionError, match=f"level {BEYOND}"):
+        check_levels(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_levels_of_this_version_and_bytes_that_look_like_one_pass(tmp_path: Path) -> None:
+    written(tmp_path, ORDINARY, level(SUPPORTED.highest), ORDINARY)
+    check_levels(tmp_path)
+
+
+def test_a_kind_of_a_newer_version_beside_such_bytes_is_refused_too(tmp_path: Path) -> None:
+    newer = b"\x0a\x07\xfa\x3f\x04\xf2\x01\x02\x08"  # a record of kind 1023
+    written(tmp_path, newer)
+    with pytest.raises(NewerVersionError):
+        check_levels(tmp_path)
+
+
+def test_a_torn_tail_is_left_to_recovery(tmp_path: Path) -> None:
+    written(tmp_path, ORDINARY, level(BEYOND))
+    (segment,) = tmp_path.glob("*.log")
+    segment.write_bytes(segment.read_bytes()[:-1])
+    check_levels(tmp_path)
+
+
+def test_a_directory_that_is_not_formatted_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(DirectoryNotFormattedError):
+        check_levels(tmp_path)

@@ -1,4 +1,4 @@
-"""One call never holds the event loop: large answers are made in turns, of the map at one offset.
+"""One call never holds the event loop: large answers are made in turns, small look-ups at once.
 
 Turns are measured in instructions of the interpreter, which are the same on every machine.
 """
@@ -27,10 +27,14 @@ from streammeta.controller.metadata.tables.values import (
 from streammeta.controller.rpc.calls.error_mapping import OFFSET_KEY
 from streammeta.controller.rpc.services import routes as routes_module
 from streammeta.controller.rpc.services.routes import LeaderView, routes
-from streammeta.v1 import objects_pb2
+from streammeta.controller.runtime.load.admission import LIMITS
+from streammeta.rpc.method_facts import RequestClass
+from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.metadata.small_world import World
-from tests.trust.callers import PLAIN_TEXT
+from tests.server.rpc_server import NODE as OWNER
+from tests.server.rpc_server import serving
+from tests.trust.trusted_server import PLAIN_TEXT
 
 NODE = NodeIdentity(7, 1)
 STREAMS = 2_000
@@ -207,3 +211,29 @@ def test_pieces_of_a_list_are_the_whole(method: str, monkeypatch: pytest.MonkeyP
     encoded = [piece.SerializeToString() for piece in pieces]
     assert len(encoded) > 1
     assert type(whole).FromString(b"".join(encoded)) == whole
+
+
+_AT_ONCE = 800
+_ONE = common_pb2.PageRequest(page_size=1)
+
+_LOOKUPS = {
+    "a stream": streams_pb2.DescribeStreamsRequest(stream_ids=[0]),
+    "a stream with its ranges": streams_pb2.DescribeStreamsRequest(
+        stream_ids=[0], include_ranges=True, include_stream_objects=True
+    ),
+    "an object": objects_pb2.DescribeObjectsRequest(object_ids=[0]),
+    "a named object": objects_pb2.DescribeNamedObjectsRequest(names=["n"]),
+    "the first set object": nodes_pb2.ListStreamSetObjectsRequest(node_id=OWNER.node_id, page=_ONE),
+    "the first key": kv_pb2.ListKVsRequest(page=_ONE),
+}
+
+
+@pytest.mark.parametrize("lookup", _LOOKUPS)
+async def test_hundreds_of_lookups_at_once_are_all_answered(lookup: str) -> None:
+    assert sum((LIMITS[RequestClass.SCAN].running, LIMITS[RequestClass.SCAN].waiting)) < _AT_ONCE
+    async with serving() as rpcs:
+        await rpcs.begin(streams=1, objects=1)
+        request: Any = _LOOKUPS[lookup]
+        asked = (rpcs.ask(request) for _ in range(_AT_ONCE))
+        assert len(await asyncio.gather(*asked)) == _AT_ONCE
+        assert rpcs.controller.gate.admission.refused(RequestClass.READ) == 0

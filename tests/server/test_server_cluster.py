@@ -1,4 +1,4 @@
-"""Three real controllers: nothing acknowledged is lost, whichever is killed, whenever."""
+"""Real controllers whose leader is killed or replaced: commits, tags and named objects survive."""
 
 import asyncio
 import random
@@ -13,25 +13,34 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from streammeta.cli.framework.client import ControllerClient as OperatorClient
 from streammeta.cli.local.local_cluster import PROGRAM, LocalCluster, start_child
+from streammeta.client import NamedObjects, OwnerKey, OwnerStream
+from streammeta.client.controllers.methods import PUT_KVS, Method
+from streammeta.client.errors import KeyConflictError, KeyNotFoundError, StreamNotFoundError
 from streammeta.client.parts import BrokerSession, ControllerClient
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.contract import SERVICES
 from streammeta.storage.cluster_files.bucket_marker import is_own_key
+from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.storage.object_store.opening import open_object_store
 from streammeta.v1 import (
     common_pb2,
+    kv_pb2,
     objects_pb2,
     objects_pb2_grpc,
+    streams_pb2,
 )
+from streammeta.v1.streams_pb2_grpc import StreamServiceStub
 from tests.kit.real_cluster import (
     claims_to_lead,
     describe,
     leader_of,
     prepare_object,
+    raise_level,
     running_cluster,
 )
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import until, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -173,3 +182,92 @@ def test_dev_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(grpc.FutureTimeoutError):
             grpc.channel_ready_future(channel).result(0.3)
         channel.close()
+
+
+def found_at(endpoint: str, offset: int) -> list[int]:
+    """Return the streams that one controller finds, by a read at an offset."""
+    request = streams_pb2.FindStreamsRequest(tags=[common_pb2.Tag(key="topic", value="orders")])
+    after = (("streammeta-read-after", str(offset)),)
+    with operator_channel(endpoint) as channel:
+        answer = StreamServiceStub(channel).FindStreams(request, metadata=after, timeout=60)
+    return [stream.stream_id for stream in answer.streams]
+
+
+async def find(cluster: LocalCluster, **tags: str) -> list[int]:
+    async with ControllerClient(cluster.endpoints) as client:
+        return [stream.stream_id async for stream in client.find_streams(tags)]
+
+
+async def test_every_controller_finds_streams_by_tag(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        async with ControllerClient(cluster.endpoints) as client:
+            session = await BrokerSession.open(client, 1001, 1)
+            tags = [{"topic": "orders", "zone": zone} for zone in "aba"]
+            ids = await session.create_streams([*tags, {"topic": "payments", "zone": "a"}])
+            await session.delete_streams({ids[0]: None})
+            offset = client.seen_offset
+
+        for endpoint in cluster.endpoints:
+            assert found_at(endpoint, offset) == ids[1:3]
+        assert await find(cluster, topic="orders", zone="a") == [ids[2]]
+
+        leader = leader_of(cluster)
+        cluster.children[leader].kill()
+        assert await find(cluster, topic="orders") == ids[1:3]
+
+
+LEDGER = OwnerKey("7", "ledgers")
+
+
+def test_named_objects_are_read_by_name_and_their_bytes_go_with_the_owner(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        raise_level(cluster, 3)
+        asyncio.run(_lives(cluster.endpoints, tmp_path / "bucket"))
+
+
+async def _lives(endpoints: list[str], bucket: Path) -> None:
+    store = LocalObjectStore(bucket)
+    async with ControllerClient(endpoints) as client:
+        session = await BrokerSession.open(client, 7, 1)
+        named = NamedObjects(session, store)
+        item = kv_pb2.KVToPut(namespace=LEDGER.namespace, key=LEDGER.key, value=b"open")
+        await client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
+        (stream_id,) = await session.create_streams([{}])
+        data = await named.put("7-data", b"blocks", owner=LEDGER, metadata={"role": "data"})
+        index = await named.put("7-index", b"index", owner=LEDGER)
+        kept = await named.put("snapshot", b"kept", owner=OwnerStream(stream_id))
+        assert await named.get("7-data") == b"blocks"
+        (found,) = [one async for one in named.describe(prefix="7-d")]
+        assert (found.object_id, found.owner, found.metadata) == (data, LEDGER, {"role": "data"})
+        await _refusals(named)
+        keys = {one: key_for(one, session.namespace) for one in (data, index, kept)}
+        store.put(keys[index], b"other")
+        with pytest.raises(CorruptObjectError):
+            await named.get("7-index")
+        await named.delete(["7-index", "absent"])
+        await until(lambda: _is_gone(store, keys[index]), "deletion of a deleted object", 60.0)
+        await _delete_key(client)
+        await until(
+            lambda: _is_gone(store, keys[data]), "deletion of an object without owner", 60.0
+        )
+        assert [one.name async for one in named.describe()] == ["snapshot"]
+        assert await named.get("snapshot") == b"kept"
+
+
+async def _refusals(named: NamedObjects) -> None:
+    with pytest.raises(KeyConflictError):
+        await named.put("7-data", b"again", owner=LEDGER)
+    with pytest.raises(StreamNotFoundError):
+        await named.put("other", b"", owner=OwnerStream(99))
+    with pytest.raises(KeyNotFoundError):
+        await named.get("other")
+
+
+async def _delete_key(client: ControllerClient) -> None:
+    delete = Method(kv_pb2.DeleteKVsRequest, kv_pb2.DeleteKVsResponse)
+    key = kv_pb2.KVKey(namespace=LEDGER.namespace, key=LEDGER.key)
+    await client.call(delete, kv_pb2.DeleteKVsRequest(keys=[key]))
+
+
+def _is_gone(store: LocalObjectStore, key: str) -> bool:
+    return key not in {one.key for one in store.list_objects(key)}

@@ -1,5 +1,8 @@
-"""A controller's log of its life, and the steps in docs/operations/repair.md, run as written."""
+"""A controller's log, quiet under load, and the steps of docs/operations/repair.md as written."""
 
+from __future__ import annotations
+
+import asyncio
 import json
 import os
 import re
@@ -16,6 +19,7 @@ from streammeta.cli.local.local_cluster import (
     free_ports,
     start_child,
 )
+from streammeta.client import StreamClient
 from tests.kit.real_cluster import (
     STEADY,
     controller_command,
@@ -174,3 +178,40 @@ def test_controllers_under_load_log_neither_warnings_nor_errors(
     seen = events()
     assert [event["event"] for event in seen].count("controller_stopped") == len(cluster.node_ids)
     assert [event for event in seen if event["level"] not in ("debug", "info")] == []
+
+
+ROUNDS, STREAMS = 40, 5
+
+
+def log_of(cluster: LocalCluster, node_id: int) -> list[dict[str, Any]]:
+    """Return the lines of a controller's standard error; one that is no JSON is an error."""
+    text = (cluster.root / f"controller-{node_id}.log").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def load(cluster: LocalCluster) -> None:
+    """Write, read and trim, through a session that ends."""
+    store = f"file://{cluster.root / 'bucket'}"
+    async with await StreamClient.open(cluster.endpoints, store, node_id=7) as client:
+        streams = await client.create_streams([{"topic": "quiet"}] * STREAMS)
+        await client.open_streams(streams)
+        for number in range(ROUNDS):
+            acks = [client.append(each, b"%d" % number) for each in streams]
+            await asyncio.gather(*acks)
+        for stream in streams:
+            records = [bytes(each.payload) async for each in client.iterate(stream)]
+            assert records == [b"%d" % number for number in range(ROUNDS)]
+
+
+def test_nothing_above_info_is_logged_in_normal_operation(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, options=STEADY) as cluster:
+        asyncio.run(load(cluster))
+        logs = {node_id: log_of(cluster, node_id) for node_id in cluster.node_ids}
+    for node_id, lines in logs.items():
+        assert lines[0]["event"] == "controller_starting", "the first line says what runs"
+        assert log_of(cluster, node_id)[-1]["event"] == "controller_stopped"
+        assert lines[0]["version"]
+        assert lines[0]["settings"]["store_uri"].endswith("/bucket")
+        loud = [line for line in lines if line["level"] not in ("debug", "info")]
+        assert not loud
+    assert any(line["event"] == "leader_elected" for lines in logs.values() for line in lines)

@@ -22,8 +22,8 @@ from streammeta.tls.server_certificates import ServerCertificates
 from tests.attack.hostile import client_hello
 from tests.kit.certificates import Authority
 from tests.kit.waiting import until
-from tests.trust.callers import CLUSTER
 from tests.trust.conftest import authority, stranger
+from tests.trust.trusted_server import CLUSTER
 
 __all__ = ["authority", "stranger"]
 _METHOD = "streammeta.v1.KVService.GetKVs"

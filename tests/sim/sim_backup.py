@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 from unittest.mock import patch
 
-from streammeta.controller.backup import replaying, uploader, verification
+from streammeta.controller.backup import replaying, restoring, uploader, verification
 from streammeta.controller.backup.archive import Archive
 from streammeta.controller.backup.chains import chain_to, newest_chain
 from streammeta.controller.backup.errors import BackupDamagedError, BackupError
 from streammeta.controller.backup.replaying import BackupFiles, Replayed, replay
+from streammeta.controller.backup.restoring import RestorePlan
 from streammeta.controller.backup.segments import Position, Writing, decode, new_segment
 from streammeta.controller.backup.uploader import Backup
 from streammeta.controller.backup.verification import verify
 from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.metadata.api import requests as r
+from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
+from streammeta.controller.metadata.tables.values import ObjectState
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.runtime.replication.log_source import LogSource
@@ -39,7 +44,6 @@ from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.protocol.base import Body, DeleteResult, Tags
 from tests.kit.memory_store import MemoryObjectStore
 from tests.sim.sim_controller import MapClock
-from tests.sim.sim_restore import check_jumps
 from tests.sim.sim_store import Store, StoreImage, decode_image, record_of
 from tests.sim.sim_time import check, violated
 from tests.sim.sim_watch import CLUSTER
@@ -366,3 +370,53 @@ def checkpoint_file(
 
 def _hash_of(store_hash: int) -> bytes:
     return store_hash.to_bytes(8, "big")
+
+
+if TYPE_CHECKING:
+    from tests.sim.sim_ledger import Ledger
+
+_CREATED_MS = 10**12
+
+
+def check_jumps(replayed: Replayed, cluster_metadata: ClusterMetadata, ledger: Ledger) -> None:
+    """Ids, offsets and epochs of a restored cluster are above all of the committed history."""
+    view, committed = cluster_metadata.freeze(), ledger.store.map
+    next_object = committed.next_object_id
+    plan = RestorePlan(
+        from_cluster_id="sim",
+        from_cluster_uuid=str(uuid.UUID(int=1)),
+        from_end_offset=replayed.position.end_offset,
+        committed_by_ms=replayed.last_ms,
+        cluster_id="after",
+        cluster_uuid=str(uuid.UUID(int=2)),
+        namespace="_streammeta_sim",
+        voters="1@127.0.0.1:9091",
+        end_offset=replayed.position.end_offset + restoring.OFFSET_JUMP,
+        epoch=replayed.epoch + restoring.EPOCH_JUMP,
+        next_object_id=restoring.jump_object_id(cluster_metadata.next_object_id, next_object),
+        undecided_from=restoring.first_undecided_id(view, cluster_metadata.next_object_id),
+        generation=2,
+        created_ms=_CREATED_MS,
+        state_hash="",
+    )
+    sections = restoring.restore_sections(view, plan)
+    after = ClusterMetadata.from_sections(sections, plan.end_offset)
+    check(after.next_object_id >= next_object, "object ids jump", f"{after.next_object_id}")
+    counters, known = sections["counters"], committed.freeze().sections()["counters"]
+    for name in ("next_stream_id", "last_node_id"):
+        was, is_ = int(known[name][0]), int(counters[name][0])
+        check(is_ > was, "ids of streams and brokers jump", f"{name}: {is_} after {was}")
+    check(plan.end_offset > ledger.end, "offsets jump", f"{plan.end_offset}")
+    _check_known(after, committed, plan.undecided_from)
+
+
+def _check_known(after: ClusterMetadata, committed: ClusterMetadata, undecided_from: int) -> None:
+    """An object that is committed now is known after the restore, or undecided."""
+    described: Any = committed.query(r.DescribeObjects())
+    ids = tuple(one.object_id for one in described.objects if one.object_id < undecided_from)
+    if not ids:
+        return
+    states: Any = after.query(r.CheckObjects(object_ids=ids))
+    for object_id, state in zip(ids, states.states, strict=True):
+        known = f"object {object_id} below {undecided_from}"
+        check(state is not ObjectState.REMOVED, "what lives is not taken for an orphan", known)

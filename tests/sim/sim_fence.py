@@ -31,10 +31,9 @@ from streammeta.storage.cluster_files.bucket_marker import (
 from streammeta.storage.errors import StoreUnavailableError
 from tests.kit.memory_store import MemoryObjectStore
 from tests.linearizability.models import CommitRange, Committed, NotAtEnd
-from tests.sim.sim_loop import SimLoop
-from tests.sim.sim_service import Answered, Outcome, Refused
+from tests.sim.sim_controller import Answered, Outcome, Refused
 from tests.sim.sim_store import Request
-from tests.sim.sim_time import NodeClock, check
+from tests.sim.sim_time import NodeClock, SimLoop, check
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode

@@ -25,13 +25,12 @@ from streammeta.controller.quorum.messages import Batch, Message
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.replication import feature_check
 from tests.sim.sim_backup import SimBackup
+from tests.sim.sim_controller import SimService
 from tests.sim.sim_disk import SimDisk
 from tests.sim.sim_driver import SimDriver
-from tests.sim.sim_loop import SimLoop
-from tests.sim.sim_service import SimService
 from tests.sim.sim_storage import SimStorage
 from tests.sim.sim_store import read_snapshot_voters
-from tests.sim.sim_time import NodeClock, check, violated
+from tests.sim.sim_time import NodeClock, SimLoop, check, violated
 from tests.sim.sim_watch import CLUSTER, Watch
 
 if TYPE_CHECKING:

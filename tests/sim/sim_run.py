@@ -14,11 +14,11 @@ from tests.linearizability.models import MODELS, Get, ReadObjects
 from tests.linearizability.report import assert_linearizable
 from tests.sim.sim_backup import Backups
 from tests.sim.sim_clients import LIST_KEYS, VALUE_KEYS
+from tests.sim.sim_controller import Answered, Outcome
 from tests.sim.sim_network import two_way
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_profiles import CALM
 from tests.sim.sim_recovery import Recovery
-from tests.sim.sim_service import Answered, Outcome
 from tests.sim.sim_store import Request
 from tests.sim.sim_time import Trace, Violation, check
 from tests.sim.sim_weather import FullDisks

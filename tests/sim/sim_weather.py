@@ -20,9 +20,9 @@ from streammeta.controller.quorum.events import PeerConnectionLost, Resign
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.linearizability.models import Get, Put
+from tests.sim.sim_controller import Answered, Outcome, Refused
 from tests.sim.sim_network import ONE_WAY_SHAPES, SHAPES
 from tests.sim.sim_node import RemovedDisk, SimNode
-from tests.sim.sim_service import Answered, Outcome, Refused
 from tests.sim.sim_time import check
 
 if TYPE_CHECKING:

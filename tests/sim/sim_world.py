@@ -27,16 +27,15 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import DiskFullError
 from tests.linearizability.history import Recorder
 from tests.sim.sim_backup import Backups
-from tests.sim.sim_clients import Client
+from tests.sim.sim_clients import Client, Compactor, Janitor, MapClient, Repeater, Upgrader
+from tests.sim.sim_controller import Outcome, Refused
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_fence import Restoration
 from tests.sim.sim_followers import Auditor, Follower
 from tests.sim.sim_ghost import Ghost
-from tests.sim.sim_map_clients import Compactor, Janitor, MapClient, Repeater, Upgrader
 from tests.sim.sim_network import Network, ends
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_profiles import Profile, profile_for
-from tests.sim.sim_service import Outcome, Refused
 from tests.sim.sim_store import READS, Request, Store
 from tests.sim.sim_time import Timeline, Trace, violated
 from tests.sim.sim_weather import Operator, Weather

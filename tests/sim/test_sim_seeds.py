@@ -1,4 +1,6 @@
-"""Committed entries survive lost messages, crashes, full or rotten disks, and partitions."""
+"""Committed entries survive lost messages, crashes, bad disks, partitions, restores and backups."""
+
+from __future__ import annotations
 
 import json
 import os
@@ -145,3 +147,51 @@ def test_invariants_hold_for_long(profile: str) -> None:
 def test_a_rejected_download_leaves_the_flushed_log_as_it_was() -> None:
     """A node rejects a snapshot while its log differs from the committed one, then fetches."""
     assert_none_failed(run_seeds([3_001_100], "swarm"))
+
+
+_FENCE_KINDS = (
+    "clusters restored",
+    "commits of the restored cluster",
+    "looks that failed",
+    "looks that found another owner",
+    "objects adopted",
+    "pauses",
+)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("count", [24, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_cluster_out_of_reach_of_the_bucket_stops_before_the_restored_one_begins(
+    count: int,
+) -> None:
+    summary = run_in_parallel(range(count), "fenced", os.cpu_count() or 1)
+    assert_none_failed(summary)
+    unheard_of = [kind for kind in _FENCE_KINDS if not summary.counts[kind]]
+    assert not unheard_of, f"never happened in {count} seeds: {unheard_of}"
+
+
+@pytest.mark.parametrize("seed", [0, 5, 56, 60, 98, 117])
+def test_seeds_that_once_showed_a_fault_are_clean(seed: int) -> None:
+    """A lease without an end, from the end of a look, or that is not asked before an answer."""
+    failure = simulate(seed, "fenced").failure
+    assert failure is None, failure
+
+
+_BACKUP_KINDS = (
+    "calls of the backup's bucket that failed",
+    "checkpoints in the backup",
+    "forged segments found",
+    "logs trimmed ahead of the backup",
+    "points before or between chains",
+    "points restored",
+    "runs with a map",
+)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_any_point_is_restored_as_it_was_committed(count: int) -> None:
+    summary = run_in_parallel(range(count), "backup", os.cpu_count() or 1)
+    assert_none_failed(summary)
+    unheard_of = [kind for kind in _BACKUP_KINDS if not summary.counts[kind]]
+    assert not unheard_of, f"never happened in {count} seeds: {unheard_of}"

@@ -1,8 +1,9 @@
-"""Real controllers that record calls, and calls to them by any request of the contract."""
+"""Real controllers that record calls, calls by any request, and audit logs of tests."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from streammeta.cli.framework.client import ControllerClient
 from streammeta.cli.local.local_cluster import LocalCluster, free_ports
+from streammeta.controller.trust.audit.file import Entry
+from streammeta.controller.trust.audit.lines import AuditLine, Chain, Origin, Verdict
 from streammeta.tls.files import TlsFiles
 from tests.kit.real_cluster import STEADY
 
@@ -65,3 +68,55 @@ def ask(client: ControllerClient, request: Message) -> Any:
         )
 
     return client.call(method, request)
+
+
+ALICE = Origin("admin/alice", "12ab", "10.0.0.9:4711")
+
+
+def line(number: int, *, node: int = 3, call: str = "NodeService.LockNode") -> AuditLine:
+    """Return a line that differs from those of other numbers."""
+    return AuditLine(
+        ts_ms=1_800_000_000_000 + number,
+        node=node,
+        epoch=7,
+        leader=True,
+        call=call,
+        verdict=Verdict.OK,
+        origin=ALICE,
+        target={"node": 1000 + number},
+        offset=100 + number,
+    )
+
+
+def chained(count: int, *, node: int = 3, chain: Chain | None = None) -> list[bytes]:
+    """Return lines of one chain, each with its newline."""
+    chain = Chain() if chain is None else chain
+    return [chain.link(line(number, node=node)) for number in range(count)]
+
+
+@dataclass
+class MemoryLog:
+    """An `AuditLog` that fails when it is told to."""
+
+    chain: Chain = field(default_factory=Chain)
+    written: list[bytes] = field(default_factory=list)
+    synced: int = 0
+    reopened: int = 0
+    error: OSError | None = None
+    sync_error: OSError | None = None
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.written += [self.chain.link(entry.line, entry.dropped) for entry in entries]
+
+    def sync(self) -> None:
+        if self.sync_error is not None:
+            raise self.sync_error
+        self.synced = len(self.written)
+
+    def reopen(self) -> None:
+        self.reopened += 1
+
+    def close(self) -> None:
+        pass

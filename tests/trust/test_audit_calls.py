@@ -21,7 +21,7 @@ from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_p
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.kit.clock import ManualClock
 from tests.server.rpc_server import NODE, Rpcs, serving
-from tests.trust.callers import CLUSTER, shown
+from tests.trust.trusted_server import CLUSTER, shown
 
 EPOCH = 7
 BROKER = Principal(CLUSTER, Role.BROKER, "1007")

@@ -33,7 +33,7 @@ from streammeta.v1 import (
     nodes_pb2,
     streams_pb2,
 )
-from tests.trust.audit_lines import chained, line
+from tests.trust.audited_cluster import chained, line
 
 DESCRIPTORS = {
     method.full_name: method for service in SERVICES.values() for method in service.methods

@@ -14,8 +14,7 @@ from streammeta.controller.trust.policy import parse_policy
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2
 from tests.kit.certificates import Authority
-from tests.trust.callers import CLUSTER
-from tests.trust.trusted_server import TrustedServer, trusting
+from tests.trust.trusted_server import CLUSTER, TrustedServer, trusting
 
 OWN = common_pb2.NodeIdentity(node_id=1007, node_epoch=1)
 OTHER = common_pb2.NodeIdentity(node_id=1008, node_epoch=1)

@@ -22,9 +22,9 @@ from streammeta.rpc.method_facts import Recorded
 from streammeta.v1 import common_pb2, nodes_pb2
 from tests.attack.direct_calls import METHODS, Controller, DirectContext
 from tests.kit.clock import ManualClock
-from tests.trust.callers import CLUSTER, PLAIN_TEXT, shown
 from tests.trust.test_audit_calls import MemoryWriter
 from tests.trust.test_rules import CALLERS
+from tests.trust.trusted_server import CLUSTER, PLAIN_TEXT, shown
 
 MARKER = "m4rk3r-of-this-test"
 SECRETS = {

@@ -19,7 +19,7 @@ from streammeta.controller.trust.refusals import NoIdentityError, RoleLacksCallE
 from streammeta.tls.identity import Principal, Role
 from tests.kit.certificates import Authority
 from tests.kit.real_cluster import controller_command
-from tests.trust.callers import CLUSTER, ShownContext, shown
+from tests.trust.trusted_server import CLUSTER, ShownContext, shown
 
 TAKE_SNAPSHOT = "streammeta.v1.AdminService.TakeSnapshot"
 COMMIT = "streammeta.v1.ObjectService.CommitStreamSetObject"

@@ -15,8 +15,7 @@ from streammeta.rpc.failures import read_failure
 from streammeta.storage.cluster_files.reconcile_runs import NAMESPACE
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2
 from tests.kit.certificates import Authority
-from tests.trust.callers import CLUSTER
-from tests.trust.trusted_server import TrustedServer, trusting
+from tests.trust.trusted_server import CLUSTER, TrustedServer, trusting
 
 NODE = common_pb2.NodeIdentity(node_id=1007, node_epoch=1)
 SNAPSHOT = "/streammeta.v1.MetadataService/GetSnapshot"

@@ -1,23 +1,39 @@
-"""Commands' words for a certificate that is refused, missing or of no use; each asks once."""
+"""Commands and clients whose certificate is refused or missing ask once, and say why."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from grpc_health.v1 import health_pb2_grpc
 
 from streammeta.cli.framework.output import run_cli
 from streammeta.cli.root import cli
+from streammeta.client.controllers.controller_client import ControllerClient
+from streammeta.client.controllers.methods import PREPARE_OBJECTS
+from streammeta.client.errors import PermissionDeniedError
 from streammeta.reconcile.cluster.controller_client import LeaderClient
 from streammeta.reconcile.vocabulary.errors import ControllerError
+from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.tls.files import TlsFiles
-from streammeta.v1 import admin_pb2_grpc, nodes_pb2_grpc, objects_pb2_grpc, quorum_pb2_grpc
+from streammeta.v1 import (
+    admin_pb2_grpc,
+    common_pb2,
+    nodes_pb2,
+    nodes_pb2_grpc,
+    objects_pb2,
+    objects_pb2_grpc,
+    quorum_pb2_grpc,
+)
+from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
 from tests.kit.certificates import Authority
 from tests.kit.grpc_servers import abort, served_by_threads, unimplemented
+from tests.trust.trusted_server import TrustedServer, trusting
 
 _SERVICES = (
     admin_pb2_grpc,
@@ -212,3 +228,63 @@ def test_files_of_no_use_are_named_before_anything_connects(
     assert error["code"] == "TLS"
     assert error["message"].startswith(f"tls-cert: {theirs.certificate} ")
     assert "`streammeta certs show`" in error["hint"]
+
+
+@pytest_asyncio.fixture
+async def server(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[TrustedServer, list[str]]]:
+    """Yield a leader, and the calls that come to its authenticator."""
+    async with trusting(authority) as server:
+        entered: list[str] = []
+        authenticate = server.authenticator.authenticate
+
+        def counted(method: str, context: Any) -> Any:
+            entered.append(method)
+            return authenticate(method, context)
+
+        monkeypatch.setattr(server.authenticator, "authenticate", counted)
+        yield server, entered
+
+
+def endpoints(server: TrustedServer) -> list[str]:
+    """Return two ways to the leader, as if they were two controllers."""
+    return [server.endpoint, server.endpoint.replace("127.0.0.1", "localhost")]
+
+
+async def test_the_brokers_client_asks_once(server: tuple[TrustedServer, list[str]]) -> None:
+    leader, entered = server
+    request = objects_pb2.PrepareObjectsRequest(
+        node=common_pb2.NodeIdentity(node_id=1008, node_epoch=1), count=1, ttl_ms=60_000
+    )
+    for principal, needs in (("broker/1007", "broker/1008"), ("reader/spark", "role broker")):
+        entered.clear()
+        client = ControllerClient(endpoints(leader), tls=leader.authority.issue(principal))
+        async with client:
+            with pytest.raises(PermissionDeniedError, match=needs):
+                await client.call(PREPARE_OBJECTS, request)
+        assert len(entered) == 1
+
+
+async def test_the_commands_client_asks_once(server: tuple[TrustedServer, list[str]]) -> None:
+    leader, entered = server
+
+    def ask() -> LeaderCallError:
+        tls = leader.authority.issue("reader/spark")
+        request = nodes_pb2.LockNodeRequest(node_id=1007)
+
+        def lock(channel: grpc.Channel, left_s: float) -> nodes_pb2.LockNodeResponse:
+            return NodeServiceStub(channel).LockNode(request, timeout=left_s)
+
+        with (
+            BlockingClient(endpoints(leader), tls=tls) as client,
+            pytest.raises(LeaderCallError) as raised,
+        ):
+            client.call_leader(lock, 20.0)
+        return raised.value
+
+    error = await asyncio.to_thread(ask)
+    assert error.is_final
+    assert error.failure.code is grpc.StatusCode.PERMISSION_DENIED
+    assert error.failure.metadata == {"principal": "reader/spark", "needs": "role admin"}
+    assert len(entered) == 1

@@ -1,8 +1,10 @@
-"""Files for TLS are judged before they are used; errors name the option and the file."""
+"""Files for TLS and other secrets are checked before use; errors name the option and the file."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from streammeta.tls import files as tls
 from streammeta.tls.files import TlsError, TlsFiles, tls_files
+from streammeta.tls.secret_files import is_open_to_others
 from tests.kit.certificates import Authority
 
 
@@ -84,3 +87,31 @@ def test_a_certificate_of_an_authority_is_no_leaf(authority: Authority) -> None:
 def test_a_bundle_must_hold_an_authority(good: TlsFiles) -> None:
     with pytest.raises(TlsError, match="tls-ca"):
         replace(good, ca=good.certificate).load()
+
+
+ROOT, OURS = 0, 10001
+
+
+def status(owner: int, mode: int) -> os.stat_result:
+    return os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, OURS, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("process", "owner", "mode", "is_open"),
+    [
+        (OURS, OURS, 0o600, False),
+        (OURS, OURS, 0o400, False),
+        (OURS, OURS, 0o640, True),
+        (OURS, ROOT, 0o440, False),  # as Kubernetes places it for a group
+        (OURS, ROOT, 0o640, False),
+        (OURS, ROOT, 0o660, True),
+        (OURS, ROOT, 0o444, True),
+        (ROOT, ROOT, 0o600, False),
+        (ROOT, ROOT, 0o640, True),
+    ],
+)
+def test_a_secret_is_open_to_others(
+    monkeypatch: pytest.MonkeyPatch, process: int, owner: int, mode: int, is_open: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: process)
+    assert is_open_to_others(status(owner, mode)) == is_open

@@ -20,10 +20,9 @@ from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.tls.files import TlsError, TlsFiles, TokenFiles
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2
 from tests.kit.certificates import Authority
-from tests.trust.callers import CLUSTER
 from tests.trust.test_token_door import POLICY
 from tests.trust.token_issuer import Issuer
-from tests.trust.trusted_server import TrustedServer, trusting
+from tests.trust.trusted_server import CLUSTER, TrustedServer, trusting
 
 GET_NODES = "/streammeta.v1.NodeService/GetNodes"
 PUT_KVS = "/streammeta.v1.KVService/PutKVs"

@@ -18,8 +18,8 @@ from tests.kit.certificates import Authority
 from tests.kit.real_cluster import STEADY, controller_command, format_data, streammeta
 from tests.kit.waiting import wait_until
 from tests.trust.audited_cluster import AuditedCluster
-from tests.trust.test_issuer_keys import DISCOVERY
 from tests.trust.test_token_door import POLICY
+from tests.trust.test_tokens import DISCOVERY
 from tests.trust.token_issuer import AUDIENCE, ISSUER, Issuer, publishing
 
 KEYS = "jwks.json"

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from streammeta.controller.trust.tokens import IssuerKey, TokenVerifier, parse_keys
-from tests.trust.callers import ShownContext
+from tests.trust.trusted_server import ShownContext
 
 ISSUER = "https://login.example.org"
 AUDIENCE = "streammeta"

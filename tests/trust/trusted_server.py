@@ -1,8 +1,9 @@
-"""The services of the map over TLS in the test's own process; callers come with certificates."""
+"""The services of the map over TLS in the test's own process, and contexts of its callers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -14,12 +15,14 @@ from streammeta.controller.metadata.cluster_metadata import ClusterMetadata
 from streammeta.controller.runtime.writer.controller import MetadataController
 from streammeta.controller.trust.authenticator import Authenticator
 from streammeta.rpc.connections import client_channel
+from streammeta.tls.identity import Principal
 from tests.kit.certificates import Authority
 from tests.kit.clock import ManualClock
 from tests.kit.map_services import map_services
 from tests.kit.memory_log import CommittingLog
 from tests.server.rpc_server import SESSION_TIMEOUT_MS, Rpcs
-from tests.trust.callers import CLUSTER
+
+CLUSTER = "test"
 
 
 @dataclass
@@ -89,3 +92,36 @@ async def trusting(authority: Authority) -> AsyncIterator[TrustedServer]:
             )
     finally:
         await server.stop(None)
+
+
+@dataclass(frozen=True)
+class ShownContext:
+    """A call's context of which only the handshake matters."""
+
+    proven: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    metadata: Sequence[tuple[str, str]] = ()
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        return self.metadata
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return self.proven
+
+
+PLAIN_TEXT = ShownContext(
+    {"transport_security_type": [b"insecure"], "security_level": [b"TSI_SECURITY_NONE"]}
+)
+
+
+def shown(*uris: Principal | str, certificate: bytes = b"") -> ShownContext:
+    """Return the context of a call under TLS whose certificate has these URIs."""
+    texts = [one if isinstance(one, str) else one.uri for one in uris]
+    body = base64.b64encode(certificate or repr(texts).encode())
+    pem = b"-----BEGIN CERTIFICATE-----\n" + body + b"\n-----END CERTIFICATE-----\n"
+    return ShownContext(
+        {
+            "transport_security_type": [b"ssl"],
+            "x509_pem_cert": [pem],
+            "peer_uri": [text.encode() for text in texts],
+        }
+    )
